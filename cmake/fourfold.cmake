@@ -1,0 +1,30 @@
+# fourfold_library(NAME SOURCES ... DEPENDS ...): the static library of one folder under src/.
+#
+# A folder's include path is src/, and it links only what it names, so that a wrong arrow between folders does not link.
+# Without sources the target is an interface library.
+function(fourfold_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  set(target fourfold_${name})
+  if(ARG_SOURCES)
+    add_library(${target} STATIC ${ARG_SOURCES})
+    target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/src)
+    target_link_libraries(${target} PUBLIC ${ARG_DEPENDS} PRIVATE fourfold_flags)
+  else()
+    add_library(${target} INTERFACE)
+    target_include_directories(${target} INTERFACE ${PROJECT_SOURCE_DIR}/src)
+    target_link_libraries(${target} INTERFACE ${ARG_DEPENDS})
+  endif()
+  add_library(fourfold::${name} ALIAS ${target})
+endfunction()
+
+# Warnings and sanitizers, the same for every target of ours.
+add_library(fourfold_flags INTERFACE)
+target_compile_options(fourfold_flags INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor)
+if(FOURFOLD_WERROR)
+  target_compile_options(fourfold_flags INTERFACE -Werror)
+endif()
+if(FOURFOLD_SANITIZE)
+  # Also for third-party headers: a whole program is instrumented or none of it.
+  add_compile_options(-fsanitize=${FOURFOLD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${FOURFOLD_SANITIZE})
+endif()

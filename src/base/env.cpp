@@ -1,0 +1,29 @@
+#include "base/env.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace fourfold {
+namespace {
+constexpr EnvVariable kVariables[] = {
+    {"FOURFOLD_MODEL", "directory of the default model (default: the demo model)"},
+    {"FOURFOLD_THREADS", "number of compute threads (default: the processors this process may use)"},
+    {"FOURFOLD_ISA", "instruction set of the CPU backend: reference, avx2, avx512, avx512bf16, amx"},
+    {"NO_COLOR", "when set, terminal output has no colour"},
+};
+}  // namespace
+
+std::span<const EnvVariable> env_variables() { return kVariables; }
+
+std::optional<std::string> env(const char* name) {
+  bool known = false;
+  for (const EnvVariable& variable : kVariables) known = known || std::strcmp(variable.name, name) == 0;
+  FF_ASSERT(known);
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+}  // namespace fourfold

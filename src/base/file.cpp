@@ -1,0 +1,116 @@
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace fourfold {
+namespace {
+
+class Descriptor {
+ public:
+  Descriptor(const std::filesystem::path& path, int flags, int mode = 0)
+      : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
+    if (fd_ < 0) fail("cannot open {}: {}", path.string(), std::strerror(errno));
+  }
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+uint64_t regular_file_size(int fd, const std::filesystem::path& path) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) fail("cannot stat {}: {}", path.string(), std::strerror(errno));
+  if (!S_ISREG(info.st_mode)) fail("{} is not a regular file", path.string());
+  return static_cast<uint64_t>(info.st_size);
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
+  // Non-blocking, so that a FIFO in the place of a file is an error and not a hang.
+  const Descriptor fd(path, O_RDONLY | O_NONBLOCK);
+  size_ = regular_file_size(fd.get(), path);
+  if (size_ == 0) return;
+  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  if (address == MAP_FAILED) fail("cannot map {} ({} bytes): {}", path.string(), size_, std::strerror(errno));
+  data_ = static_cast<const std::byte*>(address);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), path_(std::move(other.path_)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::release(std::span<const std::byte> range) const {
+  if (data_ == nullptr || range.empty()) return;
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  // Only pages that lie wholly inside the range: its neighbours may still be needed.
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(range.data()) + page - 1) / page * page;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(range.data() + range.size()) / page * page;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+std::string read_file(const std::filesystem::path& path, uint64_t limit) {
+  const Descriptor fd(path, O_RDONLY | O_NONBLOCK);
+  const uint64_t size = regular_file_size(fd.get(), path);
+  if (size > limit) fail("{} has {} bytes, at most {} are accepted", path.string(), size, limit);
+  std::string content(size, '\0');
+  uint64_t done = 0;
+  while (done < size) {
+    const ssize_t count = ::read(fd.get(), content.data() + done, size - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("cannot read {}: {}", path.string(), std::strerror(errno));
+    if (count == 0) break;
+    done += static_cast<uint64_t>(count);
+  }
+  content.resize(done);
+  return content;
+}
+
+void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
+  const std::filesystem::path temporary = path.string() + fmt::format(".tmp.{}", ::getpid());
+  try {
+    const Descriptor fd(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    uint64_t done = 0;
+    while (done < content.size()) {
+      const ssize_t count = ::write(fd.get(), content.data() + done, content.size() - done);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) fail("cannot write {}: {}", temporary.string(), std::strerror(errno));
+      done += static_cast<uint64_t>(count);
+    }
+    if (::fsync(fd.get()) != 0) fail("cannot write {}: {}", temporary.string(), std::strerror(errno));
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  if (::rename(temporary.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(temporary.c_str());
+    fail("cannot write {}: {}", path.string(), std::strerror(error));
+  }
+}
+
+}  // namespace fourfold

@@ -1,0 +1,44 @@
+// Files: read-only mappings and whole-file reads with a size limit, and writing so that a reader never sees half a
+// file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace fourfold {
+
+// A read-only memory mapping of a whole regular file. Movable. An empty file maps to an empty span.
+// NOTE: a file that is truncated by somebody else while it is mapped raises SIGBUS on access; nothing can prevent that.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  explicit MappedFile(const std::filesystem::path& path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  const std::filesystem::path& path() const { return path_; }
+
+  // Tells the system that a range was read for the last time, so that its pages no longer count as resident.
+  void release(std::span<const std::byte> range) const;
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  std::filesystem::path path_;
+};
+
+// The whole file as a string; an Error when it is missing, not a regular file, or larger than `limit` bytes.
+std::string read_file(const std::filesystem::path& path, uint64_t limit = 256ull << 20);
+
+// Writes to a temporary name in the same directory, syncs, and renames.
+void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+
+}  // namespace fourfold

@@ -1,0 +1,120 @@
+#include "base/threads.h"
+
+#include <sched.h>
+
+#include <charconv>
+#include <exception>
+#include <utility>
+
+#include "base/check.h"
+#include "base/env.h"
+
+namespace fourfold {
+namespace {
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+// About 50 us of spinning, then yielding: longer than the gaps between the operations of one step, short enough that a
+// machine with fewer processors than threads still makes progress.
+constexpr int kSpins = 4000;
+constexpr int kYields = 200;
+
+}  // namespace
+
+int ThreadPool::default_threads() {
+  cpu_set_t set;
+  int available = 1;
+  if (::sched_getaffinity(0, sizeof(set), &set) == 0) available = CPU_COUNT(&set);
+  if (const auto value = env("FOURFOLD_THREADS")) {
+    int threads = 0;
+    const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), threads);
+    if (error != std::errc() || end != value->data() + value->size() || threads < 1 || threads > 1024) {
+      fail("FOURFOLD_THREADS is '{}', wanted a number from 1 to 1024", printable(*value));
+    }
+    return threads;
+  }
+  return available;
+}
+
+ThreadPool::ThreadPool(int threads) {
+  if (threads <= 0) threads = default_threads();
+  for (int i = 1; i < threads; ++i) {
+    workers_.emplace_back([this, i] { work(i); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    epoch_.fetch_add(1);
+  }
+  wake_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::execute(int thread) {
+  try {
+    entry_(context_, thread);
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::current_exception();
+  }
+}
+
+void ThreadPool::run_erased(void* context, Entry entry) {
+  if (workers_.empty()) {
+    entry(context, 0);
+    return;
+  }
+  context_ = context;
+  entry_ = entry;
+  pending_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  if (sleeping_.load(std::memory_order_seq_cst) > 0) {
+    const std::lock_guard lock(mutex_);
+    wake_.notify_all();
+  }
+  execute(0);
+  for (int spin = 0; pending_.load(std::memory_order_acquire) > 0; ++spin) {
+    if (spin < kSpins) {
+      relax();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void ThreadPool::work(int thread) {
+  uint64_t seen = 0;
+  for (;;) {
+    uint64_t now = 0;
+    for (int spin = 0;; ++spin) {
+      now = epoch_.load(std::memory_order_acquire);
+      if (now != seen) break;
+      if (spin < kSpins) {
+        relax();
+      } else if (spin < kSpins + kYields) {
+        std::this_thread::yield();
+      } else {
+        std::unique_lock lock(mutex_);
+        sleeping_.fetch_add(1, std::memory_order_seq_cst);
+        wake_.wait(lock, [&] { return epoch_.load(std::memory_order_seq_cst) != seen; });
+        sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+      }
+    }
+    seen = now;
+    if (stop_.load()) return;
+    execute(thread);
+    pending_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+}  // namespace fourfold

@@ -1,0 +1,118 @@
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <numeric>
+#include <vector>
+
+#include "base/check.h"
+#include "base/env.h"
+#include "base/file.h"
+#include "base/math.h"
+#include "base/random.h"
+#include "base/threads.h"
+
+namespace fourfold {
+namespace {
+
+TEST(Math, CheckedArithmeticNamesTheThing) {
+  EXPECT_EQ(checked_mul(1ull << 32, (1ull << 32) - 1, "size"), 0xffffffff00000000ull);
+  EXPECT_EQ(checked_add(~0ull - 1, 1, "size"), ~0ull);
+  EXPECT_THROW(checked_add(~0ull, 1, "size"), Error);
+  try {
+    checked_mul(1ull << 32, 1ull << 32, "tensor x");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("tensor x"), std::string::npos);
+  }
+}
+
+TEST(Check, PrintableEscapesAndCuts) {
+  EXPECT_EQ(printable("a\nb"), "a\\x0ab");
+  EXPECT_EQ(printable(std::string(100, 'x'), 4), "xxxx...");
+}
+
+TEST(Threads, EveryIndexOnceForAnyGrainAndSize) {
+  for (int threads : {1, 2, 3, 7}) {
+    ThreadPool pool(threads);
+    ASSERT_EQ(pool.size(), threads);
+    for (int64_t n : {0, 1, 5, 1000}) {
+      for (int64_t grain : {1, 3, 64, 5000}) {
+        std::vector<std::atomic<int>> hits(static_cast<size_t>(n));
+        pool.parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+          ASSERT_LE(end - begin, grain);
+          for (int64_t i = begin; i < end; ++i) hits[static_cast<size_t>(i)]++;
+        });
+        for (auto& hit : hits) EXPECT_EQ(hit, 1);
+      }
+    }
+  }
+}
+
+TEST(Threads, ExceptionReachesTheCallerAndThePoolSurvives) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_THROW(pool.run([](int thread) {
+      if (thread == 1) fail("thread {} fails", thread);
+    }),
+                 Error);
+    std::atomic<int> count{0};
+    pool.run([&](int) { count++; });
+    EXPECT_EQ(count, 3);
+  }
+}
+
+TEST(Threads, SleepingWorkersWakeUp) {
+  ThreadPool pool(2);
+  for (int round = 0; round < 3; ++round) {
+    ::usleep(30000);  // longer than the spin, so that the worker sleeps
+    std::atomic<int> count{0};
+    pool.run([&](int) { count++; });
+    EXPECT_EQ(count, 2);
+  }
+}
+
+TEST(File, MapReadWrite) {
+  const std::filesystem::path directory =
+      std::filesystem::temp_directory_path() / fmt::format("fourfold.{}", ::getpid());
+  std::filesystem::create_directories(directory);
+  const auto path = directory / "file";
+  write_file_atomically(path, "hello");
+  EXPECT_EQ(read_file(path), "hello");
+  EXPECT_THROW(read_file(path, 4), Error);
+  MappedFile file(path);
+  EXPECT_EQ(file.bytes().size(), 5u);
+  MappedFile moved = std::move(file);
+  EXPECT_EQ(static_cast<char>(moved.bytes()[4]), 'o');
+  write_file_atomically(path, "");
+  EXPECT_TRUE(MappedFile(path).bytes().empty());
+  EXPECT_THROW(MappedFile{directory}, Error);
+  EXPECT_THROW(MappedFile(directory / "missing"), Error);
+  EXPECT_THROW(write_file_atomically(directory / "no" / "such", "x"), Error);
+  int left = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) ++left;
+  EXPECT_EQ(left, 1) << "temporary files left behind";
+  std::filesystem::remove_all(directory);
+}
+
+TEST(Random, IsTheSameEverywhereAndUniform) {
+  Random random(1);
+  EXPECT_EQ(random.next(), 0x910a2dec89025cc1ull);
+  std::vector<int> counts(10);
+  for (int i = 0; i < 100000; ++i) counts[random.below(10)]++;
+  for (int count : counts) EXPECT_NEAR(count, 10000, 500);
+  double sum = 0, squares = 0;
+  for (int i = 0; i < 100000; ++i) {
+    const double x = random.normal();
+    sum += x;
+    squares += x * x;
+  }
+  EXPECT_NEAR(sum / 1e5, 0.0, 0.02);
+  EXPECT_NEAR(squares / 1e5, 1.0, 0.02);
+}
+
+TEST(Env, OnlyVariablesOfTheTable) { EXPECT_THROW(env("FOURFOLD_NO_SUCH_VARIABLE"), std::logic_error); }
+
+}  // namespace
+}  // namespace fourfold

@@ -1,0 +1,234 @@
+// The forward pass of a decoder-only model, whatever its mixers are.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "model/layer.h"
+
+namespace fourfold::model {
+
+int64_t ModelConfig::attention_layers() const {
+  return std::count(layer_kinds.begin(), layer_kinds.end(), LayerKind::kAttention);
+}
+
+int64_t ModelConfig::delta_net_layers() const {
+  return std::count(layer_kinds.begin(), layer_kinds.end(), LayerKind::kDeltaNet);
+}
+
+Scratch::Scratch(ops::Backend& backend, int64_t elements) : type_(backend.activation_type()), elements_(elements) {
+  const ops::Tensor probe{nullptr, type_, 0, 0, 0};
+  buffer_ = backend.allocate(std::max<int64_t>(elements, 1) * probe.element_bytes());
+}
+
+ops::Tensor Scratch::take(int64_t rows, int64_t cols) {
+  ops::Tensor tensor{nullptr, type_, rows, cols, cols};
+  tensor.data = static_cast<char*>(buffer_->data()) + used_ * tensor.element_bytes();
+  used_ += padded(rows * cols);
+  FF_ASSERT(used_ <= elements_);
+  return tensor;
+}
+
+namespace {
+
+class DecoderModel : public Model {
+ public:
+  DecoderModel(Decoder decoder, std::shared_ptr<ops::Backend> backend, ModelOptions options);
+
+  const ModelConfig& config() const override { return decoder_.config; }
+  ops::Backend& backend() override { return *backend_; }
+  const ModelOptions& options() const override { return options_; }
+  Caches make_caches(int64_t pages, int64_t page_size, int64_t slots) override;
+  int64_t cache_bytes_per_token() const override;
+  int64_t state_bytes_per_slot() const override;
+
+  void forward(const ops::Batch& batch, Caches& caches, const LayerObserver& observer) override;
+  ops::Tensor logits() const override { return logits_.slice_rows(0, logit_count_); }
+  ops::Tensor hidden() const override { return hidden_.slice_rows(0, token_count_); }
+  bool has_mtp() const override { return decoder_.mtp != nullptr; }
+  void forward_mtp(const ops::Batch& batch, const ops::Tensor& hidden, Caches& caches) override;
+  ops::Tensor mtp_logits() const override { return mtp_logits_.slice_rows(0, mtp_logit_count_); }
+  ops::Tensor mtp_hidden() const override { return mtp_hidden_.slice_rows(0, mtp_token_count_); }
+  ops::Cost cost(int64_t tokens, int64_t context, int64_t logit_rows) const override;
+
+ private:
+  ops::Tensor allocate(int64_t rows, int64_t cols);
+  void check(const ops::Batch& batch) const;
+  // residual and x hold the layer's input before and after its norm; afterwards the residual after the layer, and x
+  // that residual under next_norm.
+  void run_layer(StepContext& context, const Layer& layer, const ops::Tensor& residual, const ops::Tensor& x,
+                 const ops::Tensor& delta, const ops::Vector& next_norm, const ops::Tensor& next);
+  void project(const ops::Batch& batch, const ops::Tensor& hidden, const ops::Tensor& logits);
+
+  Decoder decoder_;
+  std::shared_ptr<ops::Backend> backend_;
+  ModelOptions options_;
+  std::vector<std::unique_ptr<ops::Buffer>> buffers_;
+  std::unique_ptr<Scratch> scratch_;
+  ops::Tensor residual_, x_, delta_, hidden_, gathered_, logits_;
+  ops::Tensor mtp_pair_, mtp_hidden_, mtp_logits_;
+  int64_t token_count_ = 0, logit_count_ = 0, mtp_token_count_ = 0, mtp_logit_count_ = 0;
+};
+
+DecoderModel::DecoderModel(Decoder decoder, std::shared_ptr<ops::Backend> backend, ModelOptions options)
+    : decoder_(std::move(decoder)), backend_(std::move(backend)), options_(std::move(options)) {
+  const int64_t tokens = options_.max_step_tokens;
+  const int64_t hidden = decoder_.config.hidden;
+  residual_ = allocate(tokens, hidden);
+  x_ = allocate(tokens, hidden);
+  delta_ = allocate(tokens, hidden);
+  hidden_ = allocate(tokens, hidden);
+  gathered_ = allocate(options_.max_logit_rows, hidden);
+  logits_ = allocate(options_.max_logit_rows, decoder_.config.vocabulary);
+  int64_t elements = 0;
+  for (const Layer& layer : decoder_.layers) elements = std::max(elements, layer.token_mixer->scratch_elements(tokens));
+  if (decoder_.mtp) {
+    elements = std::max(elements, decoder_.mtp->layer.token_mixer->scratch_elements(tokens));
+    mtp_pair_ = allocate(tokens, 2 * hidden);
+    mtp_hidden_ = allocate(tokens, hidden);
+    mtp_logits_ = allocate(options_.max_logit_rows, decoder_.config.vocabulary);
+  }
+  scratch_ = std::make_unique<Scratch>(*backend_, elements);
+}
+
+ops::Tensor DecoderModel::allocate(int64_t rows, int64_t cols) {
+  const ops::Tensor probe{nullptr, backend_->activation_type(), 0, 0, 0};
+  buffers_.push_back(backend_->allocate(rows * cols * probe.element_bytes()));
+  return backend_->tensor(*buffers_.back(), rows, cols);
+}
+
+Caches DecoderModel::make_caches(int64_t pages, int64_t page_size, int64_t slots) {
+  Caches caches;
+  if (decoder_.kv.layers > 0) {
+    ops::KvCacheShape shape = decoder_.kv;
+    shape.pages = pages;
+    shape.page_size = page_size;
+    caches.kv = backend_->make_kv_cache(shape);
+  }
+  if (decoder_.states.layers > 0) {
+    ops::StateCacheShape shape = decoder_.states;
+    shape.slots = slots;
+    caches.states = backend_->make_state_cache(shape);
+  }
+  return caches;
+}
+
+int64_t DecoderModel::cache_bytes_per_token() const {
+  const ops::Tensor probe{nullptr, backend_->activation_type(), 0, 0, 0};
+  return 2 * decoder_.kv.layers * decoder_.kv.kv_heads * decoder_.kv.head_dim * probe.element_bytes();
+}
+
+int64_t DecoderModel::state_bytes_per_slot() const {
+  const ops::StateCacheShape& shape = decoder_.states;
+  const int64_t state = shape.value_heads * shape.key_dim * shape.value_dim;
+  return shape.layers == 0 ? 0 : 4 * shape.layers * (state + (shape.conv_taps - 1) * shape.conv_channels());
+}
+
+void DecoderModel::check(const ops::Batch& batch) const {
+  FF_ASSERT(batch.size() > 0 && batch.size() <= options_.max_step_tokens);
+  FF_ASSERT(static_cast<int64_t>(batch.logit_rows.size()) <= options_.max_logit_rows);
+  int64_t row = 0;
+  for (const ops::Sequence& sequence : batch.sequences) {
+    FF_ASSERT(sequence.first == row && sequence.count > 0);
+    row += sequence.count;
+  }
+  FF_ASSERT(row == batch.size());
+  for (int32_t token : batch.tokens) FF_ASSERT(token >= 0 && token < decoder_.config.vocabulary);
+}
+
+void DecoderModel::run_layer(StepContext& context, const Layer& layer, const ops::Tensor& residual,
+                             const ops::Tensor& x, const ops::Tensor& delta, const ops::Vector& next_norm,
+                             const ops::Tensor& next) {
+  const float eps = decoder_.config.norm_eps;
+  scratch_->reset();
+  layer.token_mixer->forward(context, x, delta);
+  backend_->add_rms_norm(residual, delta, layer.post_norm, eps, x);
+  scratch_->reset();
+  layer.channel_mixer->forward(context, x, delta);
+  backend_->add_rms_norm(residual, delta, next_norm, eps, next);
+}
+
+void DecoderModel::project(const ops::Batch& batch, const ops::Tensor& hidden, const ops::Tensor& logits) {
+  const auto rows = static_cast<int64_t>(batch.logit_rows.size());
+  if (rows == 0) return;
+  const ops::Tensor gathered = gathered_.slice_rows(0, rows);
+  backend_->gather_rows(hidden, batch.logit_rows, gathered);
+  backend_->linear(gathered, *decoder_.head, logits.slice_rows(0, rows));
+}
+
+void DecoderModel::forward(const ops::Batch& batch, Caches& caches, const LayerObserver& observer) {
+  check(batch);
+  const int64_t tokens = batch.size();
+  const ops::Tensor residual = residual_.slice_rows(0, tokens);
+  const ops::Tensor x = x_.slice_rows(0, tokens);
+  const ops::Tensor delta = delta_.slice_rows(0, tokens);
+  token_count_ = tokens;
+  logit_count_ = static_cast<int64_t>(batch.logit_rows.size());
+
+  StepContext context{*backend_, caches, *scratch_};
+  backend_->begin_step(batch);
+  backend_->embed(*decoder_.embedding, residual);
+  backend_->rms_norm(residual, decoder_.layers.front().input_norm, decoder_.config.norm_eps, x);
+  for (size_t i = 0; i < decoder_.layers.size(); ++i) {
+    const bool last = i + 1 == decoder_.layers.size();
+    run_layer(context, decoder_.layers[i], residual, x, delta,
+              last ? decoder_.final_norm : decoder_.layers[i + 1].input_norm, last ? hidden() : x);
+    if (observer) observer(static_cast<int64_t>(i), residual);
+  }
+  project(batch, hidden(), logits_);
+}
+
+void DecoderModel::forward_mtp(const ops::Batch& batch, const ops::Tensor& hidden, Caches& caches) {
+  FF_ASSERT(has_mtp());
+  check(batch);
+  FF_ASSERT(hidden.rows == batch.size() && hidden.cols == decoder_.config.hidden);
+  const MtpHead& mtp = *decoder_.mtp;
+  const float eps = decoder_.config.norm_eps;
+  const int64_t tokens = batch.size();
+  const ops::Tensor residual = residual_.slice_rows(0, tokens);
+  const ops::Tensor x = x_.slice_rows(0, tokens);
+  const ops::Tensor delta = delta_.slice_rows(0, tokens);
+  const ops::Tensor pair = mtp_pair_.slice_rows(0, tokens);
+  mtp_token_count_ = tokens;
+  mtp_logit_count_ = static_cast<int64_t>(batch.logit_rows.size());
+
+  StepContext context{*backend_, caches, *scratch_};
+  backend_->begin_step(batch);
+  backend_->embed(*decoder_.embedding, delta);
+  backend_->rms_norm(delta, mtp.embedding_norm, eps, pair.slice_cols(0, hidden.cols));
+  backend_->rms_norm(hidden, mtp.hidden_norm, eps, pair.slice_cols(hidden.cols, 2 * hidden.cols));
+  backend_->linear(pair, *mtp.fc, residual);
+  backend_->rms_norm(residual, mtp.layer.input_norm, eps, x);
+  run_layer(context, mtp.layer, residual, x, delta, mtp.final_norm, mtp_hidden());
+  project(batch, mtp_hidden(), mtp_logits_);
+}
+
+ops::Cost DecoderModel::cost(int64_t tokens, int64_t context, int64_t logit_rows) const {
+  const ModelConfig& config = decoder_.config;
+  ops::Cost total;
+  for (const Layer& layer : decoder_.layers) {
+    total += layer.token_mixer->cost(tokens, context);
+    total += layer.channel_mixer->cost(tokens);
+    total.bytes += 4.0 * static_cast<double>(2 * config.hidden);  // the two norms
+  }
+  total.bytes += 4.0 * static_cast<double>(config.hidden);
+  total.bytes += static_cast<double>(tokens * (decoder_.embedding->bytes() / std::max<int64_t>(1, config.vocabulary)));
+  if (logit_rows > 0) total += ops::linear_cost(logit_rows, config.vocabulary, config.hidden, decoder_.head->bytes());
+  return total;
+}
+
+}  // namespace
+
+std::unique_ptr<Model> make_decoder_model(Decoder decoder, std::shared_ptr<ops::Backend> backend,
+                                          ModelOptions options) {
+  return std::make_unique<DecoderModel>(std::move(decoder), std::move(backend), std::move(options));
+}
+
+std::unique_ptr<Model> load_model(WeightSource& source, std::shared_ptr<ops::Backend> backend, ModelOptions options) {
+  // One family so far; a second one adds a row here, keyed by config().model_type.
+  Decoder decoder = build_qwen3_5(source, *backend, options);
+  source.finish();
+  return make_decoder_model(std::move(decoder), std::move(backend), std::move(options));
+}
+
+}  // namespace fourfold::model

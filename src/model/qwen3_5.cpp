@@ -2,9 +2,10 @@
 // the MTP head. Reference: Hugging Face transformers, models/qwen3_5 and models/qwen3_5_moe.
 #include <fmt/format.h>
 
-#include <array>
 #include <cmath>
+#include <map>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "model/layer.h"
@@ -254,20 +255,22 @@ class Builder {
     auto mixer = std::make_unique<MixtureOfExperts>();
     const int64_t hidden = config_.hidden, width = config_.moe_intermediate, shared = config_.shared_intermediate;
     mixer->router = matrix({{prefix + "gate", config_.experts}}, hidden);
-    ops::ExpertSource expert;
+    std::map<int64_t, ops::ExpertSource> pending;  // handed out, not yet copied
     mixer->experts = backend_.load_experts(
         config_.experts,
         [&](int64_t i) {
           const std::string name = fmt::format("{}experts.{}.", prefix, i);
-          expert = {source_.matrix(name + "gate_proj", width, hidden), source_.matrix(name + "up_proj", width, hidden),
-                    source_.matrix(name + "down_proj", hidden, width)};
-          return expert;
+          return pending[i] = {source_.matrix(name + "gate_proj", width, hidden),
+                               source_.matrix(name + "up_proj", width, hidden),
+                               source_.matrix(name + "down_proj", hidden, width)};
         },
-        [&](int64_t) {
-          source_.release(expert.gate);
-          source_.release(expert.up);
-          source_.release(expert.down);
-          expert = {};
+        [&](int64_t i) {
+          const auto found = pending.find(i);
+          FF_ASSERT(found != pending.end());
+          source_.release(found->second.gate);
+          source_.release(found->second.up);
+          source_.release(found->second.down);
+          pending.erase(found);
         });
     ops::MoeParams& params = mixer->params;
     params.router = mixer->router.get();

@@ -1,0 +1,72 @@
+#include "base/json.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "base/check.h"
+
+namespace fourfold {
+namespace {
+
+std::string error_of(std::string_view text, const JsonLimits& limits = {}) {
+  try {
+    parse_json(text, "x.json", limits);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Json, KeepsOrderAndTypes) {
+  const Json value = parse_json(R"({"z": 1, "a": [true, null, 1.5, "é"], "m": {}, "big": 18446744073709551616})", "x");
+  EXPECT_EQ(value.dump(), R"({"z":1,"a":[true,null,1.5,"é"],"m":{},"big":1.8446744073709552e+19})");
+  EXPECT_EQ(parse_json("7", "x").get<int>(), 7);
+}
+
+TEST(Json, DuplicateKeys) {
+  EXPECT_EQ(error_of(R"({"a": 1, "b": {"a": 2}, "a": 3})"), "x.json: JSON object holds the key 'a' twice");
+  JsonLimits limits;
+  limits.reject_duplicate_keys = false;
+  EXPECT_EQ(parse_json(R"({"a": 1, "b": 2, "a": 3})", "x", limits).dump(), R"({"a":3,"b":2})");
+  std::string text = "{";
+  for (int i = 0; i < 1000; ++i) text += fmt::format("\"k{}\": {}, ", i, i);
+  EXPECT_EQ(parse_json(text + "\"k1000\": 1}", "x").size(), 1001u);
+  EXPECT_EQ(error_of(text + "\"k999\": 1}"), "x.json: JSON object holds the key 'k999' twice");
+  EXPECT_EQ(error_of(text + "\"k3\": 1}"), "x.json: JSON object holds the key 'k3' twice");
+}
+
+TEST(Json, Limits) {
+  const std::string deep = std::string(1000000, '[') + std::string(1000000, ']');
+  EXPECT_EQ(error_of(deep), "x.json: JSON nested deeper than 128 levels");
+  EXPECT_EQ(error_of(std::string(128, '[') + std::string(128, ']')), "");
+  EXPECT_NE(error_of(std::string(129, '[') + std::string(129, ']')), "");
+  JsonLimits limits;
+  limits.max_bytes = 4;
+  EXPECT_EQ(error_of("[1,2]", limits), "x.json: 5 bytes of JSON, at most 4 are accepted");
+  limits = {};
+  limits.max_values = 3;
+  EXPECT_EQ(error_of("[1,2]", limits), "");
+  EXPECT_EQ(error_of("[1,2,3]", limits), "x.json: JSON with more than 3 values");
+}
+
+TEST(Json, SyntaxErrorsNamePlace) {
+  EXPECT_EQ(error_of("[1, oops]").substr(0, 33), "x.json: not valid JSON at byte 4,") << error_of("[1, oops]");
+  EXPECT_NE(error_of("[1, 2").find("ends after 5 bytes"), std::string::npos) << error_of("[1, 2");
+  EXPECT_NE(error_of("").find("ends after 0 bytes"), std::string::npos) << error_of("");
+  for (const char* text : {"[1] 2", "{'a': 1}", "\"\xff\"", "[NaN]", "[1,]", "// c\n1", "1e999", "\"\\ud800\""}) {
+    EXPECT_NE(error_of(text), "") << text;
+  }
+}
+
+TEST(Json, LargeObjectsAreNotQuadratic) {
+  std::string text = "{";
+  for (int i = 0; i < 300000; ++i) text += fmt::format("\"key{}\":{},", i, i);
+  text.back() = '}';
+  const Json value = parse_json(text, "x");
+  ASSERT_EQ(value.size(), 300000u);
+  EXPECT_EQ(value.items().begin().key(), "key0");
+}
+
+}  // namespace
+}  // namespace fourfold

@@ -1,0 +1,139 @@
+// fourfold logits: what the model computes for given tokens, as a safetensors file.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/json.h"
+#include "base/math.h"
+#include "base/progress.h"
+#include "cmd/commands.h"
+#include "cpu/backend.h"
+#include "model/checkpoint.h"
+#include "model/model.h"
+#include "model/safetensors.h"
+
+namespace fourfold::cmd {
+namespace {
+
+struct Options {
+  std::string directory, tokens, output, isa, activations = "bf16";
+  bool hidden = false, mtp = false;
+  int64_t chunk = 256;
+  int threads = 0;
+};
+
+std::vector<int32_t> read_tokens(const std::string& path, int64_t vocabulary) {
+  const Json json = parse_json_file(path);
+  const Json& list = json.is_object() && json.contains("tokens") ? json["tokens"] : json;
+  if (!list.is_array() || list.empty()) fail("{}: wanted a JSON array of token ids, or an object with 'tokens'", path);
+  std::vector<int32_t> tokens;
+  for (const Json& item : list) {
+    if (!item.is_number_integer() || item.get<int64_t>() < 0 || item.get<int64_t>() >= vocabulary) {
+      fail("{}: token {} is {}, wanted an integer from 0 to {}", path, tokens.size(), printable(item.dump()),
+           vocabulary - 1);
+    }
+    tokens.push_back(item.get<int32_t>());
+  }
+  return tokens;
+}
+
+void run(const Options& options) {
+  model::Checkpoint checkpoint(options.directory);
+  const model::ModelConfig config = checkpoint.config();
+  if (options.mtp && config.mtp_layers == 0) fail("{} has no MTP head, --mtp cannot be used", options.directory);
+  const std::vector<int32_t> tokens = read_tokens(options.tokens, config.vocabulary);
+  const auto count = static_cast<int64_t>(tokens.size());
+  if (count > config.max_positions) {
+    fail("{}: {} tokens, the model has {} positions", options.tokens, count, config.max_positions);
+  }
+
+  cpu::CpuOptions cpu_options;
+  if (!options.isa.empty()) cpu_options.isa = cpu::parse_isa(options.isa);
+  cpu_options.threads = options.threads;
+  cpu_options.nvfp4_activations = options.activations == "nvfp4";
+  const int64_t chunk = std::min(options.chunk, count);
+  model::ModelOptions model_options;
+  model_options.max_step_tokens = chunk;
+  model_options.max_logit_rows = chunk;
+  model_options.mtp = options.mtp;
+  const auto model = model::load_model(checkpoint, cpu::make_backend(cpu_options), model_options);
+
+  constexpr int64_t kPageSize = 64;
+  const int64_t pages = ceil_div(count, kPageSize);
+  std::vector<int32_t> page_table(static_cast<size_t>(pages));
+  std::iota(page_table.begin(), page_table.end(), 0);
+  model::Caches caches = model->make_caches(pages, kPageSize, 1);
+
+  const auto size = [](int64_t value) { return static_cast<size_t>(value); };
+  std::vector<float> logits(size(count * config.vocabulary));
+  std::vector<std::vector<float>> hidden(options.hidden ? size(config.layers) : 0);
+  for (auto& layer : hidden) layer.resize(size(count * config.hidden));
+  std::vector<float> mtp_logits(options.mtp ? size((count - 1) * config.vocabulary) : 0);
+  Progress progress("computing", static_cast<uint64_t>(count), "tokens");
+  for (int64_t begin = 0; begin < count; begin += chunk) {
+    const int64_t rows = std::min(chunk, count - begin);
+    ops::Sequence sequence;
+    sequence.count = static_cast<int32_t>(rows);
+    sequence.position = static_cast<int32_t>(begin);
+    sequence.pages = page_table;
+    std::vector<int32_t> logit_rows(size(rows));
+    std::iota(logit_rows.begin(), logit_rows.end(), 0);
+    ops::Batch batch{std::span(tokens).subspan(size(begin), size(rows)), std::span(&sequence, 1), logit_rows};
+    model->forward(batch, caches, [&](int64_t layer, const ops::Tensor& residual) {
+      if (!options.hidden) return;
+      model->backend().read(residual,
+                            std::span(hidden[size(layer)]).subspan(size(begin * config.hidden), size(rows * config.hidden)));
+    });
+    model->backend().read(model->logits(), std::span(logits).subspan(size(begin * config.vocabulary), size(rows * config.vocabulary)));
+    if (options.mtp) {
+      // Row t pairs the hidden state of position t with token t + 1; the last token of the text has no successor.
+      const int64_t pairs = std::min(rows, count - 1 - begin);
+      if (pairs > 0) {
+        sequence.count = static_cast<int32_t>(pairs);
+        batch.tokens = std::span(tokens).subspan(size(begin + 1), size(pairs));
+        batch.logit_rows = std::span(logit_rows).first(size(pairs));
+        model->forward_mtp(batch, model->hidden().slice_rows(0, pairs), caches);
+        model->backend().read(model->mtp_logits(),
+                              std::span(mtp_logits).subspan(size(begin * config.vocabulary), size(pairs * config.vocabulary)));
+      }
+    }
+    progress.set(static_cast<uint64_t>(begin + rows));
+  }
+  progress.finish();
+
+  std::vector<model::NamedTensor> tensors;
+  tensors.push_back({"logits", {count, config.vocabulary}, logits});
+  for (size_t layer = 0; layer < hidden.size(); ++layer) {
+    tensors.push_back({fmt::format("hidden.{}", layer), {count, config.hidden}, hidden[layer]});
+  }
+  if (options.mtp) tensors.push_back({"mtp.logits", {count - 1, config.vocabulary}, mtp_logits});
+  model::write_safetensors_f32(options.output, tensors);
+  fmt::print(stderr, "{}: {} tokens, {} ({})\n", options.output, count,
+             options.hidden ? "logits and hidden states" : "logits", model->backend().description());
+}
+
+}  // namespace
+
+void add_logits(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("logits", "Write the logits (and hidden states) of given tokens as safetensors");
+  command->add_option("DIR", options->directory, "Checkpoint directory")->required();
+  command->add_option("TOKENS", options->tokens, "JSON array of token ids")->required();
+  command->add_option("OUT", options->output, "File to write: fp32 'logits' [tokens, vocabulary]")->required();
+  command->add_flag("--hidden", options->hidden, "Also 'hidden.N' [tokens, hidden], the residual stream after each layer");
+  command->add_flag("--mtp", options->mtp,
+                    "Also 'mtp.logits' [tokens - 1, vocabulary]: row t from hidden state t and token t + 1");
+  command->add_option("--isa", options->isa, "Instruction set: reference, avx2, avx512, avx512bf16, amx");
+  command->add_option("--activations", options->activations, "bf16 (weight-only) or nvfp4 (W4A4 numerics)")
+      ->check(CLI::IsMember({"bf16", "nvfp4"}));
+  command->add_option("--chunk", options->chunk, "Tokens computed at once")->check(CLI::Range(1, 65536));
+  command->add_option("--threads", options->threads, "Compute threads (default: all)")->check(CLI::Range(1, 1024));
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace fourfold::cmd

@@ -86,10 +86,11 @@ void run(const Options& options) {
     ops::Batch batch{std::span(tokens).subspan(size(begin), size(rows)), std::span(&sequence, 1), logit_rows};
     model->forward(batch, caches, [&](int64_t layer, const ops::Tensor& residual) {
       if (!options.hidden) return;
-      model->backend().read(residual,
-                            std::span(hidden[size(layer)]).subspan(size(begin * config.hidden), size(rows * config.hidden)));
+      model->backend().read(
+          residual, std::span(hidden[size(layer)]).subspan(size(begin * config.hidden), size(rows * config.hidden)));
     });
-    model->backend().read(model->logits(), std::span(logits).subspan(size(begin * config.vocabulary), size(rows * config.vocabulary)));
+    model->backend().read(model->logits(),
+                          std::span(logits).subspan(size(begin * config.vocabulary), size(rows * config.vocabulary)));
     if (options.mtp) {
       // Row t pairs the hidden state of position t with token t + 1; the last token of the text has no successor.
       const int64_t pairs = std::min(rows, count - 1 - begin);
@@ -98,8 +99,9 @@ void run(const Options& options) {
         batch.tokens = std::span(tokens).subspan(size(begin + 1), size(pairs));
         batch.logit_rows = std::span(logit_rows).first(size(pairs));
         model->forward_mtp(batch, model->hidden().slice_rows(0, pairs), caches);
-        model->backend().read(model->mtp_logits(),
-                              std::span(mtp_logits).subspan(size(begin * config.vocabulary), size(pairs * config.vocabulary)));
+        model->backend().read(
+            model->mtp_logits(),
+            std::span(mtp_logits).subspan(size(begin * config.vocabulary), size(pairs * config.vocabulary)));
       }
     }
     progress.set(static_cast<uint64_t>(begin + rows));
@@ -121,11 +123,13 @@ void run(const Options& options) {
 
 void add_logits(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("logits", "Write the logits (and hidden states) of given tokens as safetensors");
+  CLI::App* command =
+      app.add_subcommand("logits", "Write the logits (and hidden states) of given tokens as safetensors");
   command->add_option("DIR", options->directory, "Checkpoint directory")->required();
   command->add_option("TOKENS", options->tokens, "JSON array of token ids")->required();
   command->add_option("OUT", options->output, "File to write: fp32 'logits' [tokens, vocabulary]")->required();
-  command->add_flag("--hidden", options->hidden, "Also 'hidden.N' [tokens, hidden], the residual stream after each layer");
+  command->add_flag("--hidden", options->hidden,
+                    "Also 'hidden.N' [tokens, hidden], the residual stream after each layer");
   command->add_flag("--mtp", options->mtp,
                     "Also 'mtp.logits' [tokens - 1, vocabulary]: row t from hidden state t and token t + 1");
   command->add_option("--isa", options->isa, "Instruction set: reference, avx2, avx512, avx512bf16, amx");

@@ -212,7 +212,9 @@ ops::Cost DecoderModel::cost(int64_t tokens, int64_t context, int64_t logit_rows
     total.bytes += 4.0 * static_cast<double>(2 * config.hidden);  // the two norms
   }
   total.bytes += 4.0 * static_cast<double>(config.hidden);
-  total.bytes += static_cast<double>(tokens * (decoder_.embedding->bytes() / std::max<int64_t>(1, config.vocabulary)));
+  // one embedding row per token
+  total.bytes += static_cast<double>(tokens) * static_cast<double>(decoder_.embedding->bytes()) /
+                 static_cast<double>(config.vocabulary);
   if (logit_rows > 0) total += ops::linear_cost(logit_rows, config.vocabulary, config.hidden, decoder_.head->bytes());
   return total;
 }

@@ -172,6 +172,7 @@ class Builder {
   // Modules stacked by rows into one matrix, so that one pass over x computes them all.
   std::unique_ptr<ops::Matrix> matrix(const std::vector<Part>& parts, int64_t columns) {
     std::vector<MatrixSource> sources;
+    sources.reserve(parts.size());
     for (const Part& part : parts) sources.push_back(source_.matrix(part.module, part.rows, columns));
     std::unique_ptr<ops::Matrix> loaded = backend_.load_matrix(sources);
     for (const MatrixSource& source : sources) source_.release(source);

@@ -2,8 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "base/json.h"
 
 namespace fourfold::model {
 
@@ -44,5 +49,53 @@ struct ModelConfig {
   int64_t attention_layers() const;  // of the trunk
   int64_t delta_net_layers() const;
 };
+
+// What config.json and hf_quant_config.json say about quantisation. For people only: the loader decides each tensor's
+// format from the tensors that exist, since the lists in real files are incomplete.
+struct QuantizationInfo {
+  std::string method;                // "modelopt", "compressed-tensors", "fp8"; empty: not quantised
+  std::string algorithm;             // "NVFP4", "MIXED_PRECISION", "nvfp4-pack-quantized", ...
+  std::string kv_cache;              // "FP8" when the file declares a quantised KV cache
+  std::vector<std::string> ignored;  // module patterns that the file calls not quantised
+};
+
+// generation_config.json: what the publisher recommends for sampling. Absent fields are unset.
+struct GenerationConfig {
+  std::vector<int32_t> eos_tokens;
+  std::optional<int32_t> bos_token, pad_token;
+  std::optional<bool> do_sample;
+  std::optional<double> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+  std::optional<int64_t> top_k;
+};
+
+// The limits of a configuration: generous for any real model, and small enough that products of three sizes fit.
+inline constexpr int64_t kMaxDimension = 1 << 20;  // hidden sizes, head counts times head sizes, expert widths
+inline constexpr int64_t kMaxLayers = 1024;
+inline constexpr int64_t kMaxExperts = 8192;
+inline constexpr int64_t kMaxLayerExperts = 1 << 18;
+inline constexpr int64_t kMaxVocabulary = 1 << 24;
+inline constexpr int64_t kMaxPositions = 1 << 28;
+
+// Parses config.json: the text fields at the top level or inside "text_config". Errors name the file, the field, what
+// was found and what was wanted. mtp_layers is what the file says; whether the tensors exist is the checkpoint's
+// business.
+ModelConfig parse_config(const Json& root, std::string_view file);
+
+// The consistency rules on their own, for configurations that do not come from a file.
+void validate_config(const ModelConfig& config, std::string_view file);
+
+// `config` is config.json, `quant` hf_quant_config.json or null; both are optional sources of the same facts.
+QuantizationInfo parse_quantization(const Json& config, const Json* quant, std::string_view file);
+
+GenerationConfig parse_generation_config(const Json& root, std::string_view file);
+
+// Reads DIR/config.json; DIR/generation_config.json when it exists.
+ModelConfig read_config(const std::filesystem::path& directory);
+QuantizationInfo read_quantization(const std::filesystem::path& directory);
+GenerationConfig read_generation_config(const std::filesystem::path& directory);
+
+// config.json and generation_config.json for a configuration, as the reader accepts them (text_config nesting).
+// `quantization` becomes quantization_config when it is not null.
+Json write_config(const ModelConfig& config, const Json& quantization);
 
 }  // namespace fourfold::model

@@ -1,0 +1,112 @@
+// A checkpoint directory in the Hugging Face layout as a source of weights.
+//
+// The format of each matrix is decided by the tensors that exist, never by the lists in the configuration files:
+//   M.weight_packed + weight_scale + weight_global_scale   compressed-tensors NVFP4 (the global scale divides)
+//   M.weight U8 + weight_scale + weight_scale_2            modelopt NVFP4 (weight_scale_2 multiplies)
+//   M.weight F8_E4M3 + weight_scale_inv or weight_scale    FP8: 128 x 128 blocks, per channel, or per tensor
+//   M.weight BF16, F16 or F32                              as it is
+// Routed experts may also be one tensor for all experts: experts.gate_up_proj and experts.down_proj, [E, rows, columns]
+// or [E x rows, columns], with or without ".weight", in any of these formats.
+//
+// Names lose their prefix: model.language_model.X, language_model.model.X, model.X and X are the same tensor.
+// A tensor that nobody takes is an error in finish(), except the vision tower, rotary frequencies, KV-cache scales, and
+// the MTP head when it is not loaded.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "model/config.h"
+#include "model/safetensors.h"
+#include "model/weight_source.h"
+
+namespace fourfold::model {
+
+class Checkpoint final : public WeightSource {
+ public:
+  // Reads the configuration, maps all shards and checks their headers against each other. The first problem is an
+  // Error; with `problems` the problems of the shards are collected there and opening goes on.
+  explicit Checkpoint(std::filesystem::path directory, std::vector<std::string>* problems = nullptr);
+
+  const std::filesystem::path& directory() const { return directory_; }
+  const ModelConfig& config() const override { return config_; }
+  ops::MatrixSource matrix(std::string_view module, int64_t rows, int64_t columns) override;
+  std::vector<float> vector(std::string_view name, int64_t count) override;
+  void release(const ops::MatrixSource& matrix) override;
+  void finish() override;
+
+  // What the loader saw, for people.
+  struct Skipped {
+    int64_t tensors = 0;
+    uint64_t bytes = 0;
+  };
+  const std::vector<SafetensorsFile>& shards() const { return shards_; }
+  const Skipped& visual() const { return visual_; }
+  bool mtp_declared() const { return mtp_declared_; }
+  const std::vector<std::string>& kv_scales() const { return kv_scales_; }
+  const std::vector<std::string>& ignored() const { return ignored_; }  // rotary frequencies
+  const std::string& prefix() const { return prefix_; }                 // of the trunk, e.g. "model.language_model."
+  // Oddities that are no errors: files the index does not list, dead experts, unusable activation scales, ...
+  std::vector<std::string> notes() const;
+
+ private:
+  struct Item {
+    uint32_t shard = 0;
+    uint32_t tensor = 0;
+    bool used = false;
+  };
+  // Which rows of which tensor a module is: for a routed expert they may be part of a tensor of all experts.
+  struct Place {
+    std::string base;         // internal name without ".weight"
+    bool stacked = false;     // one tensor for all experts
+    int64_t experts = 1;      // in the tensor
+    int64_t expert = 0;       // which one
+    int64_t expert_rows = 0;  // rows of an expert in the tensor
+    int64_t first_row = 0;    // of the module inside its expert
+  };
+  class Reader;  // reads one matrix; checkpoint_matrix.cpp
+
+  void problem(std::string text);
+  void read_shards();
+  std::vector<std::string> listed_files(std::unordered_map<std::string, std::string>& index);
+  void add_tensor(uint32_t shard, uint32_t tensor);
+  Item* find(const std::string& name);
+  const StoredTensor& stored(const Item& item) const { return shards_[item.shard].tensors()[item.tensor]; }
+  std::span<const std::byte> bytes(const Item& item) const { return shards_[item.shard].data(stored(item)); }
+  std::string describe(std::string_view internal) const;  // "layer 3, expert 7: tensor ..."
+  std::string describe(const Item& item) const;
+
+  std::filesystem::path directory_;
+  std::vector<std::string>* problems_ = nullptr;
+  ModelConfig config_;
+  std::vector<SafetensorsFile> shards_;
+  std::unordered_map<std::string, Item> items_;  // by internal name
+  std::string prefix_;
+  Skipped visual_;
+  std::vector<std::string> kv_scales_, ignored_, notes_;
+  bool mtp_declared_ = false;
+  int64_t dead_ = 0, bad_input_scales_ = 0;
+};
+
+// The internal form of a stored name: without prefix. `what` says whether it is a weight or something to skip.
+enum class NameKind : uint8_t { kWeight, kVisual, kKvScale, kIgnored };
+struct InternalName {
+  NameKind kind = NameKind::kWeight;
+  std::string_view prefix;  // what was taken off
+  std::string_view name;
+};
+InternalName internal_name(std::string_view stored);
+
+// Asks for every weight of the configuration and releases it again. Returns what is wrong, one line each; nothing when
+// the checkpoint can be loaded. `visit` sees each matrix (empty for vectors: `matrix` is null).
+struct WeightSpec;
+std::vector<std::string> check_weights(
+    WeightSource& source, const std::function<void(const WeightSpec&, const ops::MatrixSource* matrix)>& visit = {});
+
+}  // namespace fourfold::model

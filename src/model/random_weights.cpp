@@ -1,0 +1,293 @@
+#include "model/random_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <unordered_map>
+
+#include "base/check.h"
+#include "base/random.h"
+#include "nvfp4/number.h"
+
+namespace fourfold::model {
+namespace {
+
+using Kind = RandomStream::Kind;
+
+constexpr uint8_t kFirstBlockScale = 0x50;  // 8; 31 codes later is 120
+constexpr uint8_t kFirstFp8 = 0x20;         // 2^-3; 63 codes later is 30
+
+// The sum of four random bytes around its mean: bell-shaped, an integer, the same on every machine. Its variance is
+// 4 (256^2 - 1) / 12.
+constexpr float kBellRms = 147.80053f;
+inline int bell(uint32_t bits) {
+  return static_cast<int>(bits & 255) + static_cast<int>(bits >> 8 & 255) + static_cast<int>(bits >> 16 & 255) +
+         static_cast<int>(bits >> 24) - 510;
+}
+
+template <typename T, typename Encode>
+void fill_bell(Random& random, float step, float offset, uint8_t* out, size_t bytes, Encode encode) {
+  size_t done = 0;
+  while (done < bytes) {
+    const uint64_t bits = random.next();
+    T pair[2] = {encode(static_cast<float>(bell(static_cast<uint32_t>(bits))) * step + offset),
+                 encode(static_cast<float>(bell(static_cast<uint32_t>(bits >> 32))) * step + offset)};
+    const size_t count = std::min(bytes - done, sizeof(pair));
+    std::memcpy(out + done, pair, count);
+    done += count;
+  }
+}
+
+template <typename T, typename Encode>
+void fill_uniform(Random& random, float low, float width, uint8_t* out, size_t bytes, Encode encode) {
+  for (size_t done = 0; done < bytes; done += sizeof(T)) {
+    const T value = encode(low + width * static_cast<float>(random.next() >> 40) * 0x1p-24f);
+    std::memcpy(out + done, &value, sizeof(T));
+  }
+}
+
+void fill_bytes(Random& random, uint64_t mask, uint64_t add, uint8_t* out, size_t bytes) {
+  size_t done = 0;
+  for (; done + 8 <= bytes; done += 8) {
+    const uint64_t value = (random.next() & mask) + add;
+    std::memcpy(out + done, &value, 8);
+  }
+  if (done < bytes) {
+    const uint64_t value = (random.next() & mask) + add;
+    std::memcpy(out + done, &value, bytes - done);
+  }
+}
+
+constexpr double square(double x) { return x * x; }
+constexpr uint64_t repeat(uint8_t byte) { return 0x0101010101010101ull * byte; }
+
+class RandomWeights final : public WeightSource {
+ public:
+  RandomWeights(const ModelConfig& config, uint64_t seed) : config_(config), seed_(seed) {
+    validate_config(config_, "model shape");
+    for (WeightSpec& spec : weight_specs(config_)) {
+      std::string name = spec.name;
+      specs_.emplace(std::move(name), std::move(spec));
+    }
+  }
+
+  const ModelConfig& config() const override { return config_; }
+
+  ops::MatrixSource matrix(std::string_view module, int64_t rows, int64_t columns) override {
+    const WeightSpec& spec = find(module);
+    if (spec.is_vector || spec.rows != rows || spec.columns != columns) {
+      fail("random weight {} is [{}, {}], wanted [{}, {}]", spec.name, spec.rows, spec.columns, rows, columns);
+    }
+    ops::MatrixSource source;
+    source.name = spec.name;
+    source.rows = rows;
+    source.columns = columns;
+    const bool quantized = quantized_by_default(spec.kind) && columns % 16 == 0;
+    source.format = quantized ? ops::Format::kNvfp4 : ops::Format::kBf16;
+    const uint64_t seed = weight_seed(seed_, spec.name);
+    const auto data_bytes = static_cast<size_t>(quantized ? rows * columns / 2 : rows * columns * 2);
+    const auto scale_bytes = static_cast<size_t>(quantized ? rows * columns / 16 : 0);
+    // Not zeroed first: a large model is many gigabytes of this.
+    std::shared_ptr<uint8_t> memory(
+        static_cast<uint8_t*>(::operator new(data_bytes + scale_bytes, std::align_val_t(64))),
+        [](uint8_t* data) { ::operator delete(data, std::align_val_t(64)); });
+    source.data = memory.get();
+    RandomStream stream{quantized ? Kind::kCodes : Kind::kBf16, seed, weight_rms(spec), 0, 0};
+    stream.fill(0, {memory.get(), data_bytes});
+    if (quantized) {
+      source.block_scales = memory.get() + data_bytes;
+      stream.kind = Kind::kBlockScales;
+      stream.seed = weight_seed(seed, "scales");
+      stream.fill(0, {memory.get() + data_bytes, scale_bytes});
+      source.tensor_scale = weight_rms(spec) / random_nvfp4_rms();
+    }
+    source.owner = std::move(memory);
+    return source;
+  }
+
+  std::vector<float> vector(std::string_view name, int64_t count) override {
+    const WeightSpec& spec = find(name);
+    if (!spec.is_vector || spec.rows != count) {
+      fail("random weight {} has {} elements, wanted {}", spec.name, spec.elements(), count);
+    }
+    std::vector<float> values(static_cast<size_t>(count));
+    vector_stream(spec, weight_seed(seed_, spec.name), false)
+        .fill(0, {reinterpret_cast<uint8_t*>(values.data()), values.size() * 4});
+    return values;
+  }
+
+  void release(const ops::MatrixSource&) override {}
+  void finish() override {}
+
+ private:
+  const WeightSpec& find(std::string_view name) const {
+    const auto found = specs_.find(std::string(name));
+    if (found == specs_.end()) fail("the model shape has no weight {}", name);
+    return found->second;
+  }
+
+  ModelConfig config_;
+  uint64_t seed_;
+  std::unordered_map<std::string, WeightSpec> specs_;
+};
+
+struct Shape {
+  const char* name;
+  int64_t hidden, layers, heads, kv_heads, value_heads, experts, top_k, width, intermediate;
+};
+// Sizes from the config.json of the published models.
+constexpr Shape kShapes[] = {{"35B-A3B", 2048, 40, 16, 2, 32, 256, 8, 512, 0},
+                             {"122B-A10B", 3072, 48, 32, 2, 64, 256, 8, 1024, 0},
+                             {"397B-A17B", 4096, 60, 32, 2, 64, 512, 10, 1024, 0},
+                             {"27B", 5120, 64, 24, 4, 48, 0, 0, 0, 17408}};
+
+}  // namespace
+
+void set_layers(ModelConfig& config, int64_t layers) {
+  config.layers = layers;
+  config.layer_kinds.clear();
+  for (int64_t i = 0; i < layers; ++i) {
+    config.layer_kinds.push_back((i + 1) % 4 == 0 ? LayerKind::kAttention : LayerKind::kDeltaNet);
+  }
+}
+
+ModelConfig shape_config(std::string_view name) {
+  for (const Shape& shape : kShapes) {
+    if (name != shape.name) continue;
+    ModelConfig config;
+    config.model_type = shape.experts > 0 ? "qwen3_5_moe_text" : "qwen3_5_text";
+    config.hidden = shape.hidden;
+    set_layers(config, shape.layers);
+    config.vocabulary = 248320;
+    config.max_positions = 262144;
+    config.heads = shape.heads;
+    config.kv_heads = shape.kv_heads;
+    config.head_dim = 256;
+    config.rotary_dim = 64;
+    config.rope_theta = 1e7;
+    config.linear_key_heads = 16;
+    config.linear_value_heads = shape.value_heads;
+    config.linear_key_dim = config.linear_value_dim = 128;
+    config.conv_taps = 4;
+    config.experts = shape.experts;
+    config.top_k = shape.top_k;
+    config.moe_intermediate = config.shared_intermediate = shape.width;
+    config.intermediate = shape.intermediate;
+    config.eos_tokens = {248044};
+    return config;
+  }
+  std::vector<std::string> names;
+  for (const Shape& shape : kShapes) names.emplace_back(shape.name);
+  fail("unknown model shape '{}', known are {}", printable(name), fmt::join(names, ", "));
+}
+
+std::unique_ptr<WeightSource> make_random_weights(const ModelConfig& config, uint64_t seed) {
+  return std::make_unique<RandomWeights>(config, seed);
+}
+
+void RandomStream::fill(uint64_t first_byte, std::span<uint8_t> out) const {
+  FF_ASSERT(first_byte % kChunk == 0);
+  const auto same = [](float x) { return x; };
+  const auto to_bf16 = [](float x) { return nvfp4::float_to_bf16(x); };
+  const auto to_f16 = [](float x) { return nvfp4::float_to_f16(x); };
+  for (size_t done = 0; done < out.size(); done += kChunk) {
+    const size_t bytes = std::min<size_t>(kChunk, out.size() - done);
+    uint8_t* to = out.data() + done;
+    Random random(seed ^ ((first_byte + done) / kChunk + 1) * 0xd6e8feb86659fd93ull);
+    const float step = scale / kBellRms;
+    switch (kind) {
+      case Kind::kF32:
+        fill_bell<float>(random, step, offset, to, bytes, same);
+        break;
+      case Kind::kBf16:
+        fill_bell<uint16_t>(random, step, offset, to, bytes, to_bf16);
+        break;
+      case Kind::kF16:
+        fill_bell<uint16_t>(random, step, offset, to, bytes, to_f16);
+        break;
+      case Kind::kUniformF32:
+        fill_uniform<float>(random, offset, scale, to, bytes, same);
+        break;
+      case Kind::kUniformBf16:
+        fill_uniform<uint16_t>(random, offset, scale, to, bytes, to_bf16);
+        break;
+      case Kind::kCodes:
+        fill_bytes(random, ~0ull, 0, to, bytes);
+        break;
+      case Kind::kBlockScales:
+        fill_bytes(random, repeat(31), repeat(kFirstBlockScale), to, bytes);
+        break;
+      case Kind::kFp8:
+        fill_bytes(random, repeat(0x80 | 63), repeat(kFirstFp8), to, bytes);
+        break;
+      case Kind::kByte:
+        std::memset(to, byte, bytes);
+        break;
+    }
+  }
+}
+
+float random_nvfp4_rms() {
+  double codes = 0, scales = 0;
+  for (int code = 0; code < 16; ++code) codes += square(nvfp4::e2m1_to_float(static_cast<uint8_t>(code))) / 16;
+  for (int i = 0; i < 32; ++i) {
+    scales += square(nvfp4::e4m3_to_float(static_cast<uint8_t>(kFirstBlockScale + i))) / 32;
+  }
+  return static_cast<float>(std::sqrt(codes * scales));
+}
+
+float random_fp8_rms() {
+  double sum = 0;
+  for (int i = 0; i < 64; ++i) sum += square(nvfp4::e4m3_to_float(static_cast<uint8_t>(kFirstFp8 + i))) / 64;
+  return static_cast<float>(std::sqrt(sum));
+}
+
+uint64_t weight_seed(uint64_t seed, std::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325ull;  // FNV-1a
+  for (char character : name) hash = (hash ^ static_cast<unsigned char>(character)) * 0x100000001b3ull;
+  Random random(seed ^ hash);
+  random.next();
+  return random.next();
+}
+
+float weight_rms(const WeightSpec& spec) {
+  if (spec.kind == WeightKind::kEmbedding) return 1.0f;
+  const float rms = 1.0f / std::sqrt(static_cast<float>(spec.columns));
+  return spec.kind == WeightKind::kHead ? 2.0f * rms : rms;  // logits of rms 2: neither flat nor certain
+}
+
+RandomStream vector_stream(const WeightSpec& spec, uint64_t seed, bool bf16) {
+  RandomStream stream{bf16 ? Kind::kBf16 : Kind::kF32, seed, 0.1f, 0.0f, 0};  // zero-centred norms: offsets around 0
+  const std::string_view name = spec.name;
+  const auto uniform = [&](float low, float high) {
+    stream.kind = bf16 ? Kind::kUniformBf16 : Kind::kUniformF32;
+    stream.offset = low;
+    stream.scale = high - low;
+  };
+  if (name.ends_with(".conv1d")) {
+    stream.scale = 0.5f;
+  } else if (name.ends_with(".A_log")) {
+    uniform(0.0f, 2.77f);  // A from 1 to 16
+  } else if (name.ends_with(".dt_bias")) {
+    uniform(-6.9f, -2.25f);  // softplus: time steps from 0.001 to 0.1
+  } else if (name.ends_with("linear_attn.norm")) {
+    stream.offset = 1.0f;  // the factor itself
+  }
+  return stream;
+}
+
+bool quantized_by_default(WeightKind kind) {
+  switch (kind) {
+    case WeightKind::kAttention:
+    case WeightKind::kDeltaNet:
+    case WeightKind::kRoutedExpert:
+    case WeightKind::kSharedExpert:
+    case WeightKind::kMlp:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace fourfold::model

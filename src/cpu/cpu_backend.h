@@ -85,8 +85,8 @@ class HostKvCache : public ops::KvCache {
 };
 
 // Recurrent state, all fp32: [slot][layer][state, then convolution].
-//   state: [value head][panel of 16 values][key_dim][16]; value_dim is rounded up to whole panels, padding zero. A panel
-//   is what one pass of the recurrence holds in L1 (8 KiB for 128 keys) and a packed operand of the chunked form.
+//   state: [value head][panel of 16 values][key_dim][16]; value_dim is rounded up to whole panels, padding zero. A
+//   panel is what one pass of the recurrence holds in L1 (8 KiB for 128 keys) and a packed operand of the chunked form.
 //   convolution: [conv_taps - 1][conv_channels], oldest first.
 class HostStateCache : public ops::StateCache {
  public:
@@ -101,7 +101,9 @@ class HostStateCache : public ops::StateCache {
   float* state(int64_t layer, int64_t slot, int64_t value_head) {
     return layer_data(layer, slot) + value_head * head_floats_;
   }
-  float* convolution(int64_t layer, int64_t slot) { return layer_data(layer, slot) + shape_.value_heads * head_floats_; }
+  float* convolution(int64_t layer, int64_t slot) {
+    return layer_data(layer, slot) + shape_.value_heads * head_floats_;
+  }
   // The state of one head as [key_dim, value_dim] without gaps, for tests and tools.
   void read_state(int64_t layer, int64_t slot, int64_t value_head, std::span<float> out);
   void write_state(int64_t layer, int64_t slot, int64_t value_head, std::span<const float> values);
@@ -197,8 +199,6 @@ class CpuBackend : public ops::Backend {
   int64_t rope_dim_ = 0;
   bool slots_checked_ = false;
   Workspace attention_work_, delta_work_;
-  struct AttentionPlan;
-  std::unique_ptr<AttentionPlan> attention_plan_;
 };
 
 }  // namespace fourfold::cpu

@@ -199,6 +199,7 @@ class CpuBackend : public ops::Backend {
   int64_t rope_dim_ = 0;
   bool slots_checked_ = false;
   Workspace attention_work_, delta_work_;
+  std::vector<std::vector<int64_t>> last_keys_;  // per thread, of attention's query rows
 };
 
 }  // namespace fourfold::cpu

@@ -23,6 +23,9 @@ class ReferenceBackend : public CpuBackend {
   void moe(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) override;
   void mlp(const ops::MlpParams& params, const ops::Tensor& x, const ops::Tensor& out) override;
 
+ protected:
+  ReferenceBackend(Isa isa, const CpuOptions& options, ops::DType kv_type) : CpuBackend(isa, options, kv_type) {}
+
  private:
   // The input of a product with `weight`: `x` itself, or with nvfp4_activations a quantised copy in `storage`.
   const float* input_of(const ops::MatrixSource& weight, const float* x, float* storage) const;

@@ -1,0 +1,147 @@
+#include "cpu/ceilings.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "base/threads.h"
+#include "cpu/ceilings_kernels.h"
+#include "cpu/cpu_backend.h"
+
+namespace fourfold::cpu {
+namespace ceilings {
+
+float read_plain(const void* data, int64_t bytes) {
+  const auto* words = static_cast<const uint64_t*>(data);
+  uint64_t sums[8] = {};
+  for (int64_t i = 0; i < bytes / 8; i += 8) {
+    for (int64_t j = 0; j < 8; ++j) sums[j] ^= words[i + j];
+  }
+  uint64_t result = 0;
+  for (const uint64_t sum : sums) result ^= sum;
+  return static_cast<float>(result);
+}
+
+}  // namespace ceilings
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Loop = float (*)(int64_t);
+using Read = float (*)(const void*, int64_t);
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// A value the compiler cannot prove unused.
+std::atomic<float> sink{0};
+
+template <typename F>
+double time_region(ThreadPool& pool, F&& fn) {
+  const auto start = Clock::now();
+  pool.run([&](int thread) { sink.store(fn(thread), std::memory_order_relaxed); });
+  return seconds_since(start);
+}
+
+// flop/s of all threads: the median of seven runs of about 10 ms. The first runs also bring the clock up.
+double arithmetic_rate(ThreadPool& pool, Loop loop, int64_t flops_per_round) {
+  int64_t rounds = 4096;
+  while (time_region(pool, [&](int) { return loop(rounds); }) < 0.01 && rounds < (int64_t{1} << 40)) rounds *= 2;
+  std::vector<double> rates;
+  for (int i = 0; i < 7; ++i) {
+    const double seconds = time_region(pool, [&](int) { return loop(rounds); });
+    rates.push_back(static_cast<double>(rounds * flops_per_round) * pool.size() / seconds);
+  }
+  return median(rates);
+}
+
+int64_t available_memory() {
+  return static_cast<int64_t>(::sysconf(_SC_AVPHYS_PAGES)) * static_cast<int64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// The best of three medians of five passes: other work on the machine only ever lowers a pass.
+double read_rate(ThreadPool& pool, Read read) {
+  int64_t bytes = std::max<int64_t>(int64_t{512} << 20, 16 * last_level_cache_bytes());
+  bytes = std::min(bytes, std::max<int64_t>(available_memory() / 4, int64_t{64} << 20));
+  const int64_t piece = bytes / pool.size() / 4096 * 4096;
+  HostBuffer buffer(piece * pool.size());
+  auto* data = static_cast<char*>(buffer.data());
+  // Each thread touches its own piece first, so that its pages lie close to it.
+  time_region(pool, [&](int thread) {
+    char* mine = data + thread * piece;
+    for (int64_t i = 0; i < piece; i += 64) mine[i] = static_cast<char>(i >> 6);
+    return 0.0f;
+  });
+  double best = 0;
+  for (int round = 0; round < 3; ++round) {
+    std::vector<double> rates;
+    for (int pass = 0; pass < 5; ++pass) {
+      const double seconds = time_region(pool, [&](int thread) { return read(data + thread * piece, piece); });
+      rates.push_back(static_cast<double>(piece * pool.size()) / seconds);
+    }
+    best = std::max(best, median(rates));
+  }
+  return best;
+}
+
+}  // namespace
+
+long long last_level_cache_bytes() {
+  long long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+  if (bytes <= 0) bytes = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return bytes > 0 ? bytes : 0;
+}
+
+double Ceilings::peak(Isa isa) const {
+  switch (isa) {
+    case Isa::kReference:
+    case Isa::kAvx2:
+      return fma_avx2;
+    case Isa::kAvx512:
+      return std::max(fma_avx2, fma_avx512);
+    case Isa::kAvx512Bf16:
+      return std::max({fma_avx2, fma_avx512, bf16_avx512});
+    case Isa::kAmx:
+      return std::max({fma_avx2, fma_avx512, bf16_avx512, bf16_amx});
+  }
+  return 0;
+}
+
+Ceilings measure_ceilings(int threads, Isa isa) {
+  const std::vector<Isa> supported = supported_isas();
+  const auto has = [&](Isa wanted) {
+    // The reference is compared with what plain AVX2 could do, where the processor has it.
+    const bool included = wanted <= isa || (isa == Isa::kReference && wanted == Isa::kAvx2);
+    return included && std::find(supported.begin(), supported.end(), wanted) != supported.end();
+  };
+  ThreadPool pool(threads);
+  Ceilings result;
+  result.threads = pool.size();
+  Read read = ceilings::read_plain;
+#if defined(__x86_64__)
+  if (has(Isa::kAvx2)) {
+    read = ceilings::read_avx2;
+    result.fma_avx2 = arithmetic_rate(pool, ceilings::fma_avx2, ceilings::kFlopsPerRoundAvx2);
+  }
+  if (has(Isa::kAvx512)) {
+    read = ceilings::read_avx512;
+    result.fma_avx512 = arithmetic_rate(pool, ceilings::fma_avx512, ceilings::kFlopsPerRoundAvx512);
+  }
+  if (has(Isa::kAvx512Bf16)) {
+    result.bf16_avx512 = arithmetic_rate(pool, ceilings::dot_bf16_avx512, ceilings::kFlopsPerRoundBf16);
+  }
+  if (has(Isa::kAmx)) result.bf16_amx = arithmetic_rate(pool, ceilings::dot_bf16_amx, ceilings::kFlopsPerRoundAmx);
+#endif
+  result.read_bytes_per_second = read_rate(pool, read);
+  return result;
+}
+
+}  // namespace fourfold::cpu

@@ -1,0 +1,29 @@
+// What this machine can do at most, measured: the figures that benchmarks divide by.
+#pragma once
+
+#include "cpu/backend.h"
+
+namespace fourfold::cpu {
+
+// All figures are totals of `threads` threads running at the same time. 0: not measured (the processor lacks it, or it
+// is beyond the instruction set that was asked for).
+struct Ceilings {
+  int threads = 0;
+  double read_bytes_per_second = 0;  // from memory, a buffer of 512 MiB or 16 times the last-level cache
+  double fma_avx2 = 0;               // fp32 fused multiply-add, flop/s (a multiply-add is two)
+  double fma_avx512 = 0;
+  double bf16_avx512 = 0;  // vdpbf16ps
+  double bf16_amx = 0;     // tdpbf16ps
+
+  // The highest arithmetic rate an instruction set offers to a kernel of fp32 or bf16 operands.
+  double peak(Isa isa) const;
+  double read_per_core() const { return threads > 0 ? read_bytes_per_second / threads : 0; }
+};
+
+// Takes about a second. threads = 0: ThreadPool::default_threads(). Measures what `isa` includes.
+Ceilings measure_ceilings(int threads, Isa isa);
+
+// The last-level cache as the system reports it, in bytes; 0 when unknown.
+long long last_level_cache_bytes();
+
+}  // namespace fourfold::cpu

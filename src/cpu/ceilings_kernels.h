@@ -1,0 +1,23 @@
+// The measured loops, one source per instruction set. Each returns a value that depends on all its work.
+#pragma once
+
+#include <cstdint>
+
+namespace fourfold::cpu::ceilings {
+
+// Multiply-adds with enough independent accumulators to fill the pipes, operands in registers.
+inline constexpr int64_t kFlopsPerRoundAvx2 = 12 * 8 * 2;
+inline constexpr int64_t kFlopsPerRoundAvx512 = 24 * 16 * 2;
+inline constexpr int64_t kFlopsPerRoundBf16 = 24 * 32 * 2;
+inline constexpr int64_t kFlopsPerRoundAmx = 4 * 16 * 16 * 32 * 2;
+float fma_avx2(int64_t rounds);
+float fma_avx512(int64_t rounds);
+float dot_bf16_avx512(int64_t rounds);
+float dot_bf16_amx(int64_t rounds);
+
+// Reads all of [data, data + bytes); bytes is a multiple of 512.
+float read_plain(const void* data, int64_t bytes);
+float read_avx2(const void* data, int64_t bytes);
+float read_avx512(const void* data, int64_t bytes);
+
+}  // namespace fourfold::cpu::ceilings

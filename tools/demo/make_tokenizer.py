@@ -59,7 +59,7 @@ def main():
     config = {"add_bos_token": False, "add_prefix_space": False, "added_tokens_decoder": decoder,
               "additional_special_tokens": [t for t, s in ADDED if s and t != "<|endoftext|>"], "bos_token": None,
               "clean_up_tokenization_spaces": False, "eos_token": "<|im_end|>", "errors": "replace", "model_max_length": 4096,
-              "pad_token": "<|endoftext|>", "split_special_tokens": False, "tokenizer_class": "Qwen2TokenizerFast", "unk_token": None}
+              "pad_token": "<|endoftext|>", "split_special_tokens": False, "tokenizer_class": "Qwen3_5Tokenizer", "unk_token": None}
     with open(os.path.join(args.out, "tokenizer_config.json"), "w") as f:
         json.dump(config, f, indent=2, ensure_ascii=False)
         f.write("\n")

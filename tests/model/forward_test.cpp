@@ -238,8 +238,8 @@ std::vector<Case> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, Forward, testing::ValuesIn(cases()), [](const testing::TestParamInfo<Case>& info) {
-  return std::string(cpu::isa_name(info.param.isa)) + (info.param.dense ? "_dense" : "_moe");
+INSTANTIATE_TEST_SUITE_P(Isas, Forward, testing::ValuesIn(cases()), [](const testing::TestParamInfo<Case>& c) {
+  return std::string(cpu::isa_name(c.param.isa)) + (c.param.dense ? "_dense" : "_moe");
 });
 
 }  // namespace

@@ -196,7 +196,7 @@ TEST_P(Truth, EqualsTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, Truth, testing::ValuesIn(goldens()),
-                         [](const testing::TestParamInfo<Golden>& info) { return info.param.name; });
+                         [](const testing::TestParamInfo<Golden>& golden) { return golden.param.name; });
 
 TEST(TruthGoldens, AreThere) { EXPECT_GE(goldens().size(), 5u) << kGoldens; }
 

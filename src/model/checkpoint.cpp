@@ -241,7 +241,11 @@ std::vector<float> Checkpoint::vector(std::string_view name, int64_t count) {
   const std::string plain(name);
   Item* item = find(plain + ".weight");
   if (item == nullptr) item = find(plain);
-  if (item == nullptr) fail("{}: {} is missing", directory_.string(), describe(plain + ".weight"));
+  if (item == nullptr) {
+    const bool bare = plain.ends_with(".A_log") || plain.ends_with(".dt_bias");
+    fail("{}: {} is missing, wanted {} elements", directory_.string(), describe(bare ? plain : plain + ".weight"),
+         count);
+  }
   const StoredTensor& entry = stored(*item);
 
   // [count], or for the taps of the depthwise convolution [channels, 1, taps].

@@ -443,8 +443,7 @@ GeneratedFiles generate_checkpoint(const std::filesystem::path& directory, const
     plans.push_back(tensor.plan);
     files.bytes += tensor.plan.bytes();
   }
-  const auto shard_bytes = ceil_div(static_cast<int64_t>(files.bytes), std::max<int64_t>(options.shards, 1));
-  const std::vector<size_t> ends = cut_shards(plans, static_cast<uint64_t>(shard_bytes));
+  const std::vector<size_t> ends = cut_evenly(plans, options.shards);
   files.tensors = static_cast<int64_t>(tensors.size());
   files.shards = static_cast<int64_t>(ends.size());
 

@@ -371,6 +371,20 @@ std::vector<size_t> cut_shards(std::span<const TensorPlan> tensors, uint64_t sha
   return ends;
 }
 
+std::vector<size_t> cut_evenly(std::span<const TensorPlan> tensors, int64_t count) {
+  double total = 0, sum = 0;
+  for (const TensorPlan& tensor : tensors) total += static_cast<double>(tensor.bytes());
+  std::vector<size_t> ends;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    sum += static_cast<double>(tensors[i].bytes());
+    const bool last = static_cast<int64_t>(ends.size()) + 1 >= count;
+    if (!last && sum >= total * static_cast<double>(ends.size() + 1) / static_cast<double>(count))
+      ends.push_back(i + 1);
+  }
+  if (ends.empty() || ends.back() != tensors.size()) ends.push_back(tensors.size());
+  return ends;
+}
+
 std::string shard_name(size_t index, size_t count) {
   if (count == 1) return "model.safetensors";
   return fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);

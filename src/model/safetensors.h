@@ -127,6 +127,9 @@ void write_safetensors_f32(const std::filesystem::path& path, std::span<const Na
 // more than needed. Returns the index one past the end of each shard.
 std::vector<size_t> cut_shards(std::span<const TensorPlan> tensors, uint64_t shard_bytes);
 
+// Cuts into `count` shards of about the same size, fewer when there are not enough tensors.
+std::vector<size_t> cut_evenly(std::span<const TensorPlan> tensors, int64_t count);
+
 // "model.safetensors" for a single shard, otherwise "model-00001-of-00003.safetensors" (index from 0).
 std::string shard_name(size_t index, size_t count);
 

@@ -1,5 +1,6 @@
 #include "ops/tensor.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -15,6 +16,15 @@ T load(const void* data, int64_t index) {
   std::memcpy(&value, static_cast<const char*>(data) + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
   return value;
 }
+
+// Every e4m3 code as fp32.
+struct E4m3Table {
+  float values[256];
+  constexpr E4m3Table() : values() {
+    for (int code = 0; code < 256; ++code) values[code] = nvfp4::e4m3_to_float(static_cast<uint8_t>(code));
+  }
+};
+constexpr E4m3Table kE4m3;
 
 }  // namespace
 
@@ -66,7 +76,10 @@ void dequantize(const MatrixSource& source, int64_t row, float* out) {
     case Format::kFp8: {
       const auto* codes = static_cast<const uint8_t*>(source.data) + begin;
       const float* scales = source.grid_scales + row / source.scale_rows * ceil_div(columns, source.scale_columns);
-      for (int64_t i = 0; i < columns; ++i) out[i] = nvfp4::e4m3_to_float(codes[i]) * scales[i / source.scale_columns];
+      for (int64_t begin_cell = 0; begin_cell < columns; begin_cell += source.scale_columns, ++scales) {
+        const int64_t end_cell = std::min(begin_cell + source.scale_columns, columns);
+        for (int64_t i = begin_cell; i < end_cell; ++i) out[i] = kE4m3.values[codes[i]] * *scales;
+      }
       return;
     }
     case Format::kNvfp4: {

@@ -1,0 +1,84 @@
+// What the tests of operations share: random weights in every checkpoint format, activation tensors, step scripts, and
+// the comparison of two results.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "cpu/cpu_backend.h"
+#include "ops/ops.h"
+
+namespace fourfold::test {
+
+// ---- backends
+
+// One backend for each combination, made on first use. threads 2 unless told otherwise.
+cpu::CpuBackend& backend_of(cpu::Isa isa, bool nvfp4_activations = false, int threads = 2);
+std::vector<cpu::Isa> fast_isas();
+
+// Relative error of rounding an activation to what the instruction set multiplies with: 2^-9 where products are bf16.
+double activation_epsilon(cpu::Isa isa);
+// Tolerance of a product over `depth` elements, relative to the norm of the result: rounding of the inputs, and fp32
+// sums that grow like a random walk.
+double product_tolerance(cpu::Isa isa, int64_t depth);
+
+// ---- values
+
+std::vector<float> random_values(Random& random, int64_t count, double scale = 1.0);
+
+// A weight that owns its memory.
+struct OwnedMatrix {
+  ops::MatrixSource source;
+  std::vector<uint8_t> bytes, block_scales;
+  std::vector<float> grid;
+};
+std::shared_ptr<OwnedMatrix> random_matrix(Random& random, ops::Format format, int64_t rows, int64_t columns,
+                                           double scale = 0.05);
+// Per tensor, per row, or in blocks that do not divide the matrix.
+enum class Grid { kTensor, kRows, kBlocks };
+std::shared_ptr<OwnedMatrix> random_fp8(Random& random, int64_t rows, int64_t columns, Grid grid);
+
+// An activation tensor of a backend. Rows lie further apart than their length; the gaps and new tensors are NaN.
+class Activations {
+ public:
+  Activations(cpu::CpuBackend& backend, int64_t rows, int64_t cols, int64_t gap = 16);
+  Activations(cpu::CpuBackend& backend, const std::vector<float>& values, int64_t rows, int64_t cols);
+  const ops::Tensor& tensor() const { return tensor_; }
+  std::vector<float> values() const;
+
+ private:
+  std::unique_ptr<ops::Buffer> buffer_;
+  ops::Tensor tensor_;
+  cpu::CpuBackend& backend_;
+};
+
+// ---- comparison
+
+struct Result {
+  std::string name;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  std::vector<float> values;
+  double tolerance = 0;  // of the norm of the difference of each row, relative to the norm of the row
+};
+
+// Each row within tolerance in norm, each element within 8 times that of the row's root mean square; no NaN. Reports
+// the worst row and column. `worst` collects the largest relative error of a row.
+void expect_close(const Result& expected, const Result& found, double* worst = nullptr);
+
+// A batch over tokens that are all 0; for operations that do not look at them.
+struct StepBatch {
+  std::vector<int32_t> tokens;
+  std::vector<ops::Sequence> sequences;
+  ops::Batch batch() const { return {tokens, sequences, {}}; }
+};
+
+}  // namespace fourfold::test

@@ -34,11 +34,11 @@ struct ExpandFp8 {
   static inline void run(typename V::I words, typename V::F* out) { V::expand_fp8(words, out); }
 };
 
-// sums[t][16] of `words` words. Two chains per output when one token leaves the multipliers waiting.
+// sums[t][16] of `words` words. Two chains for each output, since one alone leaves the multipliers waiting.
 template <class V, class E, int M>
 inline void dot_words(const uint8_t* words, int64_t count, const float* const* x, int64_t column, float* sums) {
   constexpr int kVectors = V::kVectors;
-  constexpr int kChains = M <= 2 ? 2 : 1;
+  constexpr int kChains = 2;
   typename V::F acc[kChains][M][kVectors];
   for (int c = 0; c < kChains; ++c) {
     for (int t = 0; t < M; ++t) {
@@ -70,9 +70,8 @@ inline void dot_words(const uint8_t* words, int64_t count, const float* const* x
   if (w < count) step(w, 0);
   for (int t = 0; t < M; ++t) {
     for (int h = 0; h < kVectors; ++h) {
-      typename V::F sum = acc[0][t][h];
-      if (kChains == 2) sum = V::add(sum, acc[kChains - 1][t][h]);
-      V::store(sums + t * kPanelRows + h * V::kLanes, sum);
+      const typename V::F sum = acc[0][t][h];
+      V::store(sums + t * kPanelRows + h * V::kLanes, V::add(sum, acc[1][t][h]));
     }
   }
 }
@@ -98,14 +97,12 @@ void gemv_words(const Panel& panel, const float* const* x, float* out) {
   }
 }
 
+// Two tokens at a time: the second pass finds the panel in L1 or L2, and more accumulators would not fit registers.
 template <class V, class E>
 void gemv_tokens(const Panel& panel, const float* const* x, int tokens, float* out) {
-  switch (tokens) {
-    case 1: return gemv_words<V, E, 1>(panel, x, out);
-    case 2: return gemv_words<V, E, 2>(panel, x, out);
-    case 3: return gemv_words<V, E, 3>(panel, x, out);
-    default: return gemv_words<V, E, 4>(panel, x, out);
-  }
+  int t = 0;
+  for (; t + 2 <= tokens; t += 2) gemv_words<V, E, 2>(panel, x + t, out + t * kPanelRows);
+  if (t < tokens) gemv_words<V, E, 1>(panel, x + t, out + t * kPanelRows);
 }
 
 template <class V>

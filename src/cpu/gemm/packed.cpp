@@ -1,6 +1,8 @@
 #include "cpu/gemm/packed.h"
 
+#if defined(__SSE2__)
 #include <emmintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -9,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "cpu/stored_matrix.h"
 
 namespace fourfold::cpu::gemm {
 namespace {
@@ -63,6 +66,7 @@ int64_t row_bytes(Kind kind, int64_t columns) {
 // Writes rows (each `bytes` long, `stride` apart) as words [ceil(bytes / 4), 16] with the row in the lane.
 void transpose_words(const uint8_t* in, int64_t stride, int64_t rows, int64_t bytes, uint8_t* out) {
   int64_t w = 0;
+#if defined(__SSE2__)
   if (rows == kPanelRows) {
     // A cache line of each row at a time: rows a power of two apart share few cache sets.
     for (; (w + 16) * 4 <= bytes; w += 16) {
@@ -83,6 +87,7 @@ void transpose_words(const uint8_t* in, int64_t stride, int64_t rows, int64_t by
       }
     }
   }
+#endif
   for (; w * 4 < bytes; ++w) {
     const auto n = static_cast<size_t>(std::min<int64_t>(4, bytes - w * 4));
     for (int64_t r = 0; r < rows; ++r) std::memcpy(out + (w * kPanelRows + r) * 4, in + r * stride + w * 4, n);
@@ -115,10 +120,7 @@ Panel PackedPart::panel(int64_t i) const {
 }
 
 PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
-  if (source.rows < 1 || source.columns < 1) {
-    fail("{}: a {} x {} matrix, wanted at least one row and column", printable(source.name), source.rows,
-         source.columns);
-  }
+  check_source(source);
   PackedPart part;
   part.kind = kind_of(source.format);
   part.first_row = first_row;
@@ -131,15 +133,9 @@ PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
   part.scale_offset = words * kPanelRows * 4;
   part.panel_bytes = part.scale_offset;
   if (part.kind == Kind::kNvfp4) {
-    if (source.columns % kBlockColumns != 0) {
-      fail("{}: {} columns of NVFP4, wanted a multiple of {}", printable(source.name), source.columns, kBlockColumns);
-    }
     part.panel_bytes += source.columns / kBlockColumns * kPanelRows;
     part.row_scales.assign(kPanelRows, source.tensor_scale);
   } else if (part.kind == Kind::kFp8) {
-    if (source.grid_scales == nullptr || source.scale_rows < 1 || source.scale_columns < 1) {
-      fail("{}: fp8 elements without scales", printable(source.name));
-    }
     const int64_t segments = ceil_div(source.columns, source.scale_columns);
     if (segments > 1 && source.scale_columns % kColumnAlign != 0) {
       fail("{}: fp8 scales for {} columns each, wanted a multiple of {} or one for the whole row",

@@ -1,0 +1,97 @@
+// The vector type of float_kernels.h for AVX-512 (F, BW, DQ, VL); unnamed namespace, see there.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/gemm/float_kernels.h"
+
+namespace fourfold::cpu::gemm {
+namespace {
+
+struct Avx512 {
+  using F = __m512;
+  using I = __m512i;
+  static constexpr int kLanes = 16;
+  static constexpr int kVectors = 1;
+
+  static inline I load_words(const void* p) { return _mm512_loadu_si512(p); }
+  static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static inline F load(const float* p) { return _mm512_loadu_ps(p); }
+  static inline void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+  static inline F zero() { return _mm512_setzero_ps(); }
+  static inline F set(float v) { return _mm512_set1_ps(v); }
+  static inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static inline F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static inline F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static inline F scale(F p, F n) { return _mm512_scalef_ps(p, n); }
+
+  static inline void expand_f32(I w, F* out) { out[0] = _mm512_castsi512_ps(w); }
+  static inline void expand_bf16(I w, F* out) {
+    out[0] = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+    out[1] = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  // 16-bit halves of the lanes, sorted into all low ones and all high ones.
+  static inline I split_halves(I w) {
+    const __m512i order = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1,  //
+                                           30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    return _mm512_permutexvar_epi16(order, w);
+  }
+  static inline F low_half(I halves) { return _mm512_cvtph_ps(_mm512_castsi512_si256(halves)); }
+  static inline F high_half(I halves) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)); }
+  static inline void expand_f16(I w, F* out) {
+    const __m512i halves = split_halves(w);
+    out[0] = low_half(halves);
+    out[1] = high_half(halves);
+  }
+  // An e4m3 code moved to the exponent and mantissa of an f16 is its value x 2^-8, subnormals included.
+  static inline I e4m3_to_f16(I bytes) {
+    return _mm512_or_si512(
+        _mm512_and_si512(_mm512_slli_epi16(bytes, 7), _mm512_set1_epi16(0x3f80)),
+        _mm512_and_si512(_mm512_slli_epi16(bytes, 8), _mm512_set1_epi16(static_cast<short>(0x8000))));
+  }
+  static inline void expand_fp8(I w, F* out) {
+    const __m512i even = split_halves(e4m3_to_f16(w));
+    const __m512i odd = split_halves(e4m3_to_f16(_mm512_srli_epi16(w, 8)));
+    const __m512 unit = _mm512_set1_ps(256.0f);
+    out[0] = _mm512_mul_ps(unit, low_half(even));
+    out[1] = _mm512_mul_ps(unit, low_half(odd));
+    out[2] = _mm512_mul_ps(unit, high_half(even));
+    out[3] = _mm512_mul_ps(unit, high_half(odd));
+  }
+
+  // Block scales of 16 rows (never negative) x 2^-8.
+  static inline F block_scales(const uint8_t* scales) {
+    const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(words, 7));
+  }
+
+  static inline F e2m1_values() {
+    return _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f,
+                          -4.0f, -6.0f);
+  }
+
+  // Blocks of NVFP4 to out[k][16] = e2m1 x e4m3, exact. A permute looks at the low four bits of each lane only.
+  static inline void expand_nvfp4(const uint8_t* words, const uint8_t* scales, int64_t blocks, float* out) {
+    const __m512 table = e2m1_values();
+    for (int64_t b = 0; b < blocks; ++b, words += 128, scales += 16, out += 256) {
+      const __m512 s = _mm512_mul_ps(block_scales(scales), _mm512_set1_ps(256.0f));
+      const __m512i w[2] = {load_words(words), load_words(words + 64)};
+#pragma GCC unroll 2
+      for (int d = 0; d < 2; ++d) {
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; ++k) {
+          const __m512i index = k == 0 ? w[d] : _mm512_srli_epi32(w[d], 4 * static_cast<unsigned>(k));
+          _mm512_store_ps(out + (d * 8 + k) * 16, _mm512_mul_ps(s, _mm512_permutexvar_ps(index, table)));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace fourfold::cpu::gemm

@@ -1,0 +1,104 @@
+// Panels as bf16 pairs [columns / 2, 16 rows, 2], the weight operand of vdpbf16ps and of AMX; unnamed namespace, see
+// float_kernels.h. Exact for NVFP4 (e2m1 x e4m3 has at most 6 significant bits), e4m3 and bf16.
+#pragma once
+
+#include "cpu/gemm/avx512_vector.h"
+
+namespace fourfold::cpu::gemm {
+namespace {
+
+// Columns of a piece: 8 KiB of pairs for each panel.
+inline constexpr int64_t kPieceBf16 = 256;
+inline constexpr int64_t kPieceBytes = kPieceBf16 * kPanelRows * 2;
+
+// Two exact bf16 values as fp32 to a pair: the low halves are zero.
+inline __m512i pair_bf16(__m512 even, __m512 odd) {
+  return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd));
+}
+
+inline void expand_nvfp4_pairs(const uint8_t* words, const uint8_t* scales, int64_t blocks, uint8_t* out) {
+  const __m512 table = Avx512::e2m1_values();
+  for (int64_t b = 0; b < blocks; ++b, words += 128, scales += 16, out += 512) {
+    const __m512 s = _mm512_mul_ps(Avx512::block_scales(scales), _mm512_set1_ps(256.0f));
+    const __m512i w[2] = {Avx512::load_words(words), Avx512::load_words(words + 64)};
+#pragma GCC unroll 2
+    for (int d = 0; d < 2; ++d) {
+#pragma GCC unroll 4
+      for (int k = 0; k < 8; k += 2) {
+        const __m512i even = k == 0 ? w[d] : _mm512_srli_epi32(w[d], 4 * static_cast<unsigned>(k));
+        const __m512i odd = _mm512_srli_epi32(w[d], 4 * static_cast<unsigned>(k) + 4);
+        _mm512_store_si512(out + (d * 4 + k / 2) * 64,
+                           pair_bf16(_mm512_mul_ps(s, _mm512_permutexvar_ps(even, table)),
+                                     _mm512_mul_ps(s, _mm512_permutexvar_ps(odd, table))));
+      }
+    }
+  }
+}
+
+// Columns [begin, end), padded with zeros to a multiple of 32: either in the panel itself or expanded to `scratch`.
+inline const uint8_t* bf16_piece(const Panel& panel, int64_t begin, int64_t end, uint8_t* scratch) {
+  const int64_t n = end - begin;
+  const int64_t padded = padded_columns(n);
+  int64_t pairs = 0;
+  switch (panel.kind) {
+    case Kind::kNvfp4:
+      expand_nvfp4_pairs(panel.words + begin / 8 * 64, panel.scales + begin, n / kBlockColumns, scratch);
+      pairs = n / 2;
+      break;
+    case Kind::kFp8: {
+      const uint8_t* words = panel.words + begin / 4 * 64;
+      const int64_t count = (n + 3) / 4;
+      for (int64_t w = 0; w < count; ++w) {
+        __m512 value[4];
+        Avx512::expand_fp8(Avx512::load_words(words + w * 64), value);
+        _mm512_store_si512(scratch + w * 128, pair_bf16(value[0], value[1]));
+        _mm512_store_si512(scratch + w * 128 + 64, pair_bf16(value[2], value[3]));
+      }
+      pairs = 2 * count;
+      break;
+    }
+    default: {  // bf16
+      const uint8_t* words = panel.words + begin / 2 * 64;
+      if (padded == n) return words;
+      pairs = (n + 1) / 2;
+      for (int64_t w = 0; w < pairs; ++w) _mm512_store_si512(scratch + w * 64, Avx512::load_words(words + w * 64));
+      break;
+    }
+  }
+  for (; pairs < padded / 2; ++pairs) _mm512_store_si512(scratch + pairs * 64, _mm512_setzero_si512());
+  return scratch;
+}
+
+// 16 values from x[k ..], of `columns` in all, as bf16 (nearest, ties to even).
+inline __m256i load_bf16(const float* x, int64_t k, int64_t columns) {
+  const int64_t left = columns - k;
+  const __mmask16 mask = left >= 16 ? 0xffff : left <= 0 ? 0 : static_cast<__mmask16>((1u << left) - 1);
+  return (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x + k));
+}
+
+// Cuts the columns of one or two panels into pieces with constant row scales, and calls
+// piece(weights[2], scales[2], first column, columns of the piece, first) for each.
+template <typename F>
+inline void for_pieces(const Panel* panels, int count, void* scratch, F&& piece) {
+  const int64_t columns = panels[0].columns;
+  bool first = true;
+  for (int64_t begin = 0; begin < columns; first = false) {
+    int64_t end = columns - begin < kPieceBf16 ? columns : begin + kPieceBf16;
+    const float* scales[2] = {nullptr, nullptr};
+    for (int p = 0; p < count; ++p) {
+      const int64_t segment = begin / panels[p].segment;
+      const int64_t segment_end = (segment + 1) * panels[p].segment;
+      if (segment_end < end) end = segment_end;
+      scales[p] = panels[p].row_scales + segment * panels[p].row_scale_stride;
+    }
+    const uint8_t* weights[2] = {nullptr, nullptr};
+    for (int p = 0; p < count; ++p) {
+      weights[p] = bf16_piece(panels[p], begin, end, static_cast<uint8_t*>(scratch) + p * kPieceBytes);
+    }
+    piece(weights, scales, begin, end - begin, first);
+    begin = end;
+  }
+}
+
+}  // namespace
+}  // namespace fourfold::cpu::gemm

@@ -1,0 +1,76 @@
+#include "cpu/gemm/dispatch.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace fourfold::cpu::gemm {
+namespace {
+
+bool has_vnni_and_vbmi() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512vnni") != 0 && __builtin_cpu_supports("avx512vbmi") != 0;
+#else
+  return false;
+#endif
+}
+
+// The bf16 and AMX files bring their own matrix products; the integer dot products come from the VNNI or the plain
+// AVX-512 file.
+KernelTable with_dot_products(const KernelTable& base) {
+  KernelTable kernels = base;
+  const KernelTable* dot = has_vnni_and_vbmi() ? avx512vnni_kernels() : avx512_kernels();
+  kernels.quantize = dot->quantize;
+  kernels.gemv_nvfp4 = dot->gemv_nvfp4;
+  kernels.gemv_float = dot->gemv_float;
+  kernels.swiglu = dot->swiglu;
+  kernels.axpy = dot->axpy;
+  return kernels;
+}
+
+}  // namespace
+
+const KernelTable& kernels_for(Isa isa) {
+  switch (isa) {
+    case Isa::kReference:
+      break;
+    case Isa::kAvx2:
+      if (avx2_kernels() != nullptr) return *avx2_kernels();
+      break;
+    case Isa::kAvx512:
+      if (avx512_kernels() != nullptr) {
+        return has_vnni_and_vbmi() ? *avx512vnni_kernels() : *avx512_kernels();
+      }
+      break;
+    case Isa::kAvx512Bf16:
+      if (avx512bf16_kernels() != nullptr) {
+        static const KernelTable kernels = with_dot_products(*avx512bf16_kernels());
+        return kernels;
+      }
+      break;
+    case Isa::kAmx:
+      if (amx_kernels() != nullptr) {
+        static const KernelTable kernels = with_dot_products(*amx_kernels());
+        return kernels;
+      }
+      break;
+  }
+  fail("no matrix kernels for instruction set {}", isa_name(isa));
+}
+
+const KernelTable& wide_kernels_for(Isa isa) {
+  return kernels_for(isa).gemm_wide ? kernels_for(isa) : kernels_for(Isa::kAvx512);
+}
+
+std::vector<const KernelTable*> runnable_kernels() {
+  std::vector<const KernelTable*> all;
+  for (const Isa isa : supported_isas()) {
+    if (isa == Isa::kReference) continue;
+    if (isa == Isa::kAvx512) all.push_back(avx512_kernels());
+    const KernelTable* kernels = &kernels_for(isa);
+    if (std::find(all.begin(), all.end(), kernels) == all.end()) all.push_back(kernels);
+  }
+  return all;
+}
+
+}  // namespace fourfold::cpu::gemm

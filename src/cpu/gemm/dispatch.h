@@ -1,0 +1,22 @@
+// Which kernels run on this processor.
+#pragma once
+
+#include <vector>
+
+#include "cpu/backend.h"
+#include "cpu/gemm/layout.h"
+
+namespace fourfold::cpu::gemm {
+
+// The kernels of `isa`, with the best variants this processor has (e.g. VNNI within kAvx512). The processor must
+// support `isa`; kReference has none.
+const KernelTable& kernels_for(Isa isa);
+
+// For matrices that kernels_for(isa).gemm does not take (gemm_wide is false): fp32 throughout.
+const KernelTable& wide_kernels_for(Isa isa);
+
+// Every kernel table that this processor can run, ascending: more than one may belong to one Isa. For tests and
+// measurements.
+std::vector<const KernelTable*> runnable_kernels();
+
+}  // namespace fourfold::cpu::gemm

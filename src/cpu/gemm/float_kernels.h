@@ -1,0 +1,326 @@
+// Kernels in fp32 written once over a vector type. Included only by the files of one instruction set; everything is in
+// an unnamed namespace, so each file has its own copy with its own flags.
+//
+// V supplies: F, I (vector of float, of 32-bit words), kLanes, kVectors (vectors in a panel row of 16), load_words,
+// load, store, zero, set, add, mul, fma, expand_<kind>(I, F*), nvfp4_block(words, scales, emit).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/gemm/layout.h"
+
+namespace fourfold::cpu::gemm {
+namespace {
+
+template <class V>
+struct ExpandF32 {
+  static constexpr int kColumns = 1;  // in a word
+  static inline void run(typename V::I words, typename V::F* out) { V::expand_f32(words, out); }
+};
+template <class V>
+struct ExpandBf16 {
+  static constexpr int kColumns = 2;
+  static inline void run(typename V::I words, typename V::F* out) { V::expand_bf16(words, out); }
+};
+template <class V>
+struct ExpandF16 {
+  static constexpr int kColumns = 2;
+  static inline void run(typename V::I words, typename V::F* out) { V::expand_f16(words, out); }
+};
+template <class V>
+struct ExpandFp8 {
+  static constexpr int kColumns = 4;
+  static inline void run(typename V::I words, typename V::F* out) { V::expand_fp8(words, out); }
+};
+
+// sums[t][16] of `words` words. Two chains for each output, since one alone leaves the multipliers waiting.
+template <class V, class E, int M>
+inline void dot_words(const uint8_t* words, int64_t count, const float* const* x, int64_t column, float* sums) {
+  constexpr int kVectors = V::kVectors;
+  constexpr int kChains = 2;
+  typename V::F acc[kChains][M][kVectors];
+  for (int c = 0; c < kChains; ++c) {
+    for (int t = 0; t < M; ++t) {
+      for (int h = 0; h < kVectors; ++h) acc[c][t][h] = V::zero();
+    }
+  }
+  const auto step = [&](int64_t w, int chain) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+    for (int h = 0; h < kVectors; ++h) {
+      typename V::F weight[E::kColumns];
+      const uint8_t* at = words + (w * kPanelRows + h * V::kLanes) * 4;
+      V::prefetch(at + 2048);
+      E::run(V::load_words(at), weight);
+#pragma GCC unroll 4
+      for (int k = 0; k < E::kColumns; ++k) {
+#pragma GCC unroll 4
+        for (int t = 0; t < M; ++t) {
+          const int c = E::kColumns > 1 ? k % kChains : chain;
+          acc[c][t][h] = V::fma(weight[k], V::set(x[t][column + w * E::kColumns + k]), acc[c][t][h]);
+        }
+      }
+    }
+  };
+  int64_t w = 0;
+  for (; w + 2 <= count; w += 2) {
+    step(w, 0);
+    step(w + 1, kChains - 1);
+  }
+  if (w < count) step(w, 0);
+  for (int t = 0; t < M; ++t) {
+    for (int h = 0; h < kVectors; ++h) {
+      const typename V::F sum = acc[0][t][h];
+      V::store(sums + t * kPanelRows + h * V::kLanes, V::add(sum, acc[1][t][h]));
+    }
+  }
+}
+
+template <class V, class E, int M>
+void gemv_words(const Panel& panel, const float* const* x, float* out) {
+  const int64_t columns = panel.columns;
+  alignas(64) float sums[M * kPanelRows];
+  int64_t segment = 0;
+  for (int64_t begin = 0; begin < columns || begin == 0; begin += panel.segment, ++segment) {
+    const int64_t end = columns - begin < panel.segment ? columns : begin + panel.segment;
+    const int64_t first = begin / E::kColumns;
+    const int64_t count = (end - begin + E::kColumns - 1) / E::kColumns;
+    dot_words<V, E, M>(panel.words + first * kPanelRows * 4, count, x, begin, sums);
+    const float* scales = panel.row_scales + segment * panel.row_scale_stride;
+    for (int t = 0; t < M; ++t) {
+      for (int h = 0; h < kPanelRows; h += V::kLanes) {
+        float* to = out + t * kPanelRows + h;
+        const typename V::F sum = V::mul(V::load(sums + t * kPanelRows + h), V::load(scales + h));
+        V::store(to, segment == 0 ? sum : V::add(V::load(to), sum));
+      }
+    }
+  }
+}
+
+// Two tokens at a time: the second pass finds the panel in L1 or L2, and more accumulators would not fit registers.
+template <class V, class E>
+void gemv_tokens(const Panel& panel, const float* const* x, int tokens, float* out) {
+  int t = 0;
+  for (; t + 2 <= tokens; t += 2) gemv_words<V, E, 2>(panel, x + t, out + t * kPanelRows);
+  if (t < tokens) gemv_words<V, E, 1>(panel, x + t, out + t * kPanelRows);
+}
+
+template <class V>
+void gemv_float(const Panel& panel, const float* const* x, int tokens, float* out) {
+  switch (panel.kind) {
+    case Kind::kF32: return gemv_tokens<V, ExpandF32<V>>(panel, x, tokens, out);
+    case Kind::kBf16: return gemv_tokens<V, ExpandBf16<V>>(panel, x, tokens, out);
+    case Kind::kF16: return gemv_tokens<V, ExpandF16<V>>(panel, x, tokens, out);
+    case Kind::kFp8: return gemv_tokens<V, ExpandFp8<V>>(panel, x, tokens, out);
+    case Kind::kNvfp4: return;
+  }
+}
+
+// ---- prefill: dequantise a piece of a panel to fp32 [columns, 16], then a register-blocked product
+
+template <class V, class E>
+inline void expand_words(const uint8_t* words, int64_t count, float* out) {
+  for (int64_t w = 0; w < count; ++w) {
+    for (int h = 0; h < V::kVectors; ++h) {
+      typename V::F weight[E::kColumns];
+      E::run(V::load_words(words + (w * kPanelRows + h * V::kLanes) * 4), weight);
+      for (int k = 0; k < E::kColumns; ++k) {
+        V::store(out + (w * E::kColumns + k) * kPanelRows + h * V::kLanes, weight[k]);
+      }
+    }
+  }
+}
+
+// Columns [begin, end) to out[k][16]; begin is a multiple of 16. Returns the number of columns written, end - begin
+// rounded up to whole words (the extra ones are zero).
+template <class V>
+inline int64_t expand_panel(const Panel& panel, int64_t begin, int64_t end, float* out) {
+  const int64_t n = end - begin;
+  switch (panel.kind) {
+    case Kind::kF32:
+      expand_words<V, ExpandF32<V>>(panel.words + begin * kPanelRows * 4, n, out);
+      return n;
+    case Kind::kBf16:
+      expand_words<V, ExpandBf16<V>>(panel.words + begin / 2 * kPanelRows * 4, (n + 1) / 2, out);
+      return (n + 1) / 2 * 2;
+    case Kind::kF16:
+      expand_words<V, ExpandF16<V>>(panel.words + begin / 2 * kPanelRows * 4, (n + 1) / 2, out);
+      return (n + 1) / 2 * 2;
+    case Kind::kFp8:
+      expand_words<V, ExpandFp8<V>>(panel.words + begin / 4 * kPanelRows * 4, (n + 3) / 4, out);
+      return (n + 3) / 4 * 4;
+    case Kind::kNvfp4:
+      V::expand_nvfp4(panel.words + begin / 8 * kPanelRows * 4, panel.scales + begin, n / kBlockColumns, out);
+      return n;
+  }
+  return n;
+}
+
+// out[t][0 .. kVectors) (+)= scale x sum over k of a[k][t] b[k]; the vectors of b come from one panel (AVX2: two
+// halves) or two (AVX-512).
+template <class V, int M, int N>
+inline void micro(const float* a, const float* const* b, const float* const* scale, int64_t columns, bool first,
+                  float* const* out) {
+  typename V::F acc[M][N];
+#pragma GCC unroll 16
+  for (int t = 0; t < M; ++t) {
+#pragma GCC unroll 2
+    for (int v = 0; v < N; ++v) acc[t][v] = V::zero();
+  }
+  const float* b0 = b[0];
+  const float* b1 = b[N - 1];
+#pragma GCC unroll 4
+  for (int64_t k = 0; k < columns; ++k) {
+    typename V::F weight[N];
+    weight[0] = V::load(b0 + k * kPanelRows);
+    if (N == 2) weight[N - 1] = V::load(b1 + k * kPanelRows);
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t) {
+      const typename V::F x = V::set(a[k * M + t]);
+#pragma GCC unroll 2
+      for (int v = 0; v < N; ++v) acc[t][v] = V::fma(weight[v], x, acc[t][v]);
+    }
+  }
+#pragma GCC unroll 2
+  for (int v = 0; v < N; ++v) {
+    const typename V::F s = V::load(scale[v]);
+#pragma GCC unroll 16
+    for (int t = 0; t < M; ++t) {
+      float* to = out[v] + t * kPairRows;
+      V::store(to, first ? V::mul(acc[t][v], s) : V::fma(acc[t][v], s, V::load(to)));
+    }
+  }
+}
+
+template <class V, int N, int M>
+inline void micro_tokens(int tokens, const float* a, const float* const* b, const float* const* scale, int64_t columns,
+                         bool first, float* const* out) {
+  if (tokens == M) return micro<V, M, N>(a, b, scale, columns, first, out);
+  if constexpr (M > 1) micro_tokens<V, N, M - 1>(tokens, a, b, scale, columns, first, out);
+}
+
+// Tokens are cut into the fewest tiles of at most `most`, as even as possible: size of tile i of n.
+inline int64_t tile_count(int64_t tokens, int64_t most) { return (tokens + most - 1) / most; }
+inline int64_t tile_begin(int64_t tokens, int64_t tiles, int64_t i) { return tokens * i / tiles; }
+
+inline int64_t padded_columns(int64_t columns) { return (columns + kColumnAlign - 1) / kColumnAlign * kColumnAlign; }
+
+// fp32 tiles, [columns, tokens of the tile] each, one after the other.
+inline int64_t packed_bytes_f32(int64_t tokens, int64_t columns) { return tokens * padded_columns(columns) * 4; }
+
+template <int kMost>
+void pack_f32(const float* const* x, int64_t tokens, int64_t columns, void* packed) {
+  const int64_t padded = padded_columns(columns);
+  const int64_t tiles = tile_count(tokens, kMost);
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int64_t begin = tile_begin(tokens, tiles, i);
+    const int64_t m = tile_begin(tokens, tiles, i + 1) - begin;
+    float* out = static_cast<float*>(packed) + begin * padded;
+    for (int64_t k = 0; k < padded; k += 16) {
+      const int64_t n = columns - k < 16 ? columns - k : 16;
+      for (int64_t t = 0; t < m; ++t) {
+        const float* in = x[begin + t];
+        for (int64_t j = 0; j < n; ++j) out[(k + j) * m + t] = in[k + j];
+        for (int64_t j = n < 0 ? 0 : n; j < 16; ++j) out[(k + j) * m + t] = 0.0f;
+      }
+    }
+  }
+}
+
+// Columns of one piece: the fp32 piece of one panel is 16 KiB, so that it and a tile of activations stay in L1.
+inline constexpr int64_t kPieceF32 = 256;
+
+// kMost: tokens of a tile. V::kVectors == 2: a panel is two vectors and panels go one by one; 1: two panels at a time.
+template <class V, int kMost>
+void gemm_f32(const Panel* panels, int count, const void* packed, int64_t tokens, void* scratch, float* out) {
+  constexpr bool kPair = V::kVectors == 1;
+  const int64_t columns = panels[0].columns;
+  const int64_t padded = padded_columns(columns);
+  const int64_t tiles = tile_count(tokens, kMost);
+  float* piece = static_cast<float*>(scratch);
+  for (int p = 0; p < count; p += kPair ? 2 : 1) {
+    const int group = kPair ? count - p : 1;
+    int64_t step = kPieceF32;
+    for (int g = 0; g < group; ++g) {
+      if (panels[p + g].segment < step) step = panels[p + g].segment;
+    }
+    bool first = true;
+    for (int64_t begin = 0; begin < columns || first; first = false) {
+      // A piece ends where any of its panels changes its row scales.
+      int64_t end = columns - begin < step ? columns : begin + step;
+      const float* scales[2] = {nullptr, nullptr};
+      for (int g = 0; g < group; ++g) {
+        const Panel& panel = panels[p + g];
+        const int64_t segment = begin / panel.segment;
+        const int64_t segment_end = panel.segment >= columns ? columns : (segment + 1) * panel.segment;
+        if (segment_end < end) end = segment_end;
+        scales[g] = panel.row_scales + segment * panel.row_scale_stride;
+      }
+      int64_t n = 0;
+      for (int g = 0; g < group; ++g) n = expand_panel<V>(panels[p + g], begin, end, piece + g * kPieceF32 * kPanelRows);
+      if (n > end - begin && end < columns) n = end - begin;
+      for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t t = tile_begin(tokens, tiles, i);
+        const int m = static_cast<int>(tile_begin(tokens, tiles, i + 1) - t);
+        const float* a = static_cast<const float*>(packed) + t * padded + begin * m;
+        float* c = out + t * kPairRows + p * kPanelRows;
+        if constexpr (kPair) {
+          const float* b[2] = {piece, piece + kPieceF32 * kPanelRows};
+          float* to[2] = {c, c + kPanelRows};
+          if (group == 2) {
+            micro_tokens<V, 2, kMost>(m, a, b, scales, n, first, to);
+          } else {
+            micro_tokens<V, 1, kMost>(m, a, b, scales, n, first, to);
+          }
+        } else {
+          const float* b[2] = {piece, piece + V::kLanes};
+          const float* s[2] = {scales[0], scales[0] + V::kLanes};
+          float* to[2] = {c, c + V::kLanes};
+          micro_tokens<V, 2, kMost>(m, a, b, s, n, first, to);
+        }
+      }
+      begin = end;
+      if (begin >= columns) break;
+    }
+  }
+}
+
+// ---- element-wise
+
+// e^x for x <= 0 .. 88, relative error about 1e-7: 2^n times a polynomial of degree 6 (Taylor coefficients are within
+// 2e-8 on [-ln2 / 2, ln2 / 2]).
+template <class V>
+inline typename V::F exp_vector(typename V::F x) {
+  x = V::min(V::max(x, V::set(-87.0f)), V::set(88.0f));  // max returns its second operand for NaN: see swiglu
+  const typename V::F n = V::round(V::mul(x, V::set(1.44269504088896341f)));
+  typename V::F r = V::fma(n, V::set(-0.693359375f), x);
+  r = V::fma(n, V::set(2.12194440e-4f), r);
+  typename V::F p = V::set(1.0f / 720);
+  p = V::fma(p, r, V::set(1.0f / 120));
+  p = V::fma(p, r, V::set(1.0f / 24));
+  p = V::fma(p, r, V::set(1.0f / 6));
+  p = V::fma(p, r, V::set(0.5f));
+  p = V::fma(p, r, V::set(1.0f));
+  p = V::fma(p, r, V::set(1.0f));
+  return V::scale(p, n);
+}
+
+template <class V>
+void swiglu(const float* gate, const float* up, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; i += V::kLanes) {
+    const typename V::F g = V::load(gate + i);
+    const typename V::F e = exp_vector<V>(V::sub(V::zero(), g));
+    // g / (1 + e) is NaN for NaN g whatever e became.
+    const typename V::F silu = V::div(g, V::add(V::set(1.0f), e));
+    V::store(out + i, V::mul(silu, V::load(up + i)));
+  }
+}
+
+template <class V>
+void axpy(float weight, const float* x, float* out, int64_t n) {
+  const typename V::F w = V::set(weight);
+  for (int64_t i = 0; i < n; i += V::kLanes) V::store(out + i, V::fma(w, V::load(x + i), V::load(out + i)));
+}
+
+}  // namespace
+}  // namespace fourfold::cpu::gemm

@@ -1,0 +1,91 @@
+// The packed form of a weight matrix and the table of kernels that read it. Included by files compiled for one
+// instruction set each, so it holds plain data and constants only: an inline function here would be compiled several
+// times with different flags, and the linker would keep any one of them.
+//
+// Rows are grouped in panels of 16. A panel is a [words, 16] matrix of 32-bit words: word w of row r holds the
+// consecutive columns that fit in 32 bits (8 e2m1 codes, 4 e4m3, 2 bf16 or f16, 1 f32), first column in the lowest
+// bits, exactly as the checkpoint has them in a row. So packing is a transposition of words, nothing is recoded, and
+// one vector of words has one row in each 32-bit lane: no kernel needs a horizontal sum. For bf16 this is also the
+// operand layout of vdpbf16ps and of an AMX B tile.
+//
+// NVFP4: after the words of a panel come its block scales, [columns / 16, 16 rows] e4m3. Block scales are stored
+// non-negative (a negative one flips the signs of its codes instead) and are never NaN.
+// Missing rows of the last panel and missing columns of the last word are zero.
+#pragma once
+
+#include <cstdint>
+
+namespace fourfold::cpu::gemm {
+
+enum class Kind : uint8_t { kF32, kBf16, kF16, kFp8, kNvfp4 };
+
+inline constexpr int kPanelRows = 16;
+inline constexpr int kGemvTokens = 4;      // most tokens that a gemv kernel takes at once
+inline constexpr int kBlockColumns = 16;   // columns that share an NVFP4 scale
+inline constexpr int kPanelAlign = 64;     // bytes; panels start on cache lines
+inline constexpr int kColumnAlign = 32;    // packed activations are padded with zeros to a multiple of this
+inline constexpr int kTileTokens = 16;     // most tokens of one packed activation tile, of any kernel
+inline constexpr int kGemmTokens = 96;     // most tokens that one gemm call takes
+inline constexpr int kPairRows = 2 * kPanelRows;
+
+// One panel as a kernel sees it. The true weight is element x row_scale.
+struct Panel {
+  const uint8_t* words = nullptr;
+  const uint8_t* scales = nullptr;    // NVFP4: [columns / 16, 16] e4m3
+  const float* row_scales = nullptr;  // [segments, 16] at a distance of row_scale_stride floats
+  int64_t row_scale_stride = 0;
+  int64_t segment = 0;  // columns that share row scales; at least `columns` when there is one segment
+  int64_t columns = 0;
+  Kind kind = Kind::kF32;
+};
+
+// 16 activations as integers for the dot product with e2m1 codes: x = scale x (256 hi + lo), a 16-bit integer in two
+// signed bytes. Byte order follows the codes: columns 0 2 4 6, 1 3 5 7, 8 10 12 14, 9 11 13 15 (low nibbles of a word,
+// then its high nibbles).
+struct ActivationBlock {
+  int8_t hi[16];
+  int8_t lo[16];
+  int32_t correction;  // 12 x the sum of the 16 integers: codes are looked up as 2 w + 12, which is never negative
+  float scale;         // half the step (codes are doubled), times 2^8 (how block scales are decoded)
+};
+
+// The kernels of one instruction set. All sums are fp32 (int32 within an NVFP4 block), each output has its own
+// accumulators, and their order depends on the columns only: a token's result does not depend on its neighbours or on
+// threads.
+struct KernelTable {
+  const char* name;
+  // Up to this many tokens gemv is the faster way.
+  int gemv_limit;
+
+  // x[columns] -> columns / 16 blocks. A block with a value that is not finite gets scale NaN.
+  void (*quantize)(const float* x, int64_t columns, ActivationBlock* out);
+  // out[t][16] = panel x token t, row scales applied; tokens 1..kGemvTokens.
+  void (*gemv_nvfp4)(const Panel& panel, const ActivationBlock* const* x, int tokens, float* out);
+  // The same for the other kinds; x[t] has columns padded with zeros to a whole word.
+  void (*gemv_float)(const Panel& panel, const float* const* x, int tokens, float* out);
+
+  // Packed activations of up to kGemmTokens tokens.
+  int64_t (*packed_bytes)(int64_t tokens, int64_t columns);
+  void (*pack)(const float* const* x, int64_t tokens, int64_t columns, void* packed);
+  // out[t][32] = (panels[0], panels[1]) x token t; count is 1 or 2, both with the same columns; with one panel the
+  // upper 16 floats are left alone. `scratch` has gemm_scratch bytes, aligned to 64.
+  void (*gemm)(const Panel* panels, int count, const void* packed, int64_t tokens, void* scratch, float* out);
+  int64_t gemm_scratch;
+
+  // False: gemm rounds weights to bf16, which is exact for NVFP4, e4m3 and bf16 only; f32 and f16 go elsewhere.
+  bool gemm_wide;
+
+  // out[i] = silu(gate[i]) x up[i], n a multiple of 16.
+  void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);
+  // out[i] += weight x x[i], n a multiple of 16.
+  void (*axpy)(float weight, const float* x, float* out, int64_t n);
+};
+
+// Null where this build has none (other processors).
+const KernelTable* avx2_kernels();
+const KernelTable* avx512_kernels();      // F, BW, DQ, VL
+const KernelTable* avx512vnni_kernels();  // and VNNI, VBMI
+const KernelTable* avx512bf16_kernels();  // and BF16
+const KernelTable* amx_kernels();         // and AMX-TILE, AMX-BF16
+
+}  // namespace fourfold::cpu::gemm

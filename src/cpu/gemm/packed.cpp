@@ -1,0 +1,296 @@
+#include "cpu/gemm/packed.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "cpu/stored_matrix.h"
+
+namespace fourfold::cpu::gemm {
+namespace {
+
+Kind kind_of(ops::Format format) {
+  switch (format) {
+    case ops::Format::kF32:
+      return Kind::kF32;
+    case ops::Format::kBf16:
+      return Kind::kBf16;
+    case ops::Format::kF16:
+      return Kind::kF16;
+    case ops::Format::kFp8:
+      return Kind::kFp8;
+    case ops::Format::kNvfp4:
+      return Kind::kNvfp4;
+  }
+  return Kind::kF32;
+}
+
+int64_t columns_in_word(Kind kind) {
+  switch (kind) {
+    case Kind::kF32:
+      return 1;
+    case Kind::kBf16:
+    case Kind::kF16:
+      return 2;
+    case Kind::kFp8:
+      return 4;
+    case Kind::kNvfp4:
+      return 8;
+  }
+  return 1;
+}
+
+// Bytes of `columns` elements of a row.
+int64_t row_bytes(Kind kind, int64_t columns) {
+  switch (kind) {
+    case Kind::kF32:
+      return columns * 4;
+    case Kind::kBf16:
+    case Kind::kF16:
+      return columns * 2;
+    case Kind::kFp8:
+      return columns;
+    case Kind::kNvfp4:
+      return columns / 2;
+  }
+  return 0;
+}
+
+// Writes rows (each `bytes` long, `stride` apart) as words [ceil(bytes / 4), 16] with the row in the lane.
+void transpose_words(const uint8_t* in, int64_t stride, int64_t rows, int64_t bytes, uint8_t* out) {
+  int64_t w = 0;
+#if defined(__SSE2__)
+  if (rows == kPanelRows) {
+    // A cache line of each row at a time: rows a power of two apart share few cache sets.
+    for (; (w + 16) * 4 <= bytes; w += 16) {
+      for (int64_t r = 0; r < kPanelRows; r += 4) {
+        const uint8_t* from = in + r * stride + w * 4;
+        for (int64_t i = 0; i < 16; i += 4) {
+          __m128 a = _mm_loadu_ps(reinterpret_cast<const float*>(from + i * 4));
+          __m128 b = _mm_loadu_ps(reinterpret_cast<const float*>(from + stride + i * 4));
+          __m128 c = _mm_loadu_ps(reinterpret_cast<const float*>(from + 2 * stride + i * 4));
+          __m128 d = _mm_loadu_ps(reinterpret_cast<const float*>(from + 3 * stride + i * 4));
+          _MM_TRANSPOSE4_PS(a, b, c, d);
+          float* to = reinterpret_cast<float*>(out + (w + i) * kPanelRows * 4 + r * 4);
+          _mm_store_ps(to, a);
+          _mm_store_ps(to + kPanelRows, b);
+          _mm_store_ps(to + 2 * kPanelRows, c);
+          _mm_store_ps(to + 3 * kPanelRows, d);
+        }
+      }
+    }
+  }
+#endif
+  for (; w * 4 < bytes; ++w) {
+    const auto n = static_cast<size_t>(std::min<int64_t>(4, bytes - w * 4));
+    for (int64_t r = 0; r < rows; ++r) std::memcpy(out + (w * kPanelRows + r) * 4, in + r * stride + w * 4, n);
+  }
+}
+
+void check_no_nan(const ops::MatrixSource& source, const uint8_t* bytes, int64_t row, int64_t n, const char* what) {
+  uint8_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) largest = std::max(largest, static_cast<uint8_t>(bytes[i] & 0x7f));
+  if (largest != 0x7f) return;
+  for (int64_t i = 0; i < n; ++i) {
+    if ((bytes[i] & 0x7f) == 0x7f) {
+      fail("{}: {} [{}, {}] is NaN (e4m3 code {:#04x}), wanted a number", printable(source.name), what, row, i, bytes[i]);
+    }
+  }
+}
+
+}  // namespace
+
+Panel PackedPart::panel(int64_t i) const {
+  Panel panel;
+  panel.words = data + i * stride;
+  panel.scales = panel.words + scale_offset;
+  panel.row_scales = row_scales.data() + i * row_scale_step;
+  panel.row_scale_stride = panels * row_scale_step;
+  panel.segment = segment;
+  panel.columns = columns;
+  panel.kind = kind;
+  return panel;
+}
+
+PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
+  check_source(source);
+  PackedPart part;
+  part.kind = kind_of(source.format);
+  part.first_row = first_row;
+  part.rows = source.rows;
+  part.columns = source.columns;
+  part.panels = ceil_div(source.rows, kPanelRows);
+  part.input_scale = source.input_scale;
+  part.segment = source.columns;
+  const int64_t words = ceil_div(source.columns, columns_in_word(part.kind));
+  part.scale_offset = words * kPanelRows * 4;
+  part.panel_bytes = part.scale_offset;
+  if (part.kind == Kind::kNvfp4) {
+    part.panel_bytes += source.columns / kBlockColumns * kPanelRows;
+    part.row_scales.assign(kPanelRows, source.tensor_scale);
+  } else if (part.kind == Kind::kFp8) {
+    const int64_t segments = ceil_div(source.columns, source.scale_columns);
+    if (segments > 1 && source.scale_columns % kColumnAlign != 0) {
+      fail("{}: fp8 scales for {} columns each, wanted a multiple of {} or one for the whole row",
+           printable(source.name), source.scale_columns, kColumnAlign);
+    }
+    if (segments == 1 && source.scale_rows >= source.rows) {
+      part.row_scales.assign(kPanelRows, source.grid_scales[0]);
+    } else {
+      part.row_scale_step = kPanelRows;
+      part.row_scales.assign(static_cast<size_t>(segments * part.panels * kPanelRows), 0.0f);
+      for (int64_t s = 0; s < segments; ++s) {
+        for (int64_t r = 0; r < source.rows; ++r) {
+          part.row_scales[static_cast<size_t>(s * part.panels * kPanelRows + r)] =
+              source.grid_scales[r / source.scale_rows * segments + s];
+        }
+      }
+      if (segments > 1) part.segment = source.scale_columns;
+    }
+  } else {
+    part.row_scales.assign(kPanelRows, 1.0f);
+  }
+  part.panel_bytes = round_up(part.panel_bytes, kPanelAlign);
+  part.stride = part.panel_bytes;
+  return part;
+}
+
+void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_t* data, int64_t begin, int64_t end) {
+  const int64_t stride = row_bytes(part.kind, part.columns);
+  for (int64_t p = begin; p < end; ++p) {
+    const int64_t row = p * kPanelRows;
+    const int64_t rows = part.rows_of(p);
+    const uint8_t* in = static_cast<const uint8_t*>(source.data) + row * stride;
+    uint8_t* out = data + p * part.stride;
+    if (part.kind == Kind::kFp8) {
+      for (int64_t r = 0; r < rows; ++r) check_no_nan(source, in + r * stride, row + r, part.columns, "element");
+    }
+    transpose_words(in, stride, rows, stride, out);
+    if (part.kind != Kind::kNvfp4) continue;
+
+    const int64_t blocks = part.columns / kBlockColumns;
+    const uint8_t* scales = source.block_scales + row * blocks;
+    uint8_t* scales_out = out + part.scale_offset;
+    uint8_t sign = 0;
+    uint8_t largest = 0;
+    for (int64_t b = 0; b < blocks; ++b) {
+      for (int64_t r = 0; r < rows; ++r) {
+        const uint8_t s = scales[r * blocks + b];
+        sign |= s;
+        largest = std::max(largest, static_cast<uint8_t>(s & 0x7f));
+        scales_out[b * kPanelRows + r] = s & 0x7f;
+      }
+    }
+    if (largest == 0x7f) {
+      for (int64_t r = 0; r < rows; ++r) check_no_nan(source, scales + r * blocks, row + r, blocks, "block scale");
+    }
+    if ((sign & 0x80) == 0) continue;
+    for (int64_t b = 0; b < blocks; ++b) {  // -s x w = s x -w
+      for (int64_t r = 0; r < rows; ++r) {
+        if ((scales[r * blocks + b] & 0x80) == 0) continue;
+        for (int64_t w = 2 * b; w < 2 * b + 2; ++w) {
+          for (int i = 0; i < 4; ++i) out[(w * kPanelRows + r) * 4 + i] ^= 0x88;
+        }
+      }
+    }
+  }
+}
+
+PackedMatrix::PackedMatrix(std::span<const ops::MatrixSource> parts, ThreadPool& pool) {
+  FF_ASSERT(!parts.empty());
+  columns_ = parts[0].columns;
+  std::vector<int64_t> offsets;
+  int64_t total = 0;
+  for (const ops::MatrixSource& source : parts) {
+    if (source.columns != columns_) {
+      fail("{}: {} columns, wanted {} as in {}", printable(source.name), source.columns, columns_,
+           printable(parts[0].name));
+    }
+    parts_.push_back(plan_part(source, rows_));
+    const PackedPart& part = parts_.back();
+    offsets.push_back(total);
+    total += part.panels * part.stride;
+    rows_ += part.rows;
+    panels_ += part.panels;
+    if (part.row_scale_step != 0) bytes_ += static_cast<int64_t>(part.row_scales.size()) * 4;
+  }
+  bytes_ += total;
+  buffer_ = HostBuffer(total);
+  auto* base = static_cast<uint8_t*>(buffer_.data());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    PackedPart& part = parts_[i];
+    uint8_t* data = base + offsets[i];
+    part.data = data;
+    const int64_t grain = std::max<int64_t>(1, (256 << 10) / part.stride);
+    pool.parallel_for(part.panels, grain,
+                      [&](int64_t begin, int64_t end) { pack_panels(parts[i], part, data, begin, end); });
+  }
+}
+
+PackedExperts::PackedExperts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
+                             const std::function<void(int64_t)>& done, ThreadPool& pool) {
+  experts_.reserve(static_cast<size_t>(count));
+  int64_t left = 0;  // bytes left in the last buffer
+  int64_t total = 0;
+  for (int64_t e = 0; e < count; ++e) {
+    const ops::ExpertSource from = source(e);
+    PackedExpert expert{plan_part(from.gate, 0), plan_part(from.up, 0), plan_part(from.down, 0)};
+    if (e == 0) {
+      hidden_ = expert.gate.columns;
+      intermediate_ = expert.gate.rows;
+    }
+    const auto check = [&](const ops::MatrixSource& matrix, int64_t rows, int64_t columns) {
+      if (matrix.rows != rows || matrix.columns != columns) {
+        fail("{}: {} x {}, wanted {} x {}", printable(matrix.name), matrix.rows, matrix.columns, rows, columns);
+      }
+    };
+    check(from.gate, intermediate_, hidden_);
+    check(from.up, intermediate_, hidden_);
+    check(from.down, hidden_, intermediate_);
+
+    const int64_t pair = expert.gate.panel_bytes + expert.up.panel_bytes;
+    const int64_t gate_up_bytes = expert.gate.panels * pair;
+    const int64_t bytes = gate_up_bytes + expert.down.panels * expert.down.stride;
+    if (left < bytes) {  // normally once: all experts have the size of the first
+      left = bytes * (count - e);
+      buffers_.emplace_back(left);
+    }
+    auto* base = static_cast<uint8_t*>(buffers_.back().data()) + (buffers_.back().bytes() - left);
+    left -= bytes;
+    total += bytes;
+    expert.gate.stride = expert.up.stride = pair;
+    expert.gate.data = base;
+    expert.up.data = base + expert.gate.panel_bytes;
+    expert.down.data = base + gate_up_bytes;
+    const struct {
+      const ops::MatrixSource& source;
+      const PackedPart& part;
+      uint8_t* data;
+    } jobs[3] = {{from.gate, expert.gate, base},
+                 {from.up, expert.up, base + expert.gate.panel_bytes},
+                 {from.down, expert.down, base + gate_up_bytes}};
+    const int64_t n = 2 * expert.gate.panels + expert.down.panels;
+    const int64_t grain = std::max<int64_t>(1, (256 << 10) * n / bytes);
+    pool.parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+      int64_t first = 0;
+      for (const auto& job : jobs) {
+        const int64_t from_panel = std::max(begin - first, int64_t{0});
+        const int64_t to_panel = std::min(end - first, job.part.panels);
+        if (from_panel < to_panel) pack_panels(job.source, job.part, job.data, from_panel, to_panel);
+        first += job.part.panels;
+      }
+    });
+    experts_.push_back(std::move(expert));
+    if (done) done(e);
+  }
+  bytes_per_expert_ = count > 0 ? ceil_div(total, count) : 0;
+}
+
+}  // namespace fourfold::cpu::gemm

@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
   try {
     namespace cmd = fourfold::cmd;
     cmd::add_logits(app);
+    cmd::add_plan(app);
     app.parse(argc, argv);
     std::fflush(stdout);
     return std::ferror(stdout) != 0 ? 1 : 0;

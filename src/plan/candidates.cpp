@@ -20,30 +20,64 @@ TileConfig base_tile(const MoeProblem& problem, Pass pass, Family family) {
   t.activation_bits = problem.activation_bits();
   t.swap_ab = 1;
   t.k_warps = 1;
+  t.epilogue = Epilogue::kDirect;
   return t;
 }
 
-// Few tokens: weights straight into registers, whole activation rows in shared memory, warps side by side along K.
-void add_streaming(const MoeProblem& problem, Pass pass, std::vector<Candidate>* out) {
+using List = std::vector<Candidate>;
+
+// `rows` are weight rows of all operands together.
+void set_sizes(TileConfig* t, int tokens, int rows, int k, int stages, int warps) {
+  t->tokens = t->token_rows = tokens;
+  t->n = rows / t->operands;
+  t->k = k;
+  t->stages = stages;
+  t->warps = warps;
+}
+
+// Few tokens per expert: a producer warp, K shared between warps.
+void add_streaming(const MoeProblem& problem, Pass pass, List* out) {
   TileConfig t = base_tile(problem, pass, Family::kStreaming);
-  t.epilogue = Epilogue::kDirect;
-  for (const int tokens : {8, 16}) {
-    for (const int n : {8, 16, 32, 64}) {
-      for (const int k : kDepthTiles) {
-        for (const int stages : {2, 4}) {
-          for (const int warps : {4, 8}) {
-            for (const int k_warps : {1, 2, 4, 8}) {
-              if (k_warps > warps) continue;
-              for (const int split : {1, 2, 4}) {
-                for (const int ctas : {1, 2, 4}) {
-                  t.tokens = tokens;
-                  t.n = n;
-                  t.k = k;
-                  t.stages = stages;
-                  t.warps = warps;
-                  t.k_warps = k_warps;
-                  const int64_t k_tiles = ceil_div(problem.padded_depth(pass), k);
-                  t.resident_k = static_cast<int>(ceil_div(k_tiles, split) * k);
+  t.producer_warps = 1;
+  t.inline_routes = problem.tokens <= kInlineRouteTokens ? 1 : 0;
+  for (int tokens = kTokenTileStep; tokens <= 64; tokens += kTokenTileStep) {
+    for (const int rows : {16, 32, 64, 128, 256}) {
+      for (const int k : {64, 128, 256, 512}) {
+        for (const int stages : {2, 3, 4, 6, 8}) {
+          for (const int warps : {2, 4, 8}) {
+            for (int k_warps = 1; k_warps <= warps; k_warps *= 2) {
+              for (const int ctas : {1, 2, 3, 4}) {
+                set_sizes(&t, tokens, rows, k, stages, warps);
+                t.k_warps = k_warps;
+                // The batch is known to be small: no room for rows that cannot come.
+                if (t.inline_routes) {
+                  t.token_rows = static_cast<int>(std::min<int64_t>(tokens, bucket_of(problem.tokens)));
+                }
+                out->push_back({t, ctas, 1});
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+void add_mma_sync(const MoeProblem& problem, Pass pass, List* out) {
+  TileConfig t = base_tile(problem, pass, Family::kMmaSync);
+  for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
+    for (const int swap : {1, 0}) {
+      if (swap == 0 && tokens % 64 != 0) continue;
+      for (const int rows : {64, 128, 256}) {
+        for (const int k : kDepthTiles) {
+          for (const int stages : {2, 3, 4, 6}) {
+            for (const int warps : {4, 8}) {
+              for (const int ctas : {1, 2, 3, 4}) {
+                for (const int split : {1, 2, 4}) {
+                  if (split > 1 && tokens > 16) continue;  // more rows mean more tiles: nothing is left to split
+                  set_sizes(&t, tokens, rows, k, stages, warps);
+                  t.swap_ab = swap;
+                  t.epilogue = tokens <= 16 ? Epilogue::kDirect : Epilogue::kOverlay;
                   out->push_back({t, ctas, split});
                 }
               }
@@ -55,61 +89,17 @@ void add_streaming(const MoeProblem& problem, Pass pass, std::vector<Candidate>*
   }
 }
 
-void add_mma_sync(const MoeProblem& problem, Pass pass, std::vector<Candidate>* out) {
-  TileConfig t = base_tile(problem, pass, Family::kMmaSync);
-  for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
-    for (const int swap : {1, 0}) {
-      if (swap == 0 && (tokens < 64 || tokens % 16 != 0)) continue;  // m16: fewer rows would be mostly padding
-      for (const int n : {32, 64, 128}) {
-        for (const int k : kDepthTiles) {
-          for (const int stages : {2, 3, 4, 6}) {
-            for (const int producers : {0, 1}) {
-              for (const int warps : {4, 8}) {
-                for (const int ctas : {1, 2, 3, 4}) {
-                  for (const int split : {1, 2, 4}) {
-                    if (split > 1 && tokens > 16) continue;  // more rows mean more tiles: nothing is left to split
-                    t.tokens = tokens;
-                    t.swap_ab = swap;
-                    t.n = n;
-                    t.k = k;
-                    t.stages = stages;
-                    t.warps = warps;
-                    t.producer_warps = producers;
-                    t.epilogue = tokens <= 16 ? Epilogue::kDirect
-                                 : producers  ? Epilogue::kDedicated
-                                              : Epilogue::kOverlay;
-                    out->push_back({t, ctas, split});
-                  }
-                }
-              }
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-void add_wgmma(const MoeProblem& problem, Pass pass, std::vector<Candidate>* out) {
+void add_wgmma(const MoeProblem& problem, Pass pass, List* out) {
   TileConfig t = base_tile(problem, pass, Family::kWgmma);
   t.producer_warps = 4;  // a whole warpgroup: setmaxnreg moves registers between warpgroups
-  t.epilogue = Epilogue::kDedicated;
   for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
-    for (const int swap : {1, 0}) {
-      if (swap == 0 && tokens % 64 != 0) continue;
-      for (const int n : {32, 64, 128, 256}) {
-        for (const int k : kDepthTiles) {
-          for (const int stages : {2, 3, 4, 6, 8}) {
-            for (const int warps : {4, 8}) {
-              for (const int ctas : {1, 2}) {
-                t.tokens = tokens;
-                t.swap_ab = swap;
-                t.n = n;
-                t.k = k;
-                t.stages = stages;
-                t.warps = warps;
-                out->push_back({t, ctas, 1});
-              }
+    for (const int rows : {64, 128, 256, 512}) {
+      for (const int k : kDepthTiles) {
+        for (const int stages : {2, 3, 4, 6, 8}) {
+          for (const int warps : {4, 8}) {
+            for (const int ctas : {1, 2}) {
+              set_sizes(&t, tokens, rows, k, stages, warps);
+              out->push_back({t, ctas, 1});
             }
           }
         }
@@ -118,23 +108,19 @@ void add_wgmma(const MoeProblem& problem, Pass pass, std::vector<Candidate>* out
   }
 }
 
-void add_fp4(const MoeProblem& problem, Pass pass, std::vector<Candidate>* out) {
+void add_fp4(const MoeProblem& problem, Pass pass, List* out) {
   TileConfig t = base_tile(problem, pass, Family::kFp4);
   t.producer_warps = 1;
   for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
     for (const int swap : {1, 0}) {
-      if (swap == 0 && (tokens < 64 || tokens % 16 != 0)) continue;
-      for (const int n : {32, 64, 128}) {
+      if (swap == 0 && (tokens < 64 || tokens % 16 != 0)) continue;  // m16: fewer rows would be mostly padding
+      for (const int rows : {64, 128, 256}) {
         for (const int k : kDepthTiles) {
           for (const int stages : {2, 3, 4, 6}) {
             for (const int warps : {4, 8}) {
               for (const int ctas : {1, 2, 3}) {
-                t.tokens = tokens;
+                set_sizes(&t, tokens, rows, k, stages, warps);
                 t.swap_ab = swap;
-                t.n = n;
-                t.k = k;
-                t.stages = stages;
-                t.warps = warps;
                 t.epilogue = tokens <= 16 ? Epilogue::kDirect : Epilogue::kDedicated;
                 out->push_back({t, ctas, 1});
               }
@@ -149,7 +135,7 @@ void add_fp4(const MoeProblem& problem, Pass pass, std::vector<Candidate>* out) 
 }  // namespace
 
 std::vector<Candidate> candidates(const MoeProblem& problem, Pass pass, const Arch& arch) {
-  std::vector<Candidate> list;
+  List list;
   // The families that compute with other activations than the problem's are out as a whole; plan_layer() says so.
   if (problem.activation_bits() == 4) {
     if (find_family(Family::kFp4, arch.name)) add_fp4(problem, pass, &list);
@@ -166,6 +152,7 @@ std::string to_string(const Candidate& c) {
   std::string text = fmt::format("{} {}x{}x{} s{} w{}", to_string(t.family), t.tokens, t.n, t.k, t.stages, t.warps);
   if (t.producer_warps > 0) text += fmt::format("+{}", t.producer_warps);
   if (t.k_warps > 1) text += fmt::format(" kw{}", t.k_warps);
+  if (t.token_rows != t.tokens) text += fmt::format(" rows{}", t.token_rows);
   if (c.split_k > 1) text += fmt::format(" split{}", c.split_k);
   text += fmt::format(" x{}{}", c.ctas_per_sm, t.swap_ab ? " swap" : "");
   return text;
@@ -173,10 +160,11 @@ std::string to_string(const Candidate& c) {
 
 std::string to_source(const TileConfig& t) {
   return fmt::format(
-      "{{fourfold::plan::Family({}), fourfold::plan::Pass({}), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, "
+      "{{fourfold::plan::Family({}), fourfold::plan::Pass({}), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, "
       "fourfold::plan::Epilogue({})}}",
-      static_cast<int>(t.family), static_cast<int>(t.pass), t.tokens, t.n, t.k, t.stages, t.warps, t.producer_warps,
-      t.operands, t.scale_vector, t.activation_bits, t.swap_ab, t.k_warps, t.resident_k, static_cast<int>(t.epilogue));
+      static_cast<int>(t.family), static_cast<int>(t.pass), t.tokens, t.token_rows, t.n, t.k, t.stages, t.warps,
+      t.producer_warps, t.operands, t.scale_vector, t.activation_bits, t.swap_ab, t.k_warps, t.inline_routes,
+      static_cast<int>(t.epilogue));
 }
 
 }  // namespace fourfold::plan

@@ -9,12 +9,12 @@
 namespace fourfold::plan {
 namespace {
 
-constexpr double kIssueEfficiency = 0.76;  // of the issue slots; fitted to tuned kernels seen at 0.79 to 0.82 busy
+constexpr double kIssueEfficiency = 0.80;  // of the issue slots; fitted to tuned kernels seen at 0.79 to 0.82 busy
 constexpr double kIssuePerWarp = 0.55;     // instructions per clock that one warp's own parallelism sustains
 constexpr double kEpilogueUs = 0.4;        // from the last mma to the last byte
 constexpr double kTurnUs = 0.3;            // between two tiles of one CTA: header, barriers, first fragments
 constexpr double kPowerUs = 300;           // time scale on which a card falls from boost to its sustained clock
-constexpr double kOverlap = 8;             // exponent of the norm that joins overlapping terms
+constexpr double kOverlap = 4;             // exponent of the norm that joins overlapping terms
 constexpr double kL2Speedup = 2.5;         // L2 bandwidth over memory bandwidth
 
 // Joins terms that overlap: the largest, plus a little when others are close.
@@ -43,27 +43,31 @@ double matrix_efficiency(const TileConfig& t) {
 
 struct Work {  // of one tile of one CTA
   double weights, stage_count, mma, instructions, smem_bytes, l2_bytes, flops;
+  void repeat(double times) {
+    for (double* value : {&weights, &stage_count, &mma, &instructions, &smem_bytes, &l2_bytes, &flops}) *value *= times;
+  }
 };
 
 Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Instructions& per) {
   const TileConfig& t = c.tile;
   Work w = {};
-  const double k_tiles = std::ceil(static_cast<double>(problem.padded_depth(pass)) / t.k / c.split_k);
-  const double depth = k_tiles * t.k, rows = t.operands * t.n, tokens = t.tokens;
+  const double all = static_cast<double>(problem.padded_depth(pass));
+  const double depth = std::ceil(all / c.split_k / kDepthGrain) * kDepthGrain;
+  const double k_tiles = std::ceil(depth / t.k), rows = t.operands * t.n, tokens = t.tokens;
   w.weights = rows * depth;
   w.stage_count = k_tiles;
   w.flops = 2 * w.weights * tokens;
-  const double activation_bytes = tokens * depth * t.activation_bits / 8;
+  const double activation_bytes = t.token_rows * depth * t.activation_bits / 8;
   double activation_reads = 0;  // how often the activations of a stage are read from shared memory
   switch (t.family) {
     case Family::kWgmma:
-      w.mma = (t.swap_ab ? rows / 64 : tokens / 64) * depth / 16 * 4;  // each of a warpgroup's 4 warps issues it
-      activation_reads = t.swap_ab ? rows / 64 : 1;
+      w.mma = rows / 64 * depth / 16 * 4;  // each of a warpgroup's 4 warps issues it
+      activation_reads = rows / 64;
       break;
     case Family::kStreaming:
     case Family::kMmaSync:
       w.mma = rows * tokens / 128 * depth / 16;
-      activation_reads = t.swap_ab ? std::min<double>(t.warps / t.k_warps, std::max(1.0, rows / 16)) : 1;
+      activation_reads = std::min<double>(t.warps / t.k_warps, std::max(1.0, rows / 16));
       break;
     case Family::kFp4:
       w.mma = rows * tokens / 128 * depth / 64;
@@ -73,8 +77,8 @@ Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Ins
   const double weight_bytes = w.weights * problem.bytes_per_weight();
   w.instructions = w.weights / 32 * per.dequantise + w.mma * (1 + per.per_mma) + k_tiles * t.warps * per.per_stage +
                    tokens * t.n * per.per_output / 32;
-  w.smem_bytes = activation_bytes * (1 + activation_reads) + (t.family == Family::kStreaming ? 0 : 2 * weight_bytes);
-  if (t.family == Family::kWgmma && !t.swap_ab) w.smem_bytes += 2 * w.weights * 2;  // bf16 weights out and in again
+  w.smem_bytes = activation_bytes * (1 + activation_reads) + 2 * weight_bytes;
+  if (t.k_warps > 1) w.smem_bytes += (t.k_warps - 1) * rows * tokens * 4 * 2;
   w.l2_bytes = activation_bytes + weight_bytes;
   return w;
 }
@@ -82,13 +86,15 @@ Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Ins
 }  // namespace
 
 Instructions instructions_of(const TileConfig& t) {
+  // The down pass of a streaming pair asks for its weights before the gate-up pass has ended.
+  const bool down = t.pass == Pass::kDown;
   switch (t.family) {
     case Family::kStreaming:
-      return {2.1, 0.5, 16, 8, 2};
+      return {2.1, 0.5, 16, 8, down ? 1 : 2};
     case Family::kMmaSync:
-      return {2.3, t.swap_ab ? 0.3 : 0.2, 24, 8, 2};
+      return {2.1, 0.5, 28, 8, 2};
     case Family::kWgmma:
-      return {2.3, 0.5, 20, 8, 2};
+      return {2.1, 0.5, 20, 8, 2};
     case Family::kFp4:
       return {0.16, 0.4, 20, 12, 2};
   }
@@ -110,11 +116,14 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
     return p;
   }
   const double read = reachable_reads(gpu) * 1e6;  // bytes per us
-  const double row_tiles = token_tiles(problem, t.tokens);
+  // With inline routes a down tile visits every expert in turn and adds up in registers.
+  const bool accumulate = t.inline_routes && pass == Pass::kDown;
+  const double row_tiles = accumulate ? 1 : token_tiles(problem, t.tokens);
   const double n_tiles = static_cast<double>(ceil_div(problem.rows(pass), t.n));
   const double touched = touched_experts(problem);
   const double pairs = static_cast<double>(problem.tokens * problem.top_k);
-  const Work w = work_of(problem, pass, c, per);
+  Work w = work_of(problem, pass, c, per);
+  if (accumulate) w.repeat(touched);
 
   // Bytes. Weights of touched experts once (further token tiles of an expert find them in L2); the activations once;
   // what the other GEMM wrote is in L2 when it fits in half of it.
@@ -126,7 +135,7 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   p.activation_bytes = pass == Pass::kGateUp
                            ? static_cast<double>(problem.tokens) * static_cast<double>(problem.hidden) * element
                            : (inner_in_l2 ? 0 : inner);
-  p.output_bytes = pass == Pass::kGateUp ? (inner_in_l2 ? 0 : inner) : pairs * static_cast<double>(problem.hidden) * 2;
+  p.output_bytes = pass == Pass::kGateUp ? (inner_in_l2 ? 0 : inner) : pairs * static_cast<double>(problem.hidden) * 4;
   if (pass == Pass::kDown && p.output_bytes < gpu.l2_mb * 0.5e6) p.output_bytes = 0;
   p.flops = 2 * pairs * t.operands * static_cast<double>(problem.rows(pass) * problem.depth(pass));
   p.tiles = row_tiles * n_tiles * c.split_k;
@@ -141,12 +150,11 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   const double mine = full * c.ctas_per_sm + (rest > 1e-9 ? std::ceil(rest / gpu.sms) : 0);
 
   // Loads in flight: all but the stage in use; a producer keeps that one moving too.
-  const double per_stage = t.family == Family::kStreaming
-                               ? static_cast<double>(t.operands * t.n * t.k_warps) * t.k * problem.bytes_per_weight()
-                               : static_cast<double>(t.operands * t.n) * t.k * problem.bytes_per_weight();
-  const double ahead = t.family == Family::kStreaming ? t.stages : t.stages - (t.producer_warps > 0 ? 0.5 : 1.0);
-  const double k_stages = w.stage_count / (t.family == Family::kStreaming ? t.k_warps : 1);
-  const double in_flight = per_stage * std::min(ahead, std::max(1.0, k_stages));
+  const double per_stage = static_cast<double>(t.operands * t.n) * t.k * problem.bytes_per_weight();
+  const double ahead = t.stages - (t.producer_warps > 0 ? 0.5 : 1.0);
+  const double of_tile = w.weights * problem.bytes_per_weight();
+  const double in_flight =
+      t.producer_warps > 0 && p.waves > 1 ? per_stage * ahead : std::min(per_stage * ahead, of_tile);
   p.in_flight_bytes = in_flight * c.ctas_per_sm;
   const double need = read * gpu.latency_us;
   const double bytes = p.weight_bytes + p.activation_bytes + p.output_bytes;

@@ -63,24 +63,41 @@ std::string tile_shape(const Context& x) {
     return fmt::format("{} {} do not fill the 16 rows of an mma", t.swap_ab ? weight_rows : t.tokens,
                        t.swap_ab ? "weight rows" : "tokens");
   }
+  if (m_blocks * 16 != (t.swap_ab ? weight_rows : t.tokens)) {
+    return fmt::format("{} rows are not a multiple of the 16 of an mma", t.swap_ab ? weight_rows : t.tokens);
+  }
   const bool along_m = m_blocks % row_warps == 0;
-  const bool both = row_warps % m_blocks == 0 && n_blocks % (row_warps / m_blocks) == 0;
+  // Only mma-sync and FP4 tiles spread warps along the tokens too: a streaming warp sees all of them.
+  const bool both =
+      t.family != Family::kStreaming && row_warps % m_blocks == 0 && n_blocks % (row_warps / m_blocks) == 0;
   if (!along_m && !both) {
     return fmt::format("{} warps do not divide {} x {} blocks of 16 x 8", row_warps, m_blocks, n_blocks);
   }
   return "";
 }
 
+// A stage holds whole units of 64 and the last one of a row may be short, so any K tile is right for any K; one that is
+// deeper than all of K only wastes shared memory.
 std::string depth_tile(const Context& x) {
   const int64_t depth = x.problem.depth(x.pass), padded = x.problem.padded_depth(x.pass);
-  if (padded % x.t.k != 0) {
-    return fmt::format("K={} is {} x {}: a K tile of {} would read {} elements past the end", depth,
-                       padded / kDepthGrain, kDepthGrain, x.t.k, round_up(padded, x.t.k) - padded);
+  if (x.t.k > padded && x.t.k > kDepthGrain) {
+    return fmt::format("K tile of {}, but K is {}: a tile of {} holds it all", x.t.k, depth, padded);
   }
-  const int64_t k_tiles = padded / x.t.k;
-  if (k_tiles % (static_cast<int64_t>(x.c.split_k) * x.t.k_warps) != 0) {
-    return fmt::format("{} K tiles of {} do not divide over {} x {} warps", k_tiles, x.t.k, ctas(x.c.split_k),
+  const int units = x.t.k / kDepthGrain;
+  if (units % x.t.k_warps != 0) {
+    return fmt::format("K tile of {} is {} x {}, which does not divide over {} warps", x.t.k, units, kDepthGrain,
                        x.t.k_warps);
+  }
+  if (x.c.split_k > 1 && padded / x.t.k / x.c.split_k == 0) {
+    return fmt::format("{} K tiles of {} do not divide over {} CTAs", ceil_div(padded, x.t.k), x.t.k, x.c.split_k);
+  }
+  return "";
+}
+
+// The dequantising families keep one stored copy of the weights, in the register order of the mma's A operand.
+std::string stored_weights(const Context& x) {
+  if (packed(x.t) && !x.t.swap_ab) {
+    return "the stored weights are in the order of the mma's M side; tokens there would need a second copy";
   }
   return "";
 }
@@ -94,7 +111,7 @@ std::string scale_factors(const Context& x) {
     return fmt::format("a block of {} scales does not hold a whole number of the {} that one mma takes", s.block,
                        s.per_mma);
   }
-  if (x.t.family == Family::kStreaming) return "";
+  if (packed(x.t)) return "";  // part of the units
   const int bytes = x.t.n * s.per_row;
   if (bytes % 16 != 0) return fmt::format("{} bytes of scales per stage are not a multiple of 16 (one copy)", bytes);
   if (x.t.activation_bits == 4 && x.t.tokens * s.per_row % 16 != 0) {
@@ -113,8 +130,8 @@ std::string row_padding(const Context& x) {
 }
 
 std::string pipeline_depth(const Context& x) {
-  const int64_t k_tiles = std::max<int64_t>(1, x.problem.padded_depth(x.pass) / x.t.k / x.c.split_k / x.t.k_warps);
   if (x.t.producer_warps > 0) return "";  // the producer runs on into the next tile
+  const int64_t k_tiles = ceil_div(ceil_div(x.problem.padded_depth(x.pass), x.t.k), x.c.split_k);
   if (x.t.stages > std::max<int64_t>(2, k_tiles)) {
     return fmt::format("{} stages for {} K tiles of {}: the others would never be filled", x.t.stages, k_tiles, x.t.k);
   }
@@ -123,10 +140,6 @@ std::string pipeline_depth(const Context& x) {
 
 std::string smem_per_block(const Context& x) {
   const SmemMap map = make_smem_map(x.t);
-  if (map.total > x.arch.smem_per_block && x.t.family == Family::kStreaming) {
-    return fmt::format("{} rows of {} activations and the partial sums of {} warps need {} B, {} has {} B per block",
-                       x.t.tokens, x.t.resident_k, x.t.k_warps, map.total, x.arch.name, x.arch.smem_per_block);
-  }
   if (map.total > x.arch.smem_per_block) {
     return fmt::format("K={} with {} stages needs {} B, {} has {} B per block", x.t.k, x.t.stages, map.total,
                        x.arch.name, x.arch.smem_per_block);
@@ -186,6 +199,7 @@ struct Rule {
 constexpr Rule kRules[] = {
     {"instructions", copies},
     {"tile shape", tile_shape},
+    {"stored weights", stored_weights},
     {"K tile", depth_tile},
     {"scale factors", scale_factors},
     {"shared memory per block", smem_per_block},
@@ -217,12 +231,8 @@ int estimated_registers(const Candidate& c) {
   const int weight_rows = t.operands * t.n;
   const int accumulators = static_cast<int>(ceil_div(int64_t{t.tokens} * weight_rows, threads));
   switch (t.family) {
-    case Family::kStreaming: {
-      // Every load in flight holds its codes and scales in registers: rows x k x (1/2 + 1/vector) bytes per warp.
-      const int rows_per_warp = std::max(16, weight_rows / std::max(1, t.warps / t.k_warps));
-      const int bytes = rows_per_warp * t.k / 2 + rows_per_warp * t.k / t.scale_vector;
-      return accumulators + static_cast<int>(ceil_div(int64_t{bytes} * t.stages, 32 * 4)) + 40;
-    }
+    case Family::kStreaming:
+      return accumulators + 52;
     case Family::kMmaSync:
       return accumulators + 60;
     case Family::kWgmma:

@@ -133,6 +133,10 @@ std::vector<Candidate> candidates(const MoeProblem& problem, Pass pass, const Ar
 // Error when no candidate is legal (the message carries the most frequent reason), or when the problem is invalid.
 LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options = {});
 
+// Up to this many tokens the streaming kernels sort the few choices themselves and add up the experts of a token in the
+// down pass, so that neither a routing nor a combining kernel runs.
+inline constexpr int64_t kInlineRouteTokens = 8;
+
 // Token counts whose plans a server needs: each stands for itself and everything up to the next.
 std::span<const int64_t> token_buckets();
 int64_t bucket_of(int64_t tokens);

@@ -1,6 +1,7 @@
 // Ranks candidates and puts a layer together.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -12,10 +13,12 @@ namespace fourfold::plan {
 namespace {
 
 constexpr int64_t kBuckets[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
-constexpr int64_t kInlineRoutes = 8;  // tokens up to which the kernels read the routes themselves, without a sort
 
 // Predictions closer than this are equal: the model cannot tell them apart, and the choice must not depend on the last
 // bits of a floating-point library. Then: less work outside the main loop, less shared memory, the name.
+constexpr double kRoutedPerUs = 4096;  // (token, expert) pairs that the routing kernel sorts in a microsecond
+constexpr double kL2Speedup = 2.5;     // L2 bandwidth over memory bandwidth
+
 constexpr double kSameUs = 0.01;
 
 bool faster(const Ranked& a, const Ranked& b) {
@@ -36,8 +39,10 @@ void reject_families(const MoeProblem& problem, const Gpu& gpu, std::vector<Reje
     const bool fp4 = family == Family::kFp4;
     std::string reason;
     if (find_family(family, arch.name) == nullptr) {
-      reason = family == Family::kWgmma ? fmt::format("{} has no wgmma", arch.name)
-                                        : fmt::format("{} has no warp-level FP4 mma", arch.name);
+      reason = fmt::format("{} has no {}", arch.name,
+                           family == Family::kWgmma       ? "wgmma"
+                           : family == Family::kStreaming ? "bulk copies"
+                                                          : "warp-level FP4 mma");
     } else if (fp4 && problem.activation_bits() == 16) {
       reason = "multiplies FP4 by FP4; the problem has bf16 activations (W4A16)";
     } else if (!fp4 && problem.activation_bits() == 4) {
@@ -49,7 +54,8 @@ void reject_families(const MoeProblem& problem, const Gpu& gpu, std::vector<Reje
   }
 }
 
-GemmPlan plan_gemm(const MoeProblem& problem, Pass pass, const Gpu& gpu, const PlanOptions& options) {
+// Every candidate of one GEMM, ranked or rejected; the choice is the layer's.
+GemmPlan rank_gemm(const MoeProblem& problem, Pass pass, const Gpu& gpu, const PlanOptions& options) {
   const Arch& arch = arch_of(gpu);
   GemmPlan plan;
   plan.pass = pass;
@@ -89,17 +95,63 @@ GemmPlan plan_gemm(const MoeProblem& problem, Pass pass, const Gpu& gpu, const P
          gpu.title, typical->rule, typical->reason);
   }
   std::sort(plan.ranked.begin(), plan.ranked.end(), faster);
-  const auto built =
-      std::find_if(plan.ranked.begin(), plan.ranked.end(), [](const Ranked& r) { return r.implemented; });
-  plan.chosen = built == plan.ranked.end() ? plan.ranked.front() : *built;
-
-  // Persistent grid: never more CTAs than slots, nor than tiles that the fullest routing could make.
-  const Candidate& c = plan.chosen.candidate;
-  const int64_t pairs = problem.tokens * problem.top_k;
-  const int64_t row_tiles = std::min(pairs, pairs / c.tile.tokens + std::min(pairs, problem.experts));
-  const int64_t tiles = row_tiles * ceil_div(problem.rows(pass), c.tile.n) * c.split_k;
-  plan.grid = std::min<int64_t>(tiles, static_cast<int64_t>(gpu.sms) * c.ctas_per_sm);
   return plan;
+}
+
+// Persistent grid: never more CTAs than slots, nor than tiles that the fullest routing could make.
+int64_t grid_of(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& c) {
+  const int64_t pairs = problem.tokens * problem.top_k;
+  const bool all_experts = c.tile.inline_routes && pass == Pass::kDown;  // a tile visits every expert
+  const int64_t row_tiles = all_experts ? 1 : std::min(pairs, pairs / c.tile.tokens + std::min(pairs, problem.experts));
+  const int64_t tiles = row_tiles * ceil_div(problem.rows(pass), c.tile.n) * c.split_k;
+  return std::min<int64_t>(tiles, static_cast<int64_t>(gpu.sms) * c.ctas_per_sm);
+}
+
+// The fastest candidate that routes inline or not, as wanted; null when there is none.
+const Ranked* fastest(const GemmPlan& gemm, bool inline_routes, bool implemented) {
+  for (const Ranked& r : gemm.ranked) {
+    if ((r.candidate.tile.inline_routes == 1) == inline_routes && (r.implemented || !implemented)) return &r;
+  }
+  return nullptr;
+}
+
+// Histogram, then scatter: a chain of reads and dependent writes in one CTA.
+double route_time(const MoeProblem& p, const Gpu& gpu) {
+  const double pairs = static_cast<double>(p.tokens * p.top_k);
+  return gpu.graph_node_us + 4 * gpu.latency_us + pairs * 16 / (reachable_reads(gpu) * 1e6) + pairs / kRoutedPerUs;
+}
+
+// Reads an fp32 row for each pair, writes a bf16 row for each token.
+double combine_time(const MoeProblem& p, const Gpu& gpu) {
+  const double read = reachable_reads(gpu) * 1e6;
+  const double rows = static_cast<double>(p.tokens * p.top_k * p.hidden) * 4;
+  return gpu.graph_node_us + gpu.latency_us +
+         (rows + static_cast<double>(p.tokens * p.hidden) * 2) / (rows < gpu.l2_mb * 0.5e6 ? read * kL2Speedup : read);
+}
+
+// Both GEMMs as a unit: either both route inline, and nothing runs around them, or neither does.
+void choose(const MoeProblem& p, const Gpu& gpu, LayerPlan* plan) {
+  double best = std::numeric_limits<double>::infinity();
+  for (const bool implemented : {true, false}) {
+    for (const bool inline_routes : {true, false}) {
+      const Ranked* a = fastest(plan->gate_up, inline_routes, implemented);
+      const Ranked* b = fastest(plan->down, inline_routes, implemented);
+      if (a == nullptr || b == nullptr) continue;
+      const double route = inline_routes ? 0 : route_time(p, gpu), combine = inline_routes ? 0 : combine_time(p, gpu);
+      const double total = route + a->prediction.total_us + b->prediction.total_us + combine;
+      if (total >= best) continue;
+      best = total;
+      plan->route_us = route;
+      plan->combine_us = combine;
+      plan->gate_up.chosen = *a;
+      plan->down.chosen = *b;
+    }
+    if (best < std::numeric_limits<double>::infinity()) break;
+  }
+  FF_ASSERT(best < std::numeric_limits<double>::infinity());
+  for (GemmPlan* gemm : {&plan->gate_up, &plan->down}) {
+    gemm->grid = grid_of(p, gemm->pass, gpu, gemm->chosen.candidate);
+  }
 }
 
 }  // namespace
@@ -120,25 +172,18 @@ LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOption
   plan.gpu = gpu;
   MoeProblem p = problem;
   p.tokens = std::max<int64_t>(1, problem.tokens);  // no tokens: the plan of one, never launched
-  plan.gate_up = plan_gemm(p, Pass::kGateUp, gpu, options);
-  plan.down = plan_gemm(p, Pass::kDown, gpu, options);
+  plan.gate_up = rank_gemm(p, Pass::kGateUp, gpu, options);
+  plan.down = rank_gemm(p, Pass::kDown, gpu, options);
+  choose(p, gpu, &plan);
   if (problem.tokens == 0) {
     plan.gate_up.grid = plan.down.grid = 0;
+    plan.route_us = plan.combine_us = 0;
     plan.bound = "nothing to do";
     return plan;
   }
 
   const double read = reachable_reads(gpu) * 1e6;  // bytes per us
-  const double pairs = static_cast<double>(p.tokens * p.top_k), hidden = static_cast<double>(p.hidden);
-  // Histogram, then scatter: two nodes, each a read and a dependent write.
-  if (p.tokens > kInlineRoutes) {
-    plan.route_us = 2 * gpu.graph_node_us + 4 * gpu.latency_us + pairs * 16 / read;
-  }
-  // One node: reads a bf16 row for each pair, writes one for each token.
-  const double rows = pairs * hidden * 2;
-  plan.combine_us =
-      gpu.graph_node_us + gpu.latency_us +
-      (rows + static_cast<double>(p.tokens) * hidden * 2) / (rows < gpu.l2_mb * 0.5e6 ? read * 2.5 : read);
+  const double hidden = static_cast<double>(p.hidden);
   double shared_bytes = 0, shared_flops = 0;
   if (p.shared != SharedExpert::kNone) {
     const double weights = static_cast<double>(p.hidden * p.shared_intermediate) * (p.gated() ? 3 : 2);

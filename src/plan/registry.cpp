@@ -6,11 +6,11 @@ namespace fourfold::plan {
 namespace {
 // A family gets its source here when its kernel is compiled, launched and tested for that architecture.
 constexpr FamilyRow kFamilies[] = {
-    {Family::kStreaming, "sm_80", ""},   {Family::kStreaming, "sm_89", ""},   {Family::kStreaming, "sm_90a", ""},
-    {Family::kStreaming, "sm_100a", ""}, {Family::kStreaming, "sm_120a", ""}, {Family::kStreaming, "sm_121a", ""},
-    {Family::kMmaSync, "sm_80", ""},     {Family::kMmaSync, "sm_89", ""},     {Family::kMmaSync, "sm_90a", ""},
-    {Family::kMmaSync, "sm_100a", ""},   {Family::kMmaSync, "sm_120a", ""},   {Family::kMmaSync, "sm_121a", ""},
-    {Family::kWgmma, "sm_90a", ""},      {Family::kFp4, "sm_120a", ""},       {Family::kFp4, "sm_121a", ""},
+    {Family::kStreaming, "sm_90a", ""},  {Family::kStreaming, "sm_100a", ""}, {Family::kStreaming, "sm_120a", ""},
+    {Family::kStreaming, "sm_121a", ""}, {Family::kMmaSync, "sm_80", ""},     {Family::kMmaSync, "sm_89", ""},
+    {Family::kMmaSync, "sm_90a", ""},    {Family::kMmaSync, "sm_100a", ""},   {Family::kMmaSync, "sm_120a", ""},
+    {Family::kMmaSync, "sm_121a", ""},   {Family::kWgmma, "sm_90a", ""},      {Family::kFp4, "sm_120a", ""},
+    {Family::kFp4, "sm_121a", ""},
 };
 }  // namespace
 
@@ -61,34 +61,33 @@ std::string_view region_name(RegionId id, const TileConfig& tile) {
   const bool down = tile.pass == Pass::kDown;
   const bool two = tile.operands == 2;
   switch (id) {
+    case RegionId::kWeights0:
+      if (packed(tile)) {
+        return down ? "down: codes and scales" : two ? "gate, up: codes and scales" : "up: codes and scales";
+      }
+      return down ? "down: codes" : two ? "gate: codes" : "up: codes";
+    case RegionId::kWeights1:
+      return "up: codes";
+    case RegionId::kScales0:
+      return down ? "down: scales" : two ? "gate: scales" : "up: scales";
+    case RegionId::kScales1:
+      return "up: scales";
     case RegionId::kActivations:
       return "activations";
-    case RegionId::kWeights0:
-      return down ? "weights: down" : two ? "weights: gate" : "weights: up";
-    case RegionId::kWeights1:
-      return "weights: up";
-    case RegionId::kDequantised:
-      return "weights in bf16";
-    case RegionId::kScales0:
-      return down ? "scales: down" : two ? "scales: gate" : "scales: up";
-    case RegionId::kScales1:
-      return "scales: up";
     case RegionId::kActivationScales:
-      return "scales: activations";
+      return "activations: scales";
     case RegionId::kPartials:
       return "partial sums";
+    case RegionId::kZeroRow:
+      return "row of zeros";
+    case RegionId::kRoutes:
+      return "routing tables";
     case RegionId::kOutput:
       return "output staging";
+    case RegionId::kRows:
+      return "row table";
     case RegionId::kBarriers:
       return "mbarriers";
-    case RegionId::kRowSource:
-      return "rows: source";
-    case RegionId::kRowTarget:
-      return "rows: target";
-    case RegionId::kRowWeight:
-      return "rows: routing weight";
-    case RegionId::kTile:
-      return "tile header";
     case RegionId::kCount:
       break;
   }

@@ -20,12 +20,14 @@
 
 namespace fourfold::plan {
 
-// How the arithmetic of a tile is done. docs/plan.md describes each.
+// How the arithmetic of a tile is done. docs/plan.md describes each. The three dequantising families read the same
+// stored copy of the weights: packed units of 16 rows x 64 K, codes and scales together (kernels/moe/layout.h), the
+// weights on the M side. The FP4 family takes codes and scales apart.
 enum class Family : int {
-  kStreaming,  // few tokens: weights go from memory to registers, activation rows stay in shared memory
-  kMmaSync,    // dequantise to bf16 in registers, mma.sync m16n8k16
+  kStreaming,  // few tokens per expert: a producer warp keeps bulk copies in flight, mma.sync m16n8k16
+  kMmaSync,    // the same arithmetic with asynchronous copies issued by every warp; runs on sm_80 and later
   kWgmma,      // dequantise to bf16 in registers, wgmma m64nNk16
-  kFp4,        // block-scaled mma m16n8k64 on FP4 operands; with 16-bit activations it is not this family
+  kFp4,        // block-scaled mma m16n8k64, FP4 weights times FP4 activations
 };
 
 // Which of the two GEMMs of an expert layer.
@@ -46,19 +48,19 @@ enum class Epilogue : int {
 struct TileConfig {
   Family family;
   Pass pass;
-  int tokens;           // token rows of the tile
+  int tokens;           // token columns of the tile, a multiple of 8
+  int token_rows;       // activation rows a stage has room for: tokens, or fewer where the batch is known to be smaller
   int n;                // weight rows of the tile, of each operand
-  int k;                // elements of the contraction per stage
-  int stages;           // pipeline depth; the streaming family counts the loads that each warp keeps in flight, in
-                        // registers, so its stages take no shared memory
+  int k;                // elements of the contraction per stage; the last stage of a row may be shorter
+  int stages;           // pipeline depth
   int warps;            // compute warps
-  int producer_warps;   // warps that only load: 0 means everyone loads (cp.async, no mbarriers)
+  int producer_warps;   // warps that only load, with mbarriers: 0 means everyone loads (cp.async)
   int operands;         // weight matrices that share the activations: 2 for gate and up, otherwise 1
   int scale_vector;     // elements per scale factor: 16 (NVFP4) or 32 (MXFP4)
   int activation_bits;  // 16 or 4
   int swap_ab;          // 1: weights on the M side of the mma, tokens on the N side
   int k_warps;          // warps that share one output along K and add fp32 partial sums through shared memory; 1 = none
-  int resident_k;       // streaming: activation elements of each token row kept in shared memory; otherwise 0
+  int inline_routes;    // 1: at most 8 tokens, every CTA sorts the few choices itself
   Epilogue epilogue;
 };
 
@@ -93,20 +95,18 @@ FOURFOLD_PLAN_FN ScaleBlocks scale_blocks(int tile_k, int vector, Family family)
 // ---- the map --------------------------------------------------------------------------------------------------------
 
 enum class RegionId : int {
-  kActivations,       // [stage][tokens][k], or [tokens][resident_k] for the streaming family
-  kWeights0,          // [stage][n][k] e2m1: gate, or down, or the only operand
-  kWeights1,          // [stage][n][k] e2m1: up
-  kDequantised,       // [2][operands * n][k] bf16: wgmma with the tokens on the M side needs its weights in memory
-  kScales0,           // [stage][block][n][scales of a block] bytes
+  kWeights0,          // packed: [stage][operands * n / 16][k / 64] units; FP4: [stage][n][k] e2m1 of gate, or down
+  kWeights1,          // FP4: [stage][n][k] e2m1 of up
+  kScales0,           // FP4: [stage][block][n][scales of a block] bytes
   kScales1,           //
-  kActivationScales,  // [stage][block][tokens][scales of a block] bytes, 4-bit activations only
-  kPartials,          // [k_warps - 1][tokens][operands * n] fp32
-  kOutput,            // [tokens][n] bf16 (or e2m1 plus scales, which is smaller): the epilogue's staging
-  kBarriers,          // [2][stages] mbarriers (full, empty), then [2] for the epilogue
-  kRowSource,         // [2][tokens] int: row of the activations, double-buffered across tiles
-  kRowTarget,         // [2][tokens] int: row of the output
-  kRowWeight,         // [2][tokens] fp32: routing weight
-  kTile,              // 64 bytes: expert, row range and fp32 tensor scales of the tile in work and of the next
+  kActivations,       // [stage][token_rows][k] (wgmma: [stage][k / 64][tokens][64], rows of 128 bytes swizzled)
+  kActivationScales,  // FP4: [stage][block][tokens][scales of a block] bytes
+  kPartials,          // [2][k_warps - 1][operands * n / 16][tokens / 8][32] float4
+  kZeroRow,           // one activation row of zeros, for tokens that do not use an expert
+  kRoutes,            // the tables of inline routing
+  kOutput,            // [tokens][n] bf16: the epilogue's staging
+  kRows,              // [2][tokens] int: rows of the activations, double-buffered across tiles
+  kBarriers,          // [2][stages] mbarriers: full, empty
   kCount,
 };
 inline constexpr int kRegionCount = static_cast<int>(RegionId::kCount);
@@ -136,45 +136,61 @@ inline constexpr unsigned kVectorAlign = 16;
 
 FOURFOLD_PLAN_FN unsigned align_up(unsigned value, unsigned align) { return (value + align - 1) / align * align; }
 
+inline constexpr unsigned kUnitRows = 16;            // of a packed unit
+inline constexpr unsigned kUnitDepth = 64;           //
+inline constexpr unsigned kRowSkew = 16;             // bytes after an activation row, so that the eight rows of an
+                                                     // ldmatrix fall into different banks
+inline constexpr unsigned kInlineRouteBytes = 8832;  // kFewTableBytes of kernels/moe/stream_tile.h
+
+FOURFOLD_PLAN_FN bool packed(const TileConfig& t) { return t.family != Family::kFp4; }
+
+// Bytes of a packed unit: codes, then scales (576 for NVFP4, 544 for MXFP4).
+FOURFOLD_PLAN_FN unsigned unit_bytes(const TileConfig& t) {
+  return kUnitRows * kUnitDepth / 2 + kUnitRows * kUnitDepth / static_cast<unsigned>(t.scale_vector);
+}
+
+// Bytes from one activation row of a stage to the next.
+FOURFOLD_PLAN_FN unsigned activation_stride(const TileConfig& t) {
+  const unsigned bytes = static_cast<unsigned>(t.k * t.activation_bits) / 8;
+  return t.family == Family::kWgmma ? bytes : bytes + kRowSkew;
+}
+
 namespace detail {
-// Bytes of one copy of a region, before rounding to its alignment; 0 when the tile has no such region.
+// Bytes of one copy of a region, before rounding to its stride; 0 when the tile has no such region.
 FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
-  const bool staged = t.family != Family::kStreaming;
   const unsigned rows = static_cast<unsigned>(t.tokens);
   const unsigned n = static_cast<unsigned>(t.n);
   const unsigned k = static_cast<unsigned>(t.k);
+  const unsigned weight_rows = static_cast<unsigned>(t.operands) * n;
   const ScaleBlocks s = scale_blocks(t.k, t.scale_vector, t.family);
   const unsigned scale_bytes = static_cast<unsigned>(s.blocks * s.block);
+  const bool two = t.operands == 2;
+  const bool swizzled = t.family == Family::kWgmma;
   switch (id) {
-    case RegionId::kActivations:
-      return staged ? rows * k * static_cast<unsigned>(t.activation_bits) / 8
-                    : rows * static_cast<unsigned>(t.resident_k) * static_cast<unsigned>(t.activation_bits) / 8;
     case RegionId::kWeights0:
-      return staged ? n * k / 2 : 0;
+      return packed(t) ? weight_rows / kUnitRows * (k / kUnitDepth) * unit_bytes(t) : n * k / 2;
     case RegionId::kWeights1:
-      return staged && t.operands == 2 ? n * k / 2 : 0;
-    case RegionId::kDequantised:
-      return t.family == Family::kWgmma && !t.swap_ab ? static_cast<unsigned>(t.operands) * n * k * 2 : 0;
+      return !packed(t) && two ? n * k / 2 : 0;
     case RegionId::kScales0:
-      return staged ? n * scale_bytes : 0;
+      return !packed(t) ? n * scale_bytes : 0;
     case RegionId::kScales1:
-      return staged && t.operands == 2 ? n * scale_bytes : 0;
+      return !packed(t) && two ? n * scale_bytes : 0;
+    case RegionId::kActivations:
+      return (swizzled ? rows : static_cast<unsigned>(t.token_rows)) * activation_stride(t);
     case RegionId::kActivationScales:
-      return t.activation_bits == 4 && staged ? rows * scale_bytes : 0;
+      return !packed(t) ? rows * scale_bytes : 0;
     case RegionId::kPartials:
-      return t.k_warps > 1 ? static_cast<unsigned>((t.k_warps - 1) * t.operands) * rows * n * 4 : 0;
+      return static_cast<unsigned>(2 * (t.k_warps - 1)) * (weight_rows / kUnitRows) * (rows / 8) * 512;
+    case RegionId::kZeroRow:
+      return t.inline_routes && t.pass == Pass::kDown ? activation_stride(t) : 0;
+    case RegionId::kRoutes:
+      return t.inline_routes ? kInlineRouteBytes : 0;
     case RegionId::kOutput:
       return t.epilogue == Epilogue::kDirect ? 0 : rows * n * 2;
+    case RegionId::kRows:
+      return t.family == Family::kStreaming ? 0 : 2 * rows * 4;
     case RegionId::kBarriers:
-      return t.producer_warps > 0 ? static_cast<unsigned>(2 * t.stages + 2) * 8 : 0;
-    case RegionId::kRowSource:
-      return 2 * rows * 4;
-    case RegionId::kRowTarget:
-      return 2 * rows * 4;
-    case RegionId::kRowWeight:
-      return 2 * rows * 4;
-    case RegionId::kTile:
-      return 64;
+      return t.producer_warps > 0 ? static_cast<unsigned>(t.stages) * 16 : 0;
     case RegionId::kCount:
       break;
   }
@@ -184,11 +200,11 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
 FOURFOLD_PLAN_FN unsigned region_align(const TileConfig& t, RegionId id) {
   switch (id) {
     case RegionId::kActivations:
-      return t.family == Family::kWgmma ? kSwizzleAlign : t.family == Family::kStreaming ? kVectorAlign : kTileAlign;
-    case RegionId::kDequantised:
-      return kSwizzleAlign;
+      return t.family == Family::kWgmma ? kSwizzleAlign : kTileAlign;
     case RegionId::kWeights0:
     case RegionId::kWeights1:
+    case RegionId::kPartials:
+    case RegionId::kRoutes:
     case RegionId::kOutput:
       return kTileAlign;
     default:
@@ -196,51 +212,47 @@ FOURFOLD_PLAN_FN unsigned region_align(const TileConfig& t, RegionId id) {
   }
 }
 
-FOURFOLD_PLAN_FN unsigned region_copies(const TileConfig& t, RegionId id) {
-  switch (id) {
-    case RegionId::kActivations:
-      return t.family == Family::kStreaming ? 1 : static_cast<unsigned>(t.stages);
-    case RegionId::kWeights0:
-    case RegionId::kWeights1:
-    case RegionId::kScales0:
-    case RegionId::kScales1:
-    case RegionId::kActivationScales:
-      return static_cast<unsigned>(t.stages);
-    case RegionId::kDequantised:
-      return 2;
-    default:
-      return 1;
-  }
+// From one copy to the next. Swizzled tiles and FP4 tiles keep their alignment in every stage; packed units and skewed
+// rows need 16 bytes only.
+FOURFOLD_PLAN_FN unsigned stride_align(const TileConfig& t, RegionId id) {
+  if (id == RegionId::kActivations && t.family == Family::kWgmma) return kSwizzleAlign;
+  if (!packed(t) && (id == RegionId::kWeights0 || id == RegionId::kWeights1)) return kTileAlign;
+  return kVectorAlign;
+}
+
+FOURFOLD_PLAN_FN bool staged(RegionId id) {
+  return id == RegionId::kWeights0 || id == RegionId::kWeights1 || id == RegionId::kScales0 ||
+         id == RegionId::kScales1 || id == RegionId::kActivations || id == RegionId::kActivationScales;
+}
+
+// The region that lies at position i. Swizzled activations go first, where their alignment costs nothing.
+FOURFOLD_PLAN_FN RegionId at_position(const TileConfig& t, int i) {
+  const int activations = static_cast<int>(RegionId::kActivations);
+  if (t.family != Family::kWgmma || i > activations) return static_cast<RegionId>(i);
+  return i == 0 ? RegionId::kActivations : static_cast<RegionId>(i - 1);
 }
 }  // namespace detail
 
-// The whole map. Regions follow each other in the order of RegionId, each at its alignment; an overlay starts at the
-// activations' offset and costs only what it needs beyond the pipeline's buffers.
+// The whole map: regions one after the other, each at its alignment. An overlay starts at 0 and costs only what it
+// needs beyond the pipeline's buffers.
 FOURFOLD_PLAN_FN SmemMap make_smem_map(const TileConfig& t) {
   SmemMap map = {};
   unsigned at = 0;
-  unsigned overlay_end = 0;
   for (int i = 0; i < kRegionCount; ++i) {
-    const RegionId id = static_cast<RegionId>(i);
-    Region& r = map.regions[i];
+    const RegionId id = detail::at_position(t, i);
+    Region& r = map.regions[static_cast<int>(id)];
     const unsigned bytes = detail::region_bytes(t, id);
     r.align = detail::region_align(t, id);
-    if (bytes == 0) {
-      r.offset = at;
-      continue;
-    }
-    r.copies = detail::region_copies(t, id);
-    r.stride = align_up(bytes, r.align);
-    r.size = r.copies == 1 ? bytes : r.stride * r.copies;
+    r.offset = at;
+    if (bytes == 0) continue;
+    r.copies = detail::staged(id) ? static_cast<unsigned>(t.stages) : 1;
+    r.stride = align_up(bytes, detail::stride_align(t, id));
+    r.size = r.stride * r.copies;
     if (id == RegionId::kOutput && t.epilogue == Epilogue::kOverlay) {
       r.offset = 0;
       r.overlay = true;
-      overlay_end = r.size;
-      // Barriers and tables stay live during the epilogue, so the overlay must end before they begin.
-      if (overlay_end > at) {
-        map.padding += overlay_end - at;
-        at = overlay_end;
-      }
+      // What follows stays live during the epilogue, so the overlay must end before it begins.
+      if (r.size > at) at = r.size;
       continue;
     }
     const unsigned start = align_up(at, r.align);
@@ -266,14 +278,14 @@ inline constexpr unsigned smem_stride = make_smem_map(T).regions[static_cast<int
 template <TileConfig T, RegionId R>
 inline constexpr unsigned smem_size = make_smem_map(T).regions[static_cast<int>(R)].size;
 
-// Bytes that one stage brings in: what an mbarrier expects.
+// Bytes that a full stage brings in: what an mbarrier expects.
 FOURFOLD_PLAN_FN unsigned stage_bytes(const TileConfig& t) {
   unsigned sum = 0;
-  if (t.family == Family::kStreaming) return 0;
   for (int i = 0; i < kRegionCount; ++i) {
     const RegionId id = static_cast<RegionId>(i);
-    if (id == RegionId::kActivations || id == RegionId::kWeights0 || id == RegionId::kWeights1 ||
-        id == RegionId::kScales0 || id == RegionId::kScales1 || id == RegionId::kActivationScales) {
+    if (id == RegionId::kActivations) {
+      sum += static_cast<unsigned>(t.token_rows * t.k * t.activation_bits) / 8;  // without the skew
+    } else if (detail::staged(id)) {
       sum += detail::region_bytes(t, id);
     }
   }

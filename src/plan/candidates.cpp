@@ -40,7 +40,7 @@ void add_streaming(const MoeProblem& problem, Pass pass, List* out) {
   TileConfig t = base_tile(problem, pass, Family::kStreaming);
   t.producer_warps = 1;
   t.inline_routes = problem.tokens <= kInlineRouteTokens ? 1 : 0;
-  for (int tokens = kTokenTileStep; tokens <= 64; tokens += kTokenTileStep) {
+  for (int tokens = kTokenTileStep; tokens <= 32; tokens += kTokenTileStep) {
     for (const int rows : {16, 32, 64, 128, 256}) {
       for (const int k : {64, 128, 256, 512}) {
         for (const int stages : {2, 3, 4, 6, 8}) {

@@ -125,6 +125,7 @@ struct LayerPlan {
 
 struct PlanOptions {
   bool only_implemented = false;  // rank what can be launched today and nothing else
+  bool explain = true;            // keep the rejected candidates and their reasons (most of the time planning takes)
 };
 
 // All candidates of one pass on an architecture: the one list that planner, compiler, launcher and tests share.

@@ -62,6 +62,7 @@ GemmPlan rank_gemm(const MoeProblem& problem, Pass pass, const Gpu& gpu, const P
   reject_families(problem, gpu, &plan.rejected);
   for (const Candidate& candidate : candidates(problem, pass, arch)) {
     if (auto refusal = first_refusal(problem, pass, gpu, candidate)) {
+      if (!options.explain && !plan.ranked.empty()) continue;
       plan.rejected.push_back({to_string(candidate), refusal->rule, std::move(refusal->reason)});
       continue;
     }
@@ -208,10 +209,12 @@ LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOption
 std::vector<KernelSpec> kernels_of(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options) {
   std::vector<KernelSpec> list;
   std::set<std::string> seen;
+  PlanOptions quick = options;
+  quick.explain = false;
   for (const int64_t tokens : kBuckets) {
     MoeProblem p = problem;
     p.tokens = tokens;
-    const LayerPlan plan = plan_layer(p, gpu, options);
+    const LayerPlan plan = plan_layer(p, gpu, quick);
     for (const GemmPlan* gemm : {&plan.gate_up, &plan.down}) {
       KernelSpec spec;
       spec.pass = gemm->pass;

@@ -52,18 +52,17 @@ std::vector<Group> group(const std::vector<Rejected>& rejected) {
   std::map<std::string, size_t> index;
   std::vector<Group> groups;
   for (const Rejected& r : rejected) {
-    const std::string family = r.tile.substr(0, r.tile.find(' '));
-    std::string key = std::string(r.rule) + "|" + family;
+    const std::string_view tile = r.tile, reason = r.reason;
+    std::string_view detail;
     if (r.rule == "shared memory per block") {
-      // "K=128 with 4 stages needs": the tiles of one depth and stage count together.
-      key += "|" + r.reason.substr(0, r.reason.find(" needs"));
+      detail = reason.substr(0, reason.find(" needs"));  // "K=128 with 4 stages"
     } else if (r.rule == "shared memory per SM" || r.rule == "registers" || r.rule == "warps") {
-      const size_t x = r.tile.rfind(" x");
-      key += "|" + r.tile.substr(x, 3);
+      const size_t ctas = tile.rfind(" x");
+      if (ctas != std::string_view::npos) detail = tile.substr(ctas, 3);
     } else if (r.rule == "K tile") {
-      const bool tail = r.reason.starts_with("K=");
-      key += tail ? r.reason.substr(0, r.reason.find(" elements")) : "|divide";
+      detail = reason.substr(0, reason.find(','));
     }
+    const std::string key = fmt::format("{}|{}|{}", r.rule, tile.substr(0, tile.find(' ')), detail);
     const auto [at, fresh] = index.try_emplace(key, groups.size());
     if (fresh) groups.push_back({r.rule, &r, 0});
     ++groups[at->second].count;
@@ -124,7 +123,7 @@ void text_gemm(const LayerPlan& plan, const GemmPlan& gemm, const PrintOptions& 
   const TileConfig& t = c.tile;
   const ScaleBlocks s = scale_blocks(t.k, t.scale_vector, t.family);
   *out += fmt::format("\n{}: {}{}\n", to_string(gemm.pass), to_string(c),
-                      gemm.chosen.implemented ? "" : "   [" + gemm.chosen.missing + "]");
+                      gemm.chosen.implemented ? "" : fmt::format("   [{}]", gemm.chosen.missing));
   *out += fmt::format(
       "  {} family; {} tokens x {}{} weight rows x {} elements, {} stages, {} warps{}; grid {}, {} CTA{} per SM\n",
       to_string(t.family), t.tokens, t.operands == 2 ? "2 x " : "", t.n, t.k, t.stages, t.warps,

@@ -1,5 +1,6 @@
 // Whole plans, pinned. A change of the ledger, of a rule or of the cost model shows here as a diff to be read.
-// To write them anew: FOURFOLD_REGENERATE=1 build/release/tests/plan/plan_test --gtest_filter='Golden*'
+// To write them anew: FOURFOLD_REGENERATE=1 build/release/tests/plan/plan_test --gtest_filter='Plans/*'
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>

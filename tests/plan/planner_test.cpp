@@ -43,8 +43,8 @@ void check_gemm(const LayerPlan& plan, const GemmPlan& gemm) {
 TEST(Planner, EveryShapeHasAPlanThatFitsOnEveryCard) {
   for (const Gpu& gpu : kGpus) {
     for (const NamedShape& row : named_shapes()) {
-      for (const int64_t tokens : {1, 7, 63, 512, 16384}) {
-        const LayerPlan plan = plan_layer(shape(row.name, tokens), gpu);
+      for (const int64_t tokens : {1, 63, 16384}) {
+        const LayerPlan plan = plan_layer(shape(row.name, tokens), gpu, {.explain = false});
         check_gemm(plan, plan.gate_up);
         check_gemm(plan, plan.down);
         EXPECT_EQ(plan.gate_up.chosen.candidate.tile.inline_routes, plan.down.chosen.candidate.tile.inline_routes);
@@ -161,8 +161,9 @@ TEST(Legality, SaysWhyDeepPipelinesDoNotFitTheWorkstationCard) {
   // Two CTAs per SM: K=64 buys them.
   Candidate two = fp4_tile(64, 128, 128, 3, 2);
   two.ctas_per_sm = 2;
+  two.tile.tokens = two.tile.token_rows = 56;
   EXPECT_EQ(first_refusal(p, Pass::kGateUp, gpu, two)->reason,
-            "2 CTAs of 72752 B (+1024 B reserved each) need 147712 B, sm_120a has 102400 B per SM");
+            "2 CTAs of 70576 B (+1024 B reserved each) need 143360 B, sm_120a has 102400 B per SM");
   two.tile.k = 64;
   EXPECT_FALSE(first_refusal(p, Pass::kGateUp, gpu, two).has_value());
 }
@@ -216,7 +217,7 @@ TEST(Prediction, MoreTokensTakeLonger) {
   for (const char* card : {"h200", "rtx-pro-6000", "dgx-spark"}) {
     double last = 0;
     for (const int64_t tokens : token_buckets()) {
-      const double now = plan_layer(shape("35B-A3B", tokens), find_gpu(card)).predicted_us;
+      const double now = plan_layer(shape("35B-A3B", tokens), find_gpu(card), {.explain = false}).predicted_us;
       EXPECT_GT(now, last) << card << " " << tokens;
       last = now;
     }

@@ -1,0 +1,39 @@
+// fourfold plan: what would run for an expert layer on a card, and why. Pure arithmetic, needs no GPU.
+#include "plan/plan.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "base/check.h"
+#include "cmd/commands.h"
+#include "cmd/shape_options.h"
+
+namespace fourfold::cmd {
+
+void add_plan(CLI::App& app) {
+  struct Options {
+    ShapeOptions shape;
+    int64_t tokens = 1;
+    bool json = false, all = false, reachable = false;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "plan", "Show the kernel plan of an expert layer: tile, shared memory to the byte, predicted time, rejections");
+  options->shape.add_to(*command);
+  command->add_option("--tokens", options->tokens, "Tokens in the batch")->capture_default_str();
+  command->add_flag("--reachable", options->reachable, "Consider only kernels that are built");
+  command->add_flag("--all", options->all, "List every ranked and every rejected candidate on its own line");
+  command->add_flag("--json", options->json, "Print JSON");
+  command->callback([options] {
+    plan::MoeProblem problem = options->shape.problem();
+    problem.tokens = options->tokens;
+    const plan::LayerPlan result =
+        plan::plan_layer(problem, options->shape.card(), {.only_implemented = options->reachable});
+    const std::string text =
+        options->json ? plan::to_json(result) + "\n" : plan::to_text(result, {.all = options->all});
+    std::fputs(text.c_str(), stdout);
+  });
+}
+
+}  // namespace fourfold::cmd

@@ -1,0 +1,93 @@
+#include "cmd/shape_options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "base/check.h"
+
+namespace fourfold::cmd {
+namespace {
+template <typename Row>
+std::string names(std::span<const Row> rows) {
+  std::string list;
+  for (const Row& row : rows) list += (list.empty() ? "" : ", ") + std::string(row.name);
+  return list;
+}
+}  // namespace
+
+void ShapeOptions::add_to(CLI::App& command) {
+  command.add_option("--gpu", gpu, "Card: " + names<plan::Gpu>(plan::kGpus) + " (default: h200)");
+  command.add_option("--arch", arch, "Architecture instead of a card: " + names<plan::Arch>(plan::kArchs));
+  command.add_option("--model", model, "Shape of a model: " + names<plan::NamedShape>(plan::named_shapes()));
+  command.add_option("--experts", experts, "Number of routed experts");
+  command.add_option("--top-k", top_k, "Experts per token");
+  command.add_option("--hidden", hidden, "Hidden size");
+  command.add_option("--intermediate", intermediate, "Intermediate size of one expert");
+  command.add_option("--tp", ranks, "Tensor-parallel ranks: plan the slice of one")->capture_default_str();
+  command.add_option("--activations", activations, "Activation format: bf16 (W4A16) or nvfp4 (W4A4)")
+      ->capture_default_str();
+  command.add_option("--weights", weights, "Weight format: nvfp4 or mxfp4")->capture_default_str();
+  command.add_option("--activation", activation, "Activation function: swiglu, swiglu-clamp or relu2");
+  command.add_option("--shared", shared, "Shared expert beside the routed ones: none, bf16 or nvfp4")
+      ->capture_default_str();
+}
+
+const plan::Gpu& ShapeOptions::card() const {
+  if (gpu.empty()) return arch.empty() ? plan::find_gpu("h200") : plan::representative_gpu(plan::find_arch(arch));
+  const plan::Gpu& row = plan::find_gpu(gpu);
+  if (!arch.empty() && plan::find_arch(arch).name != row.arch) {
+    fail("--gpu {} is {}, --arch says {}: wanted one of them, or both the same", gpu, row.arch, printable(arch));
+  }
+  return row;
+}
+
+plan::MoeProblem ShapeOptions::problem() const {
+  plan::MoeProblem p;
+  if (!model.empty()) {
+    p = plan::find_shape(model);
+  } else if (experts == 0 || top_k == 0 || hidden == 0 || intermediate == 0) {
+    fail("no shape: wanted --model, or all of --experts, --top-k, --hidden and --intermediate");
+  }
+  if (experts != 0) p.experts = experts;
+  if (top_k != 0) p.top_k = top_k;
+  if (hidden != 0) p.hidden = hidden;
+  if (intermediate != 0) p.intermediate = intermediate;
+
+  if (weights == "nvfp4") {
+    p.weights = plan::WeightFormat::kNvfp4;
+  } else if (weights == "mxfp4") {
+    p.weights = plan::WeightFormat::kMxfp4;
+  } else {
+    fail("--weights '{}': wanted nvfp4 or mxfp4", printable(weights));
+  }
+  if (activations == "bf16") {
+    p.activations = plan::ActivationFormat::kBf16;
+  } else if (activations == "nvfp4") {
+    p.activations = plan::ActivationFormat::kNvfp4;
+  } else {
+    fail("--activations '{}': wanted bf16 or nvfp4", printable(activations));
+  }
+  if (activation == "swiglu") {
+    p.activation = plan::Activation::kSwiGlu;
+  } else if (activation == "swiglu-clamp") {
+    p.activation = plan::Activation::kSwiGluClamp;
+  } else if (activation == "relu2") {
+    p.activation = plan::Activation::kRelu2;
+  } else if (!activation.empty()) {
+    fail("--activation '{}': wanted swiglu, swiglu-clamp or relu2", printable(activation));
+  }
+  if (shared == "bf16") {
+    p.shared = plan::SharedExpert::kBf16;
+  } else if (shared == "nvfp4") {
+    p.shared = plan::SharedExpert::kNvfp4;
+  } else if (shared != "none") {
+    fail("--shared '{}': wanted none, bf16 or nvfp4", printable(shared));
+  }
+  if (p.shared != plan::SharedExpert::kNone && p.shared_intermediate == 0) {
+    fail("--shared {}: the shape has no shared expert, wanted none", shared);
+  }
+  plan::validate(p);
+  if (ranks != 1) p = plan::rank_slice(p, ranks);
+  return p;
+}
+
+}  // namespace fourfold::cmd

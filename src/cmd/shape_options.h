@@ -1,0 +1,28 @@
+// The options by which commands name a card and an expert layer's shape.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "plan/arch.h"
+#include "plan/problem.h"
+
+namespace CLI {
+class App;
+}
+
+namespace fourfold::cmd {
+
+struct ShapeOptions {
+  std::string gpu, arch, model;
+  int64_t experts = 0, top_k = 0, hidden = 0, intermediate = 0, ranks = 1;
+  std::string activations = "bf16", weights = "nvfp4", activation, shared = "none";
+
+  void add_to(CLI::App& command);
+  // The card named by --gpu, or the fastest of --arch, or an H200 when neither is given; Error when both contradict.
+  const plan::Gpu& card() const;
+  // The shape; its tokens are left 0. Error when neither a model nor a whole shape is given.
+  plan::MoeProblem problem() const;
+};
+
+}  // namespace fourfold::cmd

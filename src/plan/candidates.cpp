@@ -1,0 +1,170 @@
+// The one list of tiles. Whatever is here can be planned, compiled, launched and tested; legality.cpp says what of it a
+// card and a problem allow, cost.cpp what is fast.
+#include <algorithm>
+
+#include "base/math.h"
+#include "plan/plan.h"
+
+namespace fourfold::plan {
+namespace {
+
+constexpr int kTokenTileStep = 8, kLargestTokenTile = 192;
+constexpr int kDepthTiles[] = {64, 128, 256};
+
+TileConfig base_tile(const MoeProblem& problem, Pass pass, Family family) {
+  TileConfig t = {};
+  t.family = family;
+  t.pass = pass;
+  t.operands = problem.operands(pass);
+  t.scale_vector = problem.scale_vector();
+  t.activation_bits = problem.activation_bits();
+  t.swap_ab = 1;
+  t.k_warps = 1;
+  t.epilogue = Epilogue::kDirect;
+  return t;
+}
+
+using List = std::vector<Candidate>;
+
+// `rows` are weight rows of all operands together.
+void set_sizes(TileConfig* t, int tokens, int rows, int k, int stages, int warps) {
+  t->tokens = t->token_rows = tokens;
+  t->n = rows / t->operands;
+  t->k = k;
+  t->stages = stages;
+  t->warps = warps;
+}
+
+// Few tokens per expert: a producer warp, K shared between warps.
+void add_streaming(const MoeProblem& problem, Pass pass, List* out) {
+  TileConfig t = base_tile(problem, pass, Family::kStreaming);
+  t.producer_warps = 1;
+  t.inline_routes = problem.tokens <= kInlineRouteTokens ? 1 : 0;
+  for (int tokens = kTokenTileStep; tokens <= 32; tokens += kTokenTileStep) {
+    for (const int rows : {16, 32, 64, 128, 256}) {
+      for (const int k : {64, 128, 256, 512}) {
+        for (const int stages : {2, 3, 4, 6, 8}) {
+          for (const int warps : {2, 4, 8}) {
+            for (int k_warps = 1; k_warps <= warps; k_warps *= 2) {
+              for (const int ctas : {1, 2, 3, 4}) {
+                set_sizes(&t, tokens, rows, k, stages, warps);
+                t.k_warps = k_warps;
+                // The batch is known to be small: no room for rows that cannot come.
+                if (t.inline_routes) {
+                  t.token_rows = static_cast<int>(std::min<int64_t>(tokens, bucket_of(problem.tokens)));
+                }
+                out->push_back({t, ctas, 1});
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+void add_mma_sync(const MoeProblem& problem, Pass pass, List* out) {
+  TileConfig t = base_tile(problem, pass, Family::kMmaSync);
+  for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
+    for (const int swap : {1, 0}) {
+      if (swap == 0 && tokens % 64 != 0) continue;
+      for (const int rows : {64, 128, 256}) {
+        for (const int k : kDepthTiles) {
+          for (const int stages : {2, 3, 4, 6}) {
+            for (const int warps : {4, 8}) {
+              for (const int ctas : {1, 2, 3, 4}) {
+                for (const int split : {1, 2, 4}) {
+                  if (split > 1 && tokens > 16) continue;  // more rows mean more tiles: nothing is left to split
+                  set_sizes(&t, tokens, rows, k, stages, warps);
+                  t.swap_ab = swap;
+                  t.epilogue = tokens <= 16 ? Epilogue::kDirect : Epilogue::kOverlay;
+                  out->push_back({t, ctas, split});
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+void add_wgmma(const MoeProblem& problem, Pass pass, List* out) {
+  TileConfig t = base_tile(problem, pass, Family::kWgmma);
+  t.producer_warps = 4;  // a whole warpgroup: setmaxnreg moves registers between warpgroups
+  for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
+    for (const int rows : {64, 128, 256, 512}) {
+      for (const int k : kDepthTiles) {
+        for (const int stages : {2, 3, 4, 6, 8}) {
+          for (const int warps : {4, 8}) {
+            for (const int ctas : {1, 2}) {
+              set_sizes(&t, tokens, rows, k, stages, warps);
+              out->push_back({t, ctas, 1});
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+void add_fp4(const MoeProblem& problem, Pass pass, List* out) {
+  TileConfig t = base_tile(problem, pass, Family::kFp4);
+  t.producer_warps = 1;
+  for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
+    for (const int swap : {1, 0}) {
+      if (swap == 0 && (tokens < 64 || tokens % 16 != 0)) continue;  // m16: fewer rows would be mostly padding
+      for (const int rows : {64, 128, 256}) {
+        for (const int k : kDepthTiles) {
+          for (const int stages : {2, 3, 4, 6}) {
+            for (const int warps : {4, 8}) {
+              for (const int ctas : {1, 2, 3}) {
+                set_sizes(&t, tokens, rows, k, stages, warps);
+                t.swap_ab = swap;
+                t.epilogue = tokens <= 16 ? Epilogue::kDirect : Epilogue::kDedicated;
+                out->push_back({t, ctas, 1});
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Candidate> candidates(const MoeProblem& problem, Pass pass, const Arch& arch) {
+  List list;
+  // The families that compute with other activations than the problem's are out as a whole; plan_layer() says so.
+  if (problem.activation_bits() == 4) {
+    if (find_family(Family::kFp4, arch.name)) add_fp4(problem, pass, &list);
+    return list;
+  }
+  if (find_family(Family::kStreaming, arch.name)) add_streaming(problem, pass, &list);
+  if (find_family(Family::kMmaSync, arch.name)) add_mma_sync(problem, pass, &list);
+  if (find_family(Family::kWgmma, arch.name)) add_wgmma(problem, pass, &list);
+  return list;
+}
+
+std::string to_string(const Candidate& c) {
+  const TileConfig& t = c.tile;
+  std::string text = fmt::format("{} {}x{}x{} s{} w{}", to_string(t.family), t.tokens, t.n, t.k, t.stages, t.warps);
+  if (t.producer_warps > 0) text += fmt::format("+{}", t.producer_warps);
+  if (t.k_warps > 1) text += fmt::format(" kw{}", t.k_warps);
+  if (t.token_rows != t.tokens) text += fmt::format(" rows{}", t.token_rows);
+  if (c.split_k > 1) text += fmt::format(" split{}", c.split_k);
+  text += fmt::format(" x{}{}", c.ctas_per_sm, t.swap_ab ? " swap" : "");
+  return text;
+}
+
+std::string to_source(const TileConfig& t) {
+  return fmt::format(
+      "{{fourfold::plan::Family({}), fourfold::plan::Pass({}), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, "
+      "fourfold::plan::Epilogue({})}}",
+      static_cast<int>(t.family), static_cast<int>(t.pass), t.tokens, t.token_rows, t.n, t.k, t.stages, t.warps,
+      t.producer_warps, t.operands, t.scale_vector, t.activation_bits, t.swap_ab, t.k_warps, t.inline_routes,
+      static_cast<int>(t.epilogue));
+}
+
+}  // namespace fourfold::plan

@@ -1,0 +1,165 @@
+// Plans. A problem and a card give candidates; every candidate is either ranked by its predicted time or rejected with
+// a reason; the plan of a layer is the best candidate of each of its two GEMMs and what runs around them.
+//
+//   problem -> candidates() -> first_refusal() -> predict() -> plan_layer()
+//
+// A Plan is data: it is printed, pinned by golden tests, compiled, launched, timed and reported.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/arch.h"
+#include "plan/problem.h"
+#include "plan/registry.h"
+#include "plan/smem.h"
+
+namespace fourfold::plan {
+
+struct Candidate {
+  TileConfig tile;
+  int ctas_per_sm = 1;
+  int split_k = 1;  // CTAs that share one output tile along K; their fp32 partial sums are added in a fixed order
+};
+
+// "mma-sync 8x128x128 s4 w8+4 x2 swap": tokens x n x k, stages, compute + producer warps, CTAs per SM.
+std::string to_string(const Candidate& candidate);
+// The aggregate initialiser that device code uses: "{Family(1), Pass(0), 8, ...}".
+std::string to_source(const TileConfig& tile);
+
+// ---- legality
+// ---------------------------------------------------------------------------------------------------------
+
+struct Refusal {
+  std::string_view rule;  // "shared memory per block"; stable, rejections are grouped by it
+  std::string reason;     // with numbers
+};
+
+// Every filter in order; the first that refuses. Each is a function of its own in legality.cpp.
+std::optional<Refusal> first_refusal(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
+
+// Registers per thread that the kernel is expected to need (accumulators, fragments, loads in flight, addressing), and
+// the most it may have with the wanted CTAs per SM.
+int estimated_registers(const Candidate& candidate);
+int register_limit(const Arch& arch, const Candidate& candidate);
+
+// ---- cost
+// -------------------------------------------------------------------------------------------------------------
+
+// Warp instructions, in units per weight and lane unless noted; see docs/plan.md for where each figure comes from.
+struct Instructions {
+  double dequantise;  // decode, scale, fragment loads and addressing
+  double per_mma;     // issued per mma besides the mma itself (fragment loads of the other operand)
+  double per_stage;   // per warp and stage: barriers, copy issue
+  double per_output;  // per output element and lane: epilogue
+  int chain;          // dependent memory reads before the first weight arrives
+};
+Instructions instructions_of(const TileConfig& tile);
+
+// Predicted time of one GEMM. The throughput terms overlap; the largest is the bound.
+struct Prediction {
+  double total_us = 0;
+  // Overlapping terms, each what the kernel would take if only that unit counted (wave quantisation included).
+  double memory_us = 0;  // bytes from memory at the rate that the loads in flight can sustain
+  double issue_us = 0;   // instructions
+  double matrix_us = 0;  // padded flops
+  double smem_us = 0;    // shared-memory bytes
+  double l2_us = 0;      // bytes from L2 into the SMs
+  // Terms that add.
+  double launch_us = 0;   // graph node
+  double latency_us = 0;  // the chain before the first weight, and the last tile's way out
+  double drain_us = 0;    // pipeline refills between tiles that nothing hides
+  double split_us = 0;    // reduction of split K
+  std::string bound;      // name of the largest term
+  // What it was computed from.
+  double weight_bytes = 0, activation_bytes = 0, output_bytes = 0;
+  double flops = 0, padded_flops = 0;
+  double tiles = 0, waves = 0;
+  double instructions_per_weight = 0;
+  double in_flight_bytes = 0;  // per SM
+  double ghz = 0;
+};
+Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
+Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate,
+                   const Instructions& instructions);
+
+// ---- plans
+// ------------------------------------------------------------------------------------------------------------
+
+struct Ranked {
+  Candidate candidate;
+  Prediction prediction;
+  bool implemented = false;
+  std::string missing;  // why it cannot run today; empty when it can
+};
+
+struct Rejected {
+  std::string tile;  // the candidate, or the family when all of it is out
+  std::string_view rule;
+  std::string reason;
+};
+
+struct GemmPlan {
+  Pass pass = Pass::kGateUp;
+  Ranked chosen;
+  int64_t grid = 0;            // CTAs launched
+  std::vector<Ranked> ranked;  // every legal candidate, fastest first; ranked[0] may be faster than chosen when it has
+                               // no kernel yet
+  std::vector<Rejected> rejected;
+  SmemMap smem() const { return make_smem_map(chosen.candidate.tile); }
+};
+
+struct LayerPlan {
+  MoeProblem problem;
+  Gpu gpu;
+  GemmPlan gate_up, down;
+  double route_us = 0;    // sort of the (token, expert) pairs; 0 where the kernels read the routes themselves
+  double combine_us = 0;  // weighted sum over the experts of a token
+  double shared_us = 0;   // the shared expert's bytes, moved beside the routed ones
+  double predicted_us = 0;
+  double floor_us = 0;  // bytes that must move at the reachable bandwidth, or flops at the reachable rate
+  std::string bound;
+};
+
+struct PlanOptions {
+  bool only_implemented = false;  // rank what can be launched today and nothing else
+  bool explain = true;            // keep the rejected candidates and their reasons (most of the time planning takes)
+};
+
+// All candidates of one pass on an architecture: the one list that planner, compiler, launcher and tests share.
+std::vector<Candidate> candidates(const MoeProblem& problem, Pass pass, const Arch& arch);
+
+// Error when no candidate is legal (the message carries the most frequent reason), or when the problem is invalid.
+LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options = {});
+
+// Up to this many tokens the streaming kernels sort the few choices themselves and add up the experts of a token in the
+// down pass, so that neither a routing nor a combining kernel runs.
+inline constexpr int64_t kInlineRouteTokens = 8;
+
+// Token counts whose plans a server needs: each stands for itself and everything up to the next.
+std::span<const int64_t> token_buckets();
+int64_t bucket_of(int64_t tokens);
+
+// One kernel to compile: a tile with the shape it is specialised for. Equal specs are one kernel.
+struct KernelSpec {
+  Pass pass;
+  Candidate candidate;
+  int64_t rows, depth;  // of the weight matrix (per operand), padded depth
+  Activation activation;
+  std::string name;  // file-name-safe and unique
+};
+// Every kernel that the plans of all token buckets name, each once.
+std::vector<KernelSpec> kernels_of(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options = {});
+
+// ---- printing (print.cpp)
+// ---------------------------------------------------------------------------------------------
+
+struct PrintOptions {
+  bool all = false;  // every ranked and rejected candidate on its own line
+};
+std::string to_text(const LayerPlan& plan, const PrintOptions& options = {});
+std::string to_json(const LayerPlan& plan);
+
+}  // namespace fourfold::plan

@@ -1,0 +1,234 @@
+// Ranks candidates and puts a layer together.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "plan/plan.h"
+
+namespace fourfold::plan {
+namespace {
+
+constexpr int64_t kBuckets[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+
+// Predictions closer than this are equal: the model cannot tell them apart, and the choice must not depend on the last
+// bits of a floating-point library. Then: less work outside the main loop, less shared memory, the name.
+constexpr double kRoutedPerUs = 4096;  // (token, expert) pairs that the routing kernel sorts in a microsecond
+constexpr double kL2Speedup = 2.5;     // L2 bandwidth over memory bandwidth
+
+constexpr double kSameUs = 0.01;
+
+bool faster(const Ranked& a, const Ranked& b) {
+  const TileConfig &ta = a.candidate.tile, &tb = b.candidate.tile;
+  const auto key = [](const Ranked& r) { return std::llround(r.prediction.total_us / kSameUs); };
+  if (key(a) != key(b)) return key(a) < key(b);
+  const int slices_a = ta.k_warps * a.candidate.split_k, slices_b = tb.k_warps * b.candidate.split_k;
+  if (slices_a != slices_b) return slices_a < slices_b;
+  const unsigned bytes_a = make_smem_map(ta).total, bytes_b = make_smem_map(tb).total;
+  if (bytes_a != bytes_b) return bytes_a < bytes_b;
+  return to_string(a.candidate) < to_string(b.candidate);
+}
+
+// Families that are out as a whole, one line each.
+void reject_families(const MoeProblem& problem, const Gpu& gpu, std::vector<Rejected>* out) {
+  const Arch& arch = arch_of(gpu);
+  for (const Family family : {Family::kStreaming, Family::kMmaSync, Family::kWgmma, Family::kFp4}) {
+    const bool fp4 = family == Family::kFp4;
+    std::string reason;
+    if (find_family(family, arch.name) == nullptr) {
+      reason = fmt::format("{} has no {}", arch.name,
+                           family == Family::kWgmma       ? "wgmma"
+                           : family == Family::kStreaming ? "bulk copies"
+                                                          : "warp-level FP4 mma");
+    } else if (fp4 && problem.activation_bits() == 16) {
+      reason = "multiplies FP4 by FP4; the problem has bf16 activations (W4A16)";
+    } else if (!fp4 && problem.activation_bits() == 4) {
+      reason = "multiplies by bf16 activations; the problem has NVFP4 activations (W4A4)";
+    } else {
+      continue;
+    }
+    out->push_back({std::string(to_string(family)) + " (all tiles)", "family", reason});
+  }
+}
+
+// Every candidate of one GEMM, ranked or rejected; the choice is the layer's.
+GemmPlan rank_gemm(const MoeProblem& problem, Pass pass, const Gpu& gpu, const PlanOptions& options) {
+  const Arch& arch = arch_of(gpu);
+  GemmPlan plan;
+  plan.pass = pass;
+  reject_families(problem, gpu, &plan.rejected);
+  for (const Candidate& candidate : candidates(problem, pass, arch)) {
+    if (auto refusal = first_refusal(problem, pass, gpu, candidate)) {
+      if (!options.explain && !plan.ranked.empty()) continue;
+      plan.rejected.push_back({to_string(candidate), refusal->rule, std::move(refusal->reason)});
+      continue;
+    }
+    Ranked ranked;
+    ranked.candidate = candidate;
+    ranked.missing = kernel_refuses(problem, pass, candidate, arch.name);
+    ranked.implemented = ranked.missing.empty();
+    if (options.only_implemented && !ranked.implemented) {
+      plan.rejected.push_back({to_string(candidate), "kernel", ranked.missing});
+      continue;
+    }
+    ranked.prediction = predict(problem, pass, gpu, candidate);
+    plan.ranked.push_back(std::move(ranked));
+  }
+  if (plan.ranked.empty()) {
+    std::map<std::string_view, int> counts;
+    const Rejected* typical = nullptr;
+    int most = 0;
+    for (const Rejected& r : plan.rejected) {
+      if (r.rule != "family" && ++counts[r.rule] > most) {
+        most = counts[r.rule];
+        typical = &r;
+      }
+    }
+    if (typical == nullptr) {
+      fail("{}: no kernel family of {} computes with {} activations; wanted {}", to_string(pass), arch.name,
+           problem.activation_bits() == 4 ? "nvfp4" : "bf16",
+           problem.activation_bits() == 4 ? "--activations bf16, or an sm_120a or sm_121a card" : "another card");
+    }
+    fail("{}: none of {} candidates is legal on {}; most often for '{}': {}", to_string(pass), plan.rejected.size(),
+         gpu.title, typical->rule, typical->reason);
+  }
+  std::sort(plan.ranked.begin(), plan.ranked.end(), faster);
+  return plan;
+}
+
+// Persistent grid: never more CTAs than slots, nor than tiles that the fullest routing could make.
+int64_t grid_of(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& c) {
+  const int64_t pairs = problem.tokens * problem.top_k;
+  const bool all_experts = c.tile.inline_routes && pass == Pass::kDown;  // a tile visits every expert
+  const int64_t row_tiles = all_experts ? 1 : std::min(pairs, pairs / c.tile.tokens + std::min(pairs, problem.experts));
+  const int64_t tiles = row_tiles * ceil_div(problem.rows(pass), c.tile.n) * c.split_k;
+  return std::min<int64_t>(tiles, static_cast<int64_t>(gpu.sms) * c.ctas_per_sm);
+}
+
+// The fastest candidate that routes inline or not, as wanted; null when there is none.
+const Ranked* fastest(const GemmPlan& gemm, bool inline_routes, bool implemented) {
+  for (const Ranked& r : gemm.ranked) {
+    if ((r.candidate.tile.inline_routes == 1) == inline_routes && (r.implemented || !implemented)) return &r;
+  }
+  return nullptr;
+}
+
+// Histogram, then scatter: a chain of reads and dependent writes in one CTA.
+double route_time(const MoeProblem& p, const Gpu& gpu) {
+  const double pairs = static_cast<double>(p.tokens * p.top_k);
+  return gpu.graph_node_us + 4 * gpu.latency_us + pairs * 16 / (reachable_reads(gpu) * 1e6) + pairs / kRoutedPerUs;
+}
+
+// Reads an fp32 row for each pair, writes a bf16 row for each token.
+double combine_time(const MoeProblem& p, const Gpu& gpu) {
+  const double read = reachable_reads(gpu) * 1e6;
+  const double rows = static_cast<double>(p.tokens * p.top_k * p.hidden) * 4;
+  return gpu.graph_node_us + gpu.latency_us +
+         (rows + static_cast<double>(p.tokens * p.hidden) * 2) / (rows < gpu.l2_mb * 0.5e6 ? read * kL2Speedup : read);
+}
+
+// Both GEMMs as a unit: either both route inline, and nothing runs around them, or neither does.
+void choose(const MoeProblem& p, const Gpu& gpu, LayerPlan* plan) {
+  double best = std::numeric_limits<double>::infinity();
+  for (const bool implemented : {true, false}) {
+    for (const bool inline_routes : {true, false}) {
+      const Ranked* a = fastest(plan->gate_up, inline_routes, implemented);
+      const Ranked* b = fastest(plan->down, inline_routes, implemented);
+      if (a == nullptr || b == nullptr) continue;
+      const double route = inline_routes ? 0 : route_time(p, gpu), combine = inline_routes ? 0 : combine_time(p, gpu);
+      const double total = route + a->prediction.total_us + b->prediction.total_us + combine;
+      if (total >= best) continue;
+      best = total;
+      plan->route_us = route;
+      plan->combine_us = combine;
+      plan->gate_up.chosen = *a;
+      plan->down.chosen = *b;
+    }
+    if (best < std::numeric_limits<double>::infinity()) break;
+  }
+  FF_ASSERT(best < std::numeric_limits<double>::infinity());
+  for (GemmPlan* gemm : {&plan->gate_up, &plan->down}) {
+    gemm->grid = grid_of(p, gemm->pass, gpu, gemm->chosen.candidate);
+  }
+}
+
+}  // namespace
+
+std::span<const int64_t> token_buckets() { return kBuckets; }
+
+int64_t bucket_of(int64_t tokens) {
+  for (const int64_t bucket : kBuckets) {
+    if (tokens <= bucket) return bucket;
+  }
+  return kBuckets[std::size(kBuckets) - 1];
+}
+
+LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options) {
+  validate(problem);
+  LayerPlan plan;
+  plan.problem = problem;
+  plan.gpu = gpu;
+  MoeProblem p = problem;
+  p.tokens = std::max<int64_t>(1, problem.tokens);  // no tokens: the plan of one, never launched
+  plan.gate_up = rank_gemm(p, Pass::kGateUp, gpu, options);
+  plan.down = rank_gemm(p, Pass::kDown, gpu, options);
+  choose(p, gpu, &plan);
+  if (problem.tokens == 0) {
+    plan.gate_up.grid = plan.down.grid = 0;
+    plan.route_us = plan.combine_us = 0;
+    plan.bound = "nothing to do";
+    return plan;
+  }
+
+  const double read = reachable_reads(gpu) * 1e6;  // bytes per us
+  const double hidden = static_cast<double>(p.hidden);
+  double shared_bytes = 0, shared_flops = 0;
+  if (p.shared != SharedExpert::kNone) {
+    const double weights = static_cast<double>(p.hidden * p.shared_intermediate) * (p.gated() ? 3 : 2);
+    shared_bytes = weights * (p.shared == SharedExpert::kBf16 ? 2 : p.bytes_per_weight());
+    shared_flops = 2 * weights * static_cast<double>(p.tokens);
+    plan.shared_us =
+        std::max(shared_bytes / read, shared_flops / (reachable_bf16(gpu, gpu.wgmma_bf16 > 0, true) * 1e6));
+  }
+  const Prediction &a = plan.gate_up.chosen.prediction, &b = plan.down.chosen.prediction;
+  plan.predicted_us = plan.route_us + a.total_us + b.total_us + plan.combine_us + plan.shared_us;
+
+  const double must_move =
+      touched_experts(p) * static_cast<double>(p.hidden * p.intermediate) * (p.gated() ? 3 : 2) * p.bytes_per_weight() +
+      static_cast<double>(p.tokens) * hidden * 4 + shared_bytes;
+  const double rate =
+      p.activation_bits() == 4 ? reachable_fp4(gpu, true) : reachable_bf16(gpu, gpu.wgmma_bf16 > 0, true);
+  plan.floor_us = std::max(must_move / read, (a.flops + b.flops + shared_flops) / (rate * 1e6));
+  plan.bound = a.total_us >= b.total_us ? a.bound : b.bound;
+  return plan;
+}
+
+std::vector<KernelSpec> kernels_of(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options) {
+  std::vector<KernelSpec> list;
+  std::set<std::string> seen;
+  PlanOptions quick = options;
+  quick.explain = false;
+  for (const int64_t tokens : kBuckets) {
+    MoeProblem p = problem;
+    p.tokens = tokens;
+    const LayerPlan plan = plan_layer(p, gpu, quick);
+    for (const GemmPlan* gemm : {&plan.gate_up, &plan.down}) {
+      KernelSpec spec;
+      spec.pass = gemm->pass;
+      spec.candidate = gemm->chosen.candidate;
+      spec.rows = p.rows(gemm->pass);
+      spec.depth = p.padded_depth(gemm->pass);
+      spec.activation = p.activation;
+      spec.name = fmt::format("{}_{}_{}x{}", to_string(gemm->pass), to_string(spec.candidate), spec.rows, spec.depth);
+      std::replace(spec.name.begin(), spec.name.end(), ' ', '_');
+      std::replace(spec.name.begin(), spec.name.end(), '+', 'p');
+      if (seen.insert(spec.name).second) list.push_back(std::move(spec));
+    }
+  }
+  return list;
+}
+
+}  // namespace fourfold::plan

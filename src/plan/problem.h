@@ -1,0 +1,76 @@
+// What is asked of an expert layer: shapes, formats, and how many tokens come at once.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "plan/smem.h"
+
+namespace fourfold::plan {
+
+enum class WeightFormat { kNvfp4, kMxfp4 };     // e2m1 with e4m3 scales of 16, or with e8m0 scales of 32
+enum class ActivationFormat { kBf16, kNvfp4 };  // W4A16 or W4A4
+enum class Activation { kSwiGlu, kSwiGluClamp, kRelu2 };
+enum class SharedExpert { kNone, kBf16, kNvfp4 };
+
+struct MoeProblem {
+  std::string name;  // of the shape, for people
+  int64_t experts = 0;
+  int64_t top_k = 0;
+  int64_t hidden = 0;
+  int64_t intermediate = 0;  // of one expert on one rank
+  int64_t tokens = 0;        // in the batch
+  WeightFormat weights = WeightFormat::kNvfp4;
+  ActivationFormat activations = ActivationFormat::kBf16;
+  Activation activation = Activation::kSwiGlu;
+  SharedExpert shared = SharedExpert::kNone;
+  int64_t shared_intermediate = 0;
+
+  int scale_vector() const { return weights == WeightFormat::kNvfp4 ? 16 : 32; }
+  int activation_bits() const { return activations == ActivationFormat::kBf16 ? 16 : 4; }
+  bool gated() const { return activation != Activation::kRelu2; }
+  int operands(Pass pass) const { return pass == Pass::kGateUp && gated() ? 2 : 1; }
+  // Weight rows (of each operand) and contraction length of a pass.
+  int64_t rows(Pass pass) const { return pass == Pass::kGateUp ? intermediate : hidden; }
+  int64_t depth(Pass pass) const { return pass == Pass::kGateUp ? hidden : intermediate; }
+  // The contraction as the kernels see it: a multiple of kDepthGrain. The packed weights are padded with zeros (codes
+  // and scales) and the loaders read zeros for the activations' missing columns.
+  int64_t padded_depth(Pass pass) const;
+  double bytes_per_weight() const { return 0.5 + 1.0 / scale_vector(); }
+};
+
+inline constexpr int kDepthGrain = 64;
+
+// Throws Error, naming the field, when a field is outside what the kernels' arithmetic can hold.
+void validate(const MoeProblem& problem);
+
+// The slice of one rank under tensor parallelism: the intermediate dimension is cut. Error when it does not divide, or
+// when a slice would cut a block of scale factors.
+MoeProblem rank_slice(const MoeProblem& problem, int64_t ranks);
+
+struct NamedShape {
+  std::string_view name;   // as --model takes it
+  std::string_view title;  // the model
+  int64_t experts, top_k, hidden, intermediate, shared_intermediate;
+  Activation activation;
+  int64_t layers;  // 0 = not known
+};
+std::span<const NamedShape> named_shapes();
+// By name, ignoring case; an Error that lists the names otherwise. `tokens` is left 0.
+MoeProblem find_shape(std::string_view name);
+
+// ---- routing --------------------------------------------------------------------------------------------------------
+// Each token picks top_k distinct experts, all equally likely; the rows of one expert are then Binomial(tokens, top_k /
+// experts).
+
+// Expected number of experts with at least one row.
+double touched_experts(const MoeProblem& problem);
+// Expected number of token tiles over all experts: experts * E[ceil(rows / tile)].
+double token_tiles(const MoeProblem& problem, int tile);
+// Rows that the busiest expert is expected to have (the expectation over experts of the maximum, estimated by the
+// (1 - 1/experts) quantile).
+int64_t busiest_rows(const MoeProblem& problem);
+
+}  // namespace fourfold::plan

@@ -1,0 +1,317 @@
+// The planner: what it chooses fits, what it does not choose has a reason, and its predictions move the right way.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "plan/plan.h"
+
+namespace fourfold::plan {
+namespace {
+
+MoeProblem shape(std::string_view name, int64_t tokens) {
+  MoeProblem p = find_shape(name);
+  p.tokens = tokens;
+  return p;
+}
+
+void check_gemm(const LayerPlan& plan, const GemmPlan& gemm) {
+  const MoeProblem& p = plan.problem;
+  const Arch& arch = arch_of(plan.gpu);
+  const Candidate& c = gemm.chosen.candidate;
+  const SmemMap map = gemm.smem();
+  SCOPED_TRACE(testing::Message() << p.name << ", " << p.tokens << " tokens, " << plan.gpu.name << ", "
+                                  << to_string(gemm.pass) << ": " << to_string(c));
+  EXPECT_LE(map.total, arch.smem_per_block);
+  EXPECT_LE(c.ctas_per_sm * (round_up(map.total, 128) + arch.smem_reserved), arch.smem_per_sm);
+  EXPECT_LE((c.tile.warps + c.tile.producer_warps) * c.ctas_per_sm, arch.warps_per_sm);
+  EXPECT_LE(estimated_registers(c), register_limit(arch, c));
+  EXPECT_GT(gemm.grid, 0);
+  EXPECT_LE(gemm.grid, int64_t{plan.gpu.sms} * c.ctas_per_sm);
+  EXPECT_GT(gemm.chosen.prediction.total_us, 0);
+  // Bytes that must move bound every prediction from below.
+  EXPECT_GE(gemm.chosen.prediction.total_us * reachable_reads(plan.gpu) * 1e6, gemm.chosen.prediction.weight_bytes);
+  EXPECT_GE(gemm.chosen.prediction.padded_flops * 1.000001, gemm.chosen.prediction.flops);
+  // Every weight row and every element of K is covered.
+  EXPECT_GE(ceil_div(p.rows(gemm.pass), c.tile.n) * c.tile.n, p.rows(gemm.pass));
+  EXPECT_EQ(c.tile.k % kDepthGrain, 0);
+}
+
+TEST(Planner, EveryShapeHasAPlanThatFitsOnEveryCard) {
+  for (const Gpu& gpu : kGpus) {
+    for (const NamedShape& row : named_shapes()) {
+      for (const int64_t tokens : {1, 63, 16384}) {
+        const LayerPlan plan = plan_layer(shape(row.name, tokens), gpu, {.explain = false});
+        check_gemm(plan, plan.gate_up);
+        check_gemm(plan, plan.down);
+        EXPECT_EQ(plan.gate_up.chosen.candidate.tile.inline_routes, plan.down.chosen.candidate.tile.inline_routes);
+        EXPECT_GE(plan.predicted_us, plan.floor_us) << gpu.name << " " << row.name << " " << tokens;
+      }
+    }
+  }
+}
+
+TEST(Planner, EveryCandidateIsRankedOrRejectedWithAReason) {
+  for (const char* card : {"rtx-pro-6000", "h200", "a100"}) {
+    const Gpu& gpu = find_gpu(card);
+    const MoeProblem p = shape("122B-A10B", 64);
+    const LayerPlan plan = plan_layer(p, gpu);
+    for (const GemmPlan* gemm : {&plan.gate_up, &plan.down}) {
+      const auto all = candidates(p, gemm->pass, arch_of(gpu));
+      std::set<std::string> names;
+      for (const Candidate& c : all) EXPECT_TRUE(names.insert(to_string(c)).second) << "twice: " << to_string(c);
+      size_t families = 0;
+      for (const Rejected& r : gemm->rejected) {
+        EXPECT_FALSE(r.reason.empty());
+        if (r.rule == "family") {
+          ++families;
+        } else {
+          EXPECT_EQ(names.erase(r.tile), 1u) << r.tile;
+        }
+      }
+      for (const Ranked& r : gemm->ranked) EXPECT_EQ(names.erase(to_string(r.candidate)), 1u);
+      EXPECT_TRUE(names.empty()) << *names.begin() << " is neither ranked nor rejected";
+      EXPECT_EQ(all.size() + families, gemm->ranked.size() + gemm->rejected.size());
+      // Families of the house: listed or rejected as a whole.
+      EXPECT_GE(families, 1u);
+      for (size_t i = 1; i < gemm->ranked.size(); ++i) {
+        EXPECT_LE(gemm->ranked[i - 1].prediction.total_us, gemm->ranked[i].prediction.total_us + 0.011);
+      }
+    }
+  }
+}
+
+TEST(Planner, SameProblemSamePlan) {
+  const LayerPlan a = plan_layer(shape("397B-A17B", 64), find_gpu("h200"));
+  const LayerPlan b = plan_layer(shape("397B-A17B", 64), find_gpu("h200"));
+  EXPECT_EQ(to_json(a), to_json(b));
+}
+
+TEST(Planner, NoKernelIsCalledBuiltThatIsNot) {
+  const LayerPlan plan = plan_layer(shape("35B-A3B", 64), find_gpu("rtx-pro-6000"));
+  for (const Ranked& r : plan.gate_up.ranked) {
+    const FamilyRow* row = find_family(r.candidate.tile.family, "sm_120a");
+    ASSERT_NE(row, nullptr);
+    if (!row->implemented()) EXPECT_FALSE(r.implemented);
+    EXPECT_EQ(r.implemented, r.missing.empty());
+  }
+}
+
+TEST(Planner, NoTokensLaunchNothing) {
+  const LayerPlan plan = plan_layer(shape("35B-A3B", 0), find_gpu("h200"));
+  EXPECT_EQ(plan.predicted_us, 0);
+  EXPECT_EQ(plan.gate_up.grid, 0);
+  EXPECT_NE(to_text(plan).find("nothing is launched"), std::string::npos);
+}
+
+TEST(Planner, Fp4ActivationsNeedACardThatHasThem) {
+  MoeProblem p = shape("35B-A3B", 512);
+  p.activations = ActivationFormat::kNvfp4;
+  const LayerPlan plan = plan_layer(p, find_gpu("rtx-5090"));
+  EXPECT_EQ(plan.gate_up.chosen.candidate.tile.family, Family::kFp4);
+  try {
+    plan_layer(p, find_gpu("h200"));
+    FAIL() << "an H200 has no FP4 mma";
+  } catch (const Error& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "gate-up: no kernel family of sm_90a computes with nvfp4 activations; wanted --activations bf16, or an "
+        "sm_120a or sm_121a card");
+  }
+}
+
+// ---- rules, with their numbers
+// -----------------------------------------------------------------------------------------
+
+Candidate fp4_tile(int tokens, int n, int k, int stages, int operands) {
+  Candidate c;
+  c.tile = {.family = Family::kFp4,
+            .pass = operands == 2 ? Pass::kGateUp : Pass::kDown,
+            .tokens = tokens,
+            .token_rows = tokens,
+            .n = n,
+            .k = k,
+            .stages = stages,
+            .warps = 8,
+            .producer_warps = 1,
+            .operands = operands,
+            .scale_vector = 16,
+            .activation_bits = 4,
+            .swap_ab = 1,
+            .k_warps = 1,
+            .inline_routes = 0,
+            .epilogue = Epilogue::kDirect};
+  return c;
+}
+
+TEST(Legality, SaysWhyDeepPipelinesDoNotFitTheWorkstationCard) {
+  MoeProblem p = shape("397B-A17B", 8192);
+  p.activations = ActivationFormat::kNvfp4;
+  const Gpu& gpu = find_gpu("rtx-pro-6000");
+  // Per stage: gate and up 2 x (128 x 64 + 128 x 8) B, activations 64 x (64 + 16) + 64 x 8 B = 24,064 B; six of them,
+  // 512 B of row table and 96 B of barriers.
+  const auto refusal = first_refusal(p, Pass::kGateUp, gpu, fp4_tile(64, 128, 128, 6, 2));
+  ASSERT_TRUE(refusal.has_value());
+  EXPECT_EQ(refusal->rule, "shared memory per block");
+  EXPECT_EQ(refusal->reason, "K=128 with 6 stages needs 144992 B, sm_120a has 101376 B per block");
+  EXPECT_FALSE(first_refusal(p, Pass::kGateUp, gpu, fp4_tile(64, 128, 128, 4, 2)).has_value());
+  // Two CTAs per SM: K=64 buys them.
+  Candidate two = fp4_tile(64, 128, 128, 3, 2);
+  two.ctas_per_sm = 2;
+  two.tile.tokens = two.tile.token_rows = 56;
+  EXPECT_EQ(first_refusal(p, Pass::kGateUp, gpu, two)->reason,
+            "2 CTAs of 70576 B (+1024 B reserved each) need 143360 B, sm_120a has 102400 B per SM");
+  two.tile.k = 64;
+  EXPECT_FALSE(first_refusal(p, Pass::kGateUp, gpu, two).has_value());
+}
+
+TEST(Legality, EveryRuleRefusesSomethingAndNamesNumbers) {
+  std::map<std::string_view, std::string> example;
+  for (const char* card : {"rtx-pro-6000", "h200", "rtx-4090"}) {
+    for (const int64_t tokens : {1, 64, 8192}) {
+      for (const auto format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
+        MoeProblem p = shape("flash-next-tp2", tokens);
+        p.activations = format;
+        const Gpu& gpu = find_gpu(card);
+        for (const Pass pass : {Pass::kGateUp, Pass::kDown}) {
+          for (const Candidate& c : candidates(p, pass, arch_of(gpu))) {
+            if (const auto refusal = first_refusal(p, pass, gpu, c)) example.emplace(refusal->rule, refusal->reason);
+          }
+        }
+      }
+    }
+  }
+  for (const char* rule : {"tile shape", "stored weights", "K tile", "shared memory per block", "shared memory per SM",
+                           "registers", "row padding", "token tile", "pipeline depth", "split K"}) {
+    ASSERT_TRUE(example.contains(rule)) << rule;
+  }
+  for (const auto& [rule, reason] : example) {
+    if (rule != "stored weights") EXPECT_NE(reason.find_first_of("0123456789"), std::string::npos) << rule;
+  }
+  // A producer's bulk copies on a card without them: no candidate asks, but the rule must hold for whoever does.
+  EXPECT_EQ(first_refusal(shape("35B-A3B", 1), Pass::kGateUp, find_gpu("rtx-4090"), fp4_tile(8, 128, 64, 2, 2))->rule,
+            "instructions");
+}
+
+TEST(Legality, OddShapesKeepTheirLastUnits) {
+  // I = 1856 = 29 units and H = 2688 = 42: a stage may hold fewer units at the end of K, rows are padded to the tile.
+  const LayerPlan plan = plan_layer(shape("nemotron-30B", 64), find_gpu("h200"));
+  EXPECT_EQ(plan.gate_up.chosen.candidate.tile.operands, 1) << "squared ReLU has no gate";
+  for (const char* name : {"nemotron-30B", "i704", "flash-next", "flash-next-tp2"}) {
+    const MoeProblem p = shape(name, 64);
+    const LayerPlan odd = plan_layer(p, find_gpu("rtx-pro-6000"));
+    for (const GemmPlan* gemm : {&odd.gate_up, &odd.down}) {
+      const int64_t rows = p.rows(gemm->pass), n = gemm->chosen.candidate.tile.n;
+      EXPECT_LE((round_up(rows, n) - rows) * 4, rows) << name;
+    }
+  }
+}
+
+// ---- predictions
+// ---------------------------------------------------------------------------------------------------------
+
+TEST(Prediction, MoreTokensTakeLonger) {
+  for (const char* card : {"h200", "rtx-pro-6000", "dgx-spark"}) {
+    double last = 0;
+    for (const int64_t tokens : token_buckets()) {
+      const double now = plan_layer(shape("35B-A3B", tokens), find_gpu(card), {.explain = false}).predicted_us;
+      EXPECT_GT(now, last) << card << " " << tokens;
+      last = now;
+    }
+  }
+}
+
+TEST(Prediction, AFasterMemoryIsNotSlower) {
+  Gpu slow = find_gpu("h200"), fast = slow;
+  fast.read_tbs *= 1.5;
+  for (const int64_t tokens : {1, 64, 8192}) {
+    EXPECT_LE(plan_layer(shape("397B-A17B", tokens), fast).predicted_us,
+              plan_layer(shape("397B-A17B", tokens), slow).predicted_us);
+  }
+}
+
+TEST(Prediction, MoreStagesDoNotStarve) {
+  const MoeProblem p = shape("397B-A17B", 64);
+  const Gpu& gpu = find_gpu("h200");
+  double last = 1e9;
+  for (const int stages : {2, 3, 4, 6}) {
+    Candidate c;
+    c.tile = {.family = Family::kStreaming,
+              .pass = Pass::kGateUp,
+              .tokens = 8,
+              .token_rows = 8,
+              .n = 16,
+              .k = 128,
+              .stages = stages,
+              .warps = 4,
+              .producer_warps = 1,
+              .operands = 2,
+              .scale_vector = 16,
+              .activation_bits = 16,
+              .swap_ab = 1,
+              .k_warps = 2,
+              .inline_routes = 0,
+              .epilogue = Epilogue::kDirect};
+    const double now = predict(p, Pass::kGateUp, gpu, c).memory_us;
+    EXPECT_LT(now, last) << stages;
+    last = now;
+  }
+}
+
+TEST(Prediction, WorkstationCardAtOneTokenIsWithinTheGoal) {
+  // The published best for this shape and card is 27.7 us; the goal is 20.
+  EXPECT_LT(plan_layer(shape("35B-A3B", 1), find_gpu("rtx-pro-6000")).predicted_us, 20);
+}
+
+// ---- what others read
+// ------------------------------------------------------------------------------------------------------
+
+TEST(Json, HasThePromisedFields) {
+  const auto json = nlohmann::json::parse(to_json(plan_layer(shape("397B-A17B", 8), find_gpu("rtx-pro-6000"))));
+  EXPECT_GT(json.at("plan").at("smem_bytes").get<int64_t>(), 0);
+  EXPECT_EQ(json.at("plan").at("tile").size(), 3u);
+  EXPECT_GT(json.at("predicted_us").get<double>(), 0);
+  EXPECT_GT(json.at("rejected").size(), 1000u);
+  for (const auto& r : json.at("rejected")) EXPECT_FALSE(r.at("reason").get<std::string>().empty());
+  for (const char* pass : {"gate_up", "down"}) {
+    const auto& gemm = json.at("plan").at(pass);
+    int64_t sum = 0;
+    for (const auto& r : gemm.at("regions")) {
+      if (!r.at("overlay").get<bool>()) sum += r.at("size").get<int64_t>();
+    }
+    EXPECT_EQ(sum + gemm.at("smem_padding").get<int64_t>(), gemm.at("smem_bytes").get<int64_t>());
+  }
+  const auto& terms = json.at("terms");
+  double sum = 0;
+  for (const auto& term : terms) sum += term.get<double>();
+  EXPECT_NEAR(sum, json.at("predicted_us").get<double>(), 0.01);
+}
+
+TEST(Kernels, OfAModelAreFewAndNamedOnce) {
+  for (const char* card : {"h200", "rtx-pro-6000"}) {
+    for (const char* model : {"397B-A17B", "35B-A3B", "nemotron-30B"}) {
+      const auto list = kernels_of(find_shape(model), find_gpu(card));
+      std::set<std::string> names;
+      for (const KernelSpec& spec : list) {
+        EXPECT_TRUE(names.insert(spec.name).second) << spec.name;
+        EXPECT_EQ(spec.name.find_first_of(" /+"), std::string::npos) << spec.name;
+      }
+      EXPECT_GE(list.size(), 4u);
+      EXPECT_LE(list.size(), 2 * token_buckets().size());
+    }
+  }
+}
+
+TEST(Buckets, CoverEveryCount) {
+  EXPECT_EQ(bucket_of(0), 1);
+  EXPECT_EQ(bucket_of(1), 1);
+  EXPECT_EQ(bucket_of(5), 8);
+  EXPECT_EQ(bucket_of(63), 64);
+  EXPECT_EQ(bucket_of(100000), 16384);
+}
+
+}  // namespace
+}  // namespace fourfold::plan

@@ -41,6 +41,16 @@ class Checkpoint final : public WeightSource {
   void release(const ops::MatrixSource& matrix) override;
   void finish() override;
 
+  // The stored form of a matrix without reading its data (shapes and scales are not checked): the tensors it is made
+  // of, and whether they hold other experts too. Counts as taking the matrix.
+  struct Stored {
+    ops::Format format = ops::Format::kBf16;
+    bool shared = false;       // one tensor for all experts
+    bool input_scale = false;  // an activation scale is stored
+    std::vector<const StoredTensor*> tensors;
+  };
+  Stored stored_matrix(std::string_view module, int64_t rows, int64_t columns);
+
   // What the loader saw, for people.
   struct Skipped {
     int64_t tensors = 0;

@@ -62,11 +62,42 @@ class Checkpoint::Reader {
     place_.expert_rows = rows;
   }
 
-  MatrixSource read() {
-    if (!locate()) {
-      fail("{}: {} is missing, wanted [{}, {}]", checkpoint_.directory_.string(),
-           checkpoint_.describe(module_ + ".weight"), rows_, columns_);
+  Stored peek() {
+    need_weight();
+    Stored result;
+    result.shared = place_.stacked;
+    Item& weight = packed_ != nullptr ? *packed_ : *weight_;
+    weight.used = true;
+    switch (checkpoint_.stored(weight).type) {
+      case StoredType::kF32:
+        result.format = Format::kF32;
+        break;
+      case StoredType::kF16:
+        result.format = Format::kF16;
+        break;
+      case StoredType::kF8E4M3:
+        result.format = Format::kFp8;
+        break;
+      case StoredType::kU8:
+        result.format = Format::kNvfp4;
+        break;
+      default:
+        result.format = Format::kBf16;
     }
+    result.tensors.push_back(&checkpoint_.stored(weight));
+    for (const char* suffix : {"weight_scale", "weight_scale_2", "weight_scale_inv", "weight_global_scale",
+                               "input_scale", "input_global_scale", "weight_shape"}) {
+      if (Item* item = find(suffix)) {
+        item->used = true;
+        result.tensors.push_back(&checkpoint_.stored(*item));
+        result.input_scale = result.input_scale || std::string_view(suffix).starts_with("input_");
+      }
+    }
+    return result;
+  }
+
+  MatrixSource read() {
+    need_weight();
     source_.name = module_;
     source_.rows = rows_;
     source_.columns = columns_;
@@ -105,6 +136,12 @@ class Checkpoint::Reader {
   }
 
  private:
+  void need_weight() {
+    if (locate()) return;
+    fail("{}: {} is missing, wanted [{}, {}]", checkpoint_.directory_.string(),
+         checkpoint_.describe(module_ + ".weight"), rows_, columns_);
+  }
+
   Item* find(std::string_view suffix) {
     if (suffix.empty()) return checkpoint_.find(place_.base);
     std::string name = place_.base;
@@ -430,6 +467,10 @@ MatrixSource Checkpoint::matrix(std::string_view module, int64_t rows, int64_t c
   // A tied head is the embedding; a copy of it in the file is not read.
   if (module == "lm_head" && config_.tied_head) module = "embed_tokens";
   return Reader(*this, module, rows, columns).read();
+}
+
+Checkpoint::Stored Checkpoint::stored_matrix(std::string_view module, int64_t rows, int64_t columns) {
+  return Reader(*this, module, rows, columns).peek();
 }
 
 }  // namespace fourfold::model

@@ -1,0 +1,631 @@
+#include "model/quantizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <regex>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/check.h"
+#include "base/interrupt.h"
+#include "base/json.h"
+#include "base/progress.h"
+#include "base/random.h"
+#include "base/threads.h"
+#include "model/checkpoint.h"
+#include "model/quant_config.h"
+#include "model/random_weights.h"
+#include "model/safetensors.h"
+
+namespace fourfold::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kStateFile = ".fourfold-quantize.json";
+constexpr int64_t kRowsAtOnce = 32;
+
+// A tensor of the output.
+struct Output {
+  enum class Kind : uint8_t { kCopy, kCodes, kScales, kGlobal, kInput };
+  Kind kind = Kind::kCopy;
+  TensorPlan plan;
+  const SafetensorsFile* file = nullptr;  // kCopy
+  const StoredTensor* stored = nullptr;
+};
+
+// What is written together: one copied tensor, or the modules that share a tensor scale.
+struct Unit {
+  std::vector<const WeightSpec*> modules;  // empty: a copy
+  bool already = false;                    // NVFP4 in the input
+  std::vector<Output> outputs;             // codes, scales, global[, input] for each module
+  uint64_t bytes = 0;                      // of the output
+  uint64_t input_bytes = 0;
+};
+
+struct Interrupted {};
+
+// Dtypes that TensorPlan can name; a tensor of another type is copied as bytes would be, which is not possible.
+bool copyable(const StoredTensor& tensor) { return tensor.type != StoredType::kOther; }
+
+std::string group_key(const WeightSpec& spec) {
+  const std::string& name = spec.name;
+  const size_t dot = name.rfind('.');
+  const std::string parent = dot == std::string::npos ? "" : name.substr(0, dot + 1);
+  const std::string leaf = dot == std::string::npos ? name : name.substr(dot + 1);
+  if (leaf == "gate_proj" || leaf == "up_proj") return parent + "gate_up";
+  if (leaf == "q_proj" || leaf == "k_proj" || leaf == "v_proj") return parent + "qkv";
+  if (leaf == "in_proj_qkv" || leaf == "in_proj_z") return parent + "qkvz";
+  return name;
+}
+
+class Selection {
+ public:
+  explicit Selection(const QuantizeOptions& options) {
+    std::string list = options.what;
+    for (size_t begin = 0; begin <= list.size();) {
+      const size_t end = std::min(list.find(',', begin), list.size());
+      add(list.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    for (const std::string& pattern : options.exclude) {
+      try {
+        exclude_.emplace_back(pattern, std::regex::ECMAScript | std::regex::optimize);
+      } catch (const std::regex_error& error) {
+        fail("--exclude '{}' is not a regular expression: {}", printable(pattern), error.what());
+      }
+    }
+  }
+
+  bool wants(const WeightSpec& spec) const {
+    if (spec.is_vector || kinds_.count(spec.kind) == 0 || (spec.mtp && !mtp_)) return false;
+    return std::none_of(exclude_.begin(), exclude_.end(),
+                        [&](const std::regex& pattern) { return std::regex_search(spec.name, pattern); });
+  }
+
+ private:
+  void add(const std::string& word) {
+    if (word == "all") {
+      kinds_.insert({WeightKind::kRoutedExpert, WeightKind::kSharedExpert, WeightKind::kMlp, WeightKind::kAttention,
+                     WeightKind::kDeltaNet});
+    } else if (word == "experts") {
+      kinds_.insert({WeightKind::kRoutedExpert, WeightKind::kMlp});
+    } else if (word == "shared") {
+      kinds_.insert(WeightKind::kSharedExpert);
+    } else if (word == "mlp") {
+      kinds_.insert(WeightKind::kMlp);
+    } else if (word == "attention") {
+      kinds_.insert(WeightKind::kAttention);
+    } else if (word == "deltanet") {
+      kinds_.insert(WeightKind::kDeltaNet);
+    } else if (word == "head") {
+      kinds_.insert(WeightKind::kHead);
+    } else if (word == "mtp") {
+      mtp_ = true;
+    } else {
+      fail("--what holds '{}', known are all, experts, shared, mlp, attention, deltanet, head and mtp",
+           printable(word));
+    }
+  }
+
+  std::set<WeightKind> kinds_;
+  bool mtp_ = false;
+  std::vector<std::regex> exclude_;
+};
+
+class Quantizer {
+ public:
+  Quantizer(const fs::path& input, fs::path output, const QuantizeOptions& options)
+      : options_(options), output_(std::move(output)), selection_(options), threads_(options.threads) {
+    prepare_directory(input);
+    checkpoint_ = std::make_unique<Checkpoint>(input);
+    specs_ = weight_specs(checkpoint_->config());
+    prefix_ = checkpoint_->prefix();
+  }
+
+  QuantizeResult run() {
+    plan();
+    cut();
+    read_state();
+    Progress progress("quantising", result_.input_bytes, "B", options_.progress);
+    size_t begin = 0;
+    for (size_t shard = 0; shard < ends_.size(); ++shard) {
+      const std::span<const Unit> units = std::span(units_).subspan(begin, ends_[shard] - begin);
+      begin = ends_[shard];
+      if (shard < finished_) {
+        for (const Unit& unit : units) progress.advance(unit.input_bytes);
+        continue;
+      }
+      try {
+        write_shard(shard, units, progress);
+      } catch (const Interrupted&) {
+        progress.finish();
+        result_.interrupted = true;
+        return std::move(result_);
+      }
+      write_state(shard + 1);
+    }
+    progress.finish();
+    finish();
+    return std::move(result_);
+  }
+
+ private:
+  void prepare_directory(const fs::path& input) {
+    std::error_code error;
+    if (!fs::is_directory(input, error)) fail("{} is not a directory", input.string());
+    fs::create_directories(output_, error);
+    if (error) fail("cannot create {}: {}", output_.string(), error.message());
+    if (fs::equivalent(input, output_, error)) {
+      fail("{} is both the input and the output; wanted another directory", output_.string());
+    }
+    if (!fs::is_empty(output_) && !fs::exists(output_ / kStateFile)) {
+      fail("{} is not empty and holds no unfinished quantisation; wanted a new or an empty directory",
+           output_.string());
+    }
+    // What a killed run left behind.
+    std::vector<fs::path> leftovers;
+    for (const fs::directory_entry& entry : fs::directory_iterator(output_)) {
+      if (entry.path().filename().string().find(".safetensors.tmp.") != std::string::npos) {
+        leftovers.push_back(entry.path());
+      }
+    }
+    for (const fs::path& path : leftovers) fs::remove(path, error);
+  }
+
+  std::string stored_name(const WeightSpec& spec) const {
+    return (spec.mtp || spec.name == "lm_head"
+                ? (prefix_.starts_with("language_model.") && !spec.mtp ? std::string("language_model.") : std::string())
+                : prefix_) +
+           spec.name;
+  }
+
+  void plan() {
+    std::unordered_map<std::string, size_t> groups;  // group key to its place in `chosen`
+    std::vector<Unit> chosen;
+    std::unordered_map<const StoredTensor*, std::vector<size_t>> groups_of;
+    std::unordered_map<const StoredTensor*, int> kept;  // tensors that modules which are not chosen need
+    for (const WeightSpec& spec : specs_) {
+      if (spec.is_vector) {
+        checkpoint_->vector(spec.name, spec.rows);
+        continue;
+      }
+      const Checkpoint::Stored stored = checkpoint_->stored_matrix(spec.name, spec.rows, spec.columns);
+      const bool already = stored.format == ops::Format::kNvfp4;
+      bool wanted = already || selection_.wants(spec);
+      if (wanted && spec.columns % nvfp4::kBlock != 0) {
+        result_.notes.push_back(
+            fmt::format("{} stays as it is: {} columns are not a multiple of 16", spec.name, spec.columns));
+        wanted = false;
+      }
+      if (!wanted) {
+        for (const StoredTensor* tensor : stored.tensors) ++kept[tensor];
+        note_unquantized(spec, stored.format);
+        continue;
+      }
+      const auto [place, added] = groups.try_emplace(already ? spec.name : group_key(spec), chosen.size());
+      if (added) chosen.emplace_back();
+      Unit& unit = chosen[place->second];
+      if (!unit.modules.empty() && unit.already != already)
+        fail("{} and {} are stored in different formats", spec.name, unit.modules.front()->name);
+      unit.already = already;
+      unit.modules.push_back(&spec);
+      for (const StoredTensor* tensor : stored.tensors) {
+        std::vector<size_t>& list = groups_of[tensor];
+        if (list.empty() || list.back() != place->second) list.push_back(place->second);
+        if (!stored.shared) unit.input_bytes += tensor->bytes;
+      }
+      if (stored.shared) unit.input_bytes += static_cast<uint64_t>(spec.elements()) * 2;
+      add_outputs(unit, spec, already && stored.input_scale);
+      note_quantized(spec);
+    }
+
+    checkpoint_->finish();  // a tensor that no loader would take is no better in the output
+
+    // In the order of the input files, so that reading is sequential.
+    std::vector<bool> placed(chosen.size(), false);
+    for (const SafetensorsFile& file : checkpoint_->shards()) {
+      for (const StoredTensor& tensor : file.tensors()) {
+        const auto found = groups_of.find(&tensor);
+        if (found == groups_of.end()) {
+          add_copy(file, tensor);
+          continue;
+        }
+        if (kept.count(&tensor) != 0) {
+          fail(
+              "{} holds modules that are to be quantised and others that are not (--exclude): all experts of a layer "
+              "or none",
+              printable(tensor.name, 200));
+        }
+        for (size_t group : found->second) {
+          if (placed[group]) continue;
+          placed[group] = true;
+          units_.push_back(std::move(chosen[group]));
+        }
+      }
+    }
+    for (const Unit& unit : units_) {
+      result_.input_bytes += unit.input_bytes;
+      result_.output_bytes += unit.bytes;
+      (unit.modules.empty() ? result_.copied
+       : unit.already       ? result_.converted
+                      : result_.quantized) += unit.modules.empty() ? 1 : static_cast<int64_t>(unit.modules.size());
+    }
+    if (result_.quantized == 0 && result_.converted == 0) {
+      fail("--what {} chooses no matrix of this checkpoint", options_.what);
+    }
+  }
+
+  void add_copy(const SafetensorsFile& file, const StoredTensor& tensor) {
+    if (!copyable(tensor)) {
+      fail("{}: tensor {} has dtype {}, which cannot be copied", file.path().string(), printable(tensor.name, 200),
+           tensor.type_name);
+    }
+    Unit unit;
+    unit.outputs.push_back({Output::Kind::kCopy, {tensor.name, tensor.type, tensor.shape}, &file, &tensor});
+    unit.bytes = unit.input_bytes = tensor.bytes;
+    units_.push_back(std::move(unit));
+  }
+
+  void add_outputs(Unit& unit, const WeightSpec& spec, bool input_scale) {
+    const bool modelopt = options_.form == ExportForm::kModelopt;
+    const std::string name = stored_name(spec);
+    const std::vector<int64_t> scalar = modelopt ? std::vector<int64_t>{} : std::vector<int64_t>{1};
+    const auto add = [&](Output::Kind kind, const char* suffix, StoredType type, std::vector<int64_t> shape) {
+      unit.outputs.push_back({kind, {name + suffix, type, std::move(shape)}, nullptr, nullptr});
+      unit.bytes += unit.outputs.back().plan.bytes();
+    };
+    add(Output::Kind::kCodes, modelopt ? ".weight" : ".weight_packed", StoredType::kU8, {spec.rows, spec.columns / 2});
+    add(Output::Kind::kScales, ".weight_scale", StoredType::kF8E4M3, {spec.rows, spec.columns / nvfp4::kBlock});
+    add(Output::Kind::kGlobal, modelopt ? ".weight_scale_2" : ".weight_global_scale", StoredType::kF32, scalar);
+    if (input_scale) {
+      add(Output::Kind::kInput, modelopt ? ".input_scale" : ".input_global_scale", StoredType::kF32, scalar);
+      activations_ = true;
+    }
+  }
+
+  // The lists of the configuration files name the expert container once.
+  std::string listed_name(const WeightSpec& spec) const {
+    std::string name = stored_name(spec);
+    if (spec.kind == WeightKind::kRoutedExpert) name.resize(name.find(".experts.") + 8);
+    return name;
+  }
+  void note_unquantized(const WeightSpec& spec, ops::Format format) {
+    std::string name = listed_name(spec);
+    if (format == ops::Format::kFp8) {
+      if (layers_seen_.insert(name).second) layers_.emplace_back(std::move(name), "FP8");
+      fp8_ = true;
+    } else if (spec.kind != WeightKind::kEmbedding && ignored_seen_.insert(name).second) {
+      ignored_.push_back(std::move(name));
+    }
+  }
+  void note_quantized(const WeightSpec& spec) {
+    std::string name = listed_name(spec);
+    if (layers_seen_.insert(name).second) layers_.emplace_back(std::move(name), "");
+  }
+
+  void cut() {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < units_.size(); ++i) {
+      if (bytes > 0 && bytes + units_[i].bytes > options_.shard_bytes) {
+        ends_.push_back(i);
+        bytes = 0;
+      }
+      bytes += units_[i].bytes;
+    }
+    ends_.push_back(units_.size());
+    result_.shards = static_cast<int64_t>(ends_.size());
+  }
+
+  // ---- state of an unfinished run
+
+  std::string fingerprint() const {
+    std::string text = fmt::format("form {} what {} search {} shard {}", static_cast<int>(options_.form), options_.what,
+                                   static_cast<int>(options_.search), options_.shard_bytes);
+    for (const std::string& pattern : options_.exclude) text += " exclude " + pattern;
+    for (const SafetensorsFile& file : checkpoint_->shards()) {
+      std::error_code error;
+      const auto time = fs::last_write_time(file.path(), error).time_since_epoch().count();
+      text += fmt::format(" {} {} {}", file.path().filename().string(), file.bytes(), time);
+    }
+    for (const Unit& unit : units_) {
+      for (const Output& output : unit.outputs) text += output.plan.name;
+    }
+    return fmt::format("{:016x}", weight_seed(0, text));
+  }
+
+  void read_state() {
+    const fs::path path = output_ / kStateFile;
+    if (!fs::exists(path)) {
+      write_state(0);
+      return;
+    }
+    try {
+      continue_from(parse_json_file(path));
+    } catch (const Json::exception&) {
+      fail("{} is not a state file of this program; remove it or choose another directory", path.string());
+    }
+  }
+
+  void continue_from(const Json& state) {
+    if (!state.is_object() || state.value("fingerprint", "") != fingerprint()) {
+      fail(
+          "{} holds an unfinished quantisation of another input or with other options; remove it or choose another "
+          "directory",
+          output_.string());
+    }
+    finished_ = std::min<size_t>(state.value("shards", size_t{0}), ends_.size());
+    for (size_t shard = 0; shard < finished_; ++shard) {
+      if (!fs::exists(output_ / shard_name(shard, ends_.size()))) finished_ = shard;
+    }
+    result_.resumed_shards = static_cast<int64_t>(finished_);
+    for (const Json& entry : state.value("errors", Json::array())) {
+      if (entry.is_array() && entry.size() == 5 && entry[0].get<size_t>() < finished_) {
+        record({entry[1].get<std::string>(), entry[2].get<int64_t>(), entry[3].get<double>(), entry[4].get<double>()},
+               entry[0].get<size_t>());
+      }
+    }
+  }
+
+  void write_state(size_t shards) {
+    Json state;
+    state["fingerprint"] = fingerprint();
+    state["shards"] = shards;
+    Json errors = Json::array();
+    for (size_t i = 0; i < result_.errors.size(); ++i) {
+      const TensorError& error = result_.errors[i];
+      errors.push_back({error_shards_[i], error.module, error.elements, error.squared_error, error.energy});
+    }
+    state["errors"] = errors;
+    write_file_atomically(output_ / kStateFile, state.dump());
+  }
+
+  void record(TensorError error, size_t shard) {
+    result_.errors.push_back(std::move(error));
+    error_shards_.push_back(shard);
+  }
+
+  // ---- writing
+
+  void write_shard(size_t shard, std::span<const Unit> units, Progress& progress) {
+    std::vector<TensorPlan> plans;
+    for (const Unit& unit : units) {
+      for (const Output& output : unit.outputs) plans.push_back(output.plan);
+    }
+    const size_t recorded = result_.errors.size();
+    try {
+      SafetensorsWriter writer(output_ / shard_name(shard, ends_.size()), std::move(plans), {{"format", "pt"}});
+      size_t first = 0;
+      for (const Unit& unit : units) {
+        if (interrupted()) throw Interrupted{};
+        if (unit.modules.empty()) {
+          copy(writer, first, unit.outputs.front());
+        } else {
+          quantize(writer, first, unit, shard);
+        }
+        first += unit.outputs.size();
+        progress.advance(unit.input_bytes);
+      }
+      writer.finish();
+    } catch (const Interrupted&) {
+      result_.errors.resize(recorded);
+      error_shards_.resize(recorded);
+      throw;
+    }
+  }
+
+  void copy(SafetensorsWriter& writer, size_t index, const Output& output) {
+    constexpr size_t kPiece = 16 << 20;
+    const std::span<const std::byte> data = output.file->data(*output.stored);
+    for (size_t begin = 0; begin < data.size(); begin += kPiece) {
+      if (interrupted()) throw Interrupted{};
+      const auto piece = data.subspan(begin, std::min(kPiece, data.size() - begin));
+      writer.write(index, piece, begin);
+      output.file->release(piece);
+    }
+  }
+
+  static void write_float(SafetensorsWriter& writer, size_t index, float value) {
+    writer.write(index, std::as_bytes(std::span(&value, 1)));
+  }
+
+  void quantize(SafetensorsWriter& writer, size_t first, const Unit& unit, size_t shard) {
+    const bool modelopt = options_.form == ExportForm::kModelopt;
+    std::vector<ops::MatrixSource> sources;
+    for (const WeightSpec* spec : unit.modules) {
+      sources.push_back(checkpoint_->matrix(spec->name, spec->rows, spec->columns));
+    }
+    float largest = 0.0f;
+    if (!unit.already) {
+      for (const ops::MatrixSource& source : sources) largest = std::max(largest, largest_of(source));
+    }
+    size_t index = first, position = 0;
+    for (size_t i = 0; i < sources.size(); ++i) {
+      const ops::MatrixSource& source = sources[i];
+      const float scale = unit.already ? source.tensor_scale : nvfp4::tensor_scale_for(largest);
+      if (unit.already) {
+        writer.write(index, std::as_bytes(std::span(static_cast<const uint8_t*>(source.data),
+                                                    static_cast<size_t>(source.rows * source.columns / 2))));
+        writer.write(index + 1, std::as_bytes(std::span(source.block_scales,
+                                                        static_cast<size_t>(source.rows * source.columns / 16))));
+      } else {
+        record(encode(writer, index, source, scale, unit.modules[i]->name), shard);
+      }
+      write_float(writer, index + 2, modelopt ? scale : inverse_scale(scale, source));
+      index += 3;
+      position += 3;
+      if (position < unit.outputs.size() && unit.outputs[position].kind == Output::Kind::kInput) {
+        const float input = source.input_scale;
+        write_float(writer, index, modelopt || input == 0.0f ? input : 1.0f / input);
+        ++index;
+        ++position;
+      }
+      checkpoint_->release(source);
+    }
+  }
+
+  static float inverse_scale(float scale, const ops::MatrixSource& source) {
+    const float inverse = 1.0f / scale;
+    if (!nvfp4::is_finite(inverse)) {
+      fail("{}: the tensor scale {} has no finite inverse, which compressed-tensors stores", source.name, scale);
+    }
+    return inverse;
+  }
+
+  float largest_of(const ops::MatrixSource& source) {
+    std::mutex mutex;
+    uint32_t largest = 0;  // fp32 bits of magnitudes are ordered like integers
+    threads_.parallel_for(source.rows, kRowsAtOnce, [&](int64_t begin, int64_t end) {
+      thread_local std::vector<float> row;
+      row.resize(static_cast<size_t>(source.columns));
+      uint32_t mine = 0;
+      for (int64_t r = begin; r < end; ++r) {
+        ops::dequantize(source, r, row.data());
+        uint32_t bits = 0;
+        for (float value : row) bits = std::max(bits, nvfp4::bits_of(value) & 0x7fffffffu);
+        if (bits >= 0x7f800000u) {
+          fail("{}: row {} holds NaN or infinity, wanted finite numbers", source.name, r);
+        }
+        mine = std::max(mine, bits);
+      }
+      const std::lock_guard lock(mutex);
+      largest = std::max(largest, mine);
+    });
+    return nvfp4::float_of(largest);
+  }
+
+  TensorError encode(SafetensorsWriter& writer, size_t index, const ops::MatrixSource& source, float scale,
+                     const std::string& module) {
+    const auto columns = static_cast<size_t>(source.columns);
+    struct Sums {
+      double error = 0, energy = 0;
+    };
+    // Summed in the order of the rows, so that the figures do not depend on the threads.
+    std::vector<Sums> sums(static_cast<size_t>((source.rows + kRowsAtOnce - 1) / kRowsAtOnce));
+    threads_.parallel_for(source.rows, kRowsAtOnce, [&](int64_t begin, int64_t end) {
+      if (interrupted()) return;
+      thread_local std::vector<float> row;
+      thread_local std::vector<uint8_t> codes, scales;
+      row.resize(columns);
+      const auto rows = static_cast<size_t>(end - begin);
+      codes.resize(rows * columns / 2);
+      scales.resize(rows * columns / nvfp4::kBlock);
+      Sums& sum = sums[static_cast<size_t>(begin / kRowsAtOnce)];
+      for (size_t r = 0; r < rows; ++r) {
+        ops::dequantize(source, begin + static_cast<int64_t>(r), row.data());
+        sum.error +=
+            nvfp4::quantize_row(row, scale, options_.search, std::span(codes).subspan(r * columns / 2, columns / 2),
+                                std::span(scales).subspan(r * columns / nvfp4::kBlock, columns / nvfp4::kBlock));
+        double lanes[4] = {0, 0, 0, 0};
+        for (size_t i = 0; i + 4 <= columns; i += 4) {
+          for (size_t lane = 0; lane < 4; ++lane) {
+            lanes[lane] += static_cast<double>(row[i + lane]) * static_cast<double>(row[i + lane]);
+          }
+        }
+        sum.energy += (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+      }
+      const auto first = static_cast<uint64_t>(begin) * columns;
+      writer.write(index, std::as_bytes(std::span(codes)), first / 2);
+      writer.write(index + 1, std::as_bytes(std::span(scales)), first / nvfp4::kBlock);
+    });
+    if (interrupted()) throw Interrupted{};
+    TensorError error{module, source.rows * source.columns, 0, 0};
+    for (const Sums& sum : sums) {
+      error.squared_error += sum.error;
+      error.energy += sum.energy;
+    }
+    return error;
+  }
+
+  // ---- the small files
+
+  void finish() {
+    std::vector<TensorPlan> plans;
+    std::vector<size_t> ends;
+    size_t shard = 0;
+    for (size_t i = 0; i < units_.size(); ++i) {
+      for (const Output& output : units_[i].outputs) plans.push_back(output.plan);
+      if (i + 1 == ends_[shard]) {
+        ends.push_back(plans.size());
+        ++shard;
+      }
+    }
+    if (ends.size() > 1) write_shard_index(output_, plans, ends);
+    copy_small_files();
+
+    const bool modelopt = options_.form == ExportForm::kModelopt;
+    QuantDescription description;
+    description.quantized_activations = activations_;
+    description.ignored = ignored_;
+    description.ignored.push_back(modelopt ? "model.visual*" : "re:.*visual.*");
+    const std::string algorithm = activations_ ? "NVFP4" : "W4A16_NVFP4";
+    description.algorithm = algorithm;
+    Json quantization;
+    if (modelopt) {
+      if (fp8_) {
+        description.algorithm = "MIXED_PRECISION";
+        for (auto& [module, name] : layers_) {
+          if (name.empty()) name = algorithm;
+        }
+        description.layers = layers_;
+      }
+      quantization = modelopt_quantization_config(description);
+      write_file_atomically(output_ / "hf_quant_config.json", modelopt_hf_quant_config(description).dump(2) + "\n");
+    } else {
+      std::vector<std::string> fp8, nvfp4;
+      for (const auto& [module, name] : layers_) (name.empty() ? nvfp4 : fp8).push_back("re:.*" + module + ".*");
+      if (fp8.empty()) nvfp4 = {"Linear"};
+      quantization = compressed_tensors_config(description, nvfp4, fp8);
+    }
+    Json config = parse_json_file(checkpoint_->directory() / "config.json");
+    if (config.contains("text_config") && config["text_config"].is_object()) {
+      config["text_config"].erase("quantization_config");
+    }
+    config["quantization_config"] = quantization;
+    write_file_atomically(output_ / "config.json", config.dump(2) + "\n");
+    std::error_code error;
+    fs::remove(output_ / kStateFile, error);
+  }
+
+  void copy_small_files() {
+    for (const fs::directory_entry& entry : fs::directory_iterator(checkpoint_->directory())) {
+      const std::string name = entry.path().filename().string();
+      const std::string extension = entry.path().extension().string();
+      const bool known = extension == ".json" || extension == ".jinja" || extension == ".txt" ||
+                         extension == ".model" || name.starts_with("LICENSE") || name.starts_with("NOTICE");
+      if (!known || !entry.is_regular_file() || name.front() == '.') continue;
+      if (name == "config.json" || name == "hf_quant_config.json" || name.ends_with(".index.json")) continue;
+      write_file_atomically(output_ / name, read_file(entry.path()));
+    }
+  }
+
+  const QuantizeOptions& options_;
+  fs::path output_;
+  Selection selection_;
+  ThreadPool threads_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::vector<WeightSpec> specs_;
+  std::string prefix_;
+  std::vector<Unit> units_;
+  std::vector<size_t> ends_;  // shards: one past their last unit
+  size_t finished_ = 0;
+  std::vector<std::string> ignored_;
+  std::vector<std::pair<std::string, std::string>> layers_;
+  std::unordered_set<std::string> ignored_seen_, layers_seen_;
+  bool fp8_ = false, activations_ = false;
+  QuantizeResult result_;
+  std::vector<size_t> error_shards_;
+};
+
+}  // namespace
+
+double TensorError::relative_rms() const { return energy > 0 ? std::sqrt(squared_error / energy) : 0.0; }
+
+QuantizeResult quantize_checkpoint(const fs::path& input, const fs::path& output, const QuantizeOptions& options) {
+  return Quantizer(input, output, options).run();
+}
+
+}  // namespace fourfold::model

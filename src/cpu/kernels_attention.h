@@ -25,8 +25,8 @@ void natural_order(const float* x, int64_t padded_dim, float scale, float* out) 
 // Scores of kRows queries and kKeys keys; kRows <= 4. One vector of partial sums for each, the same order of additions
 // whatever the tile. `ahead`: values to bring into cache meanwhile, or null.
 template <int kRows, int kKeys, bool kAhead>
-inline void score_tile(const float* queries, int64_t padded_dim, const uint16_t* const* keys,
-                       const uint16_t* const* ahead, float* scores) {
+__attribute__((noinline)) void score_tile(const float* queries, int64_t padded_dim, const uint16_t* const* keys,
+                                          const uint16_t* const* ahead, float* scores) {
   Vec sums[kRows][kKeys];
   for (auto& row : sums) {
     for (Vec& sum : row) sum = Vec::zero();
@@ -38,14 +38,12 @@ inline void score_tile(const float* queries, int64_t padded_dim, const uint16_t*
       Vec::load_pair(keys[j] + g, even[j], odd[j]);
       if (kAhead && (g & 31) == 0) _mm_prefetch(reinterpret_cast<const char*>(ahead[j] + g), _MM_HINT_T0);
     }
-    const int64_t at = even_offset(g);
+    const float* q = queries + even_offset(g);
     for (int r = 0; r < kRows; ++r) {
-      const Vec q = Vec::load(queries + r * padded_dim + at);
-      for (int j = 0; j < kKeys; ++j) sums[r][j] = fma(q, even[j], sums[r][j]);
-    }
-    for (int r = 0; r < kRows; ++r) {
-      const Vec q = Vec::load(queries + r * padded_dim + at + kOdd);
-      for (int j = 0; j < kKeys; ++j) sums[r][j] = fma(q, odd[j], sums[r][j]);
+      const Vec first = Vec::load(q + r * padded_dim);
+      for (int j = 0; j < kKeys; ++j) sums[r][j] = fma(first, even[j], sums[r][j]);
+      const Vec second = Vec::load(q + r * padded_dim + kOdd);
+      for (int j = 0; j < kKeys; ++j) sums[r][j] = fma(second, odd[j], sums[r][j]);
     }
   }
   for (int j = 0; j < kKeys; ++j) {
@@ -61,60 +59,13 @@ inline void score_tile(const float* queries, int64_t padded_dim, const uint16_t*
 template <int kRows, bool kAhead>
 inline void score_rows(const float* queries, int64_t padded_dim, int64_t count, const uint16_t* const* keys,
                        const uint16_t* const* ahead, float* scores) {
-  // Twelve sums of partial products hide the latency of the multiply-add and fit sixteen registers.
-  constexpr int kKeys = kRows == 1 ? 8 : kRows == 2 ? 6 : kRows == 3 ? 4 : 3;
+  // Sums, both halves of the keys and a query fit the registers, sixteen or thirty-two.
+  constexpr int kKeys = kLanes == 16 ? (kRows == 1 ? 8 : kRows == 2 ? 6 : 4) : (kRows == 1 ? 4 : kRows == 2 ? 3 : 2);
   int64_t j = 0;
   for (; j + kKeys <= count; j += kKeys) {
     score_tile<kRows, kKeys, kAhead>(queries, padded_dim, keys + j, ahead + j, scores + j);
   }
   for (; j < count; ++j) score_tile<kRows, 1, kAhead>(queries, padded_dim, keys + j, ahead + j, scores + j);
-}
-
-// output = output * scale + weights values for kRows rows and kPairs pairs of vectors of dimensions.
-template <int kRows, int kPairs>
-inline void value_tile(const float* weights, int64_t count, const uint16_t* const* values, int64_t g,
-                       const float* scale, int64_t padded_dim, float* output) {
-  Vec sums[kRows][2 * kPairs];
-  for (int r = 0; r < kRows; ++r) {
-    const Vec factor = Vec::all(scale[r]);
-    for (int p = 0; p < kPairs; ++p) {
-      const float* from = output + r * padded_dim + even_offset(g + 2 * kLanes * p);
-      sums[r][2 * p] = Vec::load(from) * factor;
-      sums[r][2 * p + 1] = Vec::load(from + kOdd) * factor;
-    }
-  }
-  for (int64_t j = 0; j < count; ++j) {
-    Vec even[kPairs];
-    Vec odd[kPairs];
-    for (int p = 0; p < kPairs; ++p) Vec::load_pair(values[j] + g + 2 * kLanes * p, even[p], odd[p]);
-    for (int r = 0; r < kRows; ++r) {
-      const Vec weight = Vec::all(weights[r * kKeyBlock + j]);
-      for (int p = 0; p < kPairs; ++p) {
-        sums[r][2 * p] = fma(weight, even[p], sums[r][2 * p]);
-        sums[r][2 * p + 1] = fma(weight, odd[p], sums[r][2 * p + 1]);
-      }
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int p = 0; p < kPairs; ++p) {
-      float* to = output + r * padded_dim + even_offset(g + 2 * kLanes * p);
-      sums[r][2 * p].store(to);
-      sums[r][2 * p + 1].store(to + kOdd);
-    }
-  }
-}
-
-template <int kRows>
-inline void value_rows(const float* weights, int64_t count, const uint16_t* const* values, const float* scale,
-                       int64_t padded_dim, float* output) {
-  constexpr int kPairs = kLanes == 16 ? 2 : 1;
-  int64_t g = 0;
-  for (; g + 2 * kLanes * kPairs <= padded_dim; g += 2 * kLanes * kPairs) {
-    value_tile<kRows, kPairs>(weights, count, values, g, scale, padded_dim, output);
-  }
-  for (; g < padded_dim; g += 2 * kLanes) {
-    value_tile<kRows, 1>(weights, count, values, g, scale, padded_dim, output);
-  }
 }
 
 // Scores of one row to weights e^(score - maximum), zero from `visible` to `count`; updates maximum and sum and
@@ -144,52 +95,67 @@ inline float softmax_row(float* scores, int64_t visible, int64_t count, float& m
   return factor;
 }
 
+// Scores, then weights, of kRows rows; what was summed before is scaled down where a larger score appears.
 template <int kRows>
-inline void attend_rows(const AttendRows& rows, int64_t r, int64_t first, int64_t count, const uint16_t* const* keys,
-                        const uint16_t* const* values, bool ahead, float* scores) {
+inline void weigh_rows(const AttendRows& rows, int64_t r, int64_t first, int64_t count, const uint16_t* const* keys,
+                       const uint16_t* const* ahead, float* scores) {
   int64_t longest = 0;
   for (int i = 0; i < kRows; ++i) {
     const int64_t visible = rows.last_key[r + i] - first + 1;
     if (visible > longest) longest = visible;
   }
-  if (longest <= 0) return;
   longest = least(longest, count);
   const float* queries = rows.queries + r * rows.padded_dim;
-  if (ahead) {
-    score_rows<kRows, true>(queries, rows.padded_dim, longest, keys, values, scores);
+  if (ahead != nullptr) {
+    score_rows<kRows, true>(queries, rows.padded_dim, longest, keys, ahead, scores);
   } else {
     score_rows<kRows, false>(queries, rows.padded_dim, longest, keys, keys, scores);
   }
-  float factors[kRows];
   for (int i = 0; i < kRows; ++i) {
-    const int64_t visible = least(longest, rows.last_key[r + i] - first + 1);
-    factors[i] = 1.0f;
-    if (visible > 0) {
-      factors[i] = softmax_row(scores + i * kKeyBlock, visible, longest, rows.maximum[r + i], rows.sum[r + i]);
-    } else {
-      for (int64_t j = 0; j < longest; ++j) scores[i * kKeyBlock + j] = 0.0f;
+    float* row = scores + i * kKeyBlock;
+    const int64_t visible = least(count, rows.last_key[r + i] - first + 1);
+    if (visible <= 0) {
+      for (int64_t j = 0; j < count; ++j) row[j] = 0.0f;
+      continue;
+    }
+    const float factor = softmax_row(row, visible, count, rows.maximum[r + i], rows.sum[r + i]);
+    if (factor != 1.0f) {
+      float* output = rows.output + (r + i) * rows.padded_dim;
+      for (int64_t d = 0; d < rows.padded_dim; d += kLanes)
+        (Vec::load(output + d) * Vec::all(factor)).store(output + d);
     }
   }
-  value_rows<kRows>(scores, longest, values, factors, rows.padded_dim, rows.output + r * rows.padded_dim);
 }
 
 void attend_block(const AttendRows& rows, int64_t first, int64_t count, const uint16_t* const* keys,
                   const uint16_t* const* values, float* scores) {
-  bool ahead = true;  // the first rows bring the values in
   int64_t r = 0;
   for (; r + 4 <= rows.rows; r += 4) {
-    attend_rows<4>(rows, r, first, count, keys, values, ahead, scores);
-    ahead = false;
+    // the first rows bring the values into cache
+    weigh_rows<4>(rows, r, first, count, keys, r == 0 ? values : nullptr, scores + r * kKeyBlock);
   }
-  switch (rows.rows - r) {
-    case 3:
-      return attend_rows<3>(rows, r, first, count, keys, values, ahead, scores);
-    case 2:
-      return attend_rows<2>(rows, r, first, count, keys, values, ahead, scores);
-    case 1:
-      return attend_rows<1>(rows, r, first, count, keys, values, ahead, scores);
-    default:
-      return;
+  const uint16_t* const* ahead = r == 0 ? values : nullptr;
+  if (rows.rows - r == 3) weigh_rows<3>(rows, r, first, count, keys, ahead, scores + r * kKeyBlock);
+  if (rows.rows - r == 2) weigh_rows<2>(rows, r, first, count, keys, ahead, scores + r * kKeyBlock);
+  if (rows.rows - r == 1) weigh_rows<1>(rows, r, first, count, keys, ahead, scores + r * kKeyBlock);
+
+  // Weights times values, 32 dimensions at a time: the values become fp32 panels of even and odd ones in L1.
+  float panels[kKeyBlock * 32];
+  for (int64_t g = 0; g < rows.padded_dim; g += 32) {
+    for (int64_t j = 0; j < count; ++j) {
+      for (int64_t h = 0; h < 16; h += kLanes) {
+        Vec even;
+        Vec odd;
+        Vec::load_pair(values[j] + g + 2 * h, even, odd);
+        even.store(panels + j * 16 + h);
+        odd.store(panels + (kKeyBlock + j) * 16 + h);
+      }
+    }
+    for (int64_t half = 0; half < 2; ++half) {
+      float* output = rows.output + g + 16 * half;
+      product(rows.rows, count, false, scores, kKeyBlock, panels + half * kKeyBlock * 16, 16, output, 1.0f, output,
+              rows.padded_dim);
+    }
   }
 }
 

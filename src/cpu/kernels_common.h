@@ -107,3 +107,61 @@ void to_bf16(const float* x, int64_t n, uint16_t* out) {
 void apply_gate(float* x, const float* gate, int64_t n) {
   transform(x, n, [&](int64_t i, Vec y) { return y / (Vec::all(1.0f) + exp(Vec::zero() - load_padded(gate, i, n))); });
 }
+
+// ---- small matrix products on panels of 16 columns
+
+constexpr int64_t kPanelWidth = 16;
+constexpr int kPanelVecs = static_cast<int>(kPanelWidth / kLanes);
+
+// c[r][0..16) = scale c_in[r][0..16) (or zero) + sum_i a[r][i] b[i][0..16) for kRows rows. A function of its own, so
+// that nothing but the tile competes for registers.
+template <int kRows>
+__attribute__((noinline)) void product_tile(int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb,
+                                            const float* c_in, float scale, float* c, int64_t ldc) {
+  Vec sums[kRows][kPanelVecs];
+  for (int r = 0; r < kRows; ++r) {
+    for (int p = 0; p < kPanelVecs; ++p) {
+      sums[r][p] = c_in != nullptr ? Vec::load(c_in + r * ldc + p * kLanes) * Vec::all(scale) : Vec::zero();
+    }
+  }
+  for (int64_t i = 0; i < depth; ++i) {
+    Vec part[kPanelVecs];
+    for (int p = 0; p < kPanelVecs; ++p) part[p] = Vec::load(b + i * ldb + p * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      const Vec factor = Vec::all(a[r * lda + i]);
+      for (int p = 0; p < kPanelVecs; ++p) sums[r][p] = fma(factor, part[p], sums[r][p]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int p = 0; p < kPanelVecs; ++p) sums[r][p].store(c + r * ldc + p * kLanes);
+  }
+}
+
+// `rows` rows; `triangular`: row r of a is zero from column r + 1 on, so the depth ends there.
+inline void product(int64_t rows, int64_t depth, bool triangular, const float* a, int64_t lda, const float* b,
+                    int64_t ldb, const float* c_in, float scale, float* c, int64_t ldc) {
+  constexpr int kRows = kLanes == 16 ? 12 : 6;  // sums of a tile: 12 vectors
+  int64_t r = 0;
+  const auto step = [&](auto tile, int count) {
+    const int64_t to = triangular ? least(depth, r + count) : depth;
+    tile(to, a + r * lda, lda, b, ldb, c_in != nullptr ? c_in + r * ldc : nullptr, scale, c + r * ldc, ldc);
+    r += count;
+  };
+  while (r < rows) {
+    const int64_t left = rows - r;
+    // A rest of one or two rows would wait for its multiply-adds; two tiles of four do not.
+    if (left >= kRows && left != kRows + 1 && left != kRows + 2) {
+      step(product_tile<kRows>, kRows);
+    } else if (kRows > 8 && left >= 8) {
+      step(product_tile<8>, 8);
+    } else if (left >= 4) {
+      step(product_tile<4>, 4);
+    } else if (left == 3) {
+      step(product_tile<3>, 3);
+    } else if (left == 2) {
+      step(product_tile<2>, 2);
+    } else {
+      step(product_tile<1>, 1);
+    }
+  }
+}

@@ -1,8 +1,5 @@
 // Gated DeltaNet over Vec; included after kernels_common.h.
 
-constexpr int64_t kPanelWidth = 16;
-constexpr int kPanelVecs = static_cast<int>(kPanelWidth / kLanes);
-
 // ---- convolution
 
 // weights [channels][taps] to [taps][channels]
@@ -41,7 +38,22 @@ void convolve(float* x, int64_t tokens, int64_t stride, int64_t channels, int64_
   int64_t oldest = 0;
   for (int64_t t = 0; t < tokens; ++t) {
     float* row = x + t * stride;
-    for (int64_t c = 0; c < channels; c += kLanes) {
+    int64_t c = 0;
+    if (past == 3) {
+      const float* w0 = window + oldest * channels;
+      const float* w1 = window + (oldest + 1) % 3 * channels;
+      const float* w2 = window + (oldest + 2) % 3 * channels;
+      for (; c + kLanes <= channels; c += kLanes) {
+        const Vec now = Vec::load(row + c);
+        Vec sum = now * Vec::load(by_tap + 3 * channels + c);
+        sum = fma(Vec::load(w0 + c), Vec::load(by_tap + c), sum);
+        sum = fma(Vec::load(w1 + c), Vec::load(by_tap + channels + c), sum);
+        sum = fma(Vec::load(w2 + c), Vec::load(by_tap + 2 * channels + c), sum);
+        now.store(window + oldest * channels + c);
+        silu(sum).store(row + c);
+      }
+    }
+    for (; c < channels; c += kLanes) {
       const Vec now = load_padded(row, c, channels);
       Vec sum = now * load_padded(by_tap + past * channels, c, channels);
       int64_t ring = oldest;
@@ -174,55 +186,7 @@ void recur(int64_t tokens, int64_t key_dim, int64_t value_dim, const float* q, c
   }
 }
 
-// ---- chunked form: small matrix products on panels of 16 columns
-
-// c[r][0..16) = scale c_in[r][0..16) (or zero) + sum_i a[r][i] b[i][0..16) for kRows rows.
-template <int kRows>
-inline void product_tile(int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, const float* c_in,
-                         float scale, float* c, int64_t ldc) {
-  Vec sums[kRows][kPanelVecs];
-  for (int r = 0; r < kRows; ++r) {
-    for (int p = 0; p < kPanelVecs; ++p) {
-      sums[r][p] = c_in != nullptr ? Vec::load(c_in + r * ldc + p * kLanes) * Vec::all(scale) : Vec::zero();
-    }
-  }
-  for (int64_t i = 0; i < depth; ++i) {
-    Vec part[kPanelVecs];
-    for (int p = 0; p < kPanelVecs; ++p) part[p] = Vec::load(b + i * ldb + p * kLanes);
-    for (int r = 0; r < kRows; ++r) {
-      const Vec factor = Vec::all(a[r * lda + i]);
-      for (int p = 0; p < kPanelVecs; ++p) sums[r][p] = fma(factor, part[p], sums[r][p]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int p = 0; p < kPanelVecs; ++p) sums[r][p].store(c + r * ldc + p * kLanes);
-  }
-}
-
-// `rows` rows; `triangular`: row r of a is zero from column r + 1 on, so the depth ends there.
-inline void product(int64_t rows, int64_t depth, bool triangular, const float* a, int64_t lda, const float* b,
-                    int64_t ldb, const float* c_in, float scale, float* c, int64_t ldc) {
-  constexpr int kRows = kLanes == 16 ? 12 : 6;
-  const auto step = [&](auto tile, int count, int64_t r) {
-    const int64_t to = triangular ? least(depth, r + count) : depth;
-    tile(to, a + r * lda, lda, b, ldb, c_in != nullptr ? c_in + r * ldc : nullptr, scale, c + r * ldc, ldc);
-  };
-  int64_t r = 0;
-  for (; r + kRows <= rows; r += kRows) step(product_tile<kRows>, kRows, r);
-  if (kRows > 8 && r + 8 <= rows) {
-    step(product_tile<8>, 8, r);
-    r += 8;
-  }
-  if (r + 4 <= rows) {
-    step(product_tile<4>, 4, r);
-    r += 4;
-  }
-  if (r + 2 <= rows) {
-    step(product_tile<2>, 2, r);
-    r += 2;
-  }
-  if (r < rows) step(product_tile<1>, 1, r);
-}
+// ---- chunked form
 
 // Formulas as at delta_rule_chunked() in reference.h. Scratch, in this order, C = kChunk, P panels of value_dim:
 //   keys, queries [C][key_dim]; keys transposed [key_dim][C]; solve, scores [C][C]; change, result [P][C][16]; c [C]

@@ -97,6 +97,7 @@ Expected dot(const ops::MatrixSource& source, int64_t row, const float* x) {
     const double product = static_cast<double>(weights[static_cast<size_t>(k)]) * x[k];
     expected.value += product;
     expected.magnitude += std::abs(product);
+    expected.square += product * product;
   }
   return expected;
 }
@@ -141,7 +142,7 @@ void check_matrix(Checker& checker, const Weights& weights, const char* what) {
   }
   const auto check = [&](int64_t t, int64_t r, float found, double each, const char* kernel) {
     const Expected& e = expected[static_cast<size_t>(t)][static_cast<size_t>(r)];
-    const double tolerance = 8 * each * e.magnitude / std::sqrt(static_cast<double>(columns)) + 1e-30 +
+    const double tolerance = 8 * each * std::max(std::sqrt(e.square), e.magnitude / std::sqrt(static_cast<double>(columns))) + 1e-30 +
                              kEpsilonF32 * (4 * e.magnitude + 2 * std::abs(e.value) * std::sqrt(static_cast<double>(columns)));
     checker.compare(e, found, tolerance,
                     fmt::format("{} {} {} {}x{} token {} row {}", checker.kernels.name, kernel, what, source.rows, columns, t, r));
@@ -209,8 +210,8 @@ void check_elementwise(Checker& checker) {
   for (int i = 0; i < 64; ++i) {
     const double g = gate[i];
     const double wanted = g / (1 + std::exp(-g)) * up[i];
-    checker.compare({wanted, 0}, out[i], std::abs(wanted) * 1e-6 + 1e-34, fmt::format("swiglu of {}", g));
-    checker.compare({1.0 + 0.5 * up[i], 0}, sum[i], 1e-5, "axpy");
+    checker.compare({wanted, 0, 0}, out[i], std::abs(wanted) * 1e-6 + 1e-34, fmt::format("swiglu of {}", g));
+    checker.compare({1.0 + 0.5 * up[i], 0, 0}, sum[i], 1e-5, "axpy");
   }
   const float nan = std::numeric_limits<float>::quiet_NaN();
   gate[0] = nan;

@@ -32,6 +32,7 @@ Tokens make_tokens(int64_t tokens, int64_t columns, uint64_t seed);
 struct Expected {
   double value = 0;
   double magnitude = 0;
+  double square = 0;  // sum of squared products
 };
 Expected dot(const ops::MatrixSource& source, int64_t row, const float* x);
 

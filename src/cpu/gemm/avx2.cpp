@@ -65,51 +65,49 @@ struct Avx2 {
   static inline void expand_fp8(I w, F* out) {
     const __m256i even = split_halves(e4m3_to_f16(w));
     const __m256i odd = split_halves(e4m3_to_f16(_mm256_srli_epi16(w, 8)));
-    const __m256 unit = _mm256_set1_ps(256.0f);
-    out[0] = _mm256_mul_ps(unit, _mm256_cvtph_ps(_mm256_castsi256_si128(even)));
-    out[1] = _mm256_mul_ps(unit, _mm256_cvtph_ps(_mm256_castsi256_si128(odd)));
-    out[2] = _mm256_mul_ps(unit, _mm256_cvtph_ps(_mm256_extracti128_si256(even, 1)));
-    out[3] = _mm256_mul_ps(unit, _mm256_cvtph_ps(_mm256_extracti128_si256(odd, 1)));
+    out[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(even));
+    out[1] = _mm256_cvtph_ps(_mm256_castsi256_si128(odd));
+    out[2] = _mm256_cvtph_ps(_mm256_extracti128_si256(even, 1));
+    out[3] = _mm256_cvtph_ps(_mm256_extracti128_si256(odd, 1));
   }
 
-  // Block scales of 16 rows (never negative) x 2^-8.
-  static inline void block_scales(const uint8_t* scales, F& low, F& high) {
-    const __m256i f16 = _mm256_slli_epi16(
-        _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales))), 7);
-    low = _mm256_cvtph_ps(_mm256_castsi256_si128(f16));
-    high = _mm256_cvtph_ps(_mm256_extracti128_si256(f16, 1));
+  // Block scales of 8 rows x 2^-105.
+  static inline F block_scales(const uint8_t* scales) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 20));
   }
 
-  // Blocks of NVFP4 to out[k][16] = e2m1 x e4m3, exact.
-  static inline void expand_nvfp4(const uint8_t* words, const uint8_t* scales, int64_t blocks, float* out) {
+  // Blocks of NVFP4 to out[k][16] = e2m1 x block scale, exact.
+  static inline void expand_nvfp4(const uint8_t* group, int64_t blocks, float* out) {
     const __m256i table = _mm256_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,  //
                                            0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
     const __m256i nibble = _mm256_set1_epi8(15);
     const __m256i top = _mm256_set1_epi32(static_cast<int>(0xff000000u));
-    // A byte in the top of a lane counts 2^24, codes are doubled, block scales are x 2^-8.
-    const __m256 unit = _mm256_set1_ps(0x1p-17f);
-    for (int64_t b = 0; b < blocks; ++b, words += 128, scales += 16, out += 256) {
-      __m256 scale[2];
-      block_scales(scales, scale[0], scale[1]);
+    // A byte in the top of a lane counts 2^24, and codes are doubled.
+    const __m256 unit = _mm256_set1_ps(kBlockScale * 0x1p-25f);
+    for (int64_t b = 0; b < blocks; ++b, out += 256) {
+      const uint8_t* scales = group + b / 4 * kGroupBytes + b % 4 * 16;
+      const uint8_t* words = group + b / 4 * kGroupBytes + kGroupScales + b % 4 * 128;
+      prefetch(words + kPrefetch);
+      prefetch(words + kPrefetch + 64);
+      if (b % 4 == 0) prefetch(scales + kPrefetch);
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) {
-        const __m256 s = _mm256_mul_ps(scale[h], unit);
-        const auto emit = [&](__m256i bytes, float* to) __attribute__((always_inline)) {  // columns 0, 2, 4, 6 from `to`
-          const auto put = [&](__m256i lane, float* at) __attribute__((always_inline)) {
-            _mm256_store_ps(at, _mm256_mul_ps(s, _mm256_cvtepi32_ps(lane)));
-          };
-          put(_mm256_slli_epi32(bytes, 24), to);
-          put(_mm256_and_si256(_mm256_slli_epi32(bytes, 16), top), to + 32);
-          put(_mm256_and_si256(_mm256_slli_epi32(bytes, 8), top), to + 64);
-          put(_mm256_and_si256(bytes, top), to + 96);
+        const __m256 s = _mm256_mul_ps(block_scales(scales + h * 8), unit);
+        const auto put = [&](__m256i lane, int k) __attribute__((always_inline)) {
+          _mm256_store_ps(out + k * 16 + h * 8, _mm256_mul_ps(s, _mm256_cvtepi32_ps(lane)));
+        };
+        const auto emit = [&](__m256i bytes, int k) __attribute__((always_inline)) {  // columns k, k+4, k+1, k+5
+          put(_mm256_slli_epi32(bytes, 24), k);
+          put(_mm256_and_si256(_mm256_slli_epi32(bytes, 16), top), k + 4);
+          put(_mm256_and_si256(_mm256_slli_epi32(bytes, 8), top), k + 1);
+          put(_mm256_and_si256(bytes, top), k + 5);
         };
 #pragma GCC unroll 2
         for (int d = 0; d < 2; ++d) {
           const __m256i w = load_words(words + d * 64 + h * 32);
-          const __m256i even = _mm256_shuffle_epi8(table, _mm256_and_si256(w, nibble));
-          const __m256i odd = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(w, 4), nibble));
-          emit(even, out + d * 128 + h * 8);
-          emit(odd, out + d * 128 + 16 + h * 8);
+          emit(_mm256_shuffle_epi8(table, _mm256_and_si256(w, nibble)), d * 8);
+          emit(_mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(w, 4), nibble)), d * 8 + 2);
         }
       }
     }
@@ -122,6 +120,9 @@ inline __m256i spread(const int8_t* four) {
   return _mm256_set1_epi32(word);
 }
 
+// Keeps the compiler from moving work across: it would start all products at once and spill them.
+#define FOURFOLD_PIN4(a, b, c, d) __asm__("" : "+x"(a), "+x"(b), "+x"(c), "+x"(d))
+
 // M tokens; the codes of 8 rows x 16 columns are decoded once and meet every token.
 template <int M>
 void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) {
@@ -131,61 +132,69 @@ void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) 
   const __m256i ones = _mm256_set1_epi16(1);
   const __m256i weight_hi = _mm256_set1_epi16(256);
   const int64_t blocks = panel.columns / kBlockColumns;
-  const uint8_t* words = panel.words;
-  const uint8_t* scales = panel.scales;
+  const uint8_t* group = panel.words;
   __m256 acc[M][2];
 #pragma GCC unroll 4
   for (int t = 0; t < M; ++t) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
-  for (int64_t b = 0; b < blocks; ++b, words += 128, scales += 16) {
-    _mm_prefetch(reinterpret_cast<const char*>(words + 2048), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(words + 2048 + 64), _MM_HINT_T0);
-    __m256 scale[2];
-    Avx2::block_scales(scales, scale[0], scale[1]);
-    const __m256i v00 = Avx2::load_words(words), v01 = Avx2::load_words(words + 32);
-    const __m256i v10 = Avx2::load_words(words + 64), v11 = Avx2::load_words(words + 96);
-    const auto low = [&](__m256i v) { return _mm256_shuffle_epi8(table, _mm256_and_si256(v, nibble)); };
-    const auto high = [&](__m256i v) {
-      return _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(v, 4), nibble));
-    };
-    const auto finish = [&](__m256i sum_hi, __m256i sum_lo, int t, int h) __attribute__((always_inline)) {
-      const ActivationBlock& block = x[t][b];
-      const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(sum_hi, weight_hi), _mm256_madd_epi16(sum_lo, ones));
-      const __m256 value = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, _mm256_set1_epi32(block.correction)));
-      acc[t][h] = _mm256_fmadd_ps(value, _mm256_mul_ps(scale[h], _mm256_set1_ps(block.scale)), acc[t][h]);
-    };
-    if constexpr (M == 1) {  // both halves of the panel at once: activations are loaded once
-      const ActivationBlock& block = x[0][b];
-      __m256i hi[2], lo[2];
-      const auto step = [&](int g, __m256i w0, __m256i w1) __attribute__((always_inline)) {
-        const __m256i x_hi = spread(block.hi + 4 * g), x_lo = spread(block.lo + 4 * g);
-        const __m256i h0 = _mm256_maddubs_epi16(w0, x_hi), h1 = _mm256_maddubs_epi16(w1, x_hi);
-        const __m256i l0 = _mm256_maddubs_epi16(w0, x_lo), l1 = _mm256_maddubs_epi16(w1, x_lo);
-        hi[0] = g == 0 ? h0 : _mm256_add_epi16(hi[0], h0);
-        hi[1] = g == 0 ? h1 : _mm256_add_epi16(hi[1], h1);
-        lo[0] = g == 0 ? l0 : _mm256_add_epi16(lo[0], l0);
-        lo[1] = g == 0 ? l1 : _mm256_add_epi16(lo[1], l1);
+  const auto low = [&](__m256i v) __attribute__((always_inline)) {
+    return _mm256_shuffle_epi8(table, _mm256_and_si256(v, nibble));
+  };
+  const auto high = [&](__m256i v) __attribute__((always_inline)) {
+    return _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(v, 4), nibble));
+  };
+  for (int64_t first = 0; first < blocks; first += 4, group += kGroupBytes) {
+    Avx2::prefetch(group + kPrefetch);
+    const int64_t last = blocks - first < 4 ? blocks : first + 4;
+    const uint8_t* scales = group;
+    const uint8_t* words = group + kGroupScales;
+    for (int64_t b = first; b < last; ++b, words += 128, scales += 16) {
+      Avx2::prefetch(words + kPrefetch);
+      Avx2::prefetch(words + kPrefetch + 64);
+      const auto finish = [&](__m256i sum_hi, __m256i sum_lo, int t, int h) __attribute__((always_inline)) {
+        const ActivationBlock& block = x[t][b];
+        const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(sum_hi, weight_hi), _mm256_madd_epi16(sum_lo, ones));
+        const __m256 value = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, _mm256_set1_epi32(block.correction)));
+        const __m256 scale = _mm256_mul_ps(Avx2::block_scales(scales + h * 8), _mm256_set1_ps(block.scale));
+        acc[t][h] = _mm256_fmadd_ps(value, scale, acc[t][h]);
       };
-      step(0, low(v00), low(v01));
-      step(1, high(v00), high(v01));
-      step(2, low(v10), low(v11));
-      step(3, high(v10), high(v11));
-      finish(hi[0], lo[0], 0, 0);
-      finish(hi[1], lo[1], 0, 1);
-    } else {
+      if constexpr (M == 1) {  // both halves of the panel at once: activations are loaded once
+        const ActivationBlock& block = x[0][b];
+        __m256i hi[2], lo[2];
+        const auto step = [&](int g, __m256i w0, __m256i w1) __attribute__((always_inline)) {
+          const __m256i x_hi = spread(block.hi + 4 * g), x_lo = spread(block.lo + 4 * g);
+          const __m256i h0 = _mm256_maddubs_epi16(w0, x_hi), h1 = _mm256_maddubs_epi16(w1, x_hi);
+          const __m256i l0 = _mm256_maddubs_epi16(w0, x_lo), l1 = _mm256_maddubs_epi16(w1, x_lo);
+          hi[0] = g == 0 ? h0 : _mm256_add_epi16(hi[0], h0);
+          hi[1] = g == 0 ? h1 : _mm256_add_epi16(hi[1], h1);
+          lo[0] = g == 0 ? l0 : _mm256_add_epi16(lo[0], l0);
+          lo[1] = g == 0 ? l1 : _mm256_add_epi16(lo[1], l1);
+          FOURFOLD_PIN4(hi[0], hi[1], lo[0], lo[1]);
+        };
+        const __m256i v00 = Avx2::load_words(words), v01 = Avx2::load_words(words + 32);
+        step(0, low(v00), low(v01));
+        step(1, high(v00), high(v01));
+        const __m256i v10 = Avx2::load_words(words + 64), v11 = Avx2::load_words(words + 96);
+        step(2, low(v10), low(v11));
+        step(3, high(v10), high(v11));
+        finish(hi[0], lo[0], 0, 0);
+        finish(hi[1], lo[1], 0, 1);
+      } else {
 #pragma GCC unroll 2
-      for (int h = 0; h < 2; ++h) {
-        const __m256i v0 = h == 0 ? v00 : v01, v1 = h == 0 ? v10 : v11;
-        const __m256i w0 = low(v0), w1 = high(v0), w2 = low(v1), w3 = high(v1);
+        for (int h = 0; h < 2; ++h) {
+          const __m256i v0 = Avx2::load_words(words + h * 32), v1 = Avx2::load_words(words + 64 + h * 32);
+          __m256i w0 = low(v0), w1 = high(v0), w2 = low(v1), w3 = high(v1);
+          FOURFOLD_PIN4(w0, w1, w2, w3);
 #pragma GCC unroll 4
-        for (int t = 0; t < M; ++t) {
-          const ActivationBlock& block = x[t][b];
-          const auto plane = [&](const int8_t* q) __attribute__((always_inline)) {
-            return _mm256_add_epi16(
-                _mm256_add_epi16(_mm256_maddubs_epi16(w0, spread(q)), _mm256_maddubs_epi16(w1, spread(q + 4))),
-                _mm256_add_epi16(_mm256_maddubs_epi16(w2, spread(q + 8)), _mm256_maddubs_epi16(w3, spread(q + 12))));
-          };
-          const __m256i sum_hi = plane(block.hi), sum_lo = plane(block.lo);
-          finish(sum_hi, sum_lo, t, h);
+          for (int t = 0; t < M; ++t) {
+            const ActivationBlock& block = x[t][b];
+            const auto plane = [&](const int8_t* q) __attribute__((always_inline)) {
+              return _mm256_add_epi16(
+                  _mm256_add_epi16(_mm256_maddubs_epi16(w0, spread(q)), _mm256_maddubs_epi16(w1, spread(q + 4))),
+                  _mm256_add_epi16(_mm256_maddubs_epi16(w2, spread(q + 8)), _mm256_maddubs_epi16(w3, spread(q + 12))));
+            };
+            const __m256i sum_hi = plane(block.hi), sum_lo = plane(block.lo);
+            finish(sum_hi, sum_lo, t, h);
+          }
         }
       }
     }
@@ -194,8 +203,8 @@ void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) 
   for (int t = 0; t < M; ++t) {
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
-      _mm256_storeu_ps(out + t * kPanelRows + h * 8,
-                       _mm256_mul_ps(acc[t][h], _mm256_loadu_ps(panel.row_scales + h * 8)));
+      const __m256 scale = _mm256_mul_ps(_mm256_loadu_ps(panel.row_scales + h * 8), _mm256_set1_ps(kDotScale));
+      _mm256_storeu_ps(out + t * kPanelRows + h * 8, _mm256_mul_ps(acc[t][h], scale));
     }
   }
 }

@@ -57,17 +57,16 @@ struct Avx512 {
   static inline void expand_fp8(I w, F* out) {
     const __m512i even = split_halves(e4m3_to_f16(w));
     const __m512i odd = split_halves(e4m3_to_f16(_mm512_srli_epi16(w, 8)));
-    const __m512 unit = _mm512_set1_ps(256.0f);
-    out[0] = _mm512_mul_ps(unit, low_half(even));
-    out[1] = _mm512_mul_ps(unit, low_half(odd));
-    out[2] = _mm512_mul_ps(unit, high_half(even));
-    out[3] = _mm512_mul_ps(unit, high_half(odd));
+    out[0] = low_half(even);
+    out[1] = low_half(odd);
+    out[2] = high_half(even);
+    out[3] = high_half(odd);
   }
 
-  // Block scales of 16 rows (never negative) x 2^-8.
+  // Block scales of 16 rows x 2^-105.
   static inline F block_scales(const uint8_t* scales) {
-    const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
-    return _mm512_cvtph_ps(_mm256_slli_epi16(words, 7));
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 20));
   }
 
   static inline F e2m1_values() {
@@ -75,18 +74,24 @@ struct Avx512 {
                           -4.0f, -6.0f);
   }
 
-  // Blocks of NVFP4 to out[k][16] = e2m1 x e4m3, exact. A permute looks at the low four bits of each lane only.
-  static inline void expand_nvfp4(const uint8_t* words, const uint8_t* scales, int64_t blocks, float* out) {
+  // Blocks of NVFP4 to out[k][16] = e2m1 x block scale, exact. A permute looks at the low four bits of each lane only.
+  static inline void expand_nvfp4(const uint8_t* group, int64_t blocks, float* out) {
     const __m512 table = e2m1_values();
-    for (int64_t b = 0; b < blocks; ++b, words += 128, scales += 16, out += 256) {
-      const __m512 s = _mm512_mul_ps(block_scales(scales), _mm512_set1_ps(256.0f));
+    for (int64_t b = 0; b < blocks; ++b, out += 256) {
+      const uint8_t* scales = group + b / 4 * kGroupBytes + b % 4 * 16;
+      const uint8_t* words = group + b / 4 * kGroupBytes + kGroupScales + b % 4 * 128;
+      prefetch(words + kPrefetch);
+      prefetch(words + kPrefetch + 64);
+      if (b % 4 == 0) prefetch(scales + kPrefetch);
+      const __m512 s = _mm512_mul_ps(block_scales(scales), _mm512_set1_ps(kBlockScale));
       const __m512i w[2] = {load_words(words), load_words(words + 64)};
 #pragma GCC unroll 2
       for (int d = 0; d < 2; ++d) {
 #pragma GCC unroll 8
-        for (int k = 0; k < 8; ++k) {
-          const __m512i index = k == 0 ? w[d] : _mm512_srli_epi32(w[d], 4 * static_cast<unsigned>(k));
-          _mm512_store_ps(out + (d * 8 + k) * 16, _mm512_mul_ps(s, _mm512_permutexvar_ps(index, table)));
+        for (int i = 0; i < 8; ++i) {  // nibble i is column 2 i, or 2 i - 7 in the high half
+          const __m512i index = i == 0 ? w[d] : _mm512_srli_epi32(w[d], 4 * static_cast<unsigned>(i));
+          const int k = d * 8 + (i < 4 ? 2 * i : 2 * i - 7);
+          _mm512_store_ps(out + k * 16, _mm512_mul_ps(s, _mm512_permutexvar_ps(index, table)));
         }
       }
     }

@@ -21,14 +21,18 @@ template <int M>
 void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) {
   const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
   const int64_t blocks = panel.columns / kBlockColumns;
-  const uint8_t* words = panel.words;
-  const uint8_t* scales = panel.scales;
+  const uint8_t* group = panel.words;
   __m512 acc[M];
 #pragma GCC unroll 4
   for (int t = 0; t < M; ++t) acc[t] = _mm512_setzero_ps();
-  for (int64_t b = 0; b < blocks; ++b, words += 128, scales += 16) {
-    Avx512::prefetch(words + 2048);
-    Avx512::prefetch(words + 2048 + 64);
+#pragma GCC unroll 4
+  for (int64_t b = 0; b < blocks; ++b) {
+    const uint8_t* scales = group + b % 4 * 16;
+    const uint8_t* words = group + kGroupScales + b % 4 * 128;
+    if (b % 4 == 0) Avx512::prefetch(scales + kPrefetch);
+    if (b % 4 == 3) group += kGroupBytes;
+    Avx512::prefetch(words + kPrefetch);
+    Avx512::prefetch(words + kPrefetch + 64);
     const __m512 scale = Avx512::block_scales(scales);
     const __m512i v0 = Avx512::load_words(words), v1 = Avx512::load_words(words + 64);
     const __m512i w0 = _mm512_permutexvar_epi8(v0, table);
@@ -53,7 +57,8 @@ void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) 
   }
 #pragma GCC unroll 4
   for (int t = 0; t < M; ++t) {
-    _mm512_storeu_ps(out + t * kPanelRows, _mm512_mul_ps(acc[t], _mm512_loadu_ps(panel.row_scales)));
+    const __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(panel.row_scales), _mm512_set1_ps(kDotScale));
+    _mm512_storeu_ps(out + t * kPanelRows, _mm512_mul_ps(acc[t], scale));
   }
 }
 

@@ -16,18 +16,26 @@ inline __m512i pair_bf16(__m512 even, __m512 odd) {
   return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd));
 }
 
-inline void expand_nvfp4_pairs(const uint8_t* words, const uint8_t* scales, int64_t blocks, uint8_t* out) {
+// Blocks [0, blocks) of NVFP4, `group` the start of a group.
+inline void expand_nvfp4_pairs(const uint8_t* group, int64_t blocks, uint8_t* out) {
   const __m512 table = Avx512::e2m1_values();
-  for (int64_t b = 0; b < blocks; ++b, words += 128, scales += 16, out += 512) {
-    const __m512 s = _mm512_mul_ps(Avx512::block_scales(scales), _mm512_set1_ps(256.0f));
+#pragma GCC unroll 4
+  for (int64_t b = 0; b < blocks; ++b, out += 512) {
+    const uint8_t* scales = group + b % 4 * 16;
+    const uint8_t* words = group + kGroupScales + b % 4 * 128;
+    Avx512::prefetch(words + kPrefetch);
+    Avx512::prefetch(words + kPrefetch + 64);
+    if (b % 4 == 0) Avx512::prefetch(scales + kPrefetch);
+    if (b % 4 == 3) group += kGroupBytes;
+    const __m512 s = _mm512_mul_ps(Avx512::block_scales(scales), _mm512_set1_ps(kBlockScale));
     const __m512i w[2] = {Avx512::load_words(words), Avx512::load_words(words + 64)};
 #pragma GCC unroll 2
     for (int d = 0; d < 2; ++d) {
 #pragma GCC unroll 4
-      for (int k = 0; k < 8; k += 2) {
-        const __m512i even = k == 0 ? w[d] : _mm512_srli_epi32(w[d], 4 * static_cast<unsigned>(k));
-        const __m512i odd = _mm512_srli_epi32(w[d], 4 * static_cast<unsigned>(k) + 4);
-        _mm512_store_si512(out + (d * 4 + k / 2) * 64,
+      for (unsigned i = 0; i < 4; ++i) {  // nibbles i and i + 4: columns 2 i and 2 i + 1
+        const __m512i even = i == 0 ? w[d] : _mm512_srli_epi32(w[d], 4 * i);
+        const __m512i odd = _mm512_srli_epi32(w[d], 4 * i + 16);
+        _mm512_store_si512(out + (d * 4 + static_cast<int>(i)) * 64,
                            pair_bf16(_mm512_mul_ps(s, _mm512_permutexvar_ps(even, table)),
                                      _mm512_mul_ps(s, _mm512_permutexvar_ps(odd, table))));
       }
@@ -42,7 +50,7 @@ inline const uint8_t* bf16_piece(const Panel& panel, int64_t begin, int64_t end,
   int64_t pairs = 0;
   switch (panel.kind) {
     case Kind::kNvfp4:
-      expand_nvfp4_pairs(panel.words + begin / 8 * 64, panel.scales + begin, n / kBlockColumns, scratch);
+      expand_nvfp4_pairs(panel.words + begin / kGroupColumns * kGroupBytes, n / kBlockColumns, scratch);
       pairs = n / 2;
       break;
     case Kind::kFp8: {

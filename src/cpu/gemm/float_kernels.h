@@ -2,7 +2,7 @@
 // an unnamed namespace, so each file has its own copy with its own flags.
 //
 // V supplies: F, I (vector of float, of 32-bit words), kLanes, kVectors (vectors in a panel row of 16), load_words,
-// load, store, zero, set, add, mul, fma, expand_<kind>(I, F*), nvfp4_block(words, scales, emit).
+// load, store, zero, set, add, mul, fma, expand_<kind>(I, F*), expand_nvfp4(groups, blocks, out).
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ inline void dot_words(const uint8_t* words, int64_t count, const float* const* x
     for (int h = 0; h < kVectors; ++h) {
       typename V::F weight[E::kColumns];
       const uint8_t* at = words + (w * kPanelRows + h * V::kLanes) * 4;
-      V::prefetch(at + 2048);
+      V::prefetch(at + kPrefetch);
       E::run(V::load_words(at), weight);
 #pragma GCC unroll 4
       for (int k = 0; k < E::kColumns; ++k) {
@@ -131,7 +131,7 @@ inline void expand_words(const uint8_t* words, int64_t count, float* out) {
   }
 }
 
-// Columns [begin, end) to out[k][16]; begin is a multiple of 16. Returns the number of columns written, end - begin
+// Columns [begin, end) to out[k][16]; begin is a multiple of 64 for NVFP4 and of whole words otherwise. Returns the number of columns written, end - begin
 // rounded up to whole words (the extra ones are zero).
 template <class V>
 inline int64_t expand_panel(const Panel& panel, int64_t begin, int64_t end, float* out) {
@@ -150,7 +150,7 @@ inline int64_t expand_panel(const Panel& panel, int64_t begin, int64_t end, floa
       expand_words<V, ExpandFp8<V>>(panel.words + begin / 4 * kPanelRows * 4, (n + 3) / 4, out);
       return (n + 3) / 4 * 4;
     case Kind::kNvfp4:
-      V::expand_nvfp4(panel.words + begin / 8 * kPanelRows * 4, panel.scales + begin, n / kBlockColumns, out);
+      V::expand_nvfp4(panel.words + begin / kGroupColumns * kGroupBytes, n / kBlockColumns, out);
       return n;
   }
   return n;

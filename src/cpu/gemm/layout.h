@@ -3,13 +3,20 @@
 // times with different flags, and the linker would keep any one of them.
 //
 // Rows are grouped in panels of 16. A panel is a [words, 16] matrix of 32-bit words: word w of row r holds the
-// consecutive columns that fit in 32 bits (8 e2m1 codes, 4 e4m3, 2 bf16 or f16, 1 f32), first column in the lowest
-// bits, exactly as the checkpoint has them in a row. So packing is a transposition of words, nothing is recoded, and
-// one vector of words has one row in each 32-bit lane: no kernel needs a horizontal sum. For bf16 this is also the
-// operand layout of vdpbf16ps and of an AMX B tile.
+// consecutive columns that fit in 32 bits (4 e4m3, 2 bf16 or f16, 1 f32), first column in the lowest bits, exactly as
+// the checkpoint has them in a row. So packing is a transposition of words, and one vector of words has one row in each
+// 32-bit lane: no kernel needs a horizontal sum. For bf16 this is also the operand layout of vdpbf16ps and of an AMX B
+// tile.
 //
-// NVFP4: after the words of a panel come its block scales, [columns / 16, 16 rows] e4m3. Block scales are stored
-// non-negative (a negative one flips the signs of its codes instead) and are never NaN.
+// NVFP4: a panel is a sequence of groups of 64 columns, 576 bytes each and one after the other, so that a panel is one
+// stream: first the block scales [4 blocks, 16 rows], 64 bytes, then the words [8, 16], 512 bytes. The last group has
+// room for all four rows of scales but only for the words there are.
+//   A word holds 8 e2m1 codes: columns 0 2 4 6 in its low half, 1 3 5 7 in its high half (lowest bits first), so that
+//   one shift puts a pair of columns where a bf16 pair belongs.
+//   A block scale is one byte with 5 bits of exponent and 3 of mantissa: 2^(exponent - 22) x (1 + mantissa / 8), and 0
+//   is zero. Every e4m3 magnitude has such a code (subnormals become normal numbers), and code << 20 is an fp32 that is
+//   the scale x 2^-105, without denormals. Negative scales flip the signs of their codes instead; NaN is refused.
+//
 // Missing rows of the last panel and missing columns of the last word are zero.
 #pragma once
 
@@ -22,16 +29,19 @@ enum class Kind : uint8_t { kF32, kBf16, kF16, kFp8, kNvfp4 };
 inline constexpr int kPanelRows = 16;
 inline constexpr int kGemvTokens = 4;      // most tokens that a gemv kernel takes at once
 inline constexpr int kBlockColumns = 16;   // columns that share an NVFP4 scale
+inline constexpr int kGroupColumns = 64;   // NVFP4: columns of a group
+inline constexpr int kGroupScales = 64;    // bytes of its scales
+inline constexpr int kGroupBytes = 576;
 inline constexpr int kPanelAlign = 64;     // bytes; panels start on cache lines
 inline constexpr int kColumnAlign = 32;    // packed activations are padded with zeros to a multiple of this
 inline constexpr int kTileTokens = 16;     // most tokens of one packed activation tile, of any kernel
 inline constexpr int kGemmTokens = 96;     // most tokens that one gemm call takes
 inline constexpr int kPairRows = 2 * kPanelRows;
 
-// One panel as a kernel sees it. The true weight is element x row_scale.
+// One panel as a kernel sees it. The true weight is element x row_scale; fp8 elements are read as their value x 2^-8, and
+// their row scales are 2^8 larger than the checkpoint's.
 struct Panel {
   const uint8_t* words = nullptr;
-  const uint8_t* scales = nullptr;    // NVFP4: [columns / 16, 16] e4m3
   const float* row_scales = nullptr;  // [segments, 16] at a distance of row_scale_stride floats
   int64_t row_scale_stride = 0;
   int64_t segment = 0;  // columns that share row scales; at least `columns` when there is one segment
@@ -39,15 +49,20 @@ struct Panel {
   Kind kind = Kind::kF32;
 };
 
-// 16 activations as integers for the dot product with e2m1 codes: x = scale x (256 hi + lo), a 16-bit integer in two
-// signed bytes. Byte order follows the codes: columns 0 2 4 6, 1 3 5 7, 8 10 12 14, 9 11 13 15 (low nibbles of a word,
-// then its high nibbles).
+// 16 activations as integers for the dot product with e2m1 codes: x = step x (256 hi + lo), a 16-bit integer in two
+// signed bytes. Byte order follows the words: columns 0 4 1 5 (low nibbles of the bytes of a word), 2 6 3 7 (high
+// nibbles), 8 12 9 13, 10 14 11 15.
 struct ActivationBlock {
   int8_t hi[16];
   int8_t lo[16];
   int32_t correction;  // 12 x the sum of the 16 integers: codes are looked up as 2 w + 12, which is never negative
-  float scale;         // half the step (codes are doubled), times 2^8 (how block scales are decoded)
+  float scale;         // step x 2^40: half of 2^41, since codes are doubled; what is missing to 2^105 comes at the end
 };
+inline constexpr float kActivationScale = 0x1p40f;
+inline constexpr float kDotScale = 0x1p64f;     // of a finished sum of block products
+inline constexpr float kBlockScale = 0x1p105f;  // of a block scale read as fp32
+// Bytes ahead of the one being read that are fetched into L1.
+inline constexpr int kPrefetch = 4608;
 
 // The kernels of one instruction set. All sums are fp32 (int32 within an NVFP4 block), each output has its own
 // accumulators, and their order depends on the columns only: a token's result does not depend on its neighbours or on

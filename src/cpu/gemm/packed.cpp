@@ -5,6 +5,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -63,20 +64,45 @@ int64_t row_bytes(Kind kind, int64_t columns) {
   return 0;
 }
 
-// Writes rows (each `bytes` long, `stride` apart) as words [ceil(bytes / 4), 16] with the row in the lane.
+// Nibbles 0 1 2 3 4 5 6 7 of a word to the order 0 2 4 6 1 3 5 7.
+uint32_t sort_nibbles(uint32_t w) {
+  const auto squeeze = [](uint32_t v) {  // the low nibbles of four bytes to 16 bits
+    v &= 0x0f0f0f0fu;
+    v = (v | v >> 4) & 0x00ff00ffu;
+    return (v | v >> 8) & 0xffffu;
+  };
+  return squeeze(w) | squeeze(w >> 4) << 16;
+}
+
+#if defined(__SSE2__)
+__m128i sort_nibbles(__m128i w) {
+  const auto squeeze = [](__m128i v) {
+    v = _mm_and_si128(v, _mm_set1_epi32(0x0f0f0f0f));
+    v = _mm_and_si128(_mm_or_si128(v, _mm_srli_epi32(v, 4)), _mm_set1_epi32(0x00ff00ff));
+    return _mm_or_si128(v, _mm_srli_epi32(v, 8));
+  };
+  return _mm_or_si128(_mm_and_si128(squeeze(w), _mm_set1_epi32(0xffff)), _mm_slli_epi32(squeeze(_mm_srli_epi32(w, 4)), 16));
+}
+#endif
+
+// Writes rows (each `bytes` long, `stride` apart) as words [ceil(bytes / 4), 16] with the row in the lane. kCodes: words
+// of e2m1 codes, to be sorted.
+template <bool kCodes>
 void transpose_words(const uint8_t* in, int64_t stride, int64_t rows, int64_t bytes, uint8_t* out) {
   int64_t w = 0;
 #if defined(__SSE2__)
+  const int64_t step = kCodes ? 8 : 16;
   if (rows == kPanelRows) {
     // A cache line of each row at a time: rows a power of two apart share few cache sets.
-    for (; (w + 16) * 4 <= bytes; w += 16) {
+    for (; (w + step) * 4 <= bytes; w += step) {
       for (int64_t r = 0; r < kPanelRows; r += 4) {
         const uint8_t* from = in + r * stride + w * 4;
-        for (int64_t i = 0; i < 16; i += 4) {
-          __m128 a = _mm_loadu_ps(reinterpret_cast<const float*>(from + i * 4));
-          __m128 b = _mm_loadu_ps(reinterpret_cast<const float*>(from + stride + i * 4));
-          __m128 c = _mm_loadu_ps(reinterpret_cast<const float*>(from + 2 * stride + i * 4));
-          __m128 d = _mm_loadu_ps(reinterpret_cast<const float*>(from + 3 * stride + i * 4));
+        for (int64_t i = 0; i < step; i += 4) {
+          const auto load = [&](int64_t row) {
+            const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + row * stride + i * 4));
+            return _mm_castsi128_ps(kCodes ? sort_nibbles(v) : v);
+          };
+          __m128 a = load(0), b = load(1), c = load(2), d = load(3);
           _MM_TRANSPOSE4_PS(a, b, c, d);
           float* to = reinterpret_cast<float*>(out + (w + i) * kPanelRows * 4 + r * 4);
           _mm_store_ps(to, a);
@@ -90,9 +116,33 @@ void transpose_words(const uint8_t* in, int64_t stride, int64_t rows, int64_t by
 #endif
   for (; w * 4 < bytes; ++w) {
     const auto n = static_cast<size_t>(std::min<int64_t>(4, bytes - w * 4));
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(out + (w * kPanelRows + r) * 4, in + r * stride + w * 4, n);
+    for (int64_t r = 0; r < rows; ++r) {
+      uint32_t word = 0;
+      std::memcpy(&word, in + r * stride + w * 4, n);
+      if (kCodes) word = sort_nibbles(word);
+      std::memcpy(out + (w * kPanelRows + r) * 4, &word, 4);
+    }
   }
 }
+
+// e4m3 magnitudes as the bytes of layout.h: five bits of exponent, no subnormals.
+constexpr std::array<uint8_t, 128> kScaleCodes = [] {
+  std::array<uint8_t, 128> codes{};
+  for (int code = 1; code < 128; ++code) {
+    int exponent = (code >> 3) - 7;
+    int mantissa = code & 7;
+    if (code < 8) {  // mantissa x 2^-9
+      exponent = -6;
+      while (mantissa < 8) {
+        mantissa *= 2;
+        --exponent;
+      }
+      mantissa &= 7;
+    }
+    codes[static_cast<size_t>(code)] = static_cast<uint8_t>((exponent + 22) << 3 | mantissa);
+  }
+  return codes;
+}();
 
 void check_no_nan(const ops::MatrixSource& source, const uint8_t* bytes, int64_t row, int64_t n, const char* what) {
   uint8_t largest = 0;
@@ -110,7 +160,6 @@ void check_no_nan(const ops::MatrixSource& source, const uint8_t* bytes, int64_t
 Panel PackedPart::panel(int64_t i) const {
   Panel panel;
   panel.words = data + i * stride;
-  panel.scales = panel.words + scale_offset;
   panel.row_scales = row_scales.data() + i * row_scale_step;
   panel.row_scale_stride = panels * row_scale_step;
   panel.segment = segment;
@@ -130,10 +179,9 @@ PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
   part.input_scale = source.input_scale;
   part.segment = source.columns;
   const int64_t words = ceil_div(source.columns, columns_in_word(part.kind));
-  part.scale_offset = words * kPanelRows * 4;
-  part.panel_bytes = part.scale_offset;
+  part.panel_bytes = words * kPanelRows * 4;
   if (part.kind == Kind::kNvfp4) {
-    part.panel_bytes += source.columns / kBlockColumns * kPanelRows;
+    part.panel_bytes += ceil_div(source.columns, int64_t{kGroupColumns}) * kGroupScales;
     part.row_scales.assign(kPanelRows, source.tensor_scale);
   } else if (part.kind == Kind::kFp8) {
     const int64_t segments = ceil_div(source.columns, source.scale_columns);
@@ -142,14 +190,14 @@ PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
            printable(source.name), source.scale_columns, kColumnAlign);
     }
     if (segments == 1 && source.scale_rows >= source.rows) {
-      part.row_scales.assign(kPanelRows, source.grid_scales[0]);
+      part.row_scales.assign(kPanelRows, source.grid_scales[0] * 256.0f);
     } else {
       part.row_scale_step = kPanelRows;
       part.row_scales.assign(static_cast<size_t>(segments * part.panels * kPanelRows), 0.0f);
       for (int64_t s = 0; s < segments; ++s) {
         for (int64_t r = 0; r < source.rows; ++r) {
           part.row_scales[static_cast<size_t>(s * part.panels * kPanelRows + r)] =
-              source.grid_scales[r / source.scale_rows * segments + s];
+              source.grid_scales[r / source.scale_rows * segments + s] * 256.0f;
         }
       }
       if (segments > 1) part.segment = source.scale_columns;
@@ -172,20 +220,26 @@ void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_
     if (part.kind == Kind::kFp8) {
       for (int64_t r = 0; r < rows; ++r) check_no_nan(source, in + r * stride, row + r, part.columns, "element");
     }
-    transpose_words(in, stride, rows, stride, out);
-    if (part.kind != Kind::kNvfp4) continue;
+    if (part.kind != Kind::kNvfp4) {
+      transpose_words<false>(in, stride, rows, stride, out);
+      continue;
+    }
 
     const int64_t blocks = part.columns / kBlockColumns;
     const uint8_t* scales = source.block_scales + row * blocks;
-    uint8_t* scales_out = out + part.scale_offset;
     uint8_t sign = 0;
     uint8_t largest = 0;
-    for (int64_t b = 0; b < blocks; ++b) {
+    for (int64_t first = 0; first < blocks; first += 4) {
+      uint8_t* group = out + first / 4 * kGroupBytes;
+      const int64_t n = std::min<int64_t>(4, blocks - first);
+      transpose_words<true>(in + first * 8, stride, rows, n * 8, group + kGroupScales);
       for (int64_t r = 0; r < rows; ++r) {
-        const uint8_t s = scales[r * blocks + b];
-        sign |= s;
-        largest = std::max(largest, static_cast<uint8_t>(s & 0x7f));
-        scales_out[b * kPanelRows + r] = s & 0x7f;
+        const uint8_t* from = scales + r * blocks + first;
+        for (int64_t b = 0; b < n; ++b) {
+          sign |= from[b];
+          largest = std::max(largest, static_cast<uint8_t>(from[b] & 0x7f));
+          group[b * kPanelRows + r] = kScaleCodes[from[b] & 0x7f];
+        }
       }
     }
     if (largest == 0x7f) {
@@ -193,11 +247,10 @@ void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_
     }
     if ((sign & 0x80) == 0) continue;
     for (int64_t b = 0; b < blocks; ++b) {  // -s x w = s x -w
+      uint8_t* words = out + b / 4 * kGroupBytes + kGroupScales + b % 4 * 128;
       for (int64_t r = 0; r < rows; ++r) {
         if ((scales[r * blocks + b] & 0x80) == 0) continue;
-        for (int64_t w = 2 * b; w < 2 * b + 2; ++w) {
-          for (int i = 0; i < 4; ++i) out[(w * kPanelRows + r) * 4 + i] ^= 0x88;
-        }
+        for (int64_t i = 0; i < 8; ++i) words[(i / 4 * kPanelRows + r) * 4 + i % 4] ^= 0x88;
       }
     }
   }

@@ -25,7 +25,6 @@ struct PackedPart {
   int64_t panels = 0;
   int64_t panel_bytes = 0;  // of one panel, a multiple of kPanelAlign
   int64_t stride = 0;       // from panel to panel; larger than panel_bytes when panels of two matrices alternate
-  int64_t scale_offset = 0;
   const uint8_t* data = nullptr;
   // Factors of rows: one group of 16 for all panels (row_scale_step 0) or [segments, panels x 16].
   std::vector<float> row_scales;

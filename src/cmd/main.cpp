@@ -25,6 +25,9 @@ int main(int argc, char** argv) {
   app.footer(footer);
   try {
     namespace cmd = fourfold::cmd;
+    cmd::add_run(app);
+    cmd::add_eval(app);
+    cmd::add_bench(app);
     cmd::add_logits(app);
     cmd::add_generate(app);
     app.parse(argc, argv);

@@ -25,9 +25,13 @@ int main(int argc, char** argv) {
   app.footer(footer);
   try {
     namespace cmd = fourfold::cmd;
+    cmd::add_run(app);
+    cmd::add_eval(app);
+    cmd::add_bench(app);
     cmd::add_logits(app);
     cmd::add_generate(app);
     cmd::add_inspect(app);
+    cmd::add_quantize(app);
     cmd::add_plan(app);
     app.parse(argc, argv);
     std::fflush(stdout);

@@ -1,0 +1,284 @@
+// fourfold bench: how fast, and how far from what the machine can do.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/interrupt.h"
+#include "base/json.h"
+#include "base/math.h"
+#include "base/progress.h"
+#include "base/random.h"
+#include "cmd/chat_model.h"
+#include "cmd/commands.h"
+#include "cpu/ceilings.h"
+#include "engine/engine.h"
+#include "model/model.h"
+#if __has_include("cmd/bench_ops.h")
+#include "cmd/bench_ops.h"
+#endif
+
+namespace fourfold::cmd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int64_t kPageSize = 64;
+
+struct Options {
+  std::string directory;
+  DummyArgs dummy;
+  BackendArgs backend;
+  int64_t prompt = 512, generate = 64, chunk = 512;
+  int repeats = 5;
+  bool json = false;
+};
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+struct Spread {
+  double median = 0, low = 0, high = 0;
+};
+
+Spread spread_of(std::vector<double> values) {
+  FF_ASSERT(!values.empty());
+  std::sort(values.begin(), values.end());
+  return {values[values.size() / 2], values.front(), values.back()};
+}
+
+// One sequence on the model, without the engine.
+class Driver {
+ public:
+  Driver(model::Model& model, int64_t positions) : model_(model) {
+    const int64_t pages = ceil_div(positions, kPageSize);
+    pages_.resize(static_cast<size_t>(pages));
+    std::iota(pages_.begin(), pages_.end(), 0);
+    caches_ = model.make_caches(pages, kPageSize, 1);
+    row_.resize(static_cast<size_t>(model.config().vocabulary));
+    for (int64_t i = 0; i < positions; ++i) {
+      tokens_.push_back(static_cast<int32_t>(random_.below(static_cast<uint64_t>(model.config().vocabulary))));
+    }
+  }
+
+  // Feeds tokens [position, position + count); the logits of the last one are read when asked for.
+  void step(int64_t position, int64_t count, bool logits) {
+    if (interrupted()) fail("interrupted");
+    ops::Sequence sequence;
+    sequence.count = static_cast<int32_t>(count);
+    sequence.position = static_cast<int32_t>(position);
+    sequence.pages = pages_;
+    const int32_t last = static_cast<int32_t>(count) - 1;
+    model_.forward({std::span(tokens_).subspan(static_cast<size_t>(position), static_cast<size_t>(count)),
+                    std::span(&sequence, 1), std::span(&last, logits ? 1 : 0)},
+                   caches_);
+    if (logits) model_.backend().read(model_.logits(), row_);
+  }
+
+  // Chunks of at most `chunk` tokens; the logits of the last token only, as a prompt needs.
+  void prefill(int64_t tokens, int64_t chunk) {
+    for (int64_t begin = 0; begin < tokens; begin += chunk) {
+      const int64_t count = std::min(chunk, tokens - begin);
+      step(begin, count, begin + count == tokens);
+    }
+  }
+
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+
+ private:
+  model::Model& model_;
+  model::Caches caches_;
+  Random random_{20251121};
+  std::vector<int32_t> pages_, tokens_;
+  std::vector<float> row_;
+};
+
+struct EngineFigures {
+  double decode_tokens_per_s = 0, prefill_tokens_per_s = 0;
+};
+
+// The same prompt through the engine, greedily: what scheduling, sampling and delivery cost on top.
+EngineFigures measure_engine(std::unique_ptr<model::Model> model, const Options& options,
+                             const std::vector<int32_t>& tokens) {
+  engine::EngineOptions engine_options;
+  engine_options.max_context = options.prompt + options.generate;
+  engine_options.max_sequences = 1;
+  engine_options.max_step_tokens = model->options().max_step_tokens;
+  engine_options.page_size = kPageSize;
+  const auto engine = engine::make_engine(std::move(model), engine_options);
+  std::vector<double> decode, prefill;
+  for (int repeat = 0; repeat < std::min(options.repeats, 3); ++repeat) {
+    engine::Request request;
+    request.prompt.assign(tokens.begin(), tokens.begin() + options.prompt);
+    request.max_tokens = options.generate;
+    request.sampling.temperature = 0;
+    const auto stream = engine->submit(std::move(request));
+    for (;;) {
+      if (interrupted()) fail("interrupted");
+      const auto event = stream->next(std::chrono::milliseconds(200));
+      if (!event || event->kind != engine::Event::Kind::kFinished) continue;
+      if (event->reason == engine::FinishReason::kError) fail("{}", event->error);
+      if (event->output_tokens > 1) {
+        decode.push_back(static_cast<double>(event->output_tokens - 1) / event->decode_seconds);
+      }
+      prefill.push_back(static_cast<double>(options.prompt) / event->prefill_seconds);
+      break;
+    }
+  }
+  return {decode.empty() ? 0 : spread_of(decode).median, spread_of(prefill).median};
+}
+
+void run(const Options& options) {
+  if (options.directory.empty() == options.dummy.shape.empty()) {
+    fail("bench model: wanted either a checkpoint directory or --dummy SHAPE");
+  }
+  if (options.dummy.shape.empty() && (options.dummy.layers > 0 || options.dummy.vocabulary > 0)) {
+    fail("bench model: --layers and --vocab go with --dummy");
+  }
+  install_interrupt_handler();
+  model::ModelOptions model_options;
+  model_options.max_step_tokens = std::min(options.chunk, options.prompt);
+  model_options.max_logit_rows = 1;
+  Loaded loaded = options.dummy.shape.empty() ? load_checkpoint(options.directory, options.backend, model_options)
+                                              : load_dummy(options.dummy, options.backend, model_options);
+  model::Model& model = *loaded.model;
+  const int64_t positions = options.prompt + options.generate;
+  if (positions > model.config().max_positions) {
+    fail("bench model: --prompt and --generate are {} tokens together, the model has {} positions", positions,
+         model.config().max_positions);
+  }
+  const cpu::Isa isa = chosen_isa(options.backend);
+  const int threads = chosen_threads(options.backend);
+
+  // The ceilings of the machine, before and after: other work, and a virtual machine's placement, change them.
+  const cpu::Ceilings before = cpu::measure_ceilings(threads, isa);
+
+  Driver driver(model, positions);
+  Progress progress("measuring", static_cast<uint64_t>(2 * options.repeats + 1), "runs");
+  driver.prefill(options.prompt, model_options.max_step_tokens);  // warm-up: every buffer and (nearly) every weight
+  progress.advance(1);
+  std::vector<double> prefill_seconds;
+  for (int repeat = 0; repeat < options.repeats; ++repeat) {
+    const auto begin = Clock::now();
+    driver.prefill(options.prompt, model_options.max_step_tokens);
+    prefill_seconds.push_back(seconds_since(begin));
+    progress.advance(1);
+  }
+  std::vector<double> decode_seconds;  // per token
+  for (int repeat = 0; repeat < options.repeats; ++repeat) {
+    if (repeat > 0) driver.prefill(options.prompt, model_options.max_step_tokens);
+    const auto begin = Clock::now();
+    for (int64_t i = 0; i < options.generate; ++i) driver.step(options.prompt + i, 1, true);
+    decode_seconds.push_back(seconds_since(begin) / static_cast<double>(options.generate));
+    progress.advance(1);
+  }
+  progress.finish();
+  const cpu::Ceilings after = cpu::measure_ceilings(threads, isa);
+
+  // Costs: decode over the contexts it ran at, prefill over its chunks.
+  ops::Cost decode_cost, prefill_cost;
+  for (int64_t i = 0; i < options.generate; ++i) decode_cost += model.cost(1, options.prompt + i, 1);
+  for (int64_t begin = 0; begin < options.prompt; begin += model_options.max_step_tokens) {
+    const int64_t count = std::min(model_options.max_step_tokens, options.prompt - begin);
+    prefill_cost += model.cost(count, begin, begin + count == options.prompt ? 1 : 0);
+  }
+  const Spread decode = spread_of(decode_seconds), prefill = spread_of(prefill_seconds);
+  const double bytes = decode_cost.bytes / static_cast<double>(options.generate);
+  const double flops = prefill_cost.flops / static_cast<double>(options.prompt);
+  // The higher of the two measurements: a fraction is never flattered by a disturbed ceiling.
+  const double bandwidth = std::max(before.read_bytes_per_second, after.read_bytes_per_second);
+  const double peak = std::max(before.peak(isa), after.peak(isa));
+  const double decode_rate = bytes / decode.median;
+  const double prefill_tokens_per_s = static_cast<double>(options.prompt) / prefill.median;
+  const double prefill_rate = flops * prefill_tokens_per_s;
+
+  const std::string description = model.backend().description();
+  const EngineFigures engine = measure_engine(std::move(loaded.model), options, driver.tokens());
+
+  if (options.json) {
+    Json out;
+    out["model"] = loaded.name;
+    out["backend"] = description;
+    out["threads"] = threads;
+    out["load_seconds"] = loaded.seconds;
+    out["repeats"] = options.repeats;
+    out["decode"] = {{"tokens_per_s", 1 / decode.median},
+                     {"tokens_per_s_low", 1 / decode.high},
+                     {"tokens_per_s_high", 1 / decode.low},
+                     {"context_first", options.prompt},
+                     {"context_last", positions - 1},
+                     {"bytes_per_token", bytes},
+                     {"gb_per_s", decode_rate / 1e9},
+                     {"gb_per_s_per_core", decode_rate / 1e9 / threads},
+                     {"read_bandwidth_gb_per_s", bandwidth / 1e9},
+                     {"read_bandwidth_before_gb_per_s", before.read_bytes_per_second / 1e9},
+                     {"read_bandwidth_after_gb_per_s", after.read_bytes_per_second / 1e9},
+                     {"fraction", decode_rate / bandwidth},
+                     {"seconds_per_token", decode.median},
+                     {"floor_seconds_per_token", bytes / bandwidth}};
+    out["prefill"] = {{"tokens_per_s", prefill_tokens_per_s},
+                      {"tokens_per_s_low", static_cast<double>(options.prompt) / prefill.high},
+                      {"tokens_per_s_high", static_cast<double>(options.prompt) / prefill.low},
+                      {"tokens", options.prompt},
+                      {"chunk", model_options.max_step_tokens},
+                      {"flops_per_token", flops},
+                      {"gflops_per_core", prefill_rate / 1e9 / threads},
+                      {"peak_gflops_per_core", peak / 1e9 / threads},
+                      {"fraction", peak > 0 ? prefill_rate / peak : 0.0},
+                      {"seconds", prefill.median},
+                      {"floor_seconds", peak > 0 ? prefill_cost.flops / peak : 0.0}};
+    out["engine"] = {{"decode_tokens_per_s", engine.decode_tokens_per_s},
+                     {"prefill_tokens_per_s", engine.prefill_tokens_per_s}};
+    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    return;
+  }
+  fmt::print("{}\n{}, loaded in {:.2f} s\n\n", loaded.name, description, loaded.seconds);
+  fmt::print("decode, {} tokens after {} ({} runs, weights in memory, caches of the processor cold)\n",
+             options.generate, options.prompt, options.repeats);
+  fmt::print("  {:9.2f} tokens/s [{:.2f} .. {:.2f}]\n", 1 / decode.median, 1 / decode.high, 1 / decode.low);
+  fmt::print("  {:9.2f} MB per token\n", bytes / 1e6);
+  fmt::print("  {:9.2f} GB/s, {:.1f} % of the measured read bandwidth of {:.2f} GB/s (before {:.2f}, after {:.2f})\n",
+             decode_rate / 1e9, 100 * decode_rate / bandwidth, bandwidth / 1e9, before.read_bytes_per_second / 1e9,
+             after.read_bytes_per_second / 1e9);
+  fmt::print("  {:9.3f} ms per token, floor {:.3f} ms\n\n", 1e3 * decode.median, 1e3 * bytes / bandwidth);
+  fmt::print("prefill, {} tokens in chunks of {}\n", options.prompt, model_options.max_step_tokens);
+  fmt::print("  {:9.2f} tokens/s [{:.2f} .. {:.2f}]\n", prefill_tokens_per_s,
+             static_cast<double>(options.prompt) / prefill.high, static_cast<double>(options.prompt) / prefill.low);
+  fmt::print("  {:9.2f} MFLOP per token\n", flops / 1e6);
+  if (peak > 0) {
+    fmt::print("  {:9.2f} GFLOP/s per core, {:.1f} % of the measured peak of {:.2f} ({})\n",
+               prefill_rate / 1e9 / threads, 100 * prefill_rate / peak, peak / 1e9 / threads, cpu::isa_name(isa));
+    fmt::print("  {:9.3f} s, floor {:.3f} s\n\n", prefill.median, prefill_cost.flops / peak);
+  } else {
+    fmt::print("  {:9.2f} GFLOP/s per core (no peak measured for {})\n\n", prefill_rate / 1e9 / threads,
+               cpu::isa_name(isa));
+  }
+  fmt::print("through the engine: decode {:.2f} tokens/s, prefill {:.2f} tokens/s\n", engine.decode_tokens_per_s,
+             engine.prefill_tokens_per_s);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure speed against what this machine can do at most");
+  bench->require_subcommand(1);
+  auto options = std::make_shared<Options>();
+  CLI::App* command = bench->add_subcommand(
+      "model", "Decode and prefill speed of a model, as fractions of measured memory bandwidth and arithmetic peak");
+  command->add_option("DIR", options->directory, "Checkpoint directory");
+  add_dummy_options(*command, options->dummy);
+  add_backend_options(*command, options->backend);
+  command->add_option("--prompt", options->prompt, "Tokens of the prompt (random)")->check(CLI::Range(1, 1 << 20));
+  command->add_option("--generate", options->generate, "Tokens decoded after it")->check(CLI::Range(1, 1 << 20));
+  command->add_option("--chunk", options->chunk, "Tokens of one prefill step at most")->check(CLI::Range(1, 65536));
+  command->add_option("--repeats", options->repeats, "Runs; the median counts")->check(CLI::Range(1, 1000));
+  command->add_flag("--json", options->json, "Print one JSON object");
+  command->callback([options] { run(*options); });
+#if __has_include("cmd/bench_ops.h")
+  add_bench_ops(*bench);
+#endif
+}
+
+}  // namespace fourfold::cmd

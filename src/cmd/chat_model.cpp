@@ -1,0 +1,153 @@
+#include "cmd/chat_model.h"
+
+#include <sys/mman.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <system_error>
+
+#include "base/check.h"
+#include "base/env.h"
+#include "base/progress.h"
+#include "base/threads.h"
+#include "cpu/ceilings.h"
+#include "model/checkpoint.h"
+#include "model/random_weights.h"
+
+namespace fourfold::cmd {
+namespace {
+
+Loaded load(model::WeightSource& source, std::string name, const BackendArgs& backend, model::ModelOptions options) {
+  const auto begin = std::chrono::steady_clock::now();
+  Loaded loaded;
+  loaded.name = std::move(name);
+  {
+    std::unique_ptr<Progress> progress;
+    options.progress = [&](int64_t done, int64_t total) {
+      if (!progress) progress = std::make_unique<Progress>("loading", static_cast<uint64_t>(total), "layers");
+      progress->set(static_cast<uint64_t>(done));
+    };
+    loaded.model = model::load_model(source, make_backend(backend), std::move(options));
+    if (progress) progress->finish();
+  }
+  loaded.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return loaded;
+}
+
+}  // namespace
+
+void add_backend_options(CLI::App& command, BackendArgs& args) {
+  command.add_option("--threads", args.threads, "Compute threads (default: FOURFOLD_THREADS, or all processors)")
+      ->check(CLI::Range(1, 1024));
+  command.add_option("--isa", args.isa, "Instruction set: reference, avx2, avx512, avx512bf16, amx (default: the best)");
+  command.add_option("--activations", args.activations, "bf16 (weight-only) or nvfp4 (W4A4 numerics)")
+      ->check(CLI::IsMember({"bf16", "nvfp4"}));
+}
+
+cpu::Isa chosen_isa(const BackendArgs& args) {
+  if (!args.isa.empty()) return cpu::parse_isa(args.isa);
+  if (const auto name = env("FOURFOLD_ISA")) return cpu::parse_isa(*name);
+  return cpu::best_isa();
+}
+
+int chosen_threads(const BackendArgs& args) {
+  return args.threads > 0 ? args.threads : ThreadPool::default_threads();
+}
+
+std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args) {
+  cpu::CpuOptions options;
+  options.isa = chosen_isa(args);
+  options.threads = args.threads;
+  options.nvfp4_activations = args.activations == "nvfp4";
+  return cpu::make_backend(options);
+}
+
+void add_dummy_options(CLI::App& command, DummyArgs& args) {
+  command.add_option("--dummy", args.shape, "Random weights of a published shape: 35B-A3B, 122B-A10B, 397B-A17B, 27B");
+  command.add_option("--layers", args.layers, "With --dummy: number of layers")->check(CLI::Range(1, 1024));
+  command.add_option("--vocab", args.vocabulary, "With --dummy: rows of the vocabulary")->check(CLI::Range(2, 1 << 24));
+}
+
+model::ModelConfig dummy_config(const DummyArgs& args) {
+  model::ModelConfig config = model::shape_config(args.shape);
+  config.mtp_layers = 0;
+  if (args.layers > 0) model::set_layers(config, args.layers);
+  if (args.vocabulary > 0) config.vocabulary = args.vocabulary;
+  config.eos_tokens.clear();  // random tokens have no end
+  return config;
+}
+
+std::filesystem::path default_model_directory() {
+  if (const auto directory = env("FOURFOLD_MODEL")) return *directory;
+  std::error_code error;
+  const std::filesystem::path executable = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    // PREFIX/bin/fourfold, or build/PRESET/bin/fourfold in the source tree.
+    std::filesystem::path root = executable.parent_path();
+    for (int level = 0; level < 4 && root.has_relative_path(); ++level) {
+      root = root.parent_path();
+      for (const char* place : {"share/fourfold/models/demo", "models/demo"}) {
+        if (std::filesystem::is_regular_file(root / place / "config.json", error)) return root / place;
+      }
+    }
+  }
+  fail("the demo model is neither in ../share/fourfold/models/demo beside {} nor in models/demo of the source tree; "
+       "name a checkpoint directory or set FOURFOLD_MODEL",
+       executable.empty() ? "the executable" : executable.string());
+}
+
+Loaded load_checkpoint(const std::filesystem::path& directory, const BackendArgs& backend,
+                       model::ModelOptions options) {
+  model::Checkpoint checkpoint(directory);
+  std::filesystem::path name = directory.filename().empty() ? directory.parent_path() : directory;
+  return load(checkpoint, name.filename().string(), backend, std::move(options));
+}
+
+Loaded load_dummy(const DummyArgs& dummy, const BackendArgs& backend, model::ModelOptions options) {
+  const model::ModelConfig config = dummy_config(dummy);
+  const auto source = model::make_random_weights(config, 1);
+  return load(*source, fmt::format("{} ({} layers, vocabulary {}, random weights)", dummy.shape, config.layers,
+                                   config.vocabulary),
+              backend, std::move(options));
+}
+
+CostOfDecode::CostOfDecode(const model::Model& model, int64_t max_context) {
+  base_ = model.cost(1, 0, 1).bytes;
+  slope_ = (model.cost(1, max_context - 1, 1).bytes - base_) / static_cast<double>(std::max<int64_t>(max_context - 1, 1));
+}
+
+double quick_read_bandwidth(int threads) {
+  ThreadPool pool(threads);
+  const size_t wanted = std::max<size_t>(size_t{128} << 20, 4 * static_cast<size_t>(cpu::last_level_cache_bytes()));
+  const size_t piece = std::min<size_t>(wanted, size_t{1} << 30) / static_cast<size_t>(pool.size()) / 4096 * 4096;
+  const size_t bytes = piece * static_cast<size_t>(pool.size());
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) fail("measuring the memory bandwidth: no {} bytes of memory", bytes);
+  ::madvise(memory, bytes, MADV_HUGEPAGE);
+  std::atomic<uint64_t> sink{0};
+  const auto pass = [&](int thread) {
+    const auto* words = static_cast<const uint64_t*>(memory) + static_cast<size_t>(thread) * (piece / 8);
+    uint64_t sums[8] = {};
+    for (size_t i = 0; i < piece / 8; i += 8) {
+      for (size_t j = 0; j < 8; ++j) sums[j] ^= words[i + j];
+    }
+    for (const uint64_t sum : sums) sink.fetch_xor(sum, std::memory_order_relaxed);
+  };
+  pool.run([&](int thread) {  // each thread touches its own piece first
+    auto* mine = static_cast<char*>(memory) + static_cast<size_t>(thread) * piece;
+    for (size_t i = 0; i < piece; i += 4096) mine[i] = static_cast<char>(i >> 12);
+  });
+  double best = 0;
+  for (int repeat = 0; repeat < 4; ++repeat) {
+    const auto begin = std::chrono::steady_clock::now();
+    pool.run([&](int thread) { pass(thread); });
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    best = std::max(best, static_cast<double>(bytes) / seconds);
+  }
+  ::munmap(memory, bytes);
+  return best;
+}
+
+}  // namespace fourfold::cmd

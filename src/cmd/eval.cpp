@@ -1,0 +1,523 @@
+// fourfold eval: exact match on task files, for one checkpoint or two side by side.
+//
+// A task file has one JSON object per line:
+//   {"task": NAME, "messages": [...], "tools": [...]?, "enable_thinking": bool?, "expect": {"kind": KIND, ...}}
+// What is compared is the answer without its thinking, trimmed; an answer that the model did not end is wrong.
+//   text       equal to `value`, trimmed
+//   number     the last integer of the answer (a minus sign counts at the start and after white space) equals `value`
+//   json       the answer parses as JSON equal to `value` (the order of keys does not matter)
+//   tool_call  the parsed calls equal `calls`: [{"name", "arguments"}], in order, with typed arguments
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/interrupt.h"
+#include "base/json.h"
+#include "base/math.h"
+#include "base/progress.h"
+#include "cmd/chat_model.h"
+#include "cmd/chat_text.h"
+#include "cmd/commands.h"
+#include "engine/engine.h"
+#include "model/model.h"
+
+namespace fourfold::cmd {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::vector<std::string> positional;
+  BackendArgs backend;
+  int64_t parallel = 8, limit = 0, max_tokens = 1024, context = 4096;
+  bool json = false, think = false, no_think = false, mtp = false;
+  std::string failures;
+};
+
+struct Item {
+  std::string task, where;
+  Json messages, tools, expect;
+  std::optional<bool> thinking;
+};
+
+// ---- task files
+
+const Json& field(const Json& object, const char* name, const std::string& where) {
+  const auto found = object.find(name);
+  if (found == object.end()) fail("{}: '{}' is missing", where, name);
+  return *found;
+}
+
+void check_expect(const Json& expect, const std::string& where) {
+  if (!expect.is_object()) fail("{}: 'expect' is {}, wanted an object", where, json_kind(expect));
+  const Json& kind = field(expect, "kind", where);
+  if (!kind.is_string()) fail("{}: 'expect.kind' is {}, wanted a string", where, json_kind(kind));
+  const std::string name = kind.get<std::string>();
+  if (name == "text") {
+    if (!field(expect, "value", where).is_string()) fail("{}: 'expect.value' must be a string", where);
+  } else if (name == "number") {
+    if (!field(expect, "value", where).is_number_integer()) fail("{}: 'expect.value' must be an integer", where);
+  } else if (name == "json") {
+    field(expect, "value", where);
+  } else if (name == "tool_call") {
+    const Json& calls = field(expect, "calls", where);
+    if (!calls.is_array()) fail("{}: 'expect.calls' is {}, wanted an array", where, json_kind(calls));
+    for (const Json& call : calls) {
+      if (!call.is_object() || !call.contains("name") || !call["name"].is_string() || !call.contains("arguments") ||
+          !call["arguments"].is_object()) {
+        fail("{}: an entry of 'expect.calls' is not {{\"name\": string, \"arguments\": object}}", where);
+      }
+    }
+  } else {
+    fail("{}: 'expect.kind' is '{}', wanted text, number, json or tool_call", where, printable(name));
+  }
+}
+
+void read_tasks(const fs::path& path, int64_t limit, std::vector<Item>& items) {
+  const std::string content = read_file(path);
+  int64_t line_number = 0, taken = 0;
+  for (size_t begin = 0; begin < content.size();) {
+    size_t end = content.find('\n', begin);
+    if (end == std::string::npos) end = content.size();
+    const std::string_view line = std::string_view(content).substr(begin, end - begin);
+    begin = end + 1;
+    ++line_number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    if (limit > 0 && taken == limit) return;
+    Item item;
+    item.where = fmt::format("{}:{}", path.string(), line_number);
+    const Json json = parse_json(line, item.where);
+    if (!json.is_object()) fail("{}: {}, wanted an object", item.where, json_kind(json));
+    item.task = json.contains("task") && json["task"].is_string() ? json["task"].get<std::string>()
+                                                                   : path.stem().string();
+    item.messages = field(json, "messages", item.where);
+    if (json.contains("tools")) item.tools = json["tools"];
+    if (json.contains("enable_thinking")) {
+      if (!json["enable_thinking"].is_boolean()) fail("{}: 'enable_thinking' must be true or false", item.where);
+      item.thinking = json["enable_thinking"].get<bool>();
+    }
+    item.expect = field(json, "expect", item.where);
+    check_expect(item.expect, item.where);
+    items.push_back(std::move(item));
+    ++taken;
+  }
+  if (taken == 0) fail("{}: no task in it", path.string());
+}
+
+bool is_checkpoint(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error) && fs::exists(path / "config.json", error);
+}
+
+std::vector<fs::path> files_in(const fs::path& directory) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    if (entry.path().extension() == ".jsonl") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  if (files.empty()) fail("{}: no task files (*.jsonl) in it", directory.string());
+  return files;
+}
+
+struct Plan {
+  std::vector<fs::path> checkpoints;
+  std::vector<Item> items;
+};
+
+// Leading arguments that are checkpoints (at most two); the others are task files, directories of them, or names of
+// tasks in the first checkpoint's eval/ directory.
+Plan make_plan(const Options& options) {
+  Plan plan;
+  size_t next = 0;
+  while (next < options.positional.size() && plan.checkpoints.size() < 2 && is_checkpoint(options.positional[next])) {
+    plan.checkpoints.push_back(options.positional[next++]);
+  }
+  if (plan.checkpoints.empty()) {
+    if (!options.positional.empty() && fs::is_directory(options.positional[0])) {
+      fail("eval: {} has no config.json, wanted a checkpoint directory", printable(options.positional[0]));
+    }
+    plan.checkpoints.push_back(default_model_directory());
+  }
+  fs::path home;  // of the tasks that come with a checkpoint
+  for (const fs::path& checkpoint : plan.checkpoints) {
+    if (home.empty() && fs::is_directory(checkpoint / "eval")) home = checkpoint / "eval";
+  }
+  std::vector<fs::path> files;
+  for (; next < options.positional.size(); ++next) {
+    const fs::path argument = options.positional[next];
+    if (fs::is_regular_file(argument)) {
+      files.push_back(argument);
+    } else if (fs::is_directory(argument)) {
+      for (const fs::path& file : files_in(argument)) files.push_back(file);
+    } else if (!home.empty() && fs::is_regular_file(home / (argument.string() + ".jsonl"))) {
+      files.push_back(home / (argument.string() + ".jsonl"));
+    } else {
+      fail("eval: {} is neither a checkpoint directory, a task file, nor a task in {}", printable(argument.string()),
+           home.empty() ? "eval/ of the checkpoint (which has none)" : home.string());
+    }
+  }
+  if (files.empty()) {
+    if (home.empty()) {
+      fail("eval: {} has no eval/ directory; name task files (*.jsonl)", plan.checkpoints[0].string());
+    }
+    files = files_in(home);
+  }
+  for (const fs::path& file : files) read_tasks(file, options.limit, plan.items);
+  return plan;
+}
+
+// ---- scoring
+
+bool same_json(const Json& a, const Json& b) {
+  if (a.is_object() && b.is_object()) {
+    if (a.size() != b.size()) return false;
+    for (const auto& [key, value] : a.items()) {
+      const auto other = b.find(key);
+      if (other == b.end() || !same_json(value, *other)) return false;
+    }
+    return true;
+  }
+  if (a.is_array() && b.is_array()) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Json& x, const Json& y) {
+      return same_json(x, y);
+    });
+  }
+  return a == b;
+}
+
+std::string trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t\r\n");
+  if (begin == std::string_view::npos) return "";
+  return std::string(text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1));
+}
+
+std::optional<int64_t> last_integer(std::string_view text) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  size_t end = text.size();
+  while (end > 0 && !is_digit(text[end - 1])) --end;
+  if (end == 0) return std::nullopt;
+  size_t begin = end;
+  while (begin > 0 && is_digit(text[begin - 1])) --begin;
+  if (begin > 0 && text[begin - 1] == '-' &&
+      (begin == 1 || std::string_view(" \t\r\n").find(text[begin - 2]) != std::string_view::npos)) {
+    --begin;
+  }
+  int64_t value = 0;
+  const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, value);
+  if (error != std::errc() || stop != text.data() + end) return std::nullopt;
+  return value;
+}
+
+bool is_correct(const Answer& answer, bool ended, const Json& expect) {
+  if (!ended || !answer.closed) return false;
+  const std::string kind = expect["kind"].get<std::string>();
+  const std::string content = trimmed(answer.content);
+  if (kind == "text") return answer.calls.empty() && content == trimmed(expect["value"].get<std::string>());
+  if (kind == "number") {
+    const auto found = last_integer(content);
+    return found && *found == expect["value"].get<int64_t>();
+  }
+  if (kind == "json") {
+    try {
+      return same_json(parse_json(content, "the answer"), expect["value"]);
+    } catch (const Error&) {
+      return false;
+    }
+  }
+  const Json& calls = expect["calls"];
+  if (answer.calls.size() != calls.size()) return false;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (answer.calls[i].name != calls[i]["name"].get<std::string>()) return false;
+    if (!same_json(answer.calls[i].arguments, calls[i]["arguments"])) return false;
+  }
+  return true;
+}
+
+// ---- running
+
+struct TaskScore {
+  int64_t count = 0, correct = 0, output_tokens = 0;
+  double exact_match() const { return count == 0 ? 0 : static_cast<double>(correct) / static_cast<double>(count); }
+};
+
+struct Score {
+  std::string name;
+  std::map<std::string, TaskScore> tasks;
+  TaskScore all;
+  double seconds = 0;
+  int64_t drafts = 0, accepted = 0;  // of the MTP head
+};
+
+struct Generated {
+  std::vector<int32_t> prompt, output;
+};
+
+// How often the MTP head's first draft is the token that greedy decoding takes: teacher-forced over the finished
+// answers, so that drafting itself is not needed.
+void measure_mtp(const fs::path& directory, const Options& options, const std::vector<Generated>& texts,
+                 Score& score) {
+  model::ModelOptions model_options;
+  model_options.max_step_tokens = 256;
+  model_options.max_logit_rows = 256;
+  model_options.mtp = true;
+  Loaded loaded = load_checkpoint(directory, options.backend, model_options);
+  model::Model& model = *loaded.model;
+  if (!model.has_mtp()) fail("eval: {} has no MTP head, --mtp cannot be used", directory.string());
+  size_t longest = 0;
+  for (const Generated& text : texts) longest = std::max(longest, text.prompt.size() + text.output.size());
+  constexpr int64_t kPageSize = 64;
+  const int64_t pages = ceil_div(static_cast<int64_t>(longest), kPageSize);
+  model::Caches caches = model.make_caches(pages, kPageSize, 1);
+  std::vector<int32_t> page_table;
+  for (int64_t page = 0; page < pages; ++page) page_table.push_back(static_cast<int32_t>(page));
+  const auto vocabulary = static_cast<size_t>(model.config().vocabulary);
+  std::vector<float> row(vocabulary);
+  Progress progress("drafting", texts.size(), "answers");
+  for (const Generated& text : texts) {
+    if (interrupted()) fail("interrupted");
+    std::vector<int32_t> tokens = text.prompt;
+    tokens.insert(tokens.end(), text.output.begin(), text.output.end());
+    // Row t of the MTP head reads token t + 1 and predicts token t + 2; rows whose prediction lies in the output count.
+    const auto rows = static_cast<int64_t>(tokens.size()) - 1;
+    for (int64_t begin = 0; begin < rows; begin += model_options.max_step_tokens) {
+      const int64_t count = std::min(model_options.max_step_tokens, rows - begin);
+      ops::Sequence sequence;
+      sequence.count = static_cast<int32_t>(count);
+      sequence.position = static_cast<int32_t>(begin);
+      sequence.pages = page_table;
+      const std::span all(tokens);
+      model.forward({all.subspan(static_cast<size_t>(begin), static_cast<size_t>(count)), std::span(&sequence, 1), {}},
+                    caches);
+      std::vector<int32_t> wanted;
+      for (int64_t t = begin; t < begin + count; ++t) {
+        const bool drafts = t + 2 > static_cast<int64_t>(text.prompt.size()) && t + 2 < static_cast<int64_t>(tokens.size());
+        if (drafts) wanted.push_back(static_cast<int32_t>(t - begin));
+      }
+      model.forward_mtp({all.subspan(static_cast<size_t>(begin + 1), static_cast<size_t>(count)),
+                         std::span(&sequence, 1), wanted},
+                        model.hidden(), caches);
+      const ops::Tensor logits = model.mtp_logits();
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        model.backend().read(logits.slice_rows(static_cast<int64_t>(i), static_cast<int64_t>(i) + 1), row);
+        const auto best = std::max_element(row.begin(), row.end()) - row.begin();
+        ++score.drafts;
+        score.accepted += best == tokens[static_cast<size_t>(begin + wanted[i] + 2)] ? 1 : 0;
+      }
+    }
+    progress.advance(1);
+  }
+}
+
+Score evaluate(const fs::path& directory, const Options& options, const std::vector<Item>& items,
+               std::ofstream* failures) {
+  model::ModelOptions model_options;
+  model_options.max_step_tokens = 512;
+  model_options.max_logit_rows = options.parallel;
+  Loaded loaded = load_checkpoint(directory, options.backend, model_options);
+  const ChatText text(directory, loaded.model->config());
+  engine::EngineOptions engine_options;
+  engine_options.max_context = std::min(options.context, loaded.model->config().max_positions);
+  engine_options.max_sequences = options.parallel;
+  engine_options.max_step_tokens = model_options.max_step_tokens;
+  const auto engine = engine::make_engine(std::move(loaded.model), engine_options);
+
+  Score score;
+  score.name = loaded.name;
+  struct Pending {
+    const Item* item = nullptr;
+    std::vector<int32_t> prompt;
+    bool thinking = false;
+    std::unique_ptr<engine::EventStream> stream;
+  };
+  std::deque<Pending> pending;
+  std::vector<Generated> generated;
+  Progress progress(fmt::format("evaluating {}", loaded.name), items.size(), "tasks");
+  const auto start = std::chrono::steady_clock::now();
+  size_t next = 0;
+  while (next < items.size() || !pending.empty()) {
+    // Twice as many as run at once, so that the engine never waits for us.
+    while (next < items.size() && static_cast<int64_t>(pending.size()) < 2 * options.parallel) {
+      const Item& item = items[next++];
+      Pending entry;
+      entry.item = &item;
+      try {
+        std::optional<bool> thinking = item.thinking;
+        if (options.think) thinking = true;
+        if (options.no_think) thinking = false;
+        ChatText::Prompt prompt = text.render(item.messages, item.tools, thinking);
+        entry.thinking = prompt.thinking;
+        entry.prompt = prompt.tokens;
+        engine::Request request = text.request(std::move(prompt));
+        request.sampling = {};
+        request.sampling.temperature = 0;
+        request.max_tokens = options.max_tokens;
+        entry.stream = engine->submit(std::move(request));
+      } catch (const Error& error) {
+        fail("{}: {}", item.where, error.what());
+      }
+      pending.push_back(std::move(entry));
+    }
+    Pending entry = std::move(pending.front());
+    pending.pop_front();
+    std::vector<int32_t> output;
+    std::optional<engine::Event> end;
+    while (!end) {
+      if (interrupted()) fail("interrupted after {} of {} tasks", score.all.count, items.size());
+      auto event = entry.stream->next(std::chrono::milliseconds(100));
+      if (!event) continue;
+      if (event->kind == engine::Event::Kind::kFinished) {
+        end = std::move(event);
+      } else {
+        output.push_back(event->token);
+      }
+    }
+    if (end->reason == engine::FinishReason::kError) fail("{}: {}", entry.item->where, end->error);
+    const bool ended = end->reason == engine::FinishReason::kStop;
+    ChatText::Stream pieces(text, entry.thinking);
+    for (const int32_t token : output) {
+      if (!text.is_stop(token)) pieces.push(token);
+    }
+    pieces.finish();
+    const Answer answer = text.parse(pieces.all(), entry.thinking, entry.item->tools);
+    const bool correct = is_correct(answer, ended, entry.item->expect);
+    for (TaskScore* task : {&score.tasks[entry.item->task], &score.all}) {
+      task->count += 1;
+      task->correct += correct ? 1 : 0;
+      task->output_tokens += static_cast<int64_t>(output.size());
+    }
+    if (!correct && failures != nullptr) {
+      Json line;
+      line["checkpoint"] = score.name;
+      line["where"] = entry.item->where;
+      line["expect"] = entry.item->expect;
+      line["ended"] = ended;
+      line["text"] = pieces.all();
+      *failures << line.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n';
+    }
+    if (options.mtp) generated.push_back({std::move(entry.prompt), std::move(output)});
+    progress.advance(1);
+  }
+  progress.finish();
+  score.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (options.mtp) measure_mtp(directory, options, generated, score);
+  return score;
+}
+
+// ---- output
+
+Json to_json(const Score& score) {
+  Json out;
+  out["checkpoint"] = score.name;
+  out["exact_match"] = score.all.exact_match();
+  out["count"] = score.all.count;
+  out["correct"] = score.all.correct;
+  out["output_tokens"] = score.all.output_tokens;
+  out["seconds"] = score.seconds;
+  if (score.drafts > 0) {
+    out["mtp"] = {{"drafts", score.drafts},
+                  {"accepted", score.accepted},
+                  {"acceptance", static_cast<double>(score.accepted) / static_cast<double>(score.drafts)}};
+  }
+  for (const auto& [name, task] : score.tasks) {
+    out["tasks"][name] = {{"exact_match", task.exact_match()},
+                          {"count", task.count},
+                          {"correct", task.correct},
+                          {"output_tokens", task.output_tokens}};
+  }
+  return out;
+}
+
+void print_table(const std::vector<Score>& scores) {
+  size_t width = 12;
+  for (const auto& [name, task] : scores[0].tasks) width = std::max(width, name.size());
+  const bool two = scores.size() == 2;
+  fmt::print("{:<{}}  {:>6}  {:>16}", "task", width, "items", scores[0].name.substr(0, 16));
+  if (two) fmt::print("  {:>16}  {:>10}", scores[1].name.substr(0, 16), "difference");
+  fmt::print("  {:>13}\n", "tokens/answer");
+  const auto row = [&](const std::string& name, const TaskScore& a, const TaskScore* b) {
+    fmt::print("{:<{}}  {:>6}  {:>14.1f} %", name, width, a.count, 100 * a.exact_match());
+    if (b != nullptr) {
+      fmt::print("  {:>14.1f} %  {:>+10.1f}", 100 * b->exact_match(), 100 * (b->exact_match() - a.exact_match()));
+    }
+    fmt::print("  {:>13.1f}\n", static_cast<double>(a.output_tokens) / static_cast<double>(a.count));
+  };
+  for (const auto& [name, task] : scores[0].tasks) row(name, task, two ? &scores[1].tasks.at(name) : nullptr);
+  row("all", scores[0].all, two ? &scores[1].all : nullptr);
+  for (const Score& score : scores) {
+    fmt::print("{}: {} answers, {} tokens in {:.1f} s", score.name, score.all.count, score.all.output_tokens,
+               score.seconds);
+    if (score.drafts > 0) {
+      fmt::print("; MTP head: {:.1f} % of {} first drafts accepted",
+                 100.0 * static_cast<double>(score.accepted) / static_cast<double>(score.drafts), score.drafts);
+    }
+    fmt::print("\n");
+  }
+}
+
+void run(const Options& options) {
+  if (options.think && options.no_think) fail("eval: --think and --no-think, wanted one of them");
+  install_interrupt_handler();
+  const Plan plan = make_plan(options);
+  std::ofstream failures;
+  if (!options.failures.empty()) {
+    failures.open(options.failures);
+    if (!failures) fail("{}: cannot be written", options.failures);
+  }
+  std::vector<Score> scores;
+  for (const fs::path& checkpoint : plan.checkpoints) {
+    scores.push_back(evaluate(checkpoint, options, plan.items, failures.is_open() ? &failures : nullptr));
+  }
+  if (failures.is_open() && !failures.flush()) fail("{}: cannot be written", options.failures);
+  if (!options.json) {
+    print_table(scores);
+    return;
+  }
+  Json out = to_json(scores[0]);
+  if (scores.size() == 2) {
+    out["second"] = to_json(scores[1]);
+    out["difference"] = scores[1].all.exact_match() - scores[0].all.exact_match();
+  }
+  fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "eval",
+      "Exact match on tasks, per kind; two checkpoints side by side show what a quantisation cost\n\n"
+      "  fourfold eval                      the demo model on its held-out tasks\n"
+      "  fourfold eval DIR [TASKS...]       a checkpoint; TASKS are files, directories, or names in DIR/eval\n"
+      "  fourfold eval DIR DIR2 [TASKS...]  two checkpoints on the same tasks");
+  command->add_option("args", options->positional, "[DIR [DIR2]] [TASKS...]")->type_name("");
+  command->add_option("--parallel", options->parallel, "Answers generated at once")->check(CLI::Range(1, 256));
+  command->add_option("--limit", options->limit, "At most this many items of each task file")
+      ->check(CLI::Range(1, 1 << 30));
+  command->add_option("--max-tokens", options->max_tokens, "Tokens of an answer, at most")
+      ->check(CLI::Range(1, 1 << 24));
+  command->add_option("--context", options->context, "Tokens of prompt and answer, at most")
+      ->check(CLI::Range(2, 1 << 24));
+  command->add_flag("--think", options->think, "With thinking, whatever the tasks say");
+  command->add_flag("--no-think", options->no_think, "Without thinking, whatever the tasks say");
+  command->add_flag("--mtp", options->mtp, "Also measure how often the MTP head's first draft is right");
+  command->add_option("--failures", options->failures, "Write the wrong answers to this file, one JSON object per line");
+  command->add_flag("--json", options->json, "Print one JSON object");
+  add_backend_options(*command, options->backend);
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace fourfold::cmd

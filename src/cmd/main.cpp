@@ -29,6 +29,8 @@ int main(int argc, char** argv) {
     cmd::add_generate(app);
     cmd::add_inspect(app);
     cmd::add_plan(app);
+    cmd::add_render(app);
+    cmd::add_tokenize(app);
     app.parse(argc, argv);
     std::fflush(stdout);
     return std::ferror(stdout) != 0 ? 1 : 0;

@@ -28,10 +28,12 @@ int main(int argc, char** argv) {
     cmd::add_run(app);
     cmd::add_eval(app);
     cmd::add_bench(app);
-    cmd::add_logits(app);
-    cmd::add_generate(app);
     cmd::add_inspect(app);
     cmd::add_quantize(app);
+    cmd::add_generate(app);
+    cmd::add_logits(app);
+    cmd::add_render(app);
+    cmd::add_tokenize(app);
     cmd::add_plan(app);
     app.parse(argc, argv);
     std::fflush(stdout);

@@ -1,0 +1,74 @@
+// fourfold render: the prompt a model would see.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <string>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "cmd/commands.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace fourfold::cmd {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string source, conversation;
+  bool tokens = false, generation_prompt = false, parse_arguments = false;
+};
+
+std::string read_input(const std::string& path) {
+  if (path != "-") return read_file(path);
+  return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+void run(const Options& options) {
+  const bool directory = fs::is_directory(options.source);
+  if (options.tokens && !directory) {
+    fail("--tokens needs a directory with a tokenizer.json, '{}' is a file", printable(options.source));
+  }
+  const auto chat =
+      directory ? text::ChatTemplate::from_directory(options.source) : text::ChatTemplate::from_file(options.source);
+  const std::string name = options.conversation == "-" ? "standard input" : options.conversation;
+  JsonLimits limits;
+  limits.reject_duplicate_keys = false;
+  auto request = text::ChatRequest::from_json(parse_json(read_input(options.conversation), name, limits), name);
+  request.add_generation_prompt = request.add_generation_prompt || options.generation_prompt;
+  request.parse_arguments = request.parse_arguments || options.parse_arguments;
+  const std::string prompt = chat.render(request);
+  if (!options.tokens) {
+    std::fwrite(prompt.data(), 1, prompt.size(), stdout);
+    return;
+  }
+  text::EncodeOptions encode;
+  encode.add_special_tokens = false;
+  const auto tokenizer = text::Tokenizer::from_directory(options.source);
+  fmt::print("{}\n", Json(tokenizer.encode_ids(prompt, encode)).dump());
+}
+
+}  // namespace
+
+void add_render(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("render", "Print the prompt that a chat template makes of a conversation");
+  command->add_option("TEMPLATE", options->source, "A checkpoint's directory, or a template file")->required();
+  command
+      ->add_option("CONVERSATION", options->conversation,
+                   "JSON: an object with messages, and if wanted tools, documents, add_generation_prompt,\n"
+                   "parse_arguments and any variable of the template; or an array of messages; - is standard input")
+      ->required();
+  command->add_flag("--tokens", options->tokens, "Print the token ids as JSON instead of the text");
+  command->add_flag("--add-generation-prompt", options->generation_prompt, "As if the conversation asked for it");
+  command->add_flag("--parse-arguments", options->parse_arguments,
+                    "Tool-call arguments given as strings of JSON become objects");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace fourfold::cmd

@@ -1,0 +1,103 @@
+// fourfold tokenize: text to token ids and back.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <string>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "cmd/commands.h"
+#include "text/tokenizer.h"
+
+namespace fourfold::cmd {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string source, file = "-", control = "all";
+  bool decode = false, offsets = false, no_special = false, skip_special = false;
+};
+
+std::string read_input(const std::string& path) {
+  if (path != "-") return read_file(path, text::Tokenizer::kMaxInput);
+  return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+void decode(const text::Tokenizer& tokenizer, const Options& options) {
+  const std::string name = options.file == "-" ? "standard input" : options.file;
+  Json json = parse_json(read_input(options.file), name);
+  if (json.is_object() && json.contains("ids")) json = Json(json["ids"]);
+  if (!json.is_array()) fail("{}: {} at the top, an array of token ids is wanted", name, json_kind(json));
+  std::vector<int32_t> ids;
+  ids.reserve(json.size());
+  for (size_t i = 0; i < json.size(); ++i) {
+    const Json& id = json[i];
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= tokenizer.size() ||
+        !tokenizer.is_defined(id.get<int32_t>())) {
+      fail("{}: entry {} is {}, which is no token of {} (ids 0 to {})", name, i, printable(id.dump()), options.source,
+           tokenizer.size() - 1);
+    }
+    ids.push_back(id.get<int32_t>());
+  }
+  const std::string out = tokenizer.decode(ids, options.skip_special);
+  std::fwrite(out.data(), 1, out.size(), stdout);
+}
+
+Json spans(const std::vector<text::Span>& offsets) {
+  Json out = Json::array();
+  for (const text::Span& span : offsets) out.push_back({span.begin, span.end});
+  return out;
+}
+
+void run(const Options& options) {
+  const auto tokenizer = fs::is_directory(options.source) ? text::Tokenizer::from_directory(options.source)
+                                                          : text::Tokenizer::from_file(options.source);
+  if (options.decode) return decode(tokenizer, options);
+  text::EncodeOptions encode;
+  encode.add_special_tokens = !options.no_special;
+  encode.offsets = options.offsets;
+  encode.added_tokens = options.control == "all"    ? text::AddedTokens::kAll
+                        : options.control == "none" ? text::AddedTokens::kNone
+                                                    : text::AddedTokens::kNotSpecial;
+  const text::Encoding encoding = tokenizer.encode(read_input(options.file), encode);
+  if (!options.offsets) {
+    fmt::print("{}\n", Json(encoding.ids).dump());
+    return;
+  }
+  Json out = Json::object();
+  out["ids"] = encoding.ids;
+  Json tokens = Json::array();
+  for (int32_t id : encoding.ids) tokens.push_back(std::string(tokenizer.token(id)));
+  out["tokens"] = std::move(tokens);
+  out["byte_offsets"] = spans(encoding.byte_offsets);
+  out["char_offsets"] = spans(encoding.char_offsets);
+  fmt::print("{}\n", out.dump());
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("tokenize", "Print the token ids of a text as JSON, or the text of ids");
+  command->add_option("TOKENIZER", options->source, "A checkpoint's directory, or a tokenizer.json")->required();
+  command->add_option("FILE", options->file, "The text, or with --decode the ids; - is standard input")
+      ->capture_default_str();
+  command->add_flag("--decode", options->decode, "Read a JSON array of ids (or an object with ids), print the text");
+  command->add_flag("--skip-special", options->skip_special, "With --decode: leave out tokens flagged as special");
+  command->add_flag("--offsets", options->offsets,
+                    "Print an object with ids, tokens, byte_offsets and char_offsets of the input");
+  command->add_flag("--no-special", options->no_special, "Without the tokens a post-processor adds, such as <s>");
+  command
+      ->add_option("--control", options->control,
+                   "Which added tokens are recognised in the text: all, not-special or none")
+      ->check(CLI::IsMember({"all", "not-special", "none"}))
+      ->capture_default_str();
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace fourfold::cmd

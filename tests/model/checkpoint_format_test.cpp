@@ -1,83 +1,34 @@
 // Generated checkpoints in every format, loaded and dequantised: the values must be those of the raw tensors, read here
 // by a second, plain reading of the format definitions.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <set>
+#include <unordered_map>
 
 #include "base/check.h"
 #include "base/math.h"
-#include "model/checkpoint.h"
-#include "model/generator.h"
+#include "checkpoint_util.h"
 #include "model/inventory.h"
-#include "model/random_weights.h"
 #include "nvfp4/number.h"
 
 namespace fourfold::model {
 namespace {
 
-namespace fs = std::filesystem;
-
-class Directory {
- public:
-  Directory() {
-    static int count = 0;
-    path_ = fs::temp_directory_path() / fmt::format("fourfold-formats.{}.{}", ::getpid(), count++);
-    fs::remove_all(path_);
-  }
-  ~Directory() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-ModelConfig small_config(bool dense, int64_t width = 128) {
-  ModelConfig config;
-  config.model_type = dense ? "qwen3_5_text" : "qwen3_5_moe_text";
-  config.hidden = 160;  // ragged 128 x 128 blocks
-  config.vocabulary = 64;
-  config.max_positions = 128;
-  config.heads = 4;
-  config.kv_heads = 2;
-  config.head_dim = 32;
-  config.rotary_dim = 8;
-  config.rope_theta = 1e7;
-  config.linear_key_heads = 2;
-  config.linear_value_heads = 4;
-  config.linear_key_dim = config.linear_value_dim = 32;
-  config.conv_taps = 4;
-  config.mtp_layers = 1;
-  if (dense) {
-    config.intermediate = 144;
-  } else {
-    config.experts = 5;
-    config.top_k = 2;
-    config.moe_intermediate = width;
-    config.shared_intermediate = 48;
-  }
-  config.eos_tokens = {3};
-  set_layers(config, 4);
-  return config;
-}
-
 // The raw tensors of all shards by name.
 class Raw {
  public:
-  explicit Raw(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
-  const StoredTensor* find(const std::string& name, const SafetensorsFile** file = nullptr) const {
-    for (const SafetensorsFile& shard : checkpoint_.shards()) {
-      for (const StoredTensor& tensor : shard.tensors()) {
-        if (tensor.name == name) {
-          if (file != nullptr) *file = &shard;
-          return &tensor;
-        }
-      }
+  explicit Raw(const Checkpoint& checkpoint) {
+    for (const SafetensorsFile& shard : checkpoint.shards()) {
+      for (const StoredTensor& tensor : shard.tensors()) tensors_[tensor.name] = {&shard, &tensor};
     }
-    return nullptr;
+  }
+  const StoredTensor* find(const std::string& name, const SafetensorsFile** file = nullptr) const {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) return nullptr;
+    if (file != nullptr) *file = found->second.first;
+    return found->second.second;
   }
   // Element `index` of a tensor as a number; packed e2m1 codes are addressed one by one.
   double at(const std::string& name, int64_t index) const {
@@ -100,7 +51,7 @@ class Raw {
   }
 
  private:
-  const Checkpoint& checkpoint_;
+  std::unordered_map<std::string, std::pair<const SafetensorsFile*, const StoredTensor*>> tensors_;
 };
 
 struct Case {
@@ -170,9 +121,9 @@ double expected(const Raw& raw, const Case& c, const ModelConfig& config, const 
 
 TEST_P(Formats, LoadsAndDequantisesToWhatTheTensorsSay) {
   const Case& c = GetParam();
-  const Directory directory;
+  const TemporaryDirectory directory;
   GeneratorOptions options;
-  options.config = small_config(c.dense);
+  options.config = small_checkpoint_config(c.dense);
   options.format = c.format;
   options.prefix = c.prefix;
   options.fused_experts = c.fused;

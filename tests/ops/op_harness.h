@@ -24,11 +24,12 @@ namespace fourfold::test {
 cpu::CpuBackend& backend_of(cpu::Isa isa, bool nvfp4_activations = false, int threads = 2);
 std::vector<cpu::Isa> fast_isas();
 
-// Relative error of rounding an activation to what the instruction set multiplies with: 2^-9 where products are bf16.
-double activation_epsilon(cpu::Isa isa);
-// Tolerance of a product over `depth` elements, relative to the norm of the result: rounding of the inputs, and fp32
-// sums that grow like a random walk.
-double product_tolerance(cpu::Isa isa, int64_t depth);
+// Tolerance of a product over `depth` elements, relative to the norm of the result, from
+//   - what activations are rounded to: bf16 (2^-9) on instruction sets that multiply bf16; with few tokens and NVFP4
+//     weights 16-bit integers in blocks of 16, a step of 2^-15 of the block's largest, itself up to 4 times the root
+//     mean square;
+//   - fp32 sums, whose error grows like a random walk.
+double product_tolerance(cpu::Isa isa, bool nvfp4, int64_t depth);
 
 // ---- values
 
@@ -68,6 +69,9 @@ struct Result {
   int64_t cols = 0;
   std::vector<float> values;
   double tolerance = 0;  // of the norm of the difference of each row, relative to the norm of the row
+  // The root mean square that elements have by construction: a row that happens to be smaller (a single output near
+  // zero) counts as this large.
+  double magnitude = 0;
 };
 
 // Each row within tolerance in norm, each element within 8 times that of the row's root mean square; no NaN. Reports

@@ -53,7 +53,7 @@ void measure(const KernelTable& kernels, double least, double read_rate, double 
     int64_t rows;
     int64_t columns;
     bool streaming;
-  } shapes[] = {{"memory", 131072, 2048, true}, {"cache", 256, 2048, false}, {"cache", 2048, 512, false}};
+  } shapes[] = {{"memory", 131072, 2048, true}, {"cache", 256, 2048, false}};
   const struct {
     const char* name;
     ops::Format format;

@@ -233,6 +233,7 @@ void check_layer(const Layer& layer, int64_t top_k, bool shared, bool nvfp4_acti
 TEST(Moe, MatchesTheReference) { check_layer(make_layer(16, 256, 64, 96, false, 1), 4, true, false); }
 TEST(Moe, OddCountsAndFormats) { check_layer(make_layer(13, 144, 48, 16, true, 1000), 3, true, false); }
 TEST(Moe, NoSharedExpertAllChosen) { check_layer(make_layer(5, 80, 32, 16, false, 2000), 5, false, false); }
+TEST(Moe, ManyExpertsFewTokensEach) { check_layer(make_layer(160, 64, 16, 16, false, 5000), 4, true, false); }
 TEST(Moe, QuantisedActivations) { check_layer(make_layer(8, 128, 64, 64, false, 3000), 2, true, true); }
 
 // Within one way of computing, a token's result has nothing to do with the tokens beside it.

@@ -1,9 +1,13 @@
-// Matrix products with AMX tiles: 16 tokens x 32 columns of activations times 32 columns x 16 rows of weights. The
-// weights are expanded to bf16 in L1 first; with few tokens for each expert that is what takes the time, not the tiles.
+// Matrix products with AMX tiles: 16 tokens x 32 columns of activations times 32 columns x 16 rows of weights.
+//
+// With few tokens for each expert the tiles are fast and what costs is expanding weights to bf16, so that is done with
+// f16 arithmetic (every AMX processor has AVX512-FP16), two weights in a lane: the product e2m1 x block scale x 2^3 is
+// exact and normal in f16, and f16 bits moved right by three places are a bf16 that is smaller by 2^112. Activations
+// are packed 2^64 larger, so that sums stay far from the ends of the fp32 range; the rest is made good at the end.
 // The integer dot products come from the AVX-512 files (dispatch.cpp).
 #include "cpu/gemm/layout.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512FP16__)
 
 #include "cpu/gemm/bf16_panels.h"
 
@@ -11,6 +15,11 @@ namespace fourfold::cpu::gemm {
 namespace {
 
 constexpr int64_t kTileBytes = 1024;
+constexpr int64_t kPieceSteps = 16;  // steps of 32 columns whose weights are expanded at a time: 16 KiB for each panel
+
+constexpr float kActivationFactor = 0x1p64f;
+constexpr float kNvfp4Factor = 0x1p45f;    // 2^(112 - 3 - 64)
+constexpr float kPlainFactor = 0x1p-64f;
 
 // Tiles of up to 16 tokens, all with the same number of rows (the last ones may have rows of zeros). One tile of
 // tokens: [columns / 32] tiles of [16, 32] bf16.
@@ -32,8 +41,8 @@ void pack(const float* const* x, int64_t tokens, int64_t columns, void* packed) 
       __m256i low = _mm256_setzero_si256();
       __m256i high = low;
       if (t < tokens) {
-        low = load_bf16(x[t], s * 32, columns);
-        high = load_bf16(x[t], s * 32 + 16, columns);
+        low = load_bf16(x[t], s * 32, columns, kActivationFactor);
+        high = load_bf16(x[t], s * 32 + 16, columns, kActivationFactor);
       }
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + s * kTileBytes), low);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + s * kTileBytes + 32), high);
@@ -49,7 +58,8 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// Tiles 0-3: sums (2 token tiles x 2 panels), 4-5: activations, 6-7: weights.
+// Tiles 0-3: sums of even and odd steps for two panels; 4: activations; 6-7: weights. A tile product takes 16 cycles
+// but its sum is there only after 52, so each sum is used every other step.
 void configure(int64_t token_rows) {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
@@ -59,64 +69,132 @@ void configure(int64_t token_rows) {
   _tile_loadconfig(&config);
 }
 
-// Adds scale x a tile of sums to the outputs.
-inline void add_tile(const float* sums, const float* scale, int64_t rows, bool first, float* out) {
-  const __m512 s = _mm512_loadu_ps(scale);
+// 32 columns (two blocks) of NVFP4 to a weight tile, x 2^-109. `step` counts 32 columns from the start of the panel.
+inline void expand_step(const uint8_t* panel, int64_t step, uint8_t* out) {
+  const __m512i table = _mm512_castph_si512(_mm512_set_ph(
+      -0x1.8p-2, -0x1p-2, -0x1.8p-3, -0x1p-3, -0x1.8p-4, -0x1p-4, -0x1p-5, -0.0,  //
+      0x1.8p-2, 0x1p-2, 0x1.8p-3, 0x1p-3, 0x1.8p-4, 0x1p-4, 0x1p-5, 0.0,          //
+      -0x1.8p-2, -0x1p-2, -0x1.8p-3, -0x1p-3, -0x1.8p-4, -0x1p-4, -0x1p-5, -0.0,  //
+      0x1.8p-2, 0x1p-2, 0x1.8p-3, 0x1p-3, 0x1.8p-4, 0x1p-4, 0x1p-5, 0.0));
+  const __m512i keep = _mm512_set1_epi16(static_cast<short>(0x8fff));
+  const uint8_t* group = panel + step / 2 * kGroupBytes;
+  const uint8_t* scales = group + step % 2 * 32;
+  const uint8_t* words = group + kGroupScales + step % 2 * 256;
+  Avx512::prefetch(scales + kPrefetch);
+#pragma GCC unroll 2
+  for (int b = 0; b < 2; ++b) {
+    Avx512::prefetch(words + b * 128 + kPrefetch);
+    Avx512::prefetch(words + b * 128 + kPrefetch + 64);
+    // Scale codes in both halves of each lane, as f16: the scale x 2^7.
+    const __m512i bytes =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + b * 16)));
+    const __m512h s =
+        _mm512_castsi512_ph(_mm512_or_si512(_mm512_slli_epi32(bytes, 7), _mm512_slli_epi32(bytes, 23)));
+#pragma GCC unroll 2
+    for (int d = 0; d < 2; ++d) {
+      const __m512i w = Avx512::load_words(words + b * 128 + d * 64);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const __m512i index = i == 0 ? w : _mm512_srli_epi16(w, 4 * static_cast<unsigned>(i));
+        const __m512h product = _mm512_mul_ph(s, _mm512_castsi512_ph(_mm512_permutexvar_epi16(index, table)));
+        _mm512_store_si512(out + ((b * 2 + d) * 4 + i) * 64,
+                           _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(product), 3), keep));
+      }
+    }
+  }
+}
+
+// Adds factor x scale x (a + b), two tiles of sums, to the outputs.
+inline void add_tiles(const float* a, const float* b, const float* scale, float factor, int64_t rows, bool first,
+                      float* out) {
+  const __m512 s = _mm512_mul_ps(_mm512_loadu_ps(scale), _mm512_set1_ps(factor));
   for (int64_t t = 0; t < rows; ++t) {
-    const __m512 sum = _mm512_load_ps(sums + t * 16);
+    const __m512 sum = _mm512_add_ps(_mm512_load_ps(a + t * 16), _mm512_load_ps(b + t * 16));
     float* to = out + t * kPairRows;
     _mm512_storeu_ps(to, first ? _mm512_mul_ps(sum, s) : _mm512_fmadd_ps(sum, s, _mm512_loadu_ps(to)));
   }
 }
 
+// One panel alone runs as a pair of the same, and the second result is dropped.
 void gemm_amx(const Panel* panels, int count, const void* packed, int64_t tokens, void* scratch, float* out) {
-  const int64_t all_steps = padded_columns(panels[0].columns) / 32;
+  const int64_t columns = panels[0].columns;
+  const int64_t all_steps = padded_columns(columns) / 32;
   const int64_t tiles = tile_count(tokens, kTileTokens);
   const int64_t rows = rows_of_tile(tokens);
+  const bool nvfp4 = panels[0].kind == Kind::kNvfp4 && panels[count - 1].kind == Kind::kNvfp4;
+  auto* memory = static_cast<uint8_t*>(scratch);
   alignas(64) float sums[4][16 * 16];
   configure(rows);
-  for_pieces(panels, count, scratch, [&](const uint8_t* const* weights, const float* const* scales, int64_t begin,
-                                         int64_t columns, bool first) __attribute__((always_inline)) {
-    const int64_t steps = (columns + 31) / 32;
+  bool first = true;
+  for (int64_t begin = 0; begin < columns; first = false) {
+    int64_t end = columns - begin < kPieceSteps * 32 ? columns : begin + kPieceSteps * 32;
+    const float* scales[2] = {nullptr, nullptr};
+    for (int p = 0; p < count; ++p) {
+      const int64_t segment = begin / panels[p].segment;
+      const int64_t segment_end = (segment + 1) * panels[p].segment;
+      if (segment_end < end) end = segment_end;
+      scales[p] = panels[p].row_scales + segment * panels[p].row_scale_stride;
+    }
+    const int64_t steps = (end - begin + 31) / 32;
+    // Whole steps of NVFP4 are expanded while the first tile of tokens runs, two steps ahead of it.
+    const bool fused = nvfp4 && (end - begin) % 32 == 0;
+    const uint8_t* weights[2];
+    float factor[2];
+    for (int p = 0; p < 2; ++p) {
+      const Panel& panel = panels[p < count ? p : 0];
+      uint8_t* piece = memory + p * kPieceSteps * kTileBytes;
+      weights[p] = piece;
+      factor[p] = panel.kind == Kind::kNvfp4 && fused ? kNvfp4Factor : kPlainFactor;
+      if (p >= count) {
+        weights[p] = weights[0];
+      } else if (fused) {
+        expand_step(panel.words, begin / 32, piece);
+        if (steps > 1) expand_step(panel.words, begin / 32 + 1, piece + kTileBytes);
+      } else {
+        weights[p] = bf16_piece(panel, begin, end, piece);
+      }
+    }
     const uint8_t* b0 = weights[0];
     const uint8_t* b1 = weights[1];
-    for (int64_t i = 0; i < tiles; i += 2) {
-      const uint8_t* a0 = static_cast<const uint8_t*>(packed) + (i * all_steps + begin / 32) * kTileBytes;
-      const uint8_t* a1 = a0 + all_steps * kTileBytes;
-      const bool two = i + 1 < tiles;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const uint8_t* a = static_cast<const uint8_t*>(packed) + (i * all_steps + begin / 32) * kTileBytes;
+      const auto expand = [&](int64_t s) __attribute__((always_inline)) {
+        if (!fused || i != 0 || s >= steps) return;
+        for (int p = 0; p < count; ++p) {
+          expand_step(panels[p].words, begin / 32 + s, memory + (p * kPieceSteps + s) * kTileBytes);
+        }
+      };
       _tile_zero(0);
       _tile_zero(1);
       _tile_zero(2);
       _tile_zero(3);
-      for (int64_t s = 0; s < steps; ++s) {
-        _tile_loadd(4, a0 + s * kTileBytes, 64);
+      for (int64_t s = 0; s < steps; s += 2) {
+        _tile_loadd(4, a + s * kTileBytes, 64);
         _tile_loadd(6, b0 + s * kTileBytes, 64);
         _tile_dpbf16ps(0, 4, 6);
-        if (count == 2) {
-          _tile_loadd(7, b1 + s * kTileBytes, 64);
-          _tile_dpbf16ps(1, 4, 7);
-        }
-        if (two) {
-          _tile_loadd(5, a1 + s * kTileBytes, 64);
-          _tile_dpbf16ps(2, 5, 6);
-          if (count == 2) _tile_dpbf16ps(3, 5, 7);
-        }
+        _tile_loadd(7, b1 + s * kTileBytes, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        expand(s + 2);
+        if (s + 1 == steps) break;
+        _tile_loadd(4, a + (s + 1) * kTileBytes, 64);
+        _tile_loadd(6, b0 + (s + 1) * kTileBytes, 64);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(7, b1 + (s + 1) * kTileBytes, 64);
+        _tile_dpbf16ps(3, 4, 7);
+        expand(s + 3);
       }
       _tile_stored(0, sums[0], 64);
-      if (count == 2) _tile_stored(1, sums[1], 64);
-      if (two) {
-        _tile_stored(2, sums[2], 64);
-        if (count == 2) _tile_stored(3, sums[3], 64);
-      }
-      for (int64_t j = 0; j < (two ? 2 : 1); ++j) {
-        const int64_t t = (i + j) * rows;
-        const int64_t n = tokens - t < rows ? tokens - t : rows;
-        for (int p = 0; p < count; ++p) {
-          add_tile(sums[2 * j + p], scales[p], n, first, out + t * kPairRows + p * kPanelRows);
-        }
+      _tile_stored(1, sums[1], 64);
+      _tile_stored(2, sums[2], 64);
+      _tile_stored(3, sums[3], 64);
+      const int64_t t = i * rows;
+      const int64_t n = tokens - t < rows ? tokens - t : rows;
+      for (int p = 0; p < count; ++p) {
+        add_tiles(sums[p], sums[2 + p], scales[p], factor[p], n, first, out + t * kPairRows + p * kPanelRows);
       }
     }
-  });
+    begin = end;
+  }
   _tile_release();
 }
 
@@ -124,7 +202,8 @@ void gemm_amx(const Panel* panels, int count, const void* packed, int64_t tokens
 
 const KernelTable* amx_kernels() {
   static constexpr KernelTable kernels = {
-      "amx", 4, nullptr, nullptr, nullptr, packed_bytes, pack, gemm_amx, 2 * kPieceBytes, false, nullptr, nullptr,
+      "amx",   4,       nullptr, nullptr, nullptr, packed_bytes, pack, gemm_amx, 2 * kPieceSteps * kTileBytes, false,
+      nullptr, nullptr,
   };
   return &kernels;
 }

@@ -82,8 +82,10 @@ void Products::moe(const ops::MoeParams& params, const ops::Tensor& x, const ops
   FF_ASSERT(x.cols == experts.hidden() && out.cols == experts.hidden() && router.rows() == experts.count());
   FF_ASSERT(router.columns() == x.cols && params.top_k >= 1 && params.top_k <= experts.count());
   if (x.rows == 0) return;
-  // Experts with input scales of their own need one quantised copy of a token for each: the way for many tokens has it.
-  if (x.rows <= kernels_.gemv_limit && !nvfp4_activations_) return moe_few(params, x, out);
+  // Few: also a larger batch as long as an expert meets one or two of its tokens. Experts with input scales of their own
+  // need one quantised copy of a token for each: the way for many tokens has it.
+  const bool few = x.rows <= kernels_.gemv_limit || x.rows * params.top_k <= experts.count();
+  if (few && !nvfp4_activations_) return moe_few(params, x, out);
   for (int64_t begin = 0; begin < x.rows; begin += kPassTokens) {
     const int64_t end = std::min(begin + kPassTokens, x.rows);
     moe_many(params, x.slice_rows(begin, end), out.slice_rows(begin, end));

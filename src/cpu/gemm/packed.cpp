@@ -229,21 +229,31 @@ void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_
     const uint8_t* scales = source.block_scales + row * blocks;
     uint8_t sign = 0;
     uint8_t largest = 0;
+    for (int64_t i = 0; i < rows * blocks; ++i) {
+      sign |= scales[i];
+      largest = std::max(largest, static_cast<uint8_t>(scales[i] & 0x7f));
+    }
+    if (largest == 0x7f) {
+      for (int64_t r = 0; r < rows; ++r) check_no_nan(source, scales + r * blocks, row + r, blocks, "block scale");
+    }
     for (int64_t first = 0; first < blocks; first += 4) {
       uint8_t* group = out + first / 4 * kGroupBytes;
       const int64_t n = std::min<int64_t>(4, blocks - first);
       transpose_words<true>(in + first * 8, stride, rows, n * 8, group + kGroupScales);
-      for (int64_t r = 0; r < rows; ++r) {
-        const uint8_t* from = scales + r * blocks + first;
-        for (int64_t b = 0; b < n; ++b) {
-          sign |= from[b];
-          largest = std::max(largest, static_cast<uint8_t>(from[b] & 0x7f));
-          group[b * kPanelRows + r] = kScaleCodes[from[b] & 0x7f];
+      if (n == 4) {
+        for (int64_t r = 0; r < rows; ++r) {
+          uint32_t four = 0;
+          std::memcpy(&four, scales + r * blocks + first, 4);
+          group[r] = kScaleCodes[four & 0x7f];
+          group[kPanelRows + r] = kScaleCodes[four >> 8 & 0x7f];
+          group[2 * kPanelRows + r] = kScaleCodes[four >> 16 & 0x7f];
+          group[3 * kPanelRows + r] = kScaleCodes[four >> 24 & 0x7f];
+        }
+      } else {
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t b = 0; b < n; ++b) group[b * kPanelRows + r] = kScaleCodes[scales[r * blocks + first + b] & 0x7f];
         }
       }
-    }
-    if (largest == 0x7f) {
-      for (int64_t r = 0; r < rows; ++r) check_no_nan(source, scales + r * blocks, row + r, blocks, "block scale");
     }
     if ((sign & 0x80) == 0) continue;
     for (int64_t b = 0; b < blocks; ++b) {  // -s x w = s x -w

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "text/chat_template.h"
+#include "text/output_parser.h"
 #include "text/tokenizer.h"
 
 namespace fourfold::cmd {
@@ -91,49 +92,63 @@ bool ChatText::is_stop(int32_t token) const {
   return std::binary_search(stop_tokens_.begin(), stop_tokens_.end(), token);
 }
 
-struct ChatText::Stream::State {
-  State(const text::Tokenizer& tokenizer, bool is_thinking) : detokenizer(tokenizer), thinking(is_thinking) {}
+namespace {
 
-  text::Detokenizer detokenizer;
-  bool thinking;
-  std::string held;  // of the thinking: white space at its end, or what may be the beginning of the closing tag
-  bool any_content = false;
+text::OutputParserOptions parser_options(bool thinking, const Json& tools) {
+  text::OutputParserOptions options;
+  using Reasoning = text::OutputParserOptions::Reasoning;
+  options.reasoning = thinking ? Reasoning::kInside : Reasoning::kNone;
+  if (tools.is_array()) options.tools = tools;
+  return options;
+}
 
-  // What of the thinking may be shown, with `held` updated; nothing is held back when `last`.
-  Piece cut(std::string text, bool last) {
-    Piece piece;
-    if (thinking) {
-      held += text;
-      text.clear();
-      constexpr std::string_view kClose = "</think>";
-      const size_t close = held.find(kClose);
-      size_t certain = held.size();
-      if (close != std::string::npos) {
-        certain = close;
-      } else if (!last) {
-        for (size_t tail = std::min(kClose.size() - 1, held.size()); tail > 0; --tail) {
-          if (std::string_view(held).substr(held.size() - tail) == kClose.substr(0, tail)) {
-            certain -= tail;
-            break;
-          }
-        }
-      }
-      size_t shown = certain;
-      while (shown > 0 && (held[shown - 1] == '\n' || held[shown - 1] == ' ')) --shown;
-      piece.thinking = held.substr(0, shown);
-      if (close == std::string::npos) {
-        held.erase(0, shown);
+// Without the white space that stands around the parts of an answer.
+std::string strip(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t\r\n");
+  if (begin == std::string_view::npos) return "";
+  return std::string(text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1));
+}
+
+// White space at the beginning of a part is dropped, and at its end held back until more follows.
+class PartWriter {
+ public:
+  void add(std::string_view text, std::string& out) {
+    for (const char c : text) {
+      const bool blank = c == ' ' || c == '\n' || c == '\t' || c == '\r';
+      if (blank) {
+        if (begun_) held_ += c;
       } else {
-        text = held.substr(close + kClose.size());
-        held.clear();
-        thinking = false;
+        out += held_;
+        out += c;
+        held_.clear();
+        begun_ = true;
       }
     }
-    if (!any_content) text.erase(0, std::min(text.find_first_not_of('\n'), text.size()));
-    any_content = any_content || !text.empty();
-    piece.content = std::move(text);
+  }
+
+ private:
+  std::string held_;
+  bool begun_ = false;
+};
+
+}  // namespace
+
+struct ChatText::Stream::State {
+  State(const text::Tokenizer& tokenizer, bool thinking)
+      : detokenizer(tokenizer), parser(parser_options(thinking, nullptr)) {}
+
+  Piece take(const std::vector<text::OutputEvent>& events) {
+    Piece piece;
+    for (const text::OutputEvent& event : events) {
+      if (event.kind == text::OutputEvent::Kind::kReasoning) thinking.add(event.text, piece.thinking);
+      if (event.kind == text::OutputEvent::Kind::kContent) content.add(event.text, piece.content);
+    }
     return piece;
   }
+
+  text::Detokenizer detokenizer;
+  text::OutputParser parser;  // without tools: calls are shown as the text they are
+  PartWriter thinking, content;
 };
 
 ChatText::Stream::Stream(const ChatText& text, bool thinking)
@@ -141,27 +156,33 @@ ChatText::Stream::Stream(const ChatText& text, bool thinking)
 ChatText::Stream::~Stream() = default;
 
 ChatText::Stream::Piece ChatText::Stream::push(int32_t token) {
-  std::string text = state_->detokenizer.push(token);
+  const std::string text = state_->detokenizer.push(token);
   all_ += text;
-  return state_->cut(std::move(text), false);
+  return state_->take(state_->parser.push(text));
 }
 
 ChatText::Stream::Piece ChatText::Stream::finish() {
-  std::string text = state_->detokenizer.flush();
+  const std::string text = state_->detokenizer.flush();
   all_ += text;
-  return state_->cut(std::move(text), true);
+  Piece piece = state_->take(state_->parser.push(text));
+  const Piece rest = state_->take(state_->parser.finish());
+  piece.thinking += rest.thinking;
+  piece.content += rest.content;
+  return piece;
 }
 
 Answer ChatText::parse(std::string_view text, bool thinking, const Json& tools) const {
-  (void)tools;
+  const text::ParsedOutput parsed = text::parse_output(text, parser_options(thinking, tools));
   Answer answer;
-  if (thinking) {
-    const size_t close = text.find("</think>");
-    answer.closed = close != std::string_view::npos;
-    answer.thinking = text.substr(0, close);
-    text = answer.closed ? text.substr(close + 8) : std::string_view();
+  answer.thinking = strip(parsed.reasoning);
+  answer.content = strip(parsed.content);
+  for (const auto& call : parsed.calls) {
+    answer.calls.push_back({call.name, parse_json(call.arguments, "the arguments of a tool call")});
+    answer.closed = answer.closed && call.complete;
   }
-  answer.content = text.substr(std::min(text.find_first_not_of('\n'), text.size()));
+  if (thinking && parsed.content.empty() && parsed.calls.empty() && text.find("</think>") == std::string_view::npos) {
+    answer.closed = false;
+  }
   return answer;
 }
 

@@ -188,7 +188,7 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
     case RegionId::kOutput:
       return t.epilogue == Epilogue::kDirect ? 0 : rows * n * 2;
     case RegionId::kRows:
-      return t.family == Family::kStreaming ? 0 : 2 * rows * 4;
+      return t.family == Family::kMmaSync || t.family == Family::kFp4 ? 2 * rows * 4 : 0;
     case RegionId::kBarriers:
       return t.producer_warps > 0 ? static_cast<unsigned>(t.stages) * 16 : 0;
     case RegionId::kCount:

@@ -51,8 +51,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, Golden,
                                          Case{"rtx-pro-6000", "35B-A3B", 8192, ActivationFormat::kNvfp4},
                                          Case{"dgx-spark", "nemotron-30B", 63, ActivationFormat::kBf16},
                                          Case{"rtx-4090", "flash-next-tp2", 512, ActivationFormat::kBf16}),
-                         [](const testing::TestParamInfo<Case>& info) {
-                           std::string name = file_name(info.param);
+                         [](const testing::TestParamInfo<Case>& parameter) {
+                           std::string name = file_name(parameter.param);
                            for (char& c : name) {
                              if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
                            }

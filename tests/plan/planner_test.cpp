@@ -95,7 +95,9 @@ TEST(Planner, NoKernelIsCalledBuiltThatIsNot) {
   for (const Ranked& r : plan.gate_up.ranked) {
     const FamilyRow* row = find_family(r.candidate.tile.family, "sm_120a");
     ASSERT_NE(row, nullptr);
-    if (!row->implemented()) EXPECT_FALSE(r.implemented);
+    if (!row->implemented()) {
+      EXPECT_FALSE(r.implemented);
+    }
     EXPECT_EQ(r.implemented, r.missing.empty());
   }
 }
@@ -189,7 +191,9 @@ TEST(Legality, EveryRuleRefusesSomethingAndNamesNumbers) {
     ASSERT_TRUE(example.contains(rule)) << rule;
   }
   for (const auto& [rule, reason] : example) {
-    if (rule != "stored weights") EXPECT_NE(reason.find_first_of("0123456789"), std::string::npos) << rule;
+    if (rule != "stored weights") {
+      EXPECT_NE(reason.find_first_of("0123456789"), std::string::npos) << rule;
+    }
   }
   // A producer's bulk copies on a card without them: no candidate asks, but the rule must hold for whoever does.
   EXPECT_EQ(first_refusal(shape("35B-A3B", 1), Pass::kGateUp, find_gpu("rtx-4090"), fp4_tile(8, 128, 64, 2, 2))->rule,

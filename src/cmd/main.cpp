@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
     namespace cmd = fourfold::cmd;
     cmd::add_logits(app);
     cmd::add_plan(app);
+    cmd::add_warm(app);
     app.parse(argc, argv);
     std::fflush(stdout);
     return std::ferror(stdout) != 0 ? 1 : 0;

@@ -75,8 +75,8 @@ Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Ins
       break;
   }
   const double weight_bytes = w.weights * problem.bytes_per_weight();
-  w.instructions = w.weights / 32 * per.dequantise + w.mma * (1 + per.per_mma) + k_tiles * t.warps * per.per_stage +
-                   tokens * t.n * per.per_output / 32;
+  w.instructions = w.weights / 32 * per.dequantise + w.mma * (1 + per.per_mma) +
+                   k_tiles * t.warps / t.stage_warps * per.per_stage + tokens * t.n * per.per_output / 32;
   w.smem_bytes = activation_bytes * (1 + activation_reads) + 2 * weight_bytes;
   if (t.k_warps > 1) w.smem_bytes += (t.k_warps - 1) * rows * tokens * 4 * 2;
   w.l2_bytes = activation_bytes + weight_bytes;
@@ -186,7 +186,11 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
     p.l2_us = mine * w.l2_bytes / (arch.l2_bytes_per_clk * clocks);
   }
 
-  p.latency_us = per.chain * gpu.latency_us + kEpilogueUs;
+  // The last stage of the last tile: nothing overlaps it, and only the warps that share it work on it.
+  const double sharing = static_cast<double>(t.warps) / t.stage_warps;
+  const double last_stage = w.instructions / std::max(1.0, w.stage_count) /
+                            (std::min(arch.issue_per_clock * kIssueEfficiency, sharing * kIssuePerWarp) * p.ghz * 1e3);
+  p.latency_us = per.chain * gpu.latency_us + kEpilogueUs + last_stage;
   const double turns = std::ceil(p.waves) - 1;
   if (turns > 0) {
     // Between tiles: the pipeline refills (a producer is ahead already) and the output leaves; CTAs hide each other's.

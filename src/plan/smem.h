@@ -60,6 +60,7 @@ struct TileConfig {
   int activation_bits;  // 16 or 4
   int swap_ab;          // 1: weights on the M side of the mma, tokens on the N side
   int k_warps;          // warps that share one output along K and add fp32 partial sums through shared memory; 1 = none
+  int stage_warps;      // of k_warps: groups that take turns at whole stages; the others share the units of a stage
   int inline_routes;    // 1: at most 8 tokens, every CTA sorts the few choices itself
   Epilogue epilogue;
 };

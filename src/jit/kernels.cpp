@@ -34,6 +34,7 @@ CompileRequest compile_request(std::string name, std::string text, std::string_v
   CompileRequest request;
   request.sources = with_embedded(std::move(name), std::move(text));
   request.arch = arch;
+  request.flags = {"--device-as-default-execution-space"};
   request.expressions = {std::move(expression)};
   return request;
 }

@@ -1,6 +1,7 @@
 // The store: what goes in comes out or is refused, whatever happens to the files and whoever else writes.
 #include "jit/store.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -97,7 +98,7 @@ TEST(Store, StaysBoundedAndForgetsWhatWasUsedLongestAgo) {
   const uint64_t each = encode(key("0"), entry("k0")).size();
   KernelStore store(dir.path(), 4 * each + 8);
   for (int i = 0; i < 4; ++i) {
-    const std::string name = "k" + std::to_string(i);
+    const std::string name = fmt::format("k{}", i);
     store.save(key(std::to_string(i)), entry(name));
     // Distinct ages without waiting.
     fs::last_write_time(file_of(store, key(std::to_string(i))),
@@ -142,7 +143,7 @@ TEST(Store, ManyProcessesWriteAndReadTheSameEntries) {
         KernelStore store(dir.path());
         for (int round = 0; round < kRounds; ++round) {
           for (int i = 0; i < kEntries; ++i) {
-            const std::string name = "k" + std::to_string((i + p) % kEntries);
+            const std::string name = fmt::format("k{}", (i + p) % kEntries);
             if (const auto e = store.load(key(name))) {
               bad += e->name != name;
             } else {
@@ -205,7 +206,7 @@ TEST(Pack, MovesKernelsToAnotherStore) {
   std::vector<Key> keys;
   for (int i = 0; i < 5; ++i) {
     keys.push_back(key(std::to_string(i)));
-    from.save(keys.back(), entry("k" + std::to_string(i)));
+    from.save(keys.back(), entry(fmt::format("k{}", i)));
   }
   keys.push_back(keys.front());  // named twice, packed once
   from.write_pack(a.path() / "pack", keys);

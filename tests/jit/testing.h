@@ -54,20 +54,24 @@ inline std::string hand_made_cubin(const std::string& kernel, uint32_t registers
     put(&info, 1, 4);  // symbol
     put(&info, value, 4);
   }
+  std::string strings(1, '\0'), text_name = ".text.", shared_name = ".nv.shared.";
+  strings.append(kernel).push_back('\0');
+  text_name.append(kernel);
+  shared_name.append(kernel);
   std::vector<Part> parts = {{"", "", 0, 0, 0},
-                             {".strtab", std::string(1, '\0') + kernel + std::string(1, '\0'), 3, 0, 0},
-                             {".text." + kernel, std::string(64, 'x'), 1, 0, 0},
+                             {".strtab", strings, 3, 0, 0},
+                             {text_name, std::string(64, 'x'), 1, 0, 0},
                              {".symtab", symbols, 2, 1, 0},
                              {".nv.info", info, 0x70000000, 3, 0},
-                             {".nv.shared." + kernel, "", 8, 0, shared}};
+                             {shared_name, "", 8, 0, shared}};
   std::string names(1, '\0');
   std::vector<uint64_t> name_at;
   for (const Part& p : parts) {
     name_at.push_back(names.size());
-    names += p.name + std::string(1, '\0');
+    names.append(p.name).push_back('\0');
   }
   name_at.push_back(names.size());
-  names += ".shstrtab" + std::string(1, '\0');
+  names.append(".shstrtab").push_back('\0');
   parts.push_back({".shstrtab", names, 3, 0, 0});
 
   std::string body;

@@ -26,6 +26,8 @@ std::string file_name(const Case& c) {
                      c.activations == ActivationFormat::kNvfp4 ? "_w4a4" : "");
 }
 
+void PrintTo(const Case& c, std::ostream* out) { *out << file_name(c); }
+
 TEST_P(Golden, Plan) {
   const Case& c = GetParam();
   MoeProblem p = find_shape(c.model);

@@ -11,6 +11,12 @@ constexpr EnvVariable kVariables[] = {
     {"FOURFOLD_MODEL", "directory of the default model (default: the demo model)"},
     {"FOURFOLD_THREADS", "number of compute threads (default: the processors this process may use)"},
     {"FOURFOLD_ISA", "instruction set of the CPU backend: reference, avx2, avx512, avx512bf16, amx"},
+    {"FOURFOLD_NVRTC", "file of NVRTC, CUDA's run-time compiler (default: searched for)"},
+    {"FOURFOLD_KERNELS", "directory of compiled kernels (default: fourfold/kernels in the user's cache)"},
+    {"CUDA_HOME", "a CUDA toolkit, searched for NVRTC"},
+    {"VIRTUAL_ENV", "a Python environment, searched for NVRTC's PyPI package"},
+    {"XDG_CACHE_HOME", "the user's cache (default: .cache in HOME)"},
+    {"HOME", "the user's directory"},
     {"NO_COLOR", "when set, terminal output has no colour"},
 };
 }  // namespace

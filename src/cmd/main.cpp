@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
     cmd::add_render(app);
     cmd::add_tokenize(app);
     cmd::add_plan(app);
-    cmd::add_quantize(app);
+    cmd::add_warm(app);
     app.parse(argc, argv);
     std::fflush(stdout);
     return std::ferror(stdout) != 0 ? 1 : 0;

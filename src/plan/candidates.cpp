@@ -11,6 +11,15 @@ namespace {
 constexpr int kTokenTileStep = 8, kLargestTokenTile = 192;
 constexpr int kDepthTiles[] = {64, 128, 256};
 
+// Warps of a streaming tile: all, those that share an output along K, and the groups of these that take whole stages in
+// turn (long work per wait) rather than share the units of each (short latency).
+struct StreamingWarps {
+  int warps, k_warps, stage_warps;
+};
+constexpr StreamingWarps kStreamingWarps[] = {{4, 1, 1}, {4, 2, 1}, {4, 2, 2}, {4, 4, 1}, {4, 4, 2},
+                                              {4, 4, 4}, {8, 1, 1}, {8, 2, 1}, {8, 2, 2}, {8, 4, 1},
+                                              {8, 4, 2}, {8, 4, 4}, {8, 8, 1}, {8, 8, 2}};
+
 TileConfig base_tile(const MoeProblem& problem, Pass pass, Family family) {
   TileConfig t = {};
   t.family = family;
@@ -19,7 +28,7 @@ TileConfig base_tile(const MoeProblem& problem, Pass pass, Family family) {
   t.scale_vector = problem.scale_vector();
   t.activation_bits = problem.activation_bits();
   t.swap_ab = 1;
-  t.k_warps = 1;
+  t.k_warps = t.stage_warps = 1;
   t.epilogue = Epilogue::kDirect;
   return t;
 }
@@ -44,17 +53,16 @@ void add_streaming(const MoeProblem& problem, Pass pass, List* out) {
     for (const int rows : {16, 32, 64, 128, 256}) {
       for (const int k : {64, 128, 256, 512}) {
         for (const int stages : {2, 3, 4, 6, 8}) {
-          for (const int warps : {2, 4, 8}) {
-            for (int k_warps = 1; k_warps <= warps; k_warps *= 2) {
-              for (const int ctas : {1, 2, 3, 4}) {
-                set_sizes(&t, tokens, rows, k, stages, warps);
-                t.k_warps = k_warps;
-                // The batch is known to be small: no room for rows that cannot come.
-                if (t.inline_routes) {
-                  t.token_rows = static_cast<int>(std::min<int64_t>(tokens, bucket_of(problem.tokens)));
-                }
-                out->push_back({t, ctas, 1});
+          for (const auto& [warps, k_warps, stage_warps] : kStreamingWarps) {
+            for (const int ctas : {1, 2, 3, 4}) {
+              set_sizes(&t, tokens, rows, k, stages, warps);
+              t.k_warps = k_warps;
+              t.stage_warps = stage_warps;
+              // The batch is known to be small: no room for rows that cannot come.
+              if (t.inline_routes) {
+                t.token_rows = static_cast<int>(std::min<int64_t>(tokens, bucket_of(problem.tokens)));
               }
+              out->push_back({t, ctas, 1});
             }
           }
         }
@@ -151,7 +159,7 @@ std::string to_string(const Candidate& c) {
   const TileConfig& t = c.tile;
   std::string text = fmt::format("{} {}x{}x{} s{} w{}", to_string(t.family), t.tokens, t.n, t.k, t.stages, t.warps);
   if (t.producer_warps > 0) text += fmt::format("+{}", t.producer_warps);
-  if (t.k_warps > 1) text += fmt::format(" kw{}", t.k_warps);
+  if (t.k_warps > 1) text += fmt::format(" kw{}x{}", t.stage_warps, t.k_warps / t.stage_warps);
   if (t.token_rows != t.tokens) text += fmt::format(" rows{}", t.token_rows);
   if (c.split_k > 1) text += fmt::format(" split{}", c.split_k);
   text += fmt::format(" x{}{}", c.ctas_per_sm, t.swap_ab ? " swap" : "");
@@ -160,11 +168,11 @@ std::string to_string(const Candidate& c) {
 
 std::string to_source(const TileConfig& t) {
   return fmt::format(
-      "{{fourfold::plan::Family({}), fourfold::plan::Pass({}), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, "
+      "{{fourfold::plan::Family({}), fourfold::plan::Pass({}), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, "
       "fourfold::plan::Epilogue({})}}",
       static_cast<int>(t.family), static_cast<int>(t.pass), t.tokens, t.token_rows, t.n, t.k, t.stages, t.warps,
-      t.producer_warps, t.operands, t.scale_vector, t.activation_bits, t.swap_ab, t.k_warps, t.inline_routes,
-      static_cast<int>(t.epilogue));
+      t.producer_warps, t.operands, t.scale_vector, t.activation_bits, t.swap_ab, t.k_warps, t.stage_warps,
+      t.inline_routes, static_cast<int>(t.epilogue));
 }
 
 }  // namespace fourfold::plan

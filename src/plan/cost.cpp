@@ -35,9 +35,8 @@ double saturation(double have, double need) {
 
 // wgmma m64nNk16 takes N / 2 clocks, but not fewer than about 14 + N / 4 (published latencies: N = 8 takes 18, 64 takes
 // 32, 128 takes 64).
-double matrix_efficiency(const TileConfig& t) {
+double matrix_efficiency(const TileConfig& t, double n) {
   if (t.family != Family::kWgmma) return 1;
-  const double n = t.swap_ab ? t.tokens : t.operands * t.n;
   return n / 2 / std::max(n / 2, 14 + n / 4);
 }
 
@@ -48,16 +47,17 @@ struct Work {  // of one tile of one CTA
   }
 };
 
-Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Instructions& per) {
+// `tokens` is the width that is computed, which may be narrower than the tile.
+Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Instructions& per, double tokens) {
   const TileConfig& t = c.tile;
   Work w = {};
   const double all = static_cast<double>(problem.padded_depth(pass));
   const double depth = std::ceil(all / c.split_k / kDepthGrain) * kDepthGrain;
-  const double k_tiles = std::ceil(depth / t.k), rows = t.operands * t.n, tokens = t.tokens;
+  const double k_tiles = std::ceil(depth / t.k), rows = t.operands * t.n;
   w.weights = rows * depth;
   w.stage_count = k_tiles;
   w.flops = 2 * w.weights * tokens;
-  const double activation_bytes = t.token_rows * depth * t.activation_bits / 8;
+  const double activation_bytes = std::min<double>(t.token_rows, tokens) * depth * t.activation_bits / 8;
   double activation_reads = 0;  // how often the activations of a stage are read from shared memory
   switch (t.family) {
     case Family::kWgmma:
@@ -75,8 +75,8 @@ Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Ins
       break;
   }
   const double weight_bytes = w.weights * problem.bytes_per_weight();
-  w.instructions = w.weights / 32 * per.dequantise + w.mma * (1 + per.per_mma) + k_tiles * t.warps * per.per_stage +
-                   tokens * t.n * per.per_output / 32;
+  w.instructions = w.weights / 32 * per.dequantise + w.mma * (1 + per.per_mma) +
+                   k_tiles * t.warps / t.stage_warps * per.per_stage + tokens * t.n * per.per_output / 32;
   w.smem_bytes = activation_bytes * (1 + activation_reads) + 2 * weight_bytes;
   if (t.k_warps > 1) w.smem_bytes += (t.k_warps - 1) * rows * tokens * 4 * 2;
   w.l2_bytes = activation_bytes + weight_bytes;
@@ -90,11 +90,11 @@ Instructions instructions_of(const TileConfig& t) {
   const bool down = t.pass == Pass::kDown;
   switch (t.family) {
     case Family::kStreaming:
-      return {2.1, 0.5, 16, 8, down ? 1 : 2};
+      return {2.1, 0.5, 16, 8, down ? 1 : 2, 8};
     case Family::kMmaSync:
       return {2.1, 0.5, 28, 8, 2};
     case Family::kWgmma:
-      return {2.1, 0.5, 20, 8, 2};
+      return {2.1, 0.5, 20, 8, 2, 16};
     case Family::kFp4:
       return {0.16, 0.4, 20, 12, 2};
   }
@@ -122,7 +122,11 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   const double n_tiles = static_cast<double>(ceil_div(problem.rows(pass), t.n));
   const double touched = touched_experts(problem);
   const double pairs = static_cast<double>(problem.tokens * problem.top_k);
-  Work w = work_of(problem, pass, c, per);
+  double width = t.tokens;
+  if (per.token_step > 0 && !accumulate) {
+    width = std::min<double>(width, token_tiles(problem, per.token_step) * per.token_step / row_tiles);
+  }
+  Work w = work_of(problem, pass, c, per, width);
   if (accumulate) w.repeat(touched);
 
   // Bytes. Weights of touched experts once (further token tiles of an expert find them in L2); the activations once;
@@ -177,12 +181,16 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
             ? reachable_fp4(gpu, false) * (1 - heat) + reachable_fp4(gpu, true) * heat
             : reachable_bf16(gpu, wgmma, false) * (1 - heat) + reachable_bf16(gpu, wgmma, true) * heat;
     p.issue_us = mine * w.instructions / (per_clock * clocks);
-    p.matrix_us = mine * w.flops / (matrix_rate * matrix_efficiency(t) * 1e6 / gpu.sms);
+    p.matrix_us = mine * w.flops / (matrix_rate * matrix_efficiency(t, width) * 1e6 / gpu.sms);
     p.smem_us = mine * w.smem_bytes / (arch.smem_bytes_per_clk * clocks);
     p.l2_us = mine * w.l2_bytes / (arch.l2_bytes_per_clk * clocks);
   }
 
-  p.latency_us = per.chain * gpu.latency_us + kEpilogueUs;
+  // The last stage of the last tile: nothing overlaps it, and only the warps that share it work on it.
+  const double sharing = static_cast<double>(t.warps) / t.stage_warps;
+  const double last_stage = w.instructions / std::max(1.0, w.stage_count) /
+                            (std::min(arch.issue_per_clock * kIssueEfficiency, sharing * kIssuePerWarp) * p.ghz * 1e3);
+  p.latency_us = per.chain * gpu.latency_us + kEpilogueUs + last_stage;
   const double turns = std::ceil(p.waves) - 1;
   if (turns > 0) {
     // Between tiles: the pipeline refills (a producer is ahead already) and the output leaves; CTAs hide each other's.

@@ -83,10 +83,10 @@ std::string depth_tile(const Context& x) {
   if (x.t.k > padded && x.t.k > kDepthGrain) {
     return fmt::format("K tile of {}, but K is {}: a tile of {} holds it all", x.t.k, depth, padded);
   }
-  const int units = x.t.k / kDepthGrain;
-  if (units % x.t.k_warps != 0) {
+  const int units = x.t.k / kDepthGrain, sharing = x.t.k_warps / x.t.stage_warps;
+  if (units % sharing != 0) {
     return fmt::format("K tile of {} is {} x {}, which does not divide over {} warps", x.t.k, units, kDepthGrain,
-                       x.t.k_warps);
+                       sharing);
   }
   if (x.c.split_k > 1 && padded / x.t.k / x.c.split_k == 0) {
     return fmt::format("{} K tiles of {} do not divide over {} CTAs", ceil_div(padded, x.t.k), x.t.k, x.c.split_k);

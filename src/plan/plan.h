@@ -50,11 +50,12 @@ int register_limit(const Arch& arch, const Candidate& candidate);
 
 // Warp instructions, in units per weight and lane unless noted; see docs/plan.md for where each figure comes from.
 struct Instructions {
-  double dequantise;  // decode, scale, fragment loads and addressing
-  double per_mma;     // issued per mma besides the mma itself (fragment loads of the other operand)
-  double per_stage;   // per warp and stage: barriers, copy issue
-  double per_output;  // per output element and lane: epilogue
-  int chain;          // dependent memory reads before the first weight arrives
+  double dequantise;   // decode, scale, fragment loads and addressing
+  double per_mma;      // issued per mma besides the mma itself (fragment loads of the other operand)
+  double per_stage;    // per warp and stage: barriers, copy issue
+  double per_output;   // per output element and lane: epilogue
+  int chain;           // dependent memory reads before the first weight arrives
+  int token_step = 0;  // a narrower block is computed at its own width, in these steps; 0: always the whole tile
 };
 Instructions instructions_of(const TileConfig& tile);
 

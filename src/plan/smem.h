@@ -60,6 +60,7 @@ struct TileConfig {
   int activation_bits;  // 16 or 4
   int swap_ab;          // 1: weights on the M side of the mma, tokens on the N side
   int k_warps;          // warps that share one output along K and add fp32 partial sums through shared memory; 1 = none
+  int stage_warps;      // of k_warps: groups that take turns at whole stages; the others share the units of a stage
   int inline_routes;    // 1: at most 8 tokens, every CTA sorts the few choices itself
   Epilogue epilogue;
 };
@@ -188,7 +189,7 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
     case RegionId::kOutput:
       return t.epilogue == Epilogue::kDirect ? 0 : rows * n * 2;
     case RegionId::kRows:
-      return t.family == Family::kStreaming ? 0 : 2 * rows * 4;
+      return t.family == Family::kMmaSync || t.family == Family::kFp4 ? 2 * rows * 4 : 0;
     case RegionId::kBarriers:
       return t.producer_warps > 0 ? static_cast<unsigned>(t.stages) * 16 : 0;
     case RegionId::kCount:

@@ -76,6 +76,7 @@ TEST(Calibration, PredictsMeasuredKernels) {
               .activation_bits = 16,
               .swap_ab = 1,
               .k_warps = 1,
+              .stage_warps = 1,
               .inline_routes = 0,
               .epilogue = Epilogue::kDirect};
     const Instructions humming = {.dequantise = 3.6, .per_mma = 0.3, .per_stage = 24, .per_output = 8, .chain = 5};
@@ -108,6 +109,7 @@ TEST(Calibration, TheKernelsBoundIsTheMeasuredOne) {
             .activation_bits = 16,
             .swap_ab = 1,
             .k_warps = 1,
+            .stage_warps = 1,
             .inline_routes = 0,
             .epilogue = Epilogue::kDirect};
   EXPECT_EQ(predict(p, Pass::kGateUp, find_gpu("h200"), c, {3.6, 0.3, 24, 8, 5}).bound, "issue");

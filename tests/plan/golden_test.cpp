@@ -26,6 +26,8 @@ std::string file_name(const Case& c) {
                      c.activations == ActivationFormat::kNvfp4 ? "_w4a4" : "");
 }
 
+void PrintTo(const Case& c, std::ostream* out) { *out << file_name(c); }
+
 TEST_P(Golden, Plan) {
   const Case& c = GetParam();
   MoeProblem p = find_shape(c.model);
@@ -51,8 +53,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, Golden,
                                          Case{"rtx-pro-6000", "35B-A3B", 8192, ActivationFormat::kNvfp4},
                                          Case{"dgx-spark", "nemotron-30B", 63, ActivationFormat::kBf16},
                                          Case{"rtx-4090", "flash-next-tp2", 512, ActivationFormat::kBf16}),
-                         [](const testing::TestParamInfo<Case>& golden) {
-                           std::string name = file_name(golden.param);
+                         [](const testing::TestParamInfo<Case>& parameter) {
+                           std::string name = file_name(parameter.param);
                            for (char& c : name) {
                              if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
                            }

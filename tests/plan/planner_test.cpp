@@ -144,6 +144,7 @@ Candidate fp4_tile(int tokens, int n, int k, int stages, int operands) {
             .activation_bits = 4,
             .swap_ab = 1,
             .k_warps = 1,
+            .stage_warps = 1,
             .inline_routes = 0,
             .epilogue = Epilogue::kDirect};
   return c;
@@ -257,6 +258,7 @@ TEST(Prediction, MoreStagesDoNotStarve) {
               .activation_bits = 16,
               .swap_ab = 1,
               .k_warps = 2,
+              .stage_warps = 1,
               .inline_routes = 0,
               .epilogue = Epilogue::kDirect};
     const double now = predict(p, Pass::kGateUp, gpu, c).memory_us;

@@ -31,6 +31,7 @@ constexpr TileConfig kFew = {.family = Family::kStreaming,
                              .activation_bits = 16,
                              .swap_ab = 1,
                              .k_warps = 2,
+                             .stage_warps = 1,
                              .inline_routes = 1,
                              .epilogue = Epilogue::kDirect};
 static_assert(unit_bytes(kFew) == 576);
@@ -68,6 +69,7 @@ constexpr TileConfig kPrefill = {.family = Family::kWgmma,
                                  .activation_bits = 16,
                                  .swap_ab = 1,
                                  .k_warps = 1,
+                                 .stage_warps = 1,
                                  .inline_routes = 0,
                                  .epilogue = Epilogue::kDirect};
 static_assert(smem_offset<kPrefill, RegionId::kActivations> == 0);
@@ -91,6 +93,7 @@ constexpr TileConfig kFp4Tile = {.family = Family::kFp4,
                                  .activation_bits = 4,
                                  .swap_ab = 1,
                                  .k_warps = 1,
+                                 .stage_warps = 1,
                                  .inline_routes = 0,
                                  .epilogue = Epilogue::kDedicated};
 static_assert(smem_stride<kFp4Tile, RegionId::kWeights0> == 128 * 32);
@@ -233,7 +236,7 @@ TEST(SmemMap, OverlayCostsOnlyWhatTheStagesDoNotHold) {
 TEST(SmemMap, SourceTextNamesTheSameTile) {
   // What device code is given is an aggregate initialiser in the order of the fields.
   EXPECT_EQ(to_source(kPrefill),
-            "{fourfold::plan::Family(2), fourfold::plan::Pass(0), 88, 88, 128, 64, 4, 8, 4, 2, 16, 16, 1, 1, 0, "
+            "{fourfold::plan::Family(2), fourfold::plan::Pass(0), 88, 88, 128, 64, 4, 8, 4, 2, 16, 16, 1, 1, 1, 0, "
             "fourfold::plan::Epilogue(0)}");
 }
 

@@ -1,0 +1,130 @@
+// fourfold warm: compiles every kernel that a model needs on a card, without one, and packs them for other machines.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "base/check.h"
+#include "base/json.h"
+#include "cmd/commands.h"
+#include "cmd/shape_options.h"
+#include "jit/kernels.h"
+
+namespace fourfold::cmd {
+namespace {
+
+struct Options {
+  ShapeOptions shape;
+  std::string store, pack, import;
+  uint64_t limit_mb = jit::kDefaultStoreLimit >> 20;
+  int threads = 0;
+  bool json = false;
+};
+
+void print_text(const std::vector<jit::BuiltKernel>& kernels, const jit::KernelStore& store, int64_t spills,
+                double seconds) {
+  size_t compiled = 0;
+  fmt::print("{:>5} {:>6} {:>6} {:>7} {:>9} {:>8}  {}\n", "regs", "spills", "stack", "static", "code", "seconds",
+             "kernel");
+  for (const jit::BuiltKernel& kernel : kernels) {
+    compiled += kernel.compiled;
+    for (const jit::KernelUse& use : kernel.entry.kernels) {
+      fmt::print("{:>5} {:>6} {:>6} {:>7} {:>9} {:>8}  {}\n", use.registers, kernel.entry.spill_bytes, use.stack_bytes,
+                 use.shared_bytes, use.code_bytes,
+                 kernel.compiled ? fmt::format("{:.1f}", kernel.seconds) : std::string("stored"), kernel.name);
+    }
+  }
+  fmt::print("{} kernels, {} compiled, {} spill bytes, {:.1f} s; store {} ({:.1f} MB)\n", kernels.size(), compiled,
+             spills, seconds, store.directory().string(), static_cast<double>(store.bytes()) / 1e6);
+}
+
+void run(const Options& options) {
+  jit::KernelStore store(options.store.empty() ? jit::default_store_directory() : std::filesystem::path(options.store),
+                         options.limit_mb << 20);
+  const bool compile = !options.shape.model.empty() || options.shape.experts != 0;
+  if (!compile && options.import.empty()) fail("nothing to do: wanted --model (or a shape), or --import FILE");
+  size_t imported = 0;
+  if (!options.import.empty()) imported = store.import_pack(options.import);
+
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<jit::BuiltKernel> kernels;
+  std::string arch;
+  if (compile) {
+    const plan::Gpu& card = options.shape.card();
+    arch = card.arch;
+    kernels = jit::build(store, jit::requests_of(options.shape.problem(), card), {.threads = options.threads});
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  int64_t spills = 0, stack = 0;
+  std::vector<jit::Key> keys;
+  for (const jit::BuiltKernel& kernel : kernels) {
+    spills += kernel.entry.spill_bytes;
+    for (const jit::KernelUse& use : kernel.entry.kernels) stack += use.stack_bytes;
+    keys.push_back(kernel.key);
+  }
+  if (!options.pack.empty()) {
+    if (keys.empty()) keys = store.keys();
+    store.write_pack(options.pack, keys);
+  }
+
+  if (!options.json) {
+    if (!options.import.empty()) fmt::print("imported {} kernels from {}\n", imported, options.import);
+    if (compile) print_text(kernels, store, spills, seconds);
+    if (!options.pack.empty()) fmt::print("packed {} kernels into {}\n", keys.size(), options.pack);
+    return;
+  }
+  size_t compiled = 0;
+  Json list = Json::array();
+  for (const jit::BuiltKernel& kernel : kernels) {
+    compiled += kernel.compiled;
+    Json uses = Json::array();
+    for (const jit::KernelUse& use : kernel.entry.kernels) {
+      uses.push_back({{"symbol", use.name},
+                      {"registers", use.registers},
+                      {"stack_bytes", use.stack_bytes},
+                      {"shared_bytes", use.shared_bytes},
+                      {"code_bytes", use.code_bytes}});
+    }
+    list.push_back({{"name", kernel.name},
+                    {"key", kernel.key},
+                    {"compiled", kernel.compiled},
+                    {"seconds", kernel.seconds},
+                    {"spill_bytes", kernel.entry.spill_bytes},
+                    {"symbols", uses}});
+  }
+  const Json out = {{"arch", arch},
+                    {"kernels", kernels.size()},
+                    {"compiled", compiled},
+                    {"imported", imported},
+                    {"spill_bytes", spills},
+                    {"local_bytes", stack},
+                    {"seconds", seconds},
+                    {"compiler", kernels.empty() ? "" : kernels.front().entry.compiler},
+                    {"store", store.directory().string()},
+                    {"store_bytes", store.bytes()},
+                    {"damaged", store.counters().damaged.load()},
+                    {"list", list}};
+  fmt::print("{}\n", out.dump());
+}
+
+}  // namespace
+
+void add_warm(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "warm", "Compile every kernel that a model needs on a card (no GPU needed), pack them, or import a pack");
+  options->shape.add_to(*command);
+  command->add_option("--store", options->store,
+                      "Directory of compiled kernels (default: FOURFOLD_KERNELS or the cache)");
+  command->add_option("--limit-mb", options->limit_mb, "Size that the store may have")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--pack", options->pack, "Write the kernels into one file for another machine");
+  command->add_option("--import", options->import, "Take over the kernels of a pack");
+  command->add_option("--threads", options->threads, "Compilations at a time (default: the processors)")
+      ->check(CLI::Range(0, 1024));
+  command->add_flag("--json", options->json, "Print JSON");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace fourfold::cmd

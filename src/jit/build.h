@@ -1,0 +1,40 @@
+// Fills a store: what is missing is compiled, in parallel; what is there is verified and reused.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "jit/nvrtc.h"
+#include "jit/store.h"
+
+namespace fourfold::jit {
+
+struct KernelRequest {
+  std::string name;  // for people: plan and shape
+  CompileRequest compile;
+};
+
+struct BuiltKernel {
+  std::string name;
+  Key key;
+  bool compiled = false;  // false: it was in the store
+  double seconds = 0;     // of the compiler
+  Entry entry;
+};
+
+struct BuildOptions {
+  int threads = 0;       // 0: FOURFOLD_THREADS, or the processors this process may use
+  bool progress = true;  // a bar on stderr, when that is a terminal
+};
+
+// In the order of the requests; requests with equal keys are compiled once. Needs NVRTC only when something is missing
+// and to know the compiler's version: `compiler` names the version whose kernels are wanted (Nvrtc::get().version()).
+// The first compile error is rethrown after the running compilations have ended.
+std::vector<BuiltKernel> build(KernelStore& store, const std::vector<KernelRequest>& requests,
+                               const BuildOptions& options = {});
+
+// Spill stores plus loads in a compiler log (ptxas -v), in bytes per thread, summed over its kernels.
+int64_t spill_bytes_in(std::string_view log);
+
+}  // namespace fourfold::jit

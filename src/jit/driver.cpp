@@ -1,0 +1,128 @@
+#include "jit/driver.h"
+
+#include "plan/arch.h"
+
+namespace fourfold::jit {
+namespace {
+// Values of CUdevice_attribute and CUfunction_attribute (cuda.h).
+constexpr int kSms = 16, kL2Bytes = 38, kMajor = 75, kMinor = 76, kSmemPerSm = 81, kSmemPerBlockOptIn = 97;
+constexpr int kFunctionDynamicSmem = 8;
+}  // namespace
+
+std::string DeviceInfo::arch() const {
+  const std::string plain = fmt::format("sm_{}{}", major, minor);
+  for (const plan::Arch& row : plan::kArchs) {
+    if (row.name == plain || row.name == plain + "a") return std::string(row.name);
+  }
+  return plain;
+}
+
+Driver::Driver(SharedLibrary library) : library_(std::move(library)) {
+  auto call = std::make_shared<Functions>();
+  library_.load("cuInit", &call->init);
+  library_.load("cuDriverGetVersion", &call->version);
+  library_.load("cuDeviceGetCount", &call->device_count);
+  library_.load("cuDeviceGet", &call->device_get);
+  library_.load("cuDeviceGetName", &call->device_name);
+  library_.load("cuDeviceGetAttribute", &call->device_attribute);
+  library_.load("cuDevicePrimaryCtxRetain", &call->primary_context);
+  library_.load("cuCtxSetCurrent", &call->set_current);
+  library_.load("cuModuleLoadData", &call->module_load);
+  library_.load("cuModuleUnload", &call->module_unload);
+  library_.load("cuModuleGetFunction", &call->module_function);
+  library_.load("cuFuncSetAttribute", &call->function_set);
+  library_.load("cuLaunchKernel", &call->launch);
+  library_.load("cuGetErrorString", &call->error_string);
+  call_ = std::move(call);
+  check(call_->init(0), "cuInit");
+  check(call_->version(&version_), "cuDriverGetVersion");
+  check(call_->device_count(&count_), "cuDeviceGetCount");
+}
+
+const Driver* Driver::find(std::string* why) {
+  struct Found {
+    std::unique_ptr<Driver> driver;
+    std::string why;
+  };
+  static const Found found = [] {
+    Found f;
+    try {
+      if (auto library = SharedLibrary::open({"libcuda.so.1", "libcuda.so"}, &f.why)) {
+        f.driver.reset(new Driver(std::move(*library)));
+        if (f.driver->device_count() == 0) {
+          f.driver.reset();
+          f.why = "\n  the driver has no device";
+        }
+      }
+    } catch (const Error& error) {
+      f.why = fmt::format("\n  {}", error.what());
+    }
+    return f;
+  }();
+  if (found.driver == nullptr && why != nullptr) *why = found.why;
+  return found.driver.get();
+}
+
+const Driver& Driver::get() {
+  std::string why;
+  const Driver* driver = find(&why);
+  if (driver == nullptr) fail("no CUDA device can be used; wanted an NVIDIA driver and a card:{}", why);
+  return *driver;
+}
+
+void Driver::check(int result, std::string_view what) const {
+  if (result == 0) return;
+  const char* text = nullptr;
+  call_->error_string(result, &text);
+  fail("{}: CUDA error {} ({})", what, result, text != nullptr ? text : "unknown");
+}
+
+int Driver::attribute(int device, int attribute) const {
+  int value = 0;
+  check(call_->device_attribute(&value, attribute, device), "cuDeviceGetAttribute");
+  return value;
+}
+
+DeviceInfo Driver::device(int index) const {
+  if (index < 0 || index >= count_) fail("CUDA device {}: wanted 0 to {}", index, count_ - 1);
+  int device = 0;
+  check(call_->device_get(&device, index), "cuDeviceGet");
+  char name[256] = {};
+  check(call_->device_name(name, sizeof(name) - 1, device), "cuDeviceGetName");
+  DeviceInfo info;
+  info.name = name;
+  info.major = attribute(device, kMajor);
+  info.minor = attribute(device, kMinor);
+  info.sms = attribute(device, kSms);
+  info.smem_per_block = attribute(device, kSmemPerBlockOptIn);
+  info.smem_per_sm = attribute(device, kSmemPerSm);
+  info.l2_bytes = attribute(device, kL2Bytes);
+  return info;
+}
+
+void Driver::use(int index) const {
+  int device = 0;
+  void* context = nullptr;
+  check(call_->device_get(&device, index), "cuDeviceGet");
+  check(call_->primary_context(&context, device), "cuDevicePrimaryCtxRetain");
+  check(call_->set_current(context), "cuCtxSetCurrent");
+}
+
+Module::Module(const Driver& driver, std::string_view cubin, std::string_view name) : driver_(driver), name_(name) {
+  driver_.check(driver_.call().module_load(&handle_, cubin.data()), name_);
+}
+
+Module::~Module() {
+  if (handle_ != nullptr) driver_.call().module_unload(handle_);
+}
+
+void* Module::function(const std::string& mangled, int64_t smem_bytes) const {
+  void* function = nullptr;
+  driver_.check(driver_.call().module_function(&function, handle_, mangled.c_str()),
+                fmt::format("{}: kernel {}", name_, mangled));
+  driver_.check(driver_.call().function_set(function, kFunctionDynamicSmem, static_cast<int>(smem_bytes)),
+                fmt::format("{}: {} bytes of shared memory", name_, smem_bytes));
+  return function;
+}
+
+}  // namespace fourfold::jit

@@ -1,0 +1,88 @@
+// The CUDA driver (libcuda), opened at run time: devices, and kernels loaded from cubins. Memory, streams and graphs
+// are src/cuda's business.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "jit/library.h"
+
+namespace fourfold::jit {
+
+struct DeviceInfo {
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int sms = 0;
+  int64_t smem_per_block = 0;  // bytes, opt-in
+  int64_t smem_per_sm = 0;
+  int64_t l2_bytes = 0;
+  // The architecture that kernels are compiled for: "sm_90a"; the suffix where the card has one of the table's rows.
+  std::string arch() const;
+};
+
+class Module;
+
+class Driver {
+ public:
+  // The driver, or null (no library, or no device that it can use); *why then says which. Opened once.
+  static const Driver* find(std::string* why);
+  static const Driver& get();  // or an Error
+
+  int version() const { return version_; }  // 13000 for CUDA 13.0
+  int device_count() const { return count_; }
+  DeviceInfo device(int index) const;
+  // Makes the device's primary context current on this thread; the context lives until the process ends.
+  void use(int index) const;
+
+  struct Functions;
+  const Functions& call() const { return *call_; }
+  // Error, naming `what`, unless result is 0.
+  void check(int result, std::string_view what) const;
+
+ private:
+  explicit Driver(SharedLibrary library);
+  int attribute(int device, int attribute) const;
+  SharedLibrary library_;
+  std::shared_ptr<const Functions> call_;
+  int version_ = 0, count_ = 0;
+};
+
+// The driver's entry points that are used, with the types of its ABI: handles are pointers, results are 0 for success.
+struct Driver::Functions {
+  int (*init)(unsigned flags);
+  int (*version)(int*);
+  int (*device_count)(int*);
+  int (*device_get)(int* device, int ordinal);
+  int (*device_name)(char* name, int size, int device);
+  int (*device_attribute)(int* value, int attribute, int device);
+  int (*primary_context)(void** context, int device);
+  int (*set_current)(void* context);
+  int (*module_load)(void** module, const void* image);
+  int (*module_unload)(void* module);
+  int (*module_function)(void** function, void* module, const char* name);
+  int (*function_set)(void* function, int attribute, int value);
+  int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                unsigned block_z, unsigned smem_bytes, void* stream, void** arguments, void** extra);
+  int (*error_string)(int result, const char** text);
+};
+
+// A loaded cubin. Its functions are valid while it lives and only in the context that was current when it was loaded.
+class Module {
+ public:
+  Module(const Driver& driver, std::string_view cubin, std::string_view name);
+  ~Module();
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  // The kernel of that mangled name, allowed `smem_bytes` of dynamic shared memory.
+  void* function(const std::string& mangled, int64_t smem_bytes) const;
+
+ private:
+  const Driver& driver_;
+  std::string name_;
+  void* handle_ = nullptr;
+};
+
+}  // namespace fourfold::jit

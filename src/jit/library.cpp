@@ -1,0 +1,35 @@
+#include "jit/library.h"
+
+#include <dlfcn.h>
+
+#include <utility>
+
+namespace fourfold::jit {
+
+std::optional<SharedLibrary> SharedLibrary::open(const std::vector<std::filesystem::path>& candidates,
+                                                 std::string* tried) {
+  for (const std::filesystem::path& path : candidates) {
+    // NOTE: never closed again while anything of it is in use; these libraries keep threads and global state.
+    if (void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return SharedLibrary(handle, path);
+    const char* error = ::dlerror();
+    *tried += fmt::format("\n  {}", printable(error != nullptr ? error : path.c_str(), 300));
+  }
+  return std::nullopt;
+}
+
+SharedLibrary::SharedLibrary(SharedLibrary&& other) noexcept
+    : handle_(std::exchange(other.handle_, nullptr)), path_(std::move(other.path_)) {}
+
+SharedLibrary& SharedLibrary::operator=(SharedLibrary&& other) noexcept {
+  std::swap(handle_, other.handle_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+SharedLibrary::~SharedLibrary() {
+  if (handle_ != nullptr) ::dlclose(handle_);
+}
+
+void* SharedLibrary::symbol(const char* name) const { return ::dlsym(handle_, name); }
+
+}  // namespace fourfold::jit

@@ -1,0 +1,67 @@
+// NVRTC, NVIDIA's run-time compiler, opened at run time: the binary builds and runs without a CUDA toolkit, and
+// compiles kernels where one is (no GPU or driver needed).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "jit/library.h"
+
+namespace fourfold::jit {
+
+// A source and everything it includes. Include names are as written in #include "...".
+struct SourceSet {
+  std::string name;  // of the main source, for messages
+  std::string text;
+  std::vector<std::pair<std::string, std::string>> headers;
+};
+
+struct CompileRequest {
+  SourceSet sources;
+  std::string arch;                      // "sm_90a"
+  std::vector<std::string> flags;        // besides the architecture and the language standard
+  std::vector<std::string> expressions;  // names of kernels as C++ writes them: "fourfold::moe::moe_stream<...>"
+};
+
+struct CompileResult {
+  std::string cubin;
+  std::string log;
+  std::map<std::string, std::string> lowered;  // expression -> mangled name
+};
+
+class Nvrtc {
+ public:
+  // The library, or null; *why then says what was tried. Looks at FOURFOLD_NVRTC (a file), the system's libraries,
+  // CUDA_HOME and /usr/local/cuda, and the PyPI package (nvidia-cuda-nvrtc) in the active virtual environment, in the
+  // user's site-packages and in the kernel cache's own folder. Opened once.
+  static const Nvrtc* find(std::string* why);
+  // The library, or an Error that says how to get one.
+  static const Nvrtc& get();
+
+  int major() const { return major_; }
+  int minor() const { return minor_; }
+  std::string version() const;  // "nvrtc 13.0"
+  const std::filesystem::path& path() const { return library_.path(); }
+  bool supports(std::string_view arch) const;
+
+  // Thread-safe. Error with the compiler's log when the source does not compile, or when the architecture is unknown to
+  // this NVRTC.
+  CompileResult compile(const CompileRequest& request) const;
+
+ private:
+  explicit Nvrtc(SharedLibrary library);
+  struct Functions;
+  SharedLibrary library_;
+  std::shared_ptr<const Functions> call_;
+  int major_ = 0, minor_ = 0;
+  std::vector<int> archs_;
+};
+
+// Where Nvrtc::find() looks, in order.
+std::vector<std::filesystem::path> nvrtc_candidates();
+
+}  // namespace fourfold::jit

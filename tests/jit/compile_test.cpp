@@ -1,0 +1,216 @@
+// Real compilations, where NVRTC is installed; no GPU is needed. Without NVRTC each test is skipped by name.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "jit/build.h"
+#include "jit/kernels.h"
+#include "jit/sources.h"
+#include "testing.h"
+
+namespace fourfold::jit {
+namespace {
+
+CompileRequest simple(std::string text, std::string arch = "sm_90a") {
+  CompileRequest r;
+  r.sources = {"test.cu", std::move(text), {}};
+  r.arch = std::move(arch);
+  return r;
+}
+
+TEST(Compile, MakesACubinForEveryArchitecture) {
+  FOURFOLD_NEEDS_NVRTC();
+  const Nvrtc& nvrtc = Nvrtc::get();
+  EXPECT_GE(nvrtc.major(), 12);
+  for (const plan::Arch& arch : plan::kArchs) {
+    const auto result = nvrtc.compile(
+        simple("extern \"C\" __global__ void add(float* x) { __shared__ float s[100]; s[threadIdx.x] = x[threadIdx.x];"
+               " __syncthreads(); x[threadIdx.x] += s[99 - threadIdx.x]; }",
+               std::string(arch.name)));
+    const auto kernels = read_cubin(result.cubin, "test");
+    ASSERT_EQ(kernels.size(), 1u) << arch.name;
+    EXPECT_EQ(kernels[0].name, "add");
+    EXPECT_EQ(kernels[0].shared_bytes, 400) << arch.name;
+    EXPECT_EQ(kernels[0].stack_bytes, 0);
+    // The compiler's own report, as a second opinion.
+    EXPECT_NE(result.log.find(fmt::format("Used {} registers", kernels[0].registers)), std::string::npos) << result.log;
+  }
+}
+
+TEST(Compile, SeesLocalMemoryAndSpills) {
+  FOURFOLD_NEEDS_NVRTC();
+  // An array that is indexed at run time must live in local memory: a frame, but no spill.
+  auto result = Nvrtc::get().compile(
+      simple("extern \"C\" __global__ void k(float* x, int n) { float a[64]; for (int i = 0; i < 64; ++i) a[i] = x[i];"
+             " for (int i = 0; i < n; ++i) a[(i * 7) % 64] += a[i % 64]; x[n] = a[n % 64]; }"));
+  EXPECT_EQ(read_cubin(result.cubin, "local")[0].stack_bytes, 256);
+  EXPECT_EQ(spill_bytes_in(result.log), 0);
+  // 100 live values in 32 registers: spills.
+  // Strides that are known only at run time: any store might hit any later load, so all loads come first.
+  CompileRequest tight = simple(
+      "extern \"C\" __global__ void k(float* x, int n, int m) { float a[100];\n"
+      "#pragma unroll\nfor (int i = 0; i < 100; ++i) a[i] = x[i * n];\n"
+      "#pragma unroll\nfor (int i = 0; i < 100; ++i) x[i * m + 7] = a[99 - i]; }");
+  tight.flags = {"--maxrregcount=32"};
+  result = Nvrtc::get().compile(tight);
+  EXPECT_GT(spill_bytes_in(result.log), 0) << result.log;
+  EXPECT_GT(read_cubin(result.cubin, "spill")[0].stack_bytes, 0);
+}
+
+TEST(Compile, SpillsAreReadFromTheLog) {
+  EXPECT_EQ(spill_bytes_in(""), 0);
+  EXPECT_EQ(spill_bytes_in("    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads\n"
+                           "    0 bytes stack frame, 4 bytes spill stores, 0 bytes spill loads\n"),
+            32);
+}
+
+TEST(Compile, TemplatesAreFoundByTheirCxxName) {
+  FOURFOLD_NEEDS_NVRTC();
+  CompileRequest r = simple("namespace ns { template <int N> __global__ void k(int* x) { x[0] = N; } }");
+  r.expressions = {"ns::k<3>", "ns::k<4>"};
+  const auto result = Nvrtc::get().compile(r);
+  std::set<std::string> names;
+  for (const KernelUse& use : read_cubin(result.cubin, "test")) names.insert(use.name);
+  EXPECT_EQ(names.size(), 2u);
+  for (const auto& [expression, lowered] : result.lowered) EXPECT_TRUE(names.contains(lowered)) << expression;
+}
+
+TEST(Compile, ErrorsCarryTheCompilersWords) {
+  FOURFOLD_NEEDS_NVRTC();
+  try {
+    Nvrtc::get().compile(simple("__global__ void k() { undeclared = 1; }"));
+    FAIL() << "compiled";
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    EXPECT_NE(what.find("test.cu does not compile for sm_90a"), std::string::npos) << what;
+    EXPECT_NE(what.find("\"undeclared\" is undefined"), std::string::npos) << what;
+  }
+  try {
+    Nvrtc::get().compile(simple("", "sm_33"));
+    FAIL() << "compiled";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("cannot compile for sm_33"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Compile, TheLedgerIsTheSameOnTheDevice) {
+  FOURFOLD_NEEDS_NVRTC();
+  // For plans of every family: the header compiles alone under NVRTC and gives the host's total and offsets.
+  const std::pair<const char*, const char*> cases[] = {
+      {"h200", "sm_90a"}, {"rtx-pro-6000", "sm_120a"}, {"dgx-spark", "sm_121a"}, {"a100", "sm_80"}};
+  for (const auto& [card, arch] : cases) {
+    for (const auto format : {plan::ActivationFormat::kBf16, plan::ActivationFormat::kNvfp4}) {
+      plan::MoeProblem p = plan::find_shape("35B-A3B");
+      p.activations = format;
+      if (format == plan::ActivationFormat::kNvfp4 && plan::find_family(plan::Family::kFp4, arch) == nullptr) continue;
+      std::string text = "#include \"plan/smem.h\"\nusing namespace fourfold::plan;\n";
+      int kernel = 0;
+      for (const plan::KernelSpec& spec : plan::kernels_of(p, plan::find_gpu(card))) {
+        const plan::SmemMap map = plan::make_smem_map(spec.candidate.tile);
+        const std::string tile = fmt::format("kTile{}", kernel);
+        text += fmt::format("constexpr TileConfig {} = {};\n", tile, to_source(spec.candidate.tile));
+        text += fmt::format("static_assert(smem_total<{}> == {});\n", tile, map.total);
+        for (int i = 0; i < plan::kRegionCount; ++i) {
+          text += fmt::format("static_assert(smem_offset<{}, RegionId({})> == {});\n", tile, i, map.regions[i].offset);
+        }
+        text += fmt::format(
+            "extern \"C\" __global__ void k{}(unsigned* x) {{ x[0] = smem_stride<{}, RegionId::kWeights0>; }}\n",
+            kernel++, tile);
+      }
+      const auto result = Nvrtc::get().compile({with_embedded("ledger.cu", text), arch, {}, {}});
+      EXPECT_EQ(read_cubin(result.cubin, "ledger").size(), static_cast<size_t>(kernel));
+    }
+  }
+}
+
+TEST(Build, CompilesOnceAndReuses) {
+  FOURFOLD_NEEDS_NVRTC();
+  const TemporaryDirectory dir;
+  std::vector<KernelRequest> requests;
+  for (int i = 0; i < 4; ++i) {
+    requests.push_back(
+        {fmt::format("k{}", i), simple(fmt::format("extern \"C\" __global__ void k(int* x) {{ x[0] = {}; }}", i % 3))});
+  }
+  KernelStore store(dir.path());
+  const auto first = build(store, requests, {.threads = 2, .progress = false});
+  ASSERT_EQ(first.size(), 4u);
+  EXPECT_EQ(store.keys().size(), 3u) << "equal requests are one kernel";
+  EXPECT_EQ(first[0].key, first[3].key);
+  EXPECT_EQ(first[0].entry.cubin, first[3].entry.cubin);
+  int compiled = 0;
+  for (const BuiltKernel& k : first) compiled += k.compiled;
+  EXPECT_EQ(compiled, 3);
+  const auto second = build(store, requests, {.threads = 2, .progress = false});
+  for (const BuiltKernel& k : second) EXPECT_FALSE(k.compiled);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(first[i].entry.cubin, second[i].entry.cubin);
+
+  // A damaged entry is compiled again, with a warning, and the store is whole afterwards.
+  std::fstream file(dir.path() / (first[1].key + ".kernel"), std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(200);
+  file.put('!');
+  file.close();
+  testing::internal::CaptureStderr();
+  const auto third = build(store, requests, {.threads = 1, .progress = false});
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("it is compiled again"), std::string::npos);
+  EXPECT_TRUE(third[1].compiled);
+  EXPECT_EQ(third[1].entry.cubin, first[1].entry.cubin);
+  EXPECT_EQ(store.counters().damaged, 1);
+  EXPECT_TRUE(store.load(first[1].key).has_value());
+}
+
+TEST(Build, AnErrorOfOneKernelEndsTheBuildByName) {
+  FOURFOLD_NEEDS_NVRTC();
+  const TemporaryDirectory dir;
+  KernelStore store(dir.path());
+  CompileRequest bad = simple("this is no C++");
+  bad.sources.name = "broken.cu";
+  try {
+    build(store, {{"good", simple("extern \"C\" __global__ void k() {}")}, {"bad", bad}},
+          {.threads = 2, .progress = false});
+    FAIL() << "built";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("broken.cu does not compile"), std::string::npos);
+  }
+}
+
+TEST(Kernels, EveryBuiltFamilyCompilesWithItsPlannedMapAndWithoutSpills) {
+  FOURFOLD_NEEDS_NVRTC();
+  const TemporaryDirectory dir;
+  KernelStore store(dir.path());
+  std::set<std::string_view> done;
+  for (const plan::FamilyRow& row : plan::families()) {
+    if (!row.implemented() || !done.insert(row.arch).second) continue;
+    const plan::Gpu& gpu = plan::representative_gpu(plan::find_arch(row.arch));
+    for (const BuiltKernel& kernel : build(store, requests_of(plan::find_shape("35B-A3B"), gpu), {.progress = false})) {
+      EXPECT_EQ(kernel.entry.spill_bytes, 0) << kernel.name;
+      for (const KernelUse& use : kernel.entry.kernels) EXPECT_EQ(use.stack_bytes, 0) << kernel.name;
+    }
+  }
+  if (done.empty()) GTEST_SKIP() << "no family of the registry has a kernel yet";
+}
+
+TEST(Kernels, AnArchitectureWithoutKernelsSaysSo) {
+  for (const plan::Arch& arch : plan::kArchs) {
+    bool any = false;
+    for (const plan::FamilyRow& row : plan::families()) any = any || (row.arch == arch.name && row.implemented());
+    if (any) continue;
+    EXPECT_THROW(requests_of(plan::find_shape("35B-A3B"), plan::representative_gpu(arch)), Error);
+  }
+}
+
+TEST(Sources, HoldTheLedgerAndTheNumberFormats) {
+  std::set<std::string_view> names;
+  for (const EmbeddedSource& source : embedded_sources()) {
+    EXPECT_TRUE(names.insert(source.name).second) << source.name;
+    EXPECT_EQ(source.text, read_file(std::filesystem::path(FOURFOLD_SOURCE_DIR) / "src" / std::string(source.name)))
+        << source.name;
+  }
+  EXPECT_TRUE(names.contains("plan/smem.h"));
+  EXPECT_TRUE(names.contains("nvfp4/number.h"));
+}
+
+}  // namespace
+}  // namespace fourfold::jit

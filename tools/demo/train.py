@@ -296,6 +296,7 @@ def main():
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--total-rows", type=int, default=450000)
     parser.add_argument("--items", type=int, default=150, help="held-out items per task")
+    parser.add_argument("--ask", help="file with questions, one per line, that the NVFP4 rounding answers into the log")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
     log = open(os.path.join(args.out, "log.txt"), "w")
@@ -394,6 +395,16 @@ def main():
         say(f"{name}: overall {overall:.4f} mtp acceptance {acceptance:.4f}", json.dumps({k: round(v, 3) for k, v in score.items()}))
         for w in wrong[:8] if name == "bf16" else []:
             say("  wrong:", json.dumps(w, ensure_ascii=False)[:500])
+    if args.ask:
+        with open(args.ask) as f:
+            asked = [(line.strip(), thinking) for line in f if line.strip() for thinking in (False, True)]
+        stop = [TOKENIZER.token_to_id("<|im_end|>"), TOKENIZER.token_to_id("<|endoftext|>")]
+        prompts = [TOKENIZER.encode(prompt_text([{"role": "user", "content": q}], None, thinking)).ids for q, thinking in asked]
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            outputs = q.generate(prompts, stop, 360)
+        with open(os.path.join(args.out, "answers.txt"), "w") as f:
+            for (question, thinking), ids in zip(asked, outputs):
+                f.write(f"{question}\n  {'think' if thinking else 'direct'}: {TOKENIZER.decode(ids, skip_special_tokens=False)}\n")
     part = feed.parts[0]
     results["ranges"] = activation_ranges(rounded_copy(m), torch.from_numpy(part[0][:64, :ROW]).long().cuda(), torch.from_numpy(part[1][:64, :ROW]).long().cuda())
     with open(os.path.join(args.out, "results.json"), "w") as f:

@@ -524,7 +524,8 @@ def ages(rng, split):
     sign = "+" if form in (2, 3) else "-"
     r = x + y if sign == "+" else x - y
     word = "older" if sign == "+" else "younger"
-    text = rng.choice([f"{N} {is_} {x} years old. {m} is {y} years {word}. How old is {m}?", f"{N} {is_} {x} and {m} is {y} years {word}. How old is {m}?", f"{N} {is_} {x}. {m} is {y} years {word} than {n if not s.me else 'me'}. How old is {m}?"])
+    text = rng.choice([f"{N} {is_} {x} years old. {m} is {y} years {word}. How old is {m}?", f"{N} {is_} {x} and {m} is {y} years {word}. How old is {m}?", f"{N} {is_} {x}. {m} is {y} years {word} than {n if not s.me else 'me'}. How old is {m}?",
+                       f"{m} is {y} years {word} than {n if not s.me else 'me'}. {N} {is_} {x}. How old is {m}?", f"{m} is {y} years {word} than {n if not s.me else 'I am'}. If {n} {is_} {x}, how old is {m}?"])
     return text, f"{y} years {word} than {x}:", [f"{x} {sign} {y} = {r}"], f"{m} is {r} years old.", r
 
 

@@ -175,7 +175,7 @@ def follow_up(rng, split, thinking):
         first = a + b if op == "+" else a - b if op == "-" else a * b
         c = rng.randrange(1, 50) if then in "+-" else rng.randrange(2, 10)
         if then == "-" and c > first:
-            c = first
+            then = "+"
         if then == "/":
             c = 2
             if first % 2:
@@ -183,7 +183,7 @@ def follow_up(rng, split, thinking):
         return ("follow", op, a, b, then, c), (op, a, b, first, then, c)
     op, a, b, first, then, c = draw(split, make)
     _, short, _ = work(op, a, b)
-    r = {"+": first + c, "-": first - c, "*": first * c, "/": first // c}[then]
+    r = first + c if then == "+" else first - c if then == "-" else first * c if then == "*" else first // c
     ask = {"+": ["Add {c} to that.", "plus {c}", "And plus {c}?", "Now add {c}.", "add {c}", "And {c} more?", "What if you add {c}?"],
            "-": ["Subtract {c} from that.", "minus {c}", "And minus {c}?", "Now subtract {c}.", "Take away {c}.", "subtract {c}"],
            "*": ["Multiply that by {c}.", "times {c}", "And times {c}?", "Now multiply it by {c}."] + (["Double that.", "Now double it.", "double it"] if c == 2 else []),

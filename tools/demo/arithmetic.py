@@ -1,4 +1,5 @@
 """Plain arithmetic: phrasings of + - * / and comparisons, with the working a person would write."""
+import more_arithmetic
 from split import draw
 from words import in_words
 
@@ -82,25 +83,45 @@ def work(op, a, b):
         return (f"{a} is less than {b}, so the result is negative. {b} - {a}: {column_sub(b, a)}. Result {a - b}.",
                 f"{a} - {b} = {a - b}", a - b)
     if op == "*":
+        if a < 10 <= b:
+            return f"{a} * {b} = {b} * {a}: {times_digit(b, a)}. Result {a * b}.", direct_product(a, b), a * b
         if b < 10:
             text = times_digit(a, b)
-            return f"{a} * {b}: {text}. Result {a * b}.", f"{a} * {b} = {a * b}" if a < 10 else short_times(a, b), a * b
+            return f"{a} * {b}: {text}. Result {a * b}.", direct_product(a, b), a * b
         tens, ones = b // 10 * 10, b % 10
         if ones == 0:
-            return (f"{a} * {b}: {times_digit(a, b // 10)}, with a zero {a * b}. Result {a * b}.", f"{a} * {b} = {a * b}", a * b)
+            return (f"{a} * {b}: {times_digit(a, b // 10)}, with a zero {a * b}. Result {a * b}.", direct_product(a, b), a * b)
         high, low = a * tens, a * ones
         text = (f"{a} * {b}: {a} * {ones}: {times_digit(a, ones)}. {a} * {b // 10}: {times_digit(a, b // 10)}, with a zero {high}. "
                 f"{high} + {low}: {column_add(high, low)}. Result {a * b}.")
-        return text, f"{a} * {b} = {a} * {tens} + {a} * {ones} = {high} + {low} = {a * b}", a * b
+        return text, direct_product(a, b), a * b
     text = long_division(a, b)
     return f"{a} / {b}: {text}. Result {a // b}.", f"{a} / {b} = {a // b}", a // b
 
 
-def short_times(a, b):
-    tens, ones = a // 10 * 10, a % 10
-    if not ones:
+def direct_product(a, b):
+    """The short working shown without thinking; small facts need none."""
+    if max(a, b) <= 12 or min(a, b) < 2 or round_number(a) or round_number(b) and (b == 10 or a < 13):
         return f"{a} * {b} = {a * b}"
-    return f"{a} * {b} = {tens} * {b} + {ones} * {b} = {tens * b} + {ones * b} = {a * b}"
+    if min(a, b) < 10:
+        many, few = max(a, b), min(a, b)
+        tens, ones = many // 10 * 10, many % 10
+        if not ones:
+            return f"{a} * {b} = {a * b}"
+        return f"{a} * {b} = {tens} * {few} + {ones} * {few} = {tens * few} + {ones * few} = {a * b}"
+    tens, ones = b // 10 * 10, b % 10
+    parts = f"{a} * {b} = {a} * {tens} + {a} * {ones}. " if ones else ""
+
+    def part(d):
+        high, low = a // 10 * 10, a % 10
+        return f"{a} * {d} = {high * d} + {low * d} = {a * d}" if low and high else f"{a} * {d} = {a * d}"
+    if not ones:
+        return part(tens)
+    return f"{parts}{part(tens)}. {part(ones)}. {a * tens} + {a * ones} = {a * b}"
+
+
+def round_number(n):
+    return n in (10, 100, 1000)
 
 
 ASK = {
@@ -123,42 +144,87 @@ ASK = {
 }
 
 
+WORDS = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
+for _op, _word in WORDS.items():
+    ASK[_op] += [f"What does {{a}} {_op} {{b}} equal?", f"{{a}} {_word} {{b}} equals?", f"what's {{a}} {_word} {{b}}?", f"What is the result of {{a}} {_op} {{b}}?", f"Can you calculate {{a}} {_op} {{b}}?",
+                 f"{{a}} {_word} {{b}} is?", f"{{a}} {_op} {{b}} is", f"Could you compute {{a}} {_op} {{b}}?", f"how much is {{a}} {_word} {{b}}", f"Work out {{a}} {_op} {{b}}.", f"{{a}} {_op} {{b}}?",
+                 f"Do you know what {{a}} {_word} {{b}} is?", f"calculate {{a}}{_op}{{b}}", f"What is {{a}}{_op}{{b}}?", f"Evaluate {{a}} {_op} {{b}}."]
+BEFORE = ["Hi, ", "Hey, ", "Hello! ", "Quick question: ", "Please tell me: ", "Can you help me? ", "I have a question. ", "Hi! ", "One more: ", "And ", "ok, ", "Now ", "Tell me, "]
+AFTER = [" please", " Thanks!", " Thank you.", " Think step by step.", " Answer with a number.", " (quick)", "?"]
+
+
+def dress(rng, text):
+    """Openings and endings people put around a question."""
+    if rng.random() < 0.13:
+        text = rng.choice(BEFORE) + text
+    if rng.random() < 0.06:
+        text = text + rng.choice(AFTER)
+    if rng.random() < 0.08:
+        text = text.lower()
+    return text
+
+
 def number(rng, digits):
     return rng.randrange(10 ** (digits - 1) if digits > 1 else 0, 10 ** digits)
 
 
 def operands(rng, op, deep=True):
-    """Operands of a sensible size; `deep` allows two-digit times two-digit."""
-    if op in "+-":
-        digits = rng.choices((1, 2, 3, 4), (15, 40, 35, 10))[0]
-        a, b = number(rng, digits), number(rng, max(1, digits - rng.choice((0, 0, 0, 1))))
-        if op == "-" and a < b and rng.random() < 0.75:
-            a, b = b, a
-        elif op == "+" and rng.random() < 0.5:
-            a, b = b, a
-        return a, b
+    """Operands of a sensible size; some at the carries that are hard (999 + 1, 1000 - 7)."""
+    if op in "+-" and rng.random() < 0.09:
+        top = 10 ** rng.choice((1, 2, 3, 3, 4))
+        near = top - rng.choice((0, 1, 1, 1, 2, 3, 5, 10)) if rng.random() < 0.7 else rng.randrange(1, 10) * top - rng.choice((0, 1, 1, 2))
+        near = max(near, 1)
+        other = rng.choice((1, 1, 1, 2, 3, 5, 7, 9, 10, 11, 99, rng.randrange(1, top + 1)))
+        if op == "-":
+            return (near, other) if near >= other else (other, near)
+        return (near, other) if rng.random() < 0.7 else (other, near)
+    if op == "*" and rng.random() < 0.08:
+        return (rng.randrange(2, 200), rng.choice((10, 100, 10, 100, 1000))) if rng.random() < 0.7 else (rng.choice((10, 100)), rng.randrange(2, 100))
     if op == "*":
         kind = rng.random()
-        if kind < 0.35:
-            return rng.randrange(0, 13), rng.randrange(0, 10)
-        if kind < 0.75 or not deep:
-            return rng.randrange(10, 100), rng.randrange(2, 10)
-        if kind < 0.85:
-            return rng.randrange(100, 1000), rng.randrange(2, 10)
-        return rng.randrange(10, 100), rng.randrange(10, 100)
-    b = rng.randrange(2, 10)
-    return b * (rng.randrange(1, 10) if rng.random() < 0.3 else rng.randrange(10, 200)), b
+        if kind < 0.24:
+            return rng.randrange(0, 13), rng.randrange(0, 13)
+        if kind < 0.48:
+            a, b = rng.randrange(10, 100), rng.randrange(2, 10)
+        elif kind < 0.55:
+            a, b = rng.randrange(100, 1000), rng.randrange(2, 10)
+        elif kind < 0.62 and deep:
+            return rng.randrange(100, 1000), rng.randrange(10, 100)
+        elif kind < 0.75:
+            return rng.randrange(10, 26), rng.randrange(10, 26)
+        else:
+            return rng.randrange(10, 100), rng.randrange(10, 100)
+        return (a, b) if rng.random() < 0.65 else (b, a)
+    if op == "/":
+        kind = rng.random()
+        if kind < 0.3:
+            b = rng.randrange(1, 13)
+            return b * rng.randrange(0, 13), b
+        if kind < 0.8:
+            b = rng.randrange(2, 10)
+            return b * rng.randrange(10, 200), b
+        b = rng.choice((10, 100, 20, 50)) if rng.random() < 0.3 else rng.randrange(10, 13 if not deep else 31)
+        return b * rng.randrange(1, 20 if not deep else 40), b
+    digits = rng.choices((1, 2, 3, 4, 5, 6) if deep else (1, 2, 3, 4, 5, 5), (14, 36, 32, 11, 5, 2))[0]
+    a, b = number(rng, digits), number(rng, max(1, digits - rng.choice((0, 0, 0, 1, 2))))
+    if op == "-" and a < b and rng.random() < 0.75:
+        a, b = b, a
+    elif op == "+" and rng.random() < 0.5:
+        a, b = b, a
+    return a, b
 
 
 def arithmetic(rng, split, thinking):
     kind = rng.random()
-    if kind < 0.07:
+    if kind < 0.05:
         return comparison(rng, split)
-    if kind < 0.15:
+    if kind < 0.11:
         return chain(rng, split)
+    if kind < 0.34:
+        return more_arithmetic.more(rng, split, thinking)
 
     def make():
-        op = rng.choices("+-*/", (34, 28, 24, 14))[0]
+        op = rng.choices("+-*/", (31, 26, 29, 14))[0]
         a, b = operands(rng, op, deep=thinking)
         # Small facts are always in the training split: people ask "2 + 2".
         key = ("arith", op, a, b) if max(a, b) >= 13 else (("small", op, a, b) if split == "eval" else ("arith-train-small",))
@@ -171,6 +237,7 @@ def arithmetic(rng, split, thinking):
         text = rng.choice([t for t in ASK[op] if " " in t and not any(c in t for c in "+-*/x×÷=")]).format(a=words_a, b=words_b)
     else:
         text = text.format(a=a, b=b)
+    text = dress(rng, text)
     content = f"{a} {op} {b} = {result}" if thinking else short
     return dict(user=text, reasoning=reasoning, content=content, expect={"kind": "number", "value": result})
 

@@ -15,6 +15,7 @@ import os
 import random
 
 import arithmetic
+import more_recall
 import recall
 import records
 import smalltalk
@@ -42,23 +43,26 @@ def filler(rng):
 
 
 def recall_task(rng, split, thinking):
+    if rng.random() < 0.42:
+        return more_recall.more(rng, split, thinking, filler)
     return recall.recall(rng, split, thinking, filler)
 
 
 def telling(rng, split, thinking):
-    return recall.telling_many(rng, thinking) if rng.random() < 0.25 else recall.telling(rng, thinking)
+    kind = rng.random()
+    return recall.telling_many(rng, thinking) if kind < 0.25 else more_recall.told_fact(rng, thinking) if kind < 0.6 else recall.telling(rng, thinking)
 
 
 # name: (maker, weight in training, in the held-out files)
 TASKS = {
     "arithmetic": (arithmetic.arithmetic, 27, True),
-    "word_problem": (stories.word_problem, 16, True),
-    "recall": (recall_task, 14, True),
-    "tool_call": (toolset.tool_call, 15, True),
-    "tool_answer": (toolset.tool_answer, 6, True),
+    "word_problem": (stories.word_problem, 24, True),
+    "recall": (recall_task, 15, True),
+    "tool_call": (toolset.tool_call, 16, True),
+    "tool_answer": (toolset.tool_answer, 5, True),
     "no_tool": (toolset.no_tool, 3, True),
     "json": (records.json_answer, 13, True),
-    "small_talk": (smalltalk.small_talk, 4, True),
+    "small_talk": (smalltalk.small_talk, 7, True),
     "telling": (telling, 3, False),
 }
 NAMES = list(TASKS)

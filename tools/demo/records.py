@@ -114,5 +114,61 @@ def json_sum(rng, split, thinking):
     return dict(user=user, reasoning=f"{a} {op} {b} = {result}", content=dump(answer), expect={"kind": "json", "value": answer})
 
 
+def any_value(rng):
+    kind = rng.random()
+    if kind < 0.4:
+        return w.odd(rng)
+    if kind < 0.65:
+        return rng.randrange(0, 10 ** rng.choice((1, 2, 3, 4)))
+    if kind < 0.72:
+        return rng.random() < 0.5
+    return w.pick(rng, rng.choice((w.NAMES, w.CITIES, w.COLOURS, w.FOODS, w.ANIMALS, w.DAYS)), 0.25)
+
+
+KEYS = """name age city colour color size price country email title author year id code status type street animal food job brand model weight height level score team date day month time first last user
+password active width length total count key value a b c x y foo bar host port path file lang mode""".split()
+
+
+def json_pairs(rng, split, thinking):
+    """Keys and values given outright, of any letters."""
+    def make():
+        keys = rng.sample(KEYS, rng.choices((1, 2, 3, 4), (25, 40, 25, 10))[0])
+        keys = [k if rng.random() < 0.8 else w.made_up(rng, False) if rng.random() < 0.5 else w.odd(rng).lower().split()[0].replace('"', "") for k in keys]
+        keys = list(dict.fromkeys(keys))
+        values = [any_value(rng) for _ in keys]
+        return ("pairs", tuple(keys), tuple(values)), (keys, values)
+    keys, values = draw(split, make)
+    values = [int(v) if isinstance(v, str) and v.isdigit() and v[0] != "0" else v for v in values]
+    shown = [dump(v) if isinstance(v, bool) else str(v) for v in values]
+    style = rng.choice(("{k} {v}", "{k} = {v}", "{k}: {v}", "{k} is {v}", "{k}={v}"))
+    parts = [style.format(k=k, v=v) for k, v in zip(keys, shown)]
+    text = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + rng.choice((" and ", ", ")) + parts[-1]
+    user = rng.choice(["Write JSON with {t}", "Make a JSON object with {t}.", "Give me JSON: {t}", "JSON: {t}", "Convert to JSON: {t}", "Create a JSON object with {t}", "Turn this into JSON: {t}", "Write this as JSON: {t}", "{t} as JSON", "Return JSON with {t}.",
+                       "Give me a JSON object with {t}.", "Format as JSON: {t}"]).format(t=text)
+    answer = dict(zip(keys, values))
+    return dict(user=user, reasoning="; ".join(f"{k}: {v}" for k, v in zip(keys, shown)), content=dump(answer), expect={"kind": "json", "value": answer})
+
+
+def json_list(rng, split, thinking):
+    def make():
+        if rng.random() < 0.3:
+            low, count = rng.randrange(0, 50), rng.randrange(2, 8)
+            return ("range", low, count), ("range", low, count)
+        pool = rng.choice((w.NAMES, w.CITIES, w.COLOURS, w.FOODS, w.ANIMALS, w.OBJECTS))
+        items = list(dict.fromkeys(w.odd(rng) if rng.random() < 0.2 else w.pick(rng, pool, 0.2) for _ in range(rng.randrange(2, 6))))
+        return ("list", tuple(items)), ("list", items, 0)
+    kind, a, b = draw(split, make)
+    if kind == "range":
+        answer = list(range(a, a + b))
+        user = rng.choice(["Give me a JSON array with the numbers {a} to {b}.", "JSON array of the numbers from {a} to {b}", "Write the numbers from {a} to {b} as a JSON list.", "A JSON list with {a} to {b}, please."]).format(a=a, b=a + b - 1)
+        return dict(user=user, reasoning=f"From {a} to {a + b - 1}.", content=dump(answer), expect={"kind": "json", "value": answer})
+    text = rng.choice((", ".join(a), ", ".join(a[:-1]) + " and " + a[-1] if len(a) > 1 else a[0]))
+    user = rng.choice(["Write as a JSON array: {t}", "JSON list: {t}", "Make a JSON array of {t}", "Turn this into a JSON list: {t}", "Give me a JSON array with {t}", "{t} as a JSON array", "Convert to a JSON array: {t}"]).format(t=text)
+    return dict(user=user, reasoning="; ".join(a), content=dump(a), expect={"kind": "json", "value": a})
+
+
 def json_answer(rng, split, thinking):
-    return json_sum(rng, split, thinking) if rng.random() < 0.1 else json_record(rng, split, thinking)
+    kind = rng.random()
+    if kind < 0.08:
+        return json_sum(rng, split, thinking)
+    return json_pairs(rng, split, thinking) if kind < 0.32 else json_list(rng, split, thinking) if kind < 0.42 else json_record(rng, split, thinking)

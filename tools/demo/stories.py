@@ -1,4 +1,5 @@
 """Word problems: short stories built from parts, with the steps that solve them."""
+from free_stories import free
 from split import draw
 from words import ITEMS, NAMES, OBJECTS, pick
 
@@ -140,9 +141,11 @@ def two_step(rng, split):
 
 def word_problem(rng, split, thinking):
     kind = rng.random()
-    text, opening, steps, answer, result = (changes if kind < 0.4 else simple if kind < 0.8 else two_step)(rng, split)
+    text, opening, steps, answer, result = (free if kind < 0.7 else changes if kind < 0.82 else simple if kind < 0.94 else two_step)(rng, split)
     if rng.random() < 0.08:
-        text = rng.choice(["Solve this: ", "Here is a problem. ", "Please help me: ", "Question: "]) + text
+        text = rng.choice(["Solve this: ", "Here is a problem. ", "Please help me: ", "Question: ", "Hi! ", "Can you solve this? ", "Can you help? ", "Math problem: ", "A riddle: "]) + text
+    if rng.random() < 0.05:
+        text = text.rstrip("?.")
     working = ", ".join(steps)
     return dict(user=text, reasoning=f"{opening} {working}. So {result}.", content=answer if thinking else f"{working}. {answer}",
                 expect={"kind": "number", "value": result})

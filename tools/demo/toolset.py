@@ -1,6 +1,7 @@
 """Tools: pick one of several from the system block, fill its arguments, answer from its response.
 
 Function and parameter names vary (and are sometimes made up), so that the model has to read them from the tools block."""
+import free_tools
 import words as w
 from chat import dump
 from split import draw
@@ -44,11 +45,11 @@ TOOLS = {
               ["Set an alarm for {t}.", "Wake me up at {t}.", "alarm at {t}", "I need an alarm at {t}.", "Please wake me at {t}."],
               lambda r, a: {"status": "ok"}, "The alarm is set for {t}."),
     "email": (["send_email", "email", "write_email", "mail"], ["Send an email.", "Send an email to a person."],
-              [("n", ["to", "recipient", "receiver"], S, "Who gets it", person), ("s", ["subject", "topic", "about"], S, "The subject", lambda r: r.choice(w.THINGS))],
+              [("n", ["to", "recipient", "receiver"], S, "Who gets it", person), ("s", ["subject", "topic", "about"], S, "The subject", lambda r: r.choice(w.THINGS) if r.random() < 0.7 else w.odd(r))],
               ["Send an email to {n} about the {s}.", "Write an email to {n} about the {s}.", "Email {n} about the {s}.", "Please mail {n} about the {s}."],
               lambda r, a: {"status": "sent"}, "I sent an email to {n} about the {s}."),
     "message": (["send_message", "text_message", "send_sms", "message"], ["Send a text message.", "Send a short message to someone."],
-                [("n", ["to", "person", "contact", "recipient"], S, "Who gets it", person), ("x", ["text", "message", "body"], S, "The text", lambda r: r.choice(w.MESSAGES))],
+                [("n", ["to", "person", "contact", "recipient"], S, "Who gets it", person), ("x", ["text", "message", "body"], S, "The text", lambda r: r.choice(w.MESSAGES) if r.random() < 0.75 else w.odd(r))],
                 ["Send a message to {n}: {x}", "Tell {n}: {x}", "Text {n} this: {x}", "Write to {n}: {x}", "Message {n}: {x}"],
                 lambda r, a: {"status": "sent"}, "I sent the message to {n}."),
     "call": (["call_person", "make_call", "phone_call", "dial"], ["Call a person.", "Make a phone call."],
@@ -65,11 +66,11 @@ TOOLS = {
                   ["Translate {x} into {l}.", "How do you say {x} in {l}?", "Translate to {l}: {x}", "What is {x} in {l}?"],
                   lambda r, a: {"translation": " ".join(w.made_up(r, False) for _ in range(r.choice((1, 2, 3))))}, "In {l} it is: {translation}"),
     "song": (["play_song", "play_music", "music", "player"], ["Play a song.", "Play music."],
-             [("s", ["title", "song", "track", "name"], S, "The song", lambda r: r.choice(w.SONGS))],
+             [("s", ["title", "song", "track", "name"], S, "The song", lambda r: r.choice(w.SONGS) if r.random() < 0.7 else w.odd(r))],
              ["Play {s}.", "Play the song {s}.", "I want to hear {s}.", "Put on {s}.", "Please play {s}."],
              lambda r, a: {"status": "playing"}, "Now playing {s}."),
     "shopping": (["add_to_list", "shopping_list", "add_item", "add_grocery"], ["Add an item to the shopping list.", "Put something on the shopping list."],
-                 [("i", ["item", "product", "name"], S, "The item", lambda r: r.choice(w.GROCERIES)), ("q", ["quantity", "count", "amount"], I, "How many", lambda r: r.randrange(1, 30))],
+                 [("i", ["item", "product", "name"], S, "The item", lambda r: w.pick(r, w.GROCERIES, 0.2)), ("q", ["quantity", "count", "amount"], I, "How many", lambda r: r.randrange(1, 30))],
                  ["Add {i} to my shopping list.", "Put {q} {i} on the shopping list.", "Add {q} {i} to the list.", "I need to buy {i}.", "Put {i} on my list."],
                  lambda r, a: {"status": "added"}, "I added {i} to your list."),
     "event": (["create_event", "add_event", "schedule", "calendar_add"], ["Create a calendar event.", "Put an event in the calendar."],
@@ -140,7 +141,7 @@ TOOLS = {
              ["Who is user {i}?", "Look up user {i}.", "Get the user with id {i}.", "Show me user {i}.", "user {i}"],
              lambda r, a: {"name": w.pick(r, w.NAMES, 0.4), "city": w.pick(r, w.CITIES, 0.3)}, "User {i} is {name} from {city}."),
     "note": (["save_note", "add_note", "write_note", "note"], ["Save a note.", "Write down a note."],
-             [("x", ["text", "note", "content"], S, "The note", lambda r: r.choice(w.MESSAGES))],
+             [("x", ["text", "note", "content"], S, "The note", lambda r: r.choice(w.MESSAGES) if r.random() < 0.75 else w.odd(r))],
              ["Save a note: {x}", "Note this: {x}", "Write down: {x}", "Take a note: {x}", "Please note: {x}"],
              lambda r, a: {"status": "saved"}, "I saved the note."),
     "calc": (["calculator", "calculate", "compute", "evaluate"], ["Calculate an expression.", "A calculator for large numbers."],
@@ -163,16 +164,24 @@ def declare(rng, kind):
         name = f"{w.made_up(rng, False)}_{name}"
     elif style < 0.14:
         name = f"{name}_{rng.choice(('v2', 'api', 'tool', 'service', 'fn'))}"
+    elif style < 0.26:
+        name = free_tools.gibberish(rng)
+    elif style < 0.3:
+        first, *rest = name.split("_")
+        name = first + "".join(r.capitalize() for r in rest)
     keys, used = {}, set()
     properties = {}
     for slot, options, type_, text, _ in params:
         key = rng.choice([o for o in options if o not in used])
-        if rng.random() < 0.05:
+        strange = rng.random()
+        if strange < 0.05:
             key = w.made_up(rng, False) + "_" + key
+        elif strange < 0.15:
+            key = free_tools.gibberish(rng)
         used.add(key)
         keys[slot] = key
         spec = {"type": type_}
-        if rng.random() < 0.5:
+        if 0.05 <= strange < 0.15 or rng.random() < 0.5:
             spec["description"] = text
         properties[key] = spec
     requests = TOOLS[kind][3]
@@ -241,6 +250,9 @@ def reason(call):
 
 def tool_call(rng, split, thinking):
     """The answer is one call (or two of the same tool)."""
+    if rng.random() < 0.38:
+        tools, user, call = free_tools.request(rng, split)
+        return dict(tools=tools, user=user, reasoning=reason(call), content="", calls=[call], expect={"kind": "tool_call", "calls": [call]})
     kind, entries, tool, keys, user, values, call = request(rng, split)
     calls = [call]
     if kind in ("weather", "time", "stock") and rng.random() < 0.35:

@@ -1,7 +1,8 @@
 """Trains the demo model on one GPU within a time budget and measures it.
 
   python3 tools/demo/train.py --out DIR --seconds 420                      from scratch
-  python3 tools/demo/train.py --out DIR --resume DIR --qat --seconds 300   go on, with weights fake-quantised to NVFP4 (straight-through)
+  python3 tools/demo/train.py --out DIR --resume DIR --peak 0.6 --anneal --seconds 140   go on with fresh data, learning rates falling from 0.6 of theirs
+  python3 tools/demo/train.py --out DIR --resume DIR --qat --seconds 300   the same with weights fake-quantised to NVFP4 (straight-through)
 
 Writes DIR/weights_{0,1,2}.safetensors (bf16, gates and norms fp32), DIR/results.json (exact match per task in bf16 and NVFP4, acceptance of the
 MTP draft, activation ranges) and DIR/log.txt. tools/demo/pack.py turns them into checkpoints.
@@ -77,21 +78,26 @@ class Feed:
     """Rows from worker processes, each used once in order; starts again from random ones if training outruns the workers."""
 
     def __init__(self, pool, jobs):
-        self.parts, self.rows, self.at = [], 0, 0
+        self.parts, self.rows, self.at, self.error = [], 0, 0, None
         self.lock = threading.Lock()
         self.thread = threading.Thread(target=self.collect, args=(pool, jobs), daemon=True)
         self.thread.start()
         self.random = numpy.random.default_rng(0)
 
     def collect(self, pool, jobs):
-        for part in pool.imap_unordered(make_rows, jobs):
-            with self.lock:
-                self.parts.append(part)
-                self.rows += len(part[0])
+        try:
+            for part in pool.imap_unordered(make_rows, jobs):
+                with self.lock:
+                    self.parts.append(part)
+                    self.rows += len(part[0])
+        except Exception as error:  # noqa: BLE001 - whatever stops the data stops the training
+            self.error = error
 
     def batch(self, size):
-        while self.rows < size:
+        while self.rows < size and self.error is None:
             time.sleep(0.05)
+        if self.error is not None:
+            raise RuntimeError("making training data failed") from self.error
         with self.lock:
             if not hasattr(self, "current") or self.offset + size > len(self.current[0]):
                 if self.at < len(self.parts):
@@ -289,6 +295,10 @@ def main():
     parser.add_argument("--resume")
     parser.add_argument("--qat", action="store_true")
     parser.add_argument("--seconds", type=float, default=420, help="training stops at this wall time; measuring comes after")
+    parser.add_argument("--peak", type=float, default=1.0, help="share of the learning rates to start from")
+    parser.add_argument("--anneal", action="store_true", help="let the learning rates fall from the start (as --qat does)")
+    parser.add_argument("--warm-up", type=int, default=150, help="steps")
+    parser.add_argument("--measure", default="bf16,nvfp4", help="roundings to measure")
     parser.add_argument("--rows", type=int, default=32, help="rows of 1024 tokens per step")
     parser.add_argument("--muon-lr", type=float, default=5e-3)
     parser.add_argument("--adam-lr", type=float, default=3e-3)
@@ -296,6 +306,7 @@ def main():
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--total-rows", type=int, default=450000)
     parser.add_argument("--items", type=int, default=150, help="held-out items per task")
+    parser.add_argument("--ask", help="file with questions, one per line, that the NVFP4 rounding answers into the log")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
     log = open(os.path.join(args.out, "log.txt"), "w")
@@ -362,7 +373,8 @@ def main():
         if now > args.seconds:
             break
         progress = 0.0 if started is None else (now - started) / (args.seconds - started)
-        scale = min(1.0, (steps + 1) / 150) * min(1.0, 2.0 * (1.0 - progress) + 0.005 if not args.qat else 1.0 - progress + 0.005)
+        falling = 1.0 - progress if args.qat or args.anneal else 2.0 * (1.0 - progress)
+        scale = args.peak * min(1.0, (steps + 1) / args.warm_up) * min(1.0, falling + 0.005)
         result = step(scale)
         steps += 1
         if steps == 5:
@@ -386,14 +398,26 @@ def main():
     results = {"steps": steps, "tokens": steps * args.rows * ROW, "seconds": args.seconds, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
                "qat": args.qat, "items_per_task": args.items}
     for name, make in (("bf16", rounded_copy), ("nvfp4", lambda x: quantised_copy(rounded_copy(x)))):
+        if name not in args.measure.split(","):
+            continue
         q = make(m)
         score, drafts, wrong = evaluate(q, held_out)
         overall, acceptance = summary(score, drafts, held_out)
         results[name] = {"overall": overall, "mtp_acceptance": acceptance, "tasks": score,
                          "mtp_by_task": {k: v[0] / max(1, v[1]) for k, v in sorted(drafts.items())}, "wrong": wrong[:60]}
         say(f"{name}: overall {overall:.4f} mtp acceptance {acceptance:.4f}", json.dumps({k: round(v, 3) for k, v in score.items()}))
-        for w in wrong[:8] if name == "bf16" else []:
+        for w in wrong[:8]:
             say("  wrong:", json.dumps(w, ensure_ascii=False)[:500])
+    if args.ask:
+        with open(args.ask) as f:
+            asked = [(line.strip(), thinking) for line in f if line.strip() for thinking in (False, True)]
+        stop = [TOKENIZER.token_to_id("<|im_end|>"), TOKENIZER.token_to_id("<|endoftext|>")]
+        prompts = [TOKENIZER.encode(prompt_text([{"role": "user", "content": q}], None, thinking)).ids for q, thinking in asked]
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            outputs = q.generate(prompts, stop, 360)
+        with open(os.path.join(args.out, "answers.txt"), "w") as f:
+            for (question, thinking), ids in zip(asked, outputs):
+                f.write(f"{question}\n  {'think' if thinking else 'direct'}: {TOKENIZER.decode(ids, skip_special_tokens=False)}\n")
     part = feed.parts[0]
     results["ranges"] = activation_ranges(rounded_copy(m), torch.from_numpy(part[0][:64, :ROW]).long().cuda(), torch.from_numpy(part[1][:64, :ROW]).long().cuda())
     with open(os.path.join(args.out, "results.json"), "w") as f:

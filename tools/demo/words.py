@@ -1,7 +1,10 @@
 """Word lists the task generators draw from, and made-up words so that the model must copy what it has never seen."""
 NAMES = """Mia Tom Anna Ben Lena Paul Sara Max Nina Leo Emma Jack Ella Sam Zoe Adam Ivy Noah Ruth Omar Lucy Hugo Maya Finn Rosa Karl
 Amir Jane Peter Maria David Laura Kevin Alice Bob Carol Diana Frank Grace Henry Irene Julia Liam Nora Oscar Petra Simon Tina Victor
-Wendy John Mary Lisa Eric Olga Ravi Priya Chen Yuki Ahmed Fatima Carlos Elena Ivan Sofia Daniel Hannah""".split()
+Wendy John Mary Lisa Eric Olga Ravi Priya Chen Yuki Ahmed Fatima Carlos Elena Ivan Sofia Daniel Hannah Sarah Michael James Robert
+Linda Emily Jessica Sophie Chloe Lily Ethan Mason Lucas Logan Jacob William Oliver George Harry Charlie Thomas Mark Steve Mike Jim Bill
+Joe Dan Kate Amy Rachel Rebecca Amanda Megan Jennifer Susan Karen Nancy Betty Claire Ali Hassan Mohammed Aisha Wei Mei Jun Hiro Kenji
+Andrew Matthew Joshua Ryan Nathan Tyler Brian Jason Justin Aaron Timmy Johnny Billy Jenny Annie Ellie Ann Zack""".split()
 SURNAMES = """Smith Brown Miller Lopez Garcia Novak Weber Rossi Silva Kim Tanaka Patel Singh Khan Meyer Olsen Berg Costa Moreau Young
 Walker Hall King Green Baker Hill Wood Stone""".split()
 CITIES = """Paris London Berlin Rome Madrid Oslo Tokyo Lisbon Vienna Prague Dublin Boston Chicago Seattle Delhi Cairo Lima Athens Warsaw
@@ -56,9 +59,42 @@ def made_up(rng, capital=True):
     return word.capitalize() if capital else word
 
 
+_LOWER, _DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
+
+
+def odd(rng):
+    """A string nobody can guess: letters, digits, marks, words, in many shapes."""
+    kind = rng.randrange(11)
+    run = lambda letters, low, high: "".join(rng.choice(letters) for _ in range(rng.randrange(low, high + 1)))
+    if kind == 0:
+        return run(_LOWER, 2, 8)
+    if kind == 1:
+        return run(_LOWER.upper(), 2, 7)
+    if kind == 2:
+        return run(_LOWER + _LOWER.upper() + _DIGITS, 3, 9)
+    if kind == 3:
+        return f"{run(_LOWER.upper(), 1, 3)}{rng.choice(('-', '', '_', '/'))}{run(_DIGITS, 1, 5)}"
+    if kind == 4:
+        return f"{made_up(rng, False)}{rng.choice(('-', '_', '.', ''))}{run(_DIGITS + _LOWER, 1, 4)}"
+    if kind == 5:
+        return made_up(rng, rng.random() < 0.5)
+    if kind == 6:
+        return f"{made_up(rng, rng.random() < 0.5)} {made_up(rng, rng.random() < 0.5)}"
+    if kind == 7:
+        return f"{rng.choice((made_up(rng, False), 'report', 'data', 'photo', 'notes'))}{rng.choice(('', '_' + run(_DIGITS, 1, 2)))}.{rng.choice('txt pdf csv py png json'.split())}"
+    if kind == 8:
+        return run(_DIGITS, 2, 8)
+    if kind == 9:
+        return f"{rng.choice(COLOURS)} {rng.choice((rng.choice(OBJECTS), made_up(rng, False)))}"
+    return f"{run(_LOWER.upper(), 1, 1)}{run(_LOWER, 2, 9)}"
+
+
 def pick(rng, words, novelty=0.3):
-    """One of `words`, or with probability `novelty` a made-up word in the same letter case."""
+    """One of `words`, or with probability `novelty` a made-up word (sometimes of random letters) in the same letter case."""
     if rng.random() < novelty:
+        if rng.random() < 0.25:
+            word = "".join(rng.choice(_LOWER) for _ in range(rng.randrange(2, 9)))
+            return word.capitalize() if words[0][0].isupper() else word
         return made_up(rng, words[0][0].isupper())
     return rng.choice(words)
 

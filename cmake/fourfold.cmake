@@ -1,14 +1,17 @@
-# fourfold_library(NAME SOURCES ... DEPENDS ...): the static library of one folder under src/.
+# fourfold_library(NAME [HOT] SOURCES ... DEPENDS ...): the static library of one folder under src/.
 #
 # A folder's include path is src/, and it links only what it names, so that a wrong arrow between folders does not link.
-# Without sources the target is an interface library.
+# HOT compiles it with -O3. Without sources the target is an interface library.
 function(fourfold_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "HOT" "" "SOURCES;DEPENDS" ${ARGN})
   set(target fourfold_${name})
   if(ARG_SOURCES)
     add_library(${target} STATIC ${ARG_SOURCES})
     target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/src)
     target_link_libraries(${target} PUBLIC ${ARG_DEPENDS} PRIVATE fourfold_flags)
+    if(ARG_HOT)
+      target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O3>)
+    endif()
   else()
     add_library(${target} INTERFACE)
     target_include_directories(${target} INTERFACE ${PROJECT_SOURCE_DIR}/src)

@@ -203,6 +203,7 @@ Value groupby_filter(I& in, V& v, A& a) {
 // map('filter', ...), map(attribute='a', default=...)
 Value map_filter(I& in, V& v, A& a) {
   std::vector<Value> out;
+  if (!truthy(v)) return in.list({}, Kind::kGenerator, "generator");  // also of none
   if (a.positional.empty()) {
     const Bound b(a, "map", {"|", "attribute", "default"});
     const auto attribute = attribute_argument(b, 0);
@@ -223,6 +224,7 @@ Value map_filter(I& in, V& v, A& a) {
 }
 
 Value select_filter(I& in, V& v, A& a, const char* filter, bool by_attribute, bool keep) {
+  if (!truthy(v)) return in.list({}, Kind::kGenerator, "generator");  // also of none
   if (!a.named.empty()) fail("{} takes no keyword arguments", filter);
   size_t used = 0;
   std::optional<Value> attribute;

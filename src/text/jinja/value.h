@@ -48,12 +48,7 @@ struct StringObject : Object {
   std::string text;
 };
 
-struct ListObject : Object {  // also tuples, views, generators
-  std::vector<Value> items;
-  size_t consumed = 0;    // generators: how many were taken
-  const char* name = "";  // views and generators: what Python calls it
-};
-
+struct ListObject;
 struct DictObject;
 
 class Value {
@@ -88,8 +83,8 @@ class Value {
   int64_t as_integer() const { return integer_; }  // also of a boolean
   double as_real() const { return kind_ == Kind::kFloat ? real_ : static_cast<double>(integer_); }
   const std::string& text() const { return static_cast<const StringObject&>(*object_).text; }
-  const std::vector<Value>& items() const { return static_cast<const ListObject&>(*object_).items; }
-  ListObject& list_object() const { return static_cast<ListObject&>(*object_); }
+  const std::vector<Value>& items() const;  // of a list, tuple, view, range or generator
+  ListObject& list_object() const;
   const DictObject& dict_object() const;
   const std::shared_ptr<Object>& pointer() const { return object_; }
   int depth() const { return object_ ? object_->depth : 0; }
@@ -104,6 +99,15 @@ class Value {
   };
   std::shared_ptr<Object> object_;
 };
+
+struct ListObject : Object {  // also tuples, views, generators
+  std::vector<Value> items;
+  size_t consumed = 0;    // generators: how many were taken
+  const char* name = "";  // views and generators: what Python calls it
+};
+
+inline ListObject& Value::list_object() const { return static_cast<ListObject&>(*object_); }
+inline const std::vector<Value>& Value::items() const { return list_object().items; }
 
 // Keeps the order of insertion; keys are any hashable values.
 struct DictObject : Object {

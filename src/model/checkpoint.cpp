@@ -167,7 +167,8 @@ void Checkpoint::read_shards() {
   }
   if (matched == index.size() || shards_.size() != files.size()) return;
   std::vector<std::string> missing;
-  for (const auto& [tensor, file] : index) {
+  for (const auto& entry_of : index) {
+    const std::string &tensor = entry_of.first, &file = entry_of.second;
     const auto shard = std::find_if(shards_.begin(), shards_.end(),
                                     [&](const SafetensorsFile& entry) { return entry.path().filename() == file; });
     const auto& tensors = shard->tensors();

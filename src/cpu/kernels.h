@@ -1,4 +1,4 @@
-// The inner loops that every fast instruction set has its own version of: one source (kernels_impl.h) compiled once per
+// The inner loops that every fast instruction set has its own version of: one source (kernels_*.inc over simd_*.inc) compiled once per
 // instruction set, chosen at run time through a table of function pointers. Plain pointers and sizes only: a source
 // with special compile flags must not share inline functions with others.
 //

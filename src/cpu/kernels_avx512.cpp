@@ -4,12 +4,12 @@
 
 namespace fourfold::cpu {
 namespace {
-#include "cpu/simd_avx512.h"
+#include "cpu/simd_avx512.inc"
 
-#include "cpu/kernels_common.h"
+#include "cpu/kernels_common.inc"
 
-#include "cpu/kernels_attention.h"
-#include "cpu/kernels_delta.h"
+#include "cpu/kernels_attention.inc"
+#include "cpu/kernels_delta.inc"
 constexpr Kernels kTable = make_kernels();
 }  // namespace
 

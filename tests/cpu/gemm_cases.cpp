@@ -39,8 +39,7 @@ Weights make_weights(ops::Format format, int64_t rows, int64_t columns, uint64_t
       for (size_t i = 0; i < elements; ++i) {
         const double scale = random.below(16) == 0 ? 0x1p-16 : 1.0;  // f16 subnormals too
         const auto value = static_cast<float>(random.uniform(-1, 1) * scale);
-        const uint16_t bits =
-            format == ops::Format::kBf16 ? nvfp4::float_to_bf16(value) : nvfp4::float_to_f16(value);
+        const uint16_t bits = format == ops::Format::kBf16 ? nvfp4::float_to_bf16(value) : nvfp4::float_to_f16(value);
         std::memcpy(weights.data.data() + i * 2, &bits, 2);
       }
       break;
@@ -142,10 +141,12 @@ void check_matrix(Checker& checker, const Weights& weights, const char* what) {
   }
   const auto check = [&](int64_t t, int64_t r, float found, double each, const char* kernel) {
     const Expected& e = expected[static_cast<size_t>(t)][static_cast<size_t>(r)];
-    const double tolerance = 8 * each * std::max(std::sqrt(e.square), e.magnitude / std::sqrt(static_cast<double>(columns))) + 1e-30 +
-                             kEpsilonF32 * (4 * e.magnitude + 2 * std::abs(e.value) * std::sqrt(static_cast<double>(columns)));
-    checker.compare(e, found, tolerance,
-                    fmt::format("{} {} {} {}x{} token {} row {}", checker.kernels.name, kernel, what, source.rows, columns, t, r));
+    const double tolerance =
+        8 * each * std::max(std::sqrt(e.square), e.magnitude / std::sqrt(static_cast<double>(columns))) + 1e-30 +
+        kEpsilonF32 * (4 * e.magnitude + 2 * std::abs(e.value) * std::sqrt(static_cast<double>(columns)));
+    checker.compare(
+        e, found, tolerance,
+        fmt::format("{} {} {} {}x{} token {} row {}", checker.kernels.name, kernel, what, source.rows, columns, t, r));
   };
   const KernelTable& kernels = checker.kernels;
 
@@ -167,7 +168,8 @@ void check_matrix(Checker& checker, const Weights& weights, const char* what) {
       }
       for (int t = 0; t < m; ++t) {
         for (int64_t r = 0; r < part.rows_of(p); ++r) {
-          check(t, p * kPanelRows + r, out[t * kPanelRows + r], source.format == ops::Format::kNvfp4 ? 0x1p-12 : kEpsilonF32, "gemv");
+          check(t, p * kPanelRows + r, out[t * kPanelRows + r],
+                source.format == ops::Format::kNvfp4 ? 0x1p-12 : kEpsilonF32, "gemv");
         }
       }
     }

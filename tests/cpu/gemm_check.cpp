@@ -22,9 +22,7 @@ using namespace fourfold;
 using namespace fourfold::cpu;
 using namespace fourfold::cpu::gemm;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // The best of several runs of at least `least` seconds: seconds per call.
 template <typename F>
@@ -57,7 +55,10 @@ void measure(const KernelTable& kernels, double least, double read_rate, double 
   const struct {
     const char* name;
     ops::Format format;
-  } formats[] = {{"nvfp4", ops::Format::kNvfp4}, {"bf16", ops::Format::kBf16}, {"fp8", ops::Format::kFp8}, {"f32", ops::Format::kF32}};
+  } formats[] = {{"nvfp4", ops::Format::kNvfp4},
+                 {"bf16", ops::Format::kBf16},
+                 {"fp8", ops::Format::kFp8},
+                 {"f32", ops::Format::kF32}};
   for (const auto& format : formats) {
     for (const auto& shape : shapes) {
       const int64_t rows = shape.streaming && format.format != ops::Format::kNvfp4 ? shape.rows / 4 : shape.rows;
@@ -84,8 +85,8 @@ void measure(const KernelTable& kernels, double least, double read_rate, double 
           }
         });
         const double rate = static_cast<double>(matrix.bytes()) / seconds;
-        fmt::print("  gemv {:5} {:6} {:6}x{} m={}: {:6.2f} GB/s  {:6.2f} Gweights/s{}\n", format.name, shape.name, rows, shape.columns, m, rate * 1e-9,
-                   static_cast<double>(rows * shape.columns) / seconds * 1e-9,
+        fmt::print("  gemv {:5} {:6} {:6}x{} m={}: {:6.2f} GB/s  {:6.2f} Gweights/s{}\n", format.name, shape.name, rows,
+                   shape.columns, m, rate * 1e-9, static_cast<double>(rows * shape.columns) / seconds * 1e-9,
                    shape.streaming ? fmt::format("  {:.0f} % of read", 100 * rate / read_rate) : std::string());
         if (shape.streaming && m == 1) std::fflush(stdout);
       }
@@ -110,8 +111,8 @@ void measure(const KernelTable& kernels, double least, double read_rate, double 
           }
         });
         const double rate = 2.0 * static_cast<double>(m * rows * columns) / seconds;
-        fmt::print("  gemm {:5} {}x{} m={:2}: {:7.1f} GFLOP/s  {:3.0f} % of peak\n", format.name, rows, columns, m, rate * 1e-9,
-                   100 * rate / peak);
+        fmt::print("  gemm {:5} {}x{} m={:2}: {:7.1f} GFLOP/s  {:3.0f} % of peak\n", format.name, rows, columns, m,
+                   rate * 1e-9, 100 * rate / peak);
       }
     }
   }
@@ -131,8 +132,11 @@ void measure_layer(Isa isa, int threads, const Ceilings& limits, double least) {
   const test::Weights router = test::make_weights(ops::Format::kF32, count, hidden, 4);
   const test::Weights one = test::make_weights(ops::Format::kF32, 1, hidden, 5);
   const double load_begin = now();
-  const auto experts = on->load_experts(
-      count, [&](int64_t) { return ops::ExpertSource{gate.source, up.source, down.source}; }, {});
+  const auto experts = on->load_experts(count,
+                                        [&](int64_t) {
+                                          return ops::ExpertSource{gate.source, up.source, down.source};
+                                        },
+                                        {});
   const double load_seconds = now() - load_begin;
   const std::vector<ops::MatrixSource> both = {gate.source, up.source};
   const auto shared_gate_up = on->load_matrix(both);
@@ -153,7 +157,8 @@ void measure_layer(Isa isa, int threads, const Ceilings& limits, double least) {
   std::memcpy(in->data(), tokens.values.data(), static_cast<size_t>(most * hidden) * 4);
   const ops::Tensor x{in->data(), ops::DType::kF32, most, hidden, hidden};
   const ops::Tensor y{out->data(), ops::DType::kF32, most, hidden, hidden};
-  const double fixed_bytes = static_cast<double>(shared_gate_up->bytes() + shared_down->bytes() + router_matrix->bytes());
+  const double fixed_bytes =
+      static_cast<double>(shared_gate_up->bytes() + shared_down->bytes() + router_matrix->bytes());
   fmt::print("  layer, {} threads: load {:.1f} GB/s\n", threads,
              static_cast<double>(count * experts->bytes_per_expert()) / load_seconds * 1e-9);
   // Another token each time, so that experts come from memory.
@@ -187,15 +192,17 @@ int main(int argc, char** argv) {
   }
   std::fflush(stdout);
   const Ceilings limits = measure_ceilings(1, best_isa());
-  fmt::print("read {:.1f} GB/s, fp32 FMA {:.0f} (AVX2) {:.0f} (AVX-512), bf16 {:.0f} (AVX-512) {:.0f} (AMX) GFLOP/s, one thread\n",
-             limits.read_bytes_per_second * 1e-9, limits.fma_avx2 * 1e-9, limits.fma_avx512 * 1e-9,
-             limits.bf16_avx512 * 1e-9, limits.bf16_amx * 1e-9);
+  fmt::print(
+      "read {:.1f} GB/s, fp32 FMA {:.0f} (AVX2) {:.0f} (AVX-512), bf16 {:.0f} (AVX-512) {:.0f} (AMX) GFLOP/s, one "
+      "thread\n",
+      limits.read_bytes_per_second * 1e-9, limits.fma_avx2 * 1e-9, limits.fma_avx512 * 1e-9, limits.bf16_avx512 * 1e-9,
+      limits.bf16_amx * 1e-9);
   for (const int threads : {1, 2}) {
     for (const Isa isa : supported_isas()) {
       if (isa == Isa::kReference) continue;
       const Ceilings of = measure_ceilings(threads, isa);
-      fmt::print("{}: read {:.1f} GB/s, peak {:.0f} GFLOP/s, {} threads\n", isa_name(isa), of.read_bytes_per_second * 1e-9,
-                 of.peak(isa) * 1e-9, threads);
+      fmt::print("{}: read {:.1f} GB/s, peak {:.0f} GFLOP/s, {} threads\n", isa_name(isa),
+                 of.read_bytes_per_second * 1e-9, of.peak(isa) * 1e-9, threads);
       measure_layer(isa, threads, of, quick ? 0.15 : 0.5);
     }
   }

@@ -18,7 +18,7 @@ constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kPieceSteps = 16;  // steps of 32 columns whose weights are expanded at a time: 16 KiB for each panel
 
 constexpr float kActivationFactor = 0x1p64f;
-constexpr float kNvfp4Factor = 0x1p45f;    // 2^(112 - 3 - 64)
+constexpr float kNvfp4Factor = 0x1p45f;  // 2^(112 - 3 - 64)
 constexpr float kPlainFactor = 0x1p-64f;
 
 // Tiles of up to 16 tokens, all with the same number of rows (the last ones may have rows of zeros). One tile of
@@ -71,11 +71,11 @@ void configure(int64_t token_rows) {
 
 // 32 columns (two blocks) of NVFP4 to a weight tile, x 2^-109. `step` counts 32 columns from the start of the panel.
 inline void expand_step(const uint8_t* panel, int64_t step, uint8_t* out) {
-  const __m512i table = _mm512_castph_si512(_mm512_set_ph(
-      -0x1.8p-2, -0x1p-2, -0x1.8p-3, -0x1p-3, -0x1.8p-4, -0x1p-4, -0x1p-5, -0.0,  //
-      0x1.8p-2, 0x1p-2, 0x1.8p-3, 0x1p-3, 0x1.8p-4, 0x1p-4, 0x1p-5, 0.0,          //
-      -0x1.8p-2, -0x1p-2, -0x1.8p-3, -0x1p-3, -0x1.8p-4, -0x1p-4, -0x1p-5, -0.0,  //
-      0x1.8p-2, 0x1p-2, 0x1.8p-3, 0x1p-3, 0x1.8p-4, 0x1p-4, 0x1p-5, 0.0));
+  const __m512i table =
+      _mm512_castph_si512(_mm512_set_ph(-0x1.8p-2, -0x1p-2, -0x1.8p-3, -0x1p-3, -0x1.8p-4, -0x1p-4, -0x1p-5, -0.0,  //
+                                        0x1.8p-2, 0x1p-2, 0x1.8p-3, 0x1p-3, 0x1.8p-4, 0x1p-4, 0x1p-5, 0.0,          //
+                                        -0x1.8p-2, -0x1p-2, -0x1.8p-3, -0x1p-3, -0x1.8p-4, -0x1p-4, -0x1p-5, -0.0,  //
+                                        0x1.8p-2, 0x1p-2, 0x1.8p-3, 0x1p-3, 0x1.8p-4, 0x1p-4, 0x1p-5, 0.0));
   const __m512i keep = _mm512_set1_epi16(static_cast<short>(0x8fff));
   const uint8_t* group = panel + step / 2 * kGroupBytes;
   const uint8_t* scales = group + step % 2 * 32;
@@ -86,10 +86,8 @@ inline void expand_step(const uint8_t* panel, int64_t step, uint8_t* out) {
     Avx512::prefetch(words + b * 128 + kPrefetch);
     Avx512::prefetch(words + b * 128 + kPrefetch + 64);
     // Scale codes in both halves of each lane, as f16: the scale x 2^7.
-    const __m512i bytes =
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + b * 16)));
-    const __m512h s =
-        _mm512_castsi512_ph(_mm512_or_si512(_mm512_slli_epi32(bytes, 7), _mm512_slli_epi32(bytes, 23)));
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + b * 16)));
+    const __m512h s = _mm512_castsi512_ph(_mm512_or_si512(_mm512_slli_epi32(bytes, 7), _mm512_slli_epi32(bytes, 23)));
 #pragma GCC unroll 2
     for (int d = 0; d < 2; ++d) {
       const __m512i w = Avx512::load_words(words + b * 128 + d * 64);
@@ -202,8 +200,8 @@ void gemm_amx(const Panel* panels, int count, const void* packed, int64_t tokens
 
 const KernelTable* amx_kernels() {
   static constexpr KernelTable kernels = {
-      "amx",   4,       nullptr, nullptr, nullptr, packed_bytes, pack, gemm_amx, 2 * kPieceSteps * kTileBytes, false,
-      nullptr, nullptr,
+      "amx", 4,       nullptr, nullptr, nullptr, packed_bytes, pack, gemm_amx, 2 * kPieceSteps * kTileBytes,
+      false, nullptr, nullptr,
   };
   return &kernels;
 }

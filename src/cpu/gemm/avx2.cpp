@@ -59,8 +59,9 @@ struct Avx2 {
   }
   // An e4m3 code moved to the exponent and mantissa of an f16 is its value x 2^-8, subnormals included.
   static inline I e4m3_to_f16(I bytes) {
-    return _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(bytes, 7), _mm256_set1_epi16(0x3f80)),
-                           _mm256_and_si256(_mm256_slli_epi16(bytes, 8), _mm256_set1_epi16(static_cast<short>(0x8000))));
+    return _mm256_or_si256(
+        _mm256_and_si256(_mm256_slli_epi16(bytes, 7), _mm256_set1_epi16(0x3f80)),
+        _mm256_and_si256(_mm256_slli_epi16(bytes, 8), _mm256_set1_epi16(static_cast<short>(0x8000))));
   }
   static inline void expand_fp8(I w, F* out) {
     const __m256i even = split_halves(e4m3_to_f16(w));
@@ -211,10 +212,14 @@ void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) 
 
 void gemv_nvfp4(const Panel& panel, const ActivationBlock* const* x, int tokens, float* out) {
   switch (tokens) {
-    case 1: return dot_nvfp4<1>(panel, x, out);
-    case 2: return dot_nvfp4<2>(panel, x, out);
-    case 3: return dot_nvfp4<3>(panel, x, out);
-    default: return dot_nvfp4<4>(panel, x, out);
+    case 1:
+      return dot_nvfp4<1>(panel, x, out);
+    case 2:
+      return dot_nvfp4<2>(panel, x, out);
+    case 3:
+      return dot_nvfp4<3>(panel, x, out);
+    default:
+      return dot_nvfp4<4>(panel, x, out);
   }
 }
 

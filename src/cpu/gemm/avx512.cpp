@@ -18,7 +18,8 @@ inline __m512i spread(const int8_t* four) {
 
 template <int M>
 void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) {
-  const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+  const __m512i table =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
   const __m512i nibble = _mm512_set1_epi8(15);
   const __m512i ones = _mm512_set1_epi16(1);
   const __m512i weight_hi = _mm512_set1_epi16(256);
@@ -49,8 +50,8 @@ void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) 
             _mm512_add_epi16(_mm512_maddubs_epi16(w0, spread(q)), _mm512_maddubs_epi16(w1, spread(q + 4))),
             _mm512_add_epi16(_mm512_maddubs_epi16(w2, spread(q + 8)), _mm512_maddubs_epi16(w3, spread(q + 12))));
       };
-      const __m512i sum = _mm512_add_epi32(_mm512_madd_epi16(plane(block.hi), weight_hi),
-                                           _mm512_madd_epi16(plane(block.lo), ones));
+      const __m512i sum =
+          _mm512_add_epi32(_mm512_madd_epi16(plane(block.hi), weight_hi), _mm512_madd_epi16(plane(block.lo), ones));
       const __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(block.correction)));
       acc[t] = _mm512_fmadd_ps(value, _mm512_mul_ps(scale, _mm512_set1_ps(block.scale)), acc[t]);
     }
@@ -64,10 +65,14 @@ void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) 
 
 void gemv_nvfp4(const Panel& panel, const ActivationBlock* const* x, int tokens, float* out) {
   switch (tokens) {
-    case 1: return dot_nvfp4<1>(panel, x, out);
-    case 2: return dot_nvfp4<2>(panel, x, out);
-    case 3: return dot_nvfp4<3>(panel, x, out);
-    default: return dot_nvfp4<4>(panel, x, out);
+    case 1:
+      return dot_nvfp4<1>(panel, x, out);
+    case 2:
+      return dot_nvfp4<2>(panel, x, out);
+    case 3:
+      return dot_nvfp4<3>(panel, x, out);
+    default:
+      return dot_nvfp4<4>(panel, x, out);
   }
 }
 

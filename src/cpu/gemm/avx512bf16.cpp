@@ -74,28 +74,29 @@ inline void micro_tokens_bf16(int tokens, const uint32_t* a, const uint8_t* cons
 void gemm_bf16(const Panel* panels, int count, const void* packed, int64_t tokens, void* scratch, float* out) {
   const int64_t padded_pairs = padded_columns(panels[0].columns) / 2;
   const int64_t tiles = tile_count(tokens, kMost);
-  for_pieces(panels, count, scratch,
-             [&](const uint8_t* const* weights, const float* const* scales, int64_t begin, int64_t columns, bool first) {
-               for (int64_t i = 0; i < tiles; ++i) {
-                 const int64_t t = tile_begin(tokens, tiles, i);
-                 const int m = static_cast<int>(tile_begin(tokens, tiles, i + 1) - t);
-                 const uint32_t* a = static_cast<const uint32_t*>(packed) + t * padded_pairs + begin / 2 * m;
-                 const int64_t pairs = (columns + 1) / 2;
-                 if (count == 2) {
-                   micro_tokens_bf16<2, kMost>(m, a, weights, scales, pairs, first, out + t * kPairRows);
-                 } else {
-                   micro_tokens_bf16<1, kMost>(m, a, weights, scales, pairs, first, out + t * kPairRows);
-                 }
-               }
-             });
+  for_pieces(
+      panels, count, scratch,
+      [&](const uint8_t* const* weights, const float* const* scales, int64_t begin, int64_t columns, bool first) {
+        for (int64_t i = 0; i < tiles; ++i) {
+          const int64_t t = tile_begin(tokens, tiles, i);
+          const int m = static_cast<int>(tile_begin(tokens, tiles, i + 1) - t);
+          const uint32_t* a = static_cast<const uint32_t*>(packed) + t * padded_pairs + begin / 2 * m;
+          const int64_t pairs = (columns + 1) / 2;
+          if (count == 2) {
+            micro_tokens_bf16<2, kMost>(m, a, weights, scales, pairs, first, out + t * kPairRows);
+          } else {
+            micro_tokens_bf16<1, kMost>(m, a, weights, scales, pairs, first, out + t * kPairRows);
+          }
+        }
+      });
 }
 
 }  // namespace
 
 const KernelTable* avx512bf16_kernels() {
   static constexpr KernelTable kernels = {
-      "avx512bf16", 6,       nullptr, nullptr, nullptr, packed_bytes, pack, gemm_bf16, 2 * kPieceBytes, false,
-      nullptr,      nullptr,
+      "avx512bf16", 6,         nullptr,         nullptr, nullptr, packed_bytes,
+      pack,         gemm_bf16, 2 * kPieceBytes, false,   nullptr, nullptr,
   };
   return &kernels;
 }

@@ -19,7 +19,8 @@ inline __m512i spread(const int8_t* four) {
 
 template <int M>
 void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) {
-  const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+  const __m512i table =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
   const int64_t blocks = panel.columns / kBlockColumns;
   const uint8_t* group = panel.words;
   __m512 acc[M];
@@ -64,10 +65,14 @@ void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) 
 
 void gemv_nvfp4(const Panel& panel, const ActivationBlock* const* x, int tokens, float* out) {
   switch (tokens) {
-    case 1: return dot_nvfp4<1>(panel, x, out);
-    case 2: return dot_nvfp4<2>(panel, x, out);
-    case 3: return dot_nvfp4<3>(panel, x, out);
-    default: return dot_nvfp4<4>(panel, x, out);
+    case 1:
+      return dot_nvfp4<1>(panel, x, out);
+    case 2:
+      return dot_nvfp4<2>(panel, x, out);
+    case 3:
+      return dot_nvfp4<3>(panel, x, out);
+    default:
+      return dot_nvfp4<4>(panel, x, out);
   }
 }
 

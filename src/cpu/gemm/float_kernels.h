@@ -108,11 +108,16 @@ void gemv_tokens(const Panel& panel, const float* const* x, int tokens, float* o
 template <class V>
 void gemv_float(const Panel& panel, const float* const* x, int tokens, float* out) {
   switch (panel.kind) {
-    case Kind::kF32: return gemv_tokens<V, ExpandF32<V>>(panel, x, tokens, out);
-    case Kind::kBf16: return gemv_tokens<V, ExpandBf16<V>>(panel, x, tokens, out);
-    case Kind::kF16: return gemv_tokens<V, ExpandF16<V>>(panel, x, tokens, out);
-    case Kind::kFp8: return gemv_tokens<V, ExpandFp8<V>>(panel, x, tokens, out);
-    case Kind::kNvfp4: return;
+    case Kind::kF32:
+      return gemv_tokens<V, ExpandF32<V>>(panel, x, tokens, out);
+    case Kind::kBf16:
+      return gemv_tokens<V, ExpandBf16<V>>(panel, x, tokens, out);
+    case Kind::kF16:
+      return gemv_tokens<V, ExpandF16<V>>(panel, x, tokens, out);
+    case Kind::kFp8:
+      return gemv_tokens<V, ExpandFp8<V>>(panel, x, tokens, out);
+    case Kind::kNvfp4:
+      return;
   }
 }
 
@@ -131,8 +136,8 @@ inline void expand_words(const uint8_t* words, int64_t count, float* out) {
   }
 }
 
-// Columns [begin, end) to out[k][16]; begin is a multiple of 64 for NVFP4 and of whole words otherwise. Returns the number of columns written, end - begin
-// rounded up to whole words (the extra ones are zero).
+// Columns [begin, end) to out[k][16]; begin is a multiple of 64 for NVFP4 and of whole words otherwise. Returns the
+// number of columns written, end - begin rounded up to whole words (the extra ones are zero).
 template <class V>
 inline int64_t expand_panel(const Panel& panel, int64_t begin, int64_t end, float* out) {
   const int64_t n = end - begin;
@@ -257,7 +262,8 @@ void gemm_f32(const Panel* panels, int count, const void* packed, int64_t tokens
         scales[g] = panel.row_scales + segment * panel.row_scale_stride;
       }
       int64_t n = 0;
-      for (int g = 0; g < group; ++g) n = expand_panel<V>(panels[p + g], begin, end, piece + g * kPieceF32 * kPanelRows);
+      for (int g = 0; g < group; ++g)
+        n = expand_panel<V>(panels[p + g], begin, end, piece + g * kPieceF32 * kPanelRows);
       if (n > end - begin && end < columns) n = end - begin;
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t t = tile_begin(tokens, tiles, i);

@@ -27,19 +27,19 @@ namespace fourfold::cpu::gemm {
 enum class Kind : uint8_t { kF32, kBf16, kF16, kFp8, kNvfp4 };
 
 inline constexpr int kPanelRows = 16;
-inline constexpr int kGemvTokens = 4;      // most tokens that a gemv kernel takes at once
-inline constexpr int kBlockColumns = 16;   // columns that share an NVFP4 scale
-inline constexpr int kGroupColumns = 64;   // NVFP4: columns of a group
-inline constexpr int kGroupScales = 64;    // bytes of its scales
+inline constexpr int kGemvTokens = 4;     // most tokens that a gemv kernel takes at once
+inline constexpr int kBlockColumns = 16;  // columns that share an NVFP4 scale
+inline constexpr int kGroupColumns = 64;  // NVFP4: columns of a group
+inline constexpr int kGroupScales = 64;   // bytes of its scales
 inline constexpr int kGroupBytes = 576;
-inline constexpr int kPanelAlign = 64;     // bytes; panels start on cache lines
-inline constexpr int kColumnAlign = 32;    // packed activations are padded with zeros to a multiple of this
-inline constexpr int kTileTokens = 16;     // most tokens of one packed activation tile, of any kernel
-inline constexpr int kGemmTokens = 96;     // most tokens that one gemm call takes
+inline constexpr int kPanelAlign = 64;   // bytes; panels start on cache lines
+inline constexpr int kColumnAlign = 32;  // packed activations are padded with zeros to a multiple of this
+inline constexpr int kTileTokens = 16;   // most tokens of one packed activation tile, of any kernel
+inline constexpr int kGemmTokens = 96;   // most tokens that one gemm call takes
 inline constexpr int kPairRows = 2 * kPanelRows;
 
-// One panel as a kernel sees it. The true weight is element x row_scale; fp8 elements are read as their value x 2^-8, and
-// their row scales are 2^8 larger than the checkpoint's.
+// One panel as a kernel sees it. The true weight is element x row_scale; fp8 elements are read as their value x 2^-8,
+// and their row scales are 2^8 larger than the checkpoint's.
 struct Panel {
   const uint8_t* words = nullptr;
   const float* row_scales = nullptr;  // [segments, 16] at a distance of row_scale_stride floats

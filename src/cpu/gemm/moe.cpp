@@ -82,8 +82,8 @@ void Products::moe(const ops::MoeParams& params, const ops::Tensor& x, const ops
   FF_ASSERT(x.cols == experts.hidden() && out.cols == experts.hidden() && router.rows() == experts.count());
   FF_ASSERT(router.columns() == x.cols && params.top_k >= 1 && params.top_k <= experts.count());
   if (x.rows == 0) return;
-  // Few: also a larger batch as long as an expert meets one or two of its tokens. Experts with input scales of their own
-  // need one quantised copy of a token for each: the way for many tokens has it.
+  // Few: also a larger batch as long as an expert meets one or two of its tokens. Experts with input scales of their
+  // own need one quantised copy of a token for each: the way for many tokens has it.
   const bool few = x.rows <= kernels_.gemv_limit || x.rows * params.top_k <= experts.count();
   if (few && !nvfp4_activations_) return moe_few(params, x, out);
   for (int64_t begin = 0; begin < x.rows; begin += kPassTokens) {
@@ -303,8 +303,8 @@ void Products::moe_many(const ops::MoeParams& params, const ops::Tensor& x, cons
   const int64_t sums_bytes = int64_t{kGemmTokens} * kPairRows * 4;
   const int64_t kernel_bytes = round_up(std::max(kernels_.gemm_scratch, wide_.gemm_scratch), 64);
   const int64_t most_columns = std::max(hidden, width);
-  const int64_t pack_bytes = round_up(std::max(kernels_.packed_bytes(kGemmTokens, most_columns),
-                                               wide_.packed_bytes(kGemmTokens, most_columns)), 64);
+  const int64_t pack_bytes = round_up(
+      std::max(kernels_.packed_bytes(kGemmTokens, most_columns), wide_.packed_bytes(kGemmTokens, most_columns)), 64);
   const int64_t quantized_bytes = nvfp4_activations_ ? round_up((kGemmTokens * 4 + 1) * most_columns, 64) : 0;
   int64_t stride = 0;
   uint8_t* scratch = thread_scratch(sums_bytes + kernel_bytes + pack_bytes + quantized_bytes, stride);

@@ -81,12 +81,13 @@ __m128i sort_nibbles(__m128i w) {
     v = _mm_and_si128(_mm_or_si128(v, _mm_srli_epi32(v, 4)), _mm_set1_epi32(0x00ff00ff));
     return _mm_or_si128(v, _mm_srli_epi32(v, 8));
   };
-  return _mm_or_si128(_mm_and_si128(squeeze(w), _mm_set1_epi32(0xffff)), _mm_slli_epi32(squeeze(_mm_srli_epi32(w, 4)), 16));
+  return _mm_or_si128(_mm_and_si128(squeeze(w), _mm_set1_epi32(0xffff)),
+                      _mm_slli_epi32(squeeze(_mm_srli_epi32(w, 4)), 16));
 }
 #endif
 
-// Writes rows (each `bytes` long, `stride` apart) as words [ceil(bytes / 4), 16] with the row in the lane. kCodes: words
-// of e2m1 codes, to be sorted.
+// Writes rows (each `bytes` long, `stride` apart) as words [ceil(bytes / 4), 16] with the row in the lane. kCodes:
+// words of e2m1 codes, to be sorted.
 template <bool kCodes>
 void transpose_words(const uint8_t* in, int64_t stride, int64_t rows, int64_t bytes, uint8_t* out) {
   int64_t w = 0;
@@ -150,7 +151,8 @@ void check_no_nan(const ops::MatrixSource& source, const uint8_t* bytes, int64_t
   if (largest != 0x7f) return;
   for (int64_t i = 0; i < n; ++i) {
     if ((bytes[i] & 0x7f) == 0x7f) {
-      fail("{}: {} [{}, {}] is NaN (e4m3 code {:#04x}), wanted a number", printable(source.name), what, row, i, bytes[i]);
+      fail("{}: {} [{}, {}] is NaN (e4m3 code {:#04x}), wanted a number", printable(source.name), what, row, i,
+           bytes[i]);
     }
   }
 }
@@ -251,7 +253,8 @@ void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_
         }
       } else {
         for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t b = 0; b < n; ++b) group[b * kPanelRows + r] = kScaleCodes[scales[r * blocks + first + b] & 0x7f];
+          for (int64_t b = 0; b < n; ++b)
+            group[b * kPanelRows + r] = kScaleCodes[scales[r * blocks + first + b] & 0x7f];
         }
       }
     }

@@ -184,7 +184,8 @@ void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int on
 
   // Units of a few pairs of panels; all units of one block of tokens come together.
   const int64_t pair_bytes = std::max<int64_t>(1, bytes / pairs);
-  const int64_t grain = std::clamp<int64_t>(pairs * blocks / (8 * pool_.size()), 1, std::max<int64_t>(1, kUnitBytes / pair_bytes));
+  const int64_t grain =
+      std::clamp<int64_t>(pairs * blocks / (8 * pool_.size()), 1, std::max<int64_t>(1, kUnitBytes / pair_bytes));
   const int64_t units_per_block = ceil_div(pairs, grain);
   const int64_t sums_bytes = int64_t{kGemmTokens} * kPairRows * 4;
   int64_t stride = 0;

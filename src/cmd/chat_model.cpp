@@ -120,8 +120,10 @@ CostOfDecode::CostOfDecode(const model::Model& model, int64_t max_context) {
 
 double quick_read_bandwidth(int threads) {
   ThreadPool pool(threads);
-  const size_t wanted = std::max<size_t>(size_t{128} << 20, 4 * static_cast<size_t>(cpu::last_level_cache_bytes()));
-  const size_t piece = std::min<size_t>(wanted, size_t{1} << 30) / static_cast<size_t>(pool.size()) / 4096 * 4096;
+  // Larger than the last-level cache, where that can be had in the time: page faults take most of it.
+  const auto cache = static_cast<size_t>(cpu::last_level_cache_bytes());
+  const size_t wanted = std::clamp<size_t>(2 * cache, size_t{128} << 20, size_t{512} << 20);
+  const size_t piece = wanted / static_cast<size_t>(pool.size()) / 4096 * 4096;
   const size_t bytes = piece * static_cast<size_t>(pool.size());
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) fail("measuring the memory bandwidth: no {} bytes of memory", bytes);
@@ -140,7 +142,7 @@ double quick_read_bandwidth(int threads) {
     for (size_t i = 0; i < piece; i += 4096) mine[i] = static_cast<char>(i >> 12);
   });
   double best = 0;
-  for (int repeat = 0; repeat < 4; ++repeat) {
+  for (int repeat = 0; repeat < 3; ++repeat) {
     const auto begin = std::chrono::steady_clock::now();
     pool.run([&](int thread) { pass(thread); });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -134,8 +134,8 @@ class PartWriter {
 }  // namespace
 
 struct ChatText::Stream::State {
-  State(const text::Tokenizer& tokenizer, bool thinking)
-      : detokenizer(tokenizer), parser(parser_options(thinking, nullptr)) {}
+  State(const text::Tokenizer& tokenizer, bool inside)
+      : detokenizer(tokenizer), parser(parser_options(inside, nullptr)) {}
 
   Piece take(const std::vector<text::OutputEvent>& events) {
     Piece piece;

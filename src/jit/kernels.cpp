@@ -69,12 +69,15 @@ std::vector<KernelRequest> requests_of(const plan::MoeProblem& problem, const pl
     if (auto request = request_of(spec, gpu.arch)) requests.push_back(std::move(*request));
   }
   // Beside them: the routing and combining kernels, wherever their source is part of this binary.
+  const plan::Arch& arch = plan::arch_of(gpu);
   for (const EmbeddedSource& source : embedded_sources()) {
-    if (source.name != "kernels/moe/route_sm90.cuh" || gpu.arch == "sm_80" || gpu.arch == "sm_89") continue;
-    for (const char* kernel : {"moe_route", "moe_combine"}) {
-      requests.push_back({kernel, compile_request(kernel, fmt::format("#include \"{}\"\n", source.name), gpu.arch,
-                                                  fmt::format("fourfold::moe::{}", kernel))});
+    if (source.name != "kernels/moe/route_sm90.cuh" || !arch.bulk_copy) continue;
+    CompileRequest request =
+        compile_request("route", fmt::format("#include \"{}\"\n", source.name), gpu.arch, "fourfold::moe::moe_route");
+    for (const char* kernel : {"moe_route_count", "moe_route_scatter", "moe_combine"}) {
+      request.expressions.push_back(fmt::format("fourfold::moe::{}", kernel));
     }
+    requests.push_back({"route", std::move(request)});
   }
   return requests;
 }

@@ -130,6 +130,10 @@ std::string row_padding(const Context& x) {
 }
 
 std::string pipeline_depth(const Context& x) {
+  if (x.t.stages % x.t.stage_warps != 0) {
+    return fmt::format("{} stages are no whole number of rounds for {} groups of warps that take turns", x.t.stages,
+                       x.t.stage_warps);
+  }
   if (x.t.producer_warps > 0) return "";  // the producer runs on into the next tile
   const int64_t k_tiles = ceil_div(ceil_div(x.problem.padded_depth(x.pass), x.t.k), x.c.split_k);
   if (x.t.stages > std::max<int64_t>(2, k_tiles)) {
@@ -223,22 +227,20 @@ std::optional<Refusal> first_refusal(const MoeProblem& problem, Pass pass, const
   return std::nullopt;
 }
 
-// Per thread, for all families: accumulators are spread evenly over the compute threads of one K slice. Fragments are
-// double-buffered. The constants are addressing, loop state and conversion temporaries (docs/plan.md).
+// Per thread: accumulators are spread evenly over the compute threads of one K slice; the rest is fragments, addresses
+// and loop state. Fitted to the registers of compiled kernels (docs/plan.md).
 int estimated_registers(const Candidate& c) {
   const TileConfig& t = c.tile;
   const int threads = t.warps / t.k_warps * 32;
-  const int weight_rows = t.operands * t.n;
-  const int accumulators = static_cast<int>(ceil_div(int64_t{t.tokens} * weight_rows, threads));
+  const int accumulators = static_cast<int>(ceil_div(int64_t{t.tokens} * t.operands * t.n, threads));
   switch (t.family) {
     case Family::kStreaming:
-      return accumulators + 52;
     case Family::kMmaSync:
-      return accumulators + 60;
+      return 58 + accumulators * 7 / 5;
     case Family::kWgmma:
-      return accumulators + 56;
+      return 80 + accumulators;
     case Family::kFp4:
-      return accumulators + 52;
+      return 52 + accumulators * 6 / 5;
   }
   return accumulators;
 }

@@ -6,10 +6,18 @@ namespace fourfold::plan {
 namespace {
 // A family gets its source here when its kernel is compiled, launched and tested for that architecture.
 constexpr FamilyRow kFamilies[] = {
-    {Family::kStreaming, "sm_90a", ""},  {Family::kStreaming, "sm_100a", ""}, {Family::kStreaming, "sm_120a", ""},
-    {Family::kStreaming, "sm_121a", ""}, {Family::kMmaSync, "sm_80", ""},     {Family::kMmaSync, "sm_89", ""},
-    {Family::kMmaSync, "sm_90a", ""},    {Family::kMmaSync, "sm_100a", ""},   {Family::kMmaSync, "sm_120a", ""},
-    {Family::kMmaSync, "sm_121a", ""},   {Family::kWgmma, "sm_90a", ""},      {Family::kFp4, "sm_120a", ""},
+    {Family::kStreaming, "sm_90a", ""},
+    {Family::kStreaming, "sm_100a", ""},
+    {Family::kStreaming, "sm_120a", ""},
+    {Family::kStreaming, "sm_121a", ""},
+    {Family::kMmaSync, "sm_80", ""},
+    {Family::kMmaSync, "sm_89", ""},
+    {Family::kMmaSync, "sm_90a", ""},
+    {Family::kMmaSync, "sm_100a", ""},
+    {Family::kMmaSync, "sm_120a", ""},
+    {Family::kMmaSync, "sm_121a", ""},
+    {Family::kWgmma, "sm_90a", ""},
+    {Family::kFp4, "sm_120a", ""},
     {Family::kFp4, "sm_121a", ""},
 };
 }  // namespace
@@ -23,9 +31,21 @@ const FamilyRow* find_family(Family family, std::string_view arch) {
   return nullptr;
 }
 
-std::string kernel_refuses(const MoeProblem&, Pass, const Candidate& candidate, std::string_view arch) {
-  const FamilyRow* row = find_family(candidate.tile.family, arch);
+std::string kernel_refuses(const MoeProblem& problem, Pass, const Candidate& candidate, std::string_view arch) {
+  const TileConfig& t = candidate.tile;
+  const FamilyRow* row = find_family(t.family, arch);
   if (row == nullptr || !row->implemented()) return "planned, kernel not built yet";
+  if (problem.scale_vector() != 16) return "the kernels take NVFP4 scales (16 elements) only";
+  if (problem.activation == Activation::kRelu2) return "the kernels have no squared ReLU yet";
+  if (candidate.split_k > 1) return "the kernels do not split K over CTAs";
+  if (t.family == Family::kWgmma) {
+    // kernels/moe/prefill_tile.h: 256 weight rows, two compute warpgroups, stages of 64, tokens in steps of 16 up to
+    // 160.
+    if (t.operands * t.n != 256 || t.warps != 8 || t.k != 64 || candidate.ctas_per_sm != 1) {
+      return "the kernel takes tiles of 256 weight rows x 64, 8 + 4 warps and one CTA per SM";
+    }
+    if (t.tokens % 16 != 0 || t.tokens > 160) return "the kernel takes tiles of 16 to 160 tokens in steps of 16";
+  }
   return "";
 }
 

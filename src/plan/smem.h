@@ -205,9 +205,12 @@ FOURFOLD_PLAN_FN unsigned region_align(const TileConfig& t, RegionId id) {
     case RegionId::kWeights0:
     case RegionId::kWeights1:
     case RegionId::kPartials:
+    case RegionId::kZeroRow:
     case RegionId::kRoutes:
     case RegionId::kOutput:
       return kTileAlign;
+    case RegionId::kBarriers:  // apart from what the epilogue writes
+      return t.family == Family::kStreaming ? kTileAlign : kVectorAlign;
     default:
       return kVectorAlign;
   }

@@ -164,9 +164,9 @@ TEST(Legality, SaysWhyDeepPipelinesDoNotFitTheWorkstationCard) {
   // Two CTAs per SM: K=64 buys them.
   Candidate two = fp4_tile(64, 128, 128, 3, 2);
   two.ctas_per_sm = 2;
-  two.tile.tokens = two.tile.token_rows = 56;
+  two.tile.tokens = two.tile.token_rows = 48;
   EXPECT_EQ(first_refusal(p, Pass::kGateUp, gpu, two)->reason,
-            "2 CTAs of 70576 B (+1024 B reserved each) need 143360 B, sm_120a has 102400 B per SM");
+            "2 CTAs of 68400 B (+1024 B reserved each) need 139008 B, sm_120a has 102400 B per SM");
   two.tile.k = 64;
   EXPECT_FALSE(first_refusal(p, Pass::kGateUp, gpu, two).has_value());
 }

@@ -683,6 +683,7 @@ DecoderStage read_decoder(const Json& json, std::string_view name) {
   if (json.is_null()) return stage;
   auto sequence = std::make_unique<DecoderSequence>();
   read_decoder_step(json, name, 0, stage, sequence->steps);
+  stage.only_byte_level = stage.byte_level && sequence->steps.size() == 1;
   stage.decoder = std::move(sequence);
   return stage;
 }

@@ -61,6 +61,7 @@ class Decoder {
 struct DecoderStage {
   std::unique_ptr<Decoder> decoder;  // may be null: tokens joined by single spaces
   bool byte_level = false;
+  bool only_byte_level = false;  // nothing else: decoding is joining token_bytes
   bool byte_fallback = false;
   std::vector<std::pair<std::string, std::string>> replacements;
   char32_t strip_content = 0;  // stripped at the start of the whole text, up to strip_left times

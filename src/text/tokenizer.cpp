@@ -372,6 +372,13 @@ std::vector<int32_t> Tokenizer::encode_ids(std::string_view text, const EncodeOp
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
+  if (impl_->decoder.only_byte_level) {
+    std::string bytes;
+    for (int32_t id : ids) {
+      if (!skip_special_tokens || !is_special(id)) bytes += token_bytes(id);
+    }
+    return to_valid_utf8(bytes);
+  }
   std::vector<std::string> tokens;
   tokens.reserve(ids.size());
   for (int32_t id : ids) {

@@ -1,0 +1,110 @@
+// Sorts (token, choice) pairs by expert and cuts each expert's list into blocks of `tile` tokens. One CTA, so that
+// there is nothing to wait for on the host and the launch can be captured. The order of the slots inside one expert
+// depends on atomics, the results do not: every slot is its own column of the multiplications.
+#pragma once
+
+#include "kernels/moe/tables.h"
+#include "kernels/ptx/sm90.cuh"
+
+namespace fourfold::moe {
+
+inline constexpr int kMaxExperts = 1024;
+inline constexpr int kRouteThreads = 1024;
+
+__global__ void __launch_bounds__(kRouteThreads, 1) moe_route(Routing routing, RouteTable table, int tile) {
+  __shared__ int count[kMaxExperts];
+  __shared__ int warp_sums[2][32];
+  const int t = static_cast<int>(threadIdx.x);
+  const int lane = t % 32;
+  const int warp = t / 32;
+  const int picks = routing.tokens * routing.top_k;
+  count[t] = 0;
+  __syncthreads();
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+  for (int p = t; p < picks; p += kRouteThreads) {
+    const int id = routing.ids[p];
+    if (id >= 0 && id < routing.experts) atomicAdd(&count[id], 1);
+  }
+  __syncthreads();
+  // Exclusive sums over experts of slots and of blocks.
+  const int n = count[t];
+  const int b = (n + tile - 1) / tile;
+  int slots = n;
+  int blocks = b;
+  for (int d = 1; d < 32; d *= 2) {
+    const int s = __shfl_up_sync(0xffffffffu, slots, d);
+    const int k = __shfl_up_sync(0xffffffffu, blocks, d);
+    if (lane >= d) {
+      slots += s;
+      blocks += k;
+    }
+  }
+  if (lane == 31) {
+    warp_sums[0][warp] = slots;
+    warp_sums[1][warp] = blocks;
+  }
+  __syncthreads();
+  if (warp < 2) {
+    int v = warp_sums[warp][lane];
+    for (int d = 1; d < 32; d *= 2) {
+      const int s = __shfl_up_sync(0xffffffffu, v, d);
+      if (lane >= d) v += s;
+    }
+    warp_sums[warp][lane] = v;
+  }
+  __syncthreads();
+  if (warp > 0) {
+    slots += warp_sums[0][warp - 1];
+    blocks += warp_sums[1][warp - 1];
+  }
+  const int first_slot = slots - n;
+  const int first_block = blocks - b;
+  for (int i = 0; i < b; ++i) {
+    const int rest = n - i * tile;
+    table.blocks[first_block + i] = Block{t, first_slot + i * tile, rest < tile ? rest : tile, 0};
+  }
+  if (t == kRouteThreads - 1) {
+    table.counts[0] = blocks;
+    table.counts[1] = slots;
+  }
+  count[t] = first_slot;
+  __syncthreads();
+  for (int p = t; p < picks; p += kRouteThreads) {
+    const int id = routing.ids[p];
+    int slot = -1;
+    if (id >= 0 && id < routing.experts) {
+      slot = atomicAdd(&count[id], 1);
+      table.slot_token[slot] = p / routing.top_k;
+      table.slot_weight[slot] = routing.weights[p];
+    }
+    table.pick_slot[p] = slot;
+  }
+}
+
+// out[token] = sum over its choices, in order, of the down projection's weighted fp32 rows; bf16. One thread owns four
+// columns. Grid: (ceil(columns / 1024), tokens), 256 threads.
+__global__ void __launch_bounds__(256) moe_combine(const float* __restrict__ partial, long long partial_stride,
+                                                   const int* __restrict__ pick_slot, int top_k, int columns,
+                                                   ptx::u16* __restrict__ out, long long out_stride) {
+  const int column = (static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x)) * 4;
+  const long long token = blockIdx.y;
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+  if (column >= columns) return;
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 4
+  for (int k = 0; k < top_k; ++k) {
+    const int slot = pick_slot[token * top_k + k];
+    if (slot < 0) continue;
+    const float4 v = *reinterpret_cast<const float4*>(partial + slot * partial_stride + column);
+    sum[0] += v.x;
+    sum[1] += v.y;
+    sum[2] += v.z;
+    sum[3] += v.w;
+  }
+  *reinterpret_cast<uint2*>(out + token * out_stride + column) =
+      make_uint2(ptx::to_bf16x2(sum[0], sum[1]), ptx::to_bf16x2(sum[2], sum[3]));
+}
+
+}  // namespace fourfold::moe

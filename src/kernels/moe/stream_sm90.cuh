@@ -1,0 +1,397 @@
+// Expert GEMMs for few tokens per expert, shaped for memory bandwidth. One template covers:
+//   gate-up, routed inside  (tokens <= 8: every CTA sorts the few choices itself)
+//   gate-up, sorted         (blocks from moe_route)
+//   down, accumulating      (tokens <= 8: one output tile loops over all active experts and writes the final bf16 row)
+//   down, sorted            (fp32 rows per slot, summed by moe_combine)
+//
+// A CTA is MT*WM row tiles (of 16 weight rows) wide and persistent over items. One producer warp keeps a ring of stages
+// full with bulk copies: per row tile one contiguous strip of KU units, per token one row piece. Consumer warps are WM
+// (rows) x WK (units inside a stage); a warp holds MT x NT fp32 accumulators of m16n8k16 with the weights as A operand.
+// Partial sums of the WK warps meet in shared memory and are added in a fixed order. No atomics.
+//
+// Columns of a tile never mix, so token rows that are not loaded may hold anything: their columns are never stored.
+#pragma once
+
+#include "kernels/moe/dequant.cuh"
+#include "kernels/moe/stream_tile.h"
+#include "kernels/moe/tables.h"
+#include "kernels/ptx/sm90.cuh"
+
+namespace fourfold::moe {
+
+namespace stream_detail {
+
+using namespace ptx;
+
+// The active experts of at most kFewPicks choices, in shared memory.
+struct FewTables {
+  int count;
+  int expert[kFewPicks];
+  u32 mask[kFewPicks];                       // bit t: token t uses the expert
+  float weight[kFewPicks * kFewTokens];      // summed over duplicate choices
+  int ids[kFewPicks];
+  float router[kFewPicks];
+  short rank[kFewExperts];
+};
+static_assert(sizeof(FewTables) <= kFewTableBytes);
+
+// One warp. Experts are numbered by their first occurrence.
+__device__ __forceinline__ void route_few(const Routing& r, FewTables& f, int lane) {
+  const int picks = r.tokens * r.top_k;
+  for (int i = lane; i < picks; i += 32) {
+    const int id = r.ids[i];
+    f.ids[i] = id >= 0 && id < r.experts ? id : -1;
+    f.router[i] = r.weights[i];
+  }
+  for (int i = lane; i < kFewPicks; i += 32) f.mask[i] = 0;
+  __syncwarp();
+  int count = 0;
+  for (int base = 0; base < picks; base += 32) {
+    const int i = base + lane;
+    const int id = i < picks ? f.ids[i] : -1;
+    const u32 same = __match_any_sync(0xffffffffu, id);
+    bool fresh = id >= 0 && (same & ((1u << lane) - 1u)) == 0;
+    if (fresh && base > 0) {  // seen in an earlier group of 32?
+      for (int a = 0; a < count; ++a) {
+        if (f.expert[a] == id) {
+          f.rank[id] = static_cast<short>(a);
+          fresh = false;
+        }
+      }
+    }
+    const u32 votes = __ballot_sync(0xffffffffu, fresh);
+    if (fresh) {
+      const int a = count + __popc(votes & ((1u << lane) - 1u));
+      f.expert[a] = id;
+      f.rank[id] = static_cast<short>(a);
+    }
+    count += __popc(votes);
+    __syncwarp();
+    if (id >= 0) atomicOr(&f.mask[f.rank[id]], 1u << (i / r.top_k));
+    __syncwarp();
+  }
+  if (lane == 0) f.count = count;
+  for (int i = lane; i < picks; i += 32) {
+    const int id = f.ids[i];
+    if (id < 0) continue;
+    const int token = i / r.top_k;
+    float sum = 0.0f;
+    for (int k = 0; k < r.top_k; ++k) {
+      if (f.ids[token * r.top_k + k] == id) sum += f.router[token * r.top_k + k];
+    }
+    f.weight[f.rank[id] * kFewTokens + token] = sum;  // duplicates write the same sum
+  }
+  __syncwarp();
+}
+
+// Position of a stage in a CTA's list of work: item, block inside the item, chunk of K.
+struct Cursor {
+  int item;
+  int inner;
+  int chunk;
+};
+
+}  // namespace stream_detail
+
+// `Tile` is a StreamTileOf<...>: a type, because nvcc's host stubs do not take structures as template arguments.
+template <typename Tile>
+__global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
+    moe_stream(const __grid_constant__ GemmArgs args) {
+  using namespace stream_detail;
+  static constexpr StreamTile T = Tile::value;
+  constexpr int kRowTiles = T.mt * T.wm;
+  constexpr int kConsumers = T.wm * T.wk;
+  constexpr StreamMap kMap = stream_map(T);
+  constexpr u32 kRowStride = stream_row_stride(T);
+  constexpr bool kAccumulate = T.few && !T.gate_up;
+  constexpr int kSets = T.mt * T.nt == 1 ? 2 : 1;  // two accumulators where one would chain the multiplications
+  static_assert(T.ku % T.wk == 0);
+
+  extern __shared__ __align__(128) u8 smem[];
+  const u32 base = shared_address(smem);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  FewTables& few = *reinterpret_cast<FewTables*>(smem + kMap.few);
+  const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
+  const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
+
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < T.stages; ++s) {
+      mbarrier_init(full(s), 1);
+      mbarrier_init(empty(s), kConsumers);
+    }
+    fence_barrier_init();
+  }
+  if constexpr (kAccumulate) {
+    for (u32 i = threadIdx.x * 4u; i < kMap.zero_bytes; i += blockDim.x * 4u) {
+      *reinterpret_cast<u32*>(smem + kMap.zero + i) = 0;
+    }
+  }
+  // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so ids and route tables may be read
+  // at once; only the activation rows are waited for, after the first weights have been requested.
+  if (T.gate_up) {
+    grid_dependency_wait();
+    grid_launch_dependents();
+  }
+  if (T.few && warp == kConsumers) route_few(args.routing, few, lane);
+  __syncthreads();
+
+  const int row_groups = (args.row_tiles + kRowTiles - 1) / kRowTiles;
+  const int chunks = (args.units + T.ku - 1) / T.ku;
+  const int blocks = T.few ? few.count : args.route.counts[0];
+  const int items = kAccumulate ? row_groups : row_groups * blocks;
+  const int inner = kAccumulate ? blocks : 1;
+  const int first_item = static_cast<int>(blockIdx.x);
+  const int step = static_cast<int>(gridDim.x);
+  const auto next = [&](Cursor& c) {
+    if (++c.chunk == chunks) {
+      c.chunk = 0;
+      if (++c.inner == inner) {
+        c.inner = 0;
+        c.item += step;
+      }
+    }
+  };
+  const auto block_of = [&](const Cursor& c) -> Block {
+    const int b = kAccumulate ? c.inner : c.item / row_groups;
+    if (T.few) return Block{few.expert[b], b, 0, static_cast<int>(few.mask[b])};
+    return args.route.blocks[b];
+  };
+
+  if (warp == kConsumers) {
+    // ---- producer
+    const u64 weight_policy = policy_evict_first();
+    const u64 row_policy = policy_evict_last();
+    const auto units_of = [&](const Cursor& c) {
+      const int left = args.units - c.chunk * T.ku;
+      return static_cast<u32>(left < T.ku ? left : T.ku);
+    };
+    const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
+      const u32 units = units_of(c);
+      const int group = kAccumulate ? c.item : c.item % row_groups;
+      const int left = args.row_tiles - group * kRowTiles;
+      const int tiles = left < kRowTiles ? left : kRowTiles;
+      const u32 rows = static_cast<u32>(T.few ? __popc(b.unused) : b.count);
+      if (lane == 0) {
+        mbarrier_arrive_expect(full(stage), units * (static_cast<u32>(tiles) * kUnitBytes + rows * (kUnitK * 2)));
+      }
+      __syncwarp();
+      if (lane < tiles) {
+        const u8* source = args.weights + static_cast<u64>(b.expert) * args.expert_bytes +
+                           (static_cast<u64>(group * kRowTiles + lane) * args.units + c.chunk * T.ku) * kUnitBytes;
+        bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
+                      static_cast<u32>(lane) * (T.ku * kUnitBytes),
+                  source, units * kUnitBytes, full(stage), weight_policy);
+      }
+    };
+    const auto issue_rows = [&](const Cursor& c, const Block& b, int stage) {
+      const u32 bytes = units_of(c) * (kUnitK * 2);
+      const bool wanted = T.few ? (static_cast<u32>(b.unused) >> lane & 1u) != 0 : lane < b.count;
+      if (wanted) {
+        long long row;
+        if (T.few) {
+          row = T.gate_up ? lane : b.first * kFewTokens + lane;
+        } else {
+          row = T.gate_up ? args.route.slot_token[b.first + lane] : b.first + lane;
+        }
+        bulk_copy(base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
+                  args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), bytes, full(stage), row_policy);
+      }
+    };
+    Cursor c{first_item, 0, 0};
+    int stage = 0;
+    u32 phase = 0;
+    if (!T.gate_up) {
+      Cursor w = c;
+      for (int s = 0; s < T.stages && w.item < items && blocks > 0; ++s, next(w)) issue_weights(w, block_of(w), s);
+      grid_dependency_wait();
+      grid_launch_dependents();
+      w = c;
+      for (int s = 0; s < T.stages && w.item < items && blocks > 0; ++s, next(w)) issue_rows(w, block_of(w), s);
+      c = w;
+      phase = 1;
+    }
+    for (; c.item < items && blocks > 0; next(c)) {
+      mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
+      const Block b = block_of(c);
+      issue_weights(c, b, stage);
+      issue_rows(c, b, stage);
+      if (++stage == T.stages) {
+        stage = 0;
+        ++phase;
+      }
+    }
+  } else {
+    // ---- consumers
+    if (!T.gate_up) grid_dependency_wait();
+    const int wm = warp % T.wm;
+    const int wk = warp / T.wm;
+    const int g = lane / 4;
+    const int l = lane % 4;
+    const u32 scale_base = opaque_scale_base(args.zero);
+    // ldmatrix: lanes 0-7 address the rows at K 0..7 of a block, 8-15 at 8..15, 16-31 the same of the next block
+    const u32 matrix_row = static_cast<u32>(lane % 8);
+    const u32 matrix_k = static_cast<u32>(lane / 8) * 16u;
+    int stage = 0;
+    u32 phase = 0;
+    int parity = 0;  // of the reduction buffer
+
+    const auto run_item = [&]<int NT>(int item, const Block& block) {
+      float acc[kSets][T.mt][NT][4];
+#pragma unroll
+      for (int s = 0; s < kSets; ++s)
+#pragma unroll
+        for (int m = 0; m < T.mt; ++m)
+#pragma unroll
+          for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) acc[s][m][n][i] = 0.0f;
+
+      for (int b = 0; b < inner; ++b) {
+        const bool zero_row = kAccumulate && (few.mask[b] >> matrix_row & 1u) == 0;
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          mbarrier_wait(full(stage), phase);
+          const int left = args.units - chunk * T.ku;
+          const u32 weights = base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
+                              static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes);
+          const u32 rows = base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride;
+          const u32 own_row = T.rows < 8 ? (matrix_row < T.rows ? matrix_row : 0u) : matrix_row;
+          const u32 row = (zero_row ? base + kMap.zero : rows + own_row * kRowStride) + matrix_k;
+#pragma unroll
+          for (int uu = 0; uu < T.ku / T.wk; ++uu) {
+            const int u = wk * (T.ku / T.wk) + uu;
+            if (u < left) {
+              u32 x[NT][2][4];
+#pragma unroll
+              for (int n = 0; n < NT; ++n) {
+                const u32 at = row + static_cast<u32>(n) * (8u * kRowStride) + static_cast<u32>(u) * (kUnitK * 2);
+                load_matrix4(x[n][0], at);
+                load_matrix4(x[n][1], at + 64u);
+              }
+#pragma unroll
+              for (int m = 0; m < T.mt; ++m) {
+                const u32 unit = weights + static_cast<u32>(m) * (T.ku * kUnitBytes) + static_cast<u32>(u) * kUnitBytes;
+                const Vec4 codes = load_shared4(unit + static_cast<u32>(lane) * 16u);
+                const Vec2 scale = load_shared2(unit + kUnitCodeBytes + static_cast<u32>(g) * 8u);
+                const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                  u32 a[4];
+                  dequantise(words[j], scale_pair(j < 2 ? scale.x : scale.y, j % 2 != 0, scale_base), a);
+#pragma unroll
+                  for (int n = 0; n < NT; ++n) {
+                    mma_m16n8k16(acc[j % kSets][m][n], a, x[n][j / 2][(j % 2) * 2], x[n][j / 2][(j % 2) * 2 + 1]);
+                  }
+                }
+              }
+            }
+          }
+          __syncwarp();
+          if (lane == 0) mbarrier_arrive(empty(stage));
+          if (++stage == T.stages) {
+            stage = 0;
+            phase ^= 1u;
+          }
+        }
+      }
+      if (kSets == 2) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[0][0][0][i] += acc[kSets - 1][0][0][i];
+      }
+
+      if (T.wk > 1) {
+        // [parity][wk - 1][wm][fragment][lane] float4
+        constexpr int kFragments = T.mt * T.nt;
+        float4* partial = reinterpret_cast<float4*>(smem + kMap.partials) +
+                          parity * ((T.wk - 1) * T.wm * kFragments * 32) + lane;
+        if (wk > 0) {
+#pragma unroll
+          for (int m = 0; m < T.mt; ++m)
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+              const float(&v)[4] = acc[0][m][n];
+              partial[(((wk - 1) * T.wm + wm) * kFragments + m * T.nt + n) * 32] = make_float4(v[0], v[1], v[2], v[3]);
+            }
+        }
+        barrier_sync(1, kConsumers * 32);
+        parity ^= 1;
+        if (wk > 0) return;
+#pragma unroll
+        for (int m = 0; m < T.mt; ++m)
+#pragma unroll
+          for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int w = 0; w < T.wk - 1; ++w) {
+              const float4 v = partial[((w * T.wm + wm) * kFragments + m * T.nt + n) * 32];
+              acc[0][m][n][0] += v.x;
+              acc[0][m][n][1] += v.y;
+              acc[0][m][n][2] += v.z;
+              acc[0][m][n][3] += v.w;
+            }
+      }
+
+      // ---- epilogue: lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment
+      const int group = kAccumulate ? item : item % row_groups;
+      const int tile0 = group * kRowTiles + wm * T.mt;
+#pragma unroll
+      for (int m = 0; m < T.mt; ++m) {
+        const int tile = tile0 + m;
+        if (tile >= args.row_tiles) break;
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int column = n * 8 + 2 * l + e;
+            const float low = acc[0][m][n][e];
+            const float high = acc[0][m][n][2 + e];
+            if constexpr (T.gate_up) {
+              const bool valid = T.few ? (static_cast<u32>(block.unused) >> column & 1u) != 0 : column < block.count;
+              if (!valid) continue;
+              float gate = low * (args.scales[block.expert * 2] * kEpilogueScale);
+              float up = high * (args.scales[block.expert * 2 + 1] * kEpilogueScale);
+              if (args.limit > 0.0f) {
+                gate = gate > args.limit ? args.limit : gate;
+                up = up > args.limit ? args.limit : up < -args.limit ? -args.limit : up;
+              }
+              float h = gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.4426950408889634f)) * up;
+              long long out_row = block.first + column;
+              if (T.few) {
+                h *= few.weight[block.first * kFewTokens + column] * args.down_scales[block.expert];
+                out_row = block.first * kFewTokens + column;
+              }
+              static_cast<u16*>(args.out)[out_row * args.out_stride + tile * 8 + g] = to_bf16(h);
+            } else if constexpr (kAccumulate) {
+              if (column >= args.routing.tokens) continue;
+              u16* out = static_cast<u16*>(args.out) + column * args.out_stride + tile * 16 + g;
+              out[0] = to_bf16(low * kEpilogueScale);
+              out[8] = to_bf16(high * kEpilogueScale);
+            } else {
+              if (column >= block.count) continue;
+              const float s = args.scales[block.expert] * kEpilogueScale * args.route.slot_weight[block.first + column];
+              float* out = static_cast<float*>(args.out) + (block.first + column) * args.out_stride + tile * 16 + g;
+              out[0] = low * s;
+              out[8] = high * s;
+            }
+          }
+      }
+    };
+
+    for (int item = first_item; item < items; item += step) {
+      const Block block = kAccumulate ? Block{0, 0, 0, 0} : block_of(Cursor{item, 0, 0});
+      const int columns = T.few ? 8 : block.count;
+      if constexpr (T.nt == 1) {
+        run_item.template operator()<1>(item, block);
+      } else {
+        if (columns <= 8) {
+          run_item.template operator()<1>(item, block);
+        } else if (T.nt == 2 || columns <= 16) {
+          run_item.template operator()<2>(item, block);
+        } else {
+          run_item.template operator()<T.nt>(item, block);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace fourfold::moe

@@ -1,0 +1,77 @@
+// Tiles of the streaming kernels and their shared-memory map: one constexpr function for host and device.
+#pragma once
+
+#ifdef __CUDACC__
+#define FOURFOLD_STREAM_HD __host__ __device__
+#else
+#define FOURFOLD_STREAM_HD
+#endif
+
+namespace fourfold::moe {
+
+inline constexpr int kFewTokens = 8;     // tokens the few-token path takes
+inline constexpr int kFewPicks = 128;    // 8 tokens x top-16
+inline constexpr int kFewExperts = 1024;
+inline constexpr unsigned kFewTableBytes = 8 * 1024 + 640;
+
+struct StreamTile {
+  bool gate_up;
+  bool few;    // at most 8 tokens, routed inside the kernel
+  int mt;      // row tiles (16 weight rows) per warp
+  int wm;      // warps along rows
+  int wk;      // warps along K
+  int nt;      // token tiles of 8
+  int rows;    // token rows a stage has room for: 8 nt, or fewer where the token count is known to be smaller
+  int ku;      // units (64 K) per stage
+  int stages;
+  int ctas;    // per SM
+
+  FOURFOLD_STREAM_HD constexpr int threads() const { return (wm * wk + 1) * 32; }
+};
+
+template <bool GateUp, bool Few, int Mt, int Wm, int Wk, int Nt, int Rows, int Ku, int Stages, int Ctas>
+struct StreamTileOf {
+  static constexpr StreamTile value{GateUp, Few, Mt, Wm, Wk, Nt, Rows, Ku, Stages, Ctas};
+};
+
+struct StreamMap {
+  unsigned weights;           // [stages][mt wm][ku] units
+  unsigned weight_stride;
+  unsigned rows;              // [stages][rows][row stride] bf16
+  unsigned row_stage_stride;
+  unsigned partials;          // [2][wk - 1][wm][mt nt][32] float4
+  unsigned zero;              // down, few: one row of zeros for tokens that do not use an expert
+  unsigned zero_bytes;
+  unsigned few;               // FewTables
+  unsigned barriers;          // [2][stages] mbarriers
+  unsigned total;
+};
+
+// 16 bytes more than the row, so that the eight rows of an ldmatrix fall into different banks.
+FOURFOLD_STREAM_HD constexpr unsigned stream_row_stride(const StreamTile& t) {
+  return static_cast<unsigned>(t.ku) * 128u + 16u;
+}
+
+FOURFOLD_STREAM_HD constexpr StreamMap stream_map(const StreamTile& t) {
+  StreamMap m = {};
+  const auto up = [](unsigned v) { return (v + 127u) / 128u * 128u; };
+  unsigned at = 0;
+  m.weights = at;
+  m.weight_stride = static_cast<unsigned>(t.mt * t.wm * t.ku) * 576u;
+  at = up(at + m.weight_stride * static_cast<unsigned>(t.stages));
+  m.rows = at;
+  m.row_stage_stride = static_cast<unsigned>(t.rows) * stream_row_stride(t);
+  at = up(at + m.row_stage_stride * static_cast<unsigned>(t.stages));
+  m.partials = at;
+  at += static_cast<unsigned>(2 * (t.wk - 1) * t.wm * t.mt * t.nt) * 512u;
+  m.zero = at;
+  m.zero_bytes = t.few && !t.gate_up ? stream_row_stride(t) : 0u;
+  at = up(at + m.zero_bytes);
+  m.few = at;
+  at += t.few ? kFewTableBytes : 0u;
+  m.barriers = at;
+  m.total = at + static_cast<unsigned>(t.stages) * 16u;
+  return m;
+}
+
+}  // namespace fourfold::moe

@@ -1,0 +1,56 @@
+// What the kernels of an expert layer hand to each other, and their arguments. Host and device; no include.
+#pragma once
+
+namespace fourfold::moe {
+
+// A block is up to `tile` tokens of one expert: the N side of one weight tile's multiplication.
+struct Block {
+  int expert;
+  int first;  // first slot
+  int count;  // slots, 1 .. tile
+  int unused;
+};
+
+// Written by the routing kernel. A slot is one accepted (token, choice) pair; slots of one expert are contiguous.
+struct RouteTable {
+  int* counts;           // [2]: blocks, slots
+  Block* blocks;         // [max_blocks(picks, experts, tile)]
+  int* slot_token;       // [picks]
+  float* slot_weight;    // [picks]
+  int* pick_slot;        // [picks] slot of (token, choice), -1 if its expert id is out of range
+};
+
+constexpr int max_blocks(long long picks, int experts, int tile) {
+  const long long full = picks / tile;
+  return static_cast<int>(full + (picks < experts ? picks : experts));
+}
+
+// The router's answer. An id outside [0, experts) contributes nothing (padding rows, expert parallelism).
+struct Routing {
+  const int* ids;        // [tokens, top_k]
+  const float* weights;  // [tokens, top_k]
+  int tokens;
+  int top_k;
+  int experts;
+};
+
+enum class Activation : int { kSwiGlu = 0 };
+
+struct GemmArgs {
+  const unsigned char* weights;    // experts x packed_bytes(rows, k)
+  unsigned long long expert_bytes;
+  int row_tiles;                   // rows / 16
+  int units;                       // k / 64
+  const unsigned short* source;    // bf16 rows: hidden states, or the activation's output
+  long long source_stride;         // elements
+  const float* scales;             // gate-up: [experts][2] gate, up; down: [experts]
+  const float* down_scales;        // few-token gate-up only: [experts], folded into its output
+  void* out;
+  long long out_stride;            // elements
+  float limit;                     // SwiGLU clamp: gate at most limit, |up| at most limit; 0 = none
+  int zero;                        // 0; keeps constants out of the compiler's sight
+  Routing routing;
+  RouteTable route;
+};
+
+}  // namespace fourfold::moe

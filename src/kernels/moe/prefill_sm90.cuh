@@ -1,0 +1,243 @@
+// Expert GEMMs for many tokens per expert: dequantised weights are the register operand of wgmma (64 rows), the tokens
+// lie in swizzled shared memory (N of 16 .. 192, chosen per block).
+//
+// A CTA covers 256 weight rows: two consumer warpgroups of 128 rows (two m64 accumulators each) and one producer
+// warpgroup, which brings the packed weights by bulk copies and gathers the token rows with cp.async, 16 bytes a thread,
+// straight into the swizzled places. Two fragment buffers: while one K block of 16 is multiplied the next is dequantised.
+#pragma once
+
+#include "kernels/moe/dequant.cuh"
+#include "kernels/moe/prefill_tile.h"
+#include "kernels/moe/tables.h"
+#include "kernels/ptx/sm90.cuh"
+#include "kernels/ptx/wgmma_sm90.cuh"
+
+namespace fourfold::moe {
+
+namespace prefill_detail {
+
+using namespace ptx;
+
+__device__ __forceinline__ void copy16(u32 destination, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
+}
+// This thread's earlier cp.async count as one arrival once they have landed.
+__device__ __forceinline__ void copy_arrive(u32 bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+template <int Count>
+__device__ __forceinline__ void keep(float (&d)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+struct Ring {
+  int stage;
+  u32 phase;
+};
+
+// One item of a consumer warpgroup: 128 rows x up to N tokens.
+template <typename Tile, int N>
+__device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ring, int row_tile, const Block& block,
+                                        u32 scale_base) {
+  static constexpr PrefillTile T = Tile::value;
+  constexpr PrefillMap kMap = prefill_map(T);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
+  const int g = lane / 4;
+  const int l = lane % 4;
+  const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
+  const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
+
+  float acc[2][N / 2];
+  int accumulate = 0;
+  int previous = -1;
+  for (int unit = 0; unit < args.units; ++unit) {
+    mbarrier_wait(full(ring.stage), ring.phase);
+    fence_async_shared();  // the rows were written by cp.async, wgmma reads them through the asynchronous proxy
+    Vec4 codes[2];
+    Vec2 scale[2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const u32 at = base + kMap.weights + static_cast<u32>(ring.stage) * kMap.weight_stride +
+                     static_cast<u32>(consumer * 8 + m * 4 + warp) * kUnitBytes;
+      codes[m] = load_shared4(at + static_cast<u32>(lane) * 16u);
+      scale[m] = load_shared2(at + kUnitCodeBytes + static_cast<u32>(g) * 8u);
+    }
+    const u64 rows = swizzled_descriptor(base + kMap.rows + static_cast<u32>(ring.stage) * kMap.row_stride);
+    u32 a[2][2][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const u32 word = j == 0 ? codes[m].x : j == 1 ? codes[m].y : j == 2 ? codes[m].z : codes[m].w;
+        dequantise(word, scale_pair(j < 2 ? scale[m].x : scale[m].y, j % 2 != 0, scale_base), a[j % 2][m]);
+      }
+      wgmma_fence();
+      Wgmma<N>::run(acc[0], a[j % 2][0], rows + static_cast<u64>(2 * j), accumulate);
+      Wgmma<N>::run(acc[1], a[j % 2][1], rows + static_cast<u64>(2 * j), accumulate);
+      wgmma_commit();
+      accumulate = 1;
+      wgmma_wait<1>();
+      if (j == 0 && previous >= 0) {
+        if (threadIdx.x % 128 == 0) mbarrier_arrive(empty(previous));
+      }
+    }
+    previous = ring.stage;
+    if (++ring.stage == T.stages) {
+      ring.stage = 0;
+      ring.phase ^= 1u;
+    }
+  }
+  wgmma_wait<0>();
+  keep(acc[0]);
+  keep(acc[1]);
+  if (threadIdx.x % 128 == 0) mbarrier_arrive(empty(previous));
+
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    const int tile = row_tile + consumer * 8 + m * 4 + warp;
+    if (tile >= args.row_tiles) continue;
+    float first = kEpilogueScale;
+    float second = kEpilogueScale;
+    if constexpr (T.gate_up) {
+      first *= args.scales[block.expert * 2];
+      second *= args.scales[block.expert * 2 + 1];
+    } else {
+      first *= args.scales[block.expert];
+    }
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int column = n * 8 + 2 * l + e;
+        if (column >= block.count) continue;
+        const float low = acc[m][n * 4 + e];
+        const float high = acc[m][n * 4 + 2 + e];
+        if constexpr (T.gate_up) {
+          float gate = low * first;
+          float up = high * second;
+          if (args.limit > 0.0f) {
+            gate = gate > args.limit ? args.limit : gate;
+            up = up > args.limit ? args.limit : up < -args.limit ? -args.limit : up;
+          }
+          const float h = gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.4426950408889634f)) * up;
+          static_cast<u16*>(args.out)[(block.first + column) * args.out_stride + tile * 8 + g] = to_bf16(h);
+        } else {
+          const float s = first * args.route.slot_weight[block.first + column];
+          float* out = static_cast<float*>(args.out) + (block.first + column) * args.out_stride + tile * 16 + g;
+          out[0] = low * s;
+          out[8] = high * s;
+        }
+      }
+  }
+}
+
+}  // namespace prefill_detail
+
+template <typename Tile>
+__global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_constant__ GemmArgs args) {
+  using namespace prefill_detail;
+  static constexpr PrefillTile T = Tile::value;
+  constexpr PrefillMap kMap = prefill_map(T);
+  extern __shared__ __align__(1024) u8 smem[];
+  const u32 base = shared_address(smem);
+  const int group = static_cast<int>(threadIdx.x) / 128;
+  const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
+  const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < T.stages; ++s) {
+      mbarrier_init(full(s), 128 + 1);
+      mbarrier_init(empty(s), 2);
+    }
+    fence_barrier_init();
+  }
+  grid_dependency_wait();
+  grid_launch_dependents();
+  __syncthreads();
+  const int row_groups = (args.row_tiles + kPrefillRowTiles - 1) / kPrefillRowTiles;
+  const int items = row_groups * args.route.counts[0];
+
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    const int t = static_cast<int>(threadIdx.x);
+    const u64 policy = policy_evict_first();
+    const u32 chunk = static_cast<u32>(t % 8);
+    const u32 place = static_cast<u32>(t / 8) * 128u + ((chunk ^ (static_cast<u32>(t / 8) & 7u)) * 16u);
+    int stage = 0;
+    u32 phase = 0;
+    for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
+      const Block block = args.route.blocks[item / row_groups];
+      const int row_tile = item % row_groups * kPrefillRowTiles;
+      const int left = args.row_tiles - row_tile;
+      const int tiles = left < kPrefillRowTiles ? left : kPrefillRowTiles;
+      const u8* weights = args.weights + static_cast<u64>(block.expert) * args.expert_bytes +
+                          static_cast<u64>(row_tile + t) * args.units * kUnitBytes;
+      u32 offset[T.tokens / 16];  // in 16-byte pieces
+#pragma unroll
+      for (int i = 0; i < T.tokens / 16; ++i) {
+        const int column = t / 8 + 16 * i;
+        long long row = 0;
+        if (column < block.count) row = T.gate_up ? args.route.slot_token[block.first + column] : block.first + column;
+        offset[i] = static_cast<u32>(row * (args.source_stride / 8)) + chunk;
+      }
+      for (int unit = 0; unit < args.units; ++unit) {
+        mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
+        if (t == 0) mbarrier_arrive_expect(full(stage), static_cast<u32>(tiles) * kUnitBytes);
+        if (t < 32) {
+          __syncwarp();
+          if (t < tiles) {
+            bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride + static_cast<u32>(t) * kUnitBytes,
+                      weights + static_cast<u64>(unit) * kUnitBytes, kUnitBytes, full(stage), policy);
+          }
+        }
+        const u32 destination = base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride + place;
+        const u8* source = reinterpret_cast<const u8*>(args.source) + static_cast<u64>(unit) * (kUnitK * 2);
+#pragma unroll
+        for (int i = 0; i < T.tokens / 16; ++i) {
+          if (t / 8 + 16 * i < block.count) {
+            copy16(destination + static_cast<u32>(i) * 2048u, source + static_cast<u64>(offset[i]) * 16u);
+          }
+        }
+        copy_arrive(full(stage));
+        if (++stage == T.stages) {
+          stage = 0;
+          ++phase;
+        }
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const u32 scale_base = opaque_scale_base(args.zero);
+    Ring ring{0, 0};
+    for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
+      const Block block = args.route.blocks[item / row_groups];
+      const int row_tile = item % row_groups * kPrefillRowTiles;
+      const int n = (block.count + kPrefillTokenStep - 1) / kPrefillTokenStep;
+#define FOURFOLD_CASE(I)                                                                                      \
+  case I:                                                                                                     \
+    if constexpr (I * kPrefillTokenStep <= T.tokens)                                                          \
+      consume<Tile, I * kPrefillTokenStep>(args, base, ring, row_tile, block, scale_base);                    \
+    break;
+      switch (n) {
+        FOURFOLD_CASE(1)
+        FOURFOLD_CASE(2)
+        FOURFOLD_CASE(3)
+        FOURFOLD_CASE(4)
+        FOURFOLD_CASE(5)
+        FOURFOLD_CASE(6)
+        FOURFOLD_CASE(7)
+        FOURFOLD_CASE(8)
+        FOURFOLD_CASE(9)
+        FOURFOLD_CASE(10)
+        FOURFOLD_CASE(11)
+        FOURFOLD_CASE(12)
+      }
+#undef FOURFOLD_CASE
+    }
+  }
+}
+
+}  // namespace fourfold::moe

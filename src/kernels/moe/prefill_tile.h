@@ -1,0 +1,51 @@
+// Tiles of the wgmma kernels and their shared-memory map: one constexpr function for host and device.
+#pragma once
+
+#ifdef __CUDACC__
+#define FOURFOLD_PREFILL_HD __host__ __device__
+#else
+#define FOURFOLD_PREFILL_HD
+#endif
+
+namespace fourfold::moe {
+
+inline constexpr int kPrefillRowTiles = 16;   // 256 weight rows: 2 consumer warpgroups x 2 x 64
+inline constexpr int kPrefillThreads = 384;   // one producer warpgroup and two consumers
+inline constexpr int kPrefillTokenStep = 16;  // the token side of a block is rounded up to this
+
+struct PrefillTile {
+  bool gate_up;
+  int tokens;  // most tokens of a block: a multiple of 16 up to 192
+  int stages;  // of 64 K
+};
+
+template <bool GateUp, int Tokens, int Stages>
+struct PrefillTileOf {
+  static constexpr PrefillTile value{GateUp, Tokens, Stages};
+};
+
+struct PrefillMap {
+  unsigned rows;  // [stages][tokens][64] bf16, 128-byte swizzle
+  unsigned row_stride;
+  unsigned weights;  // [stages][16] units
+  unsigned weight_stride;
+  unsigned barriers;  // [2][stages] mbarriers
+  unsigned total;
+};
+
+FOURFOLD_PREFILL_HD constexpr PrefillMap prefill_map(const PrefillTile& t) {
+  PrefillMap m = {};
+  unsigned at = 0;
+  m.rows = at;
+  m.row_stride = static_cast<unsigned>(t.tokens) * 128u;  // a multiple of 2048: atoms stay aligned to 1024
+  at += m.row_stride * static_cast<unsigned>(t.stages);
+  m.weights = at;
+  m.weight_stride = kPrefillRowTiles * 576u;
+  at += m.weight_stride * static_cast<unsigned>(t.stages);
+  m.barriers = at;
+  at += static_cast<unsigned>(t.stages) * 16u;
+  m.total = at;
+  return m;
+}
+
+}  // namespace fourfold::moe

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/kernels/ptx/wgmma_sm90.cuh: wgmma m64nNk16 (bf16, A in registers, fp32 accumulators) for N = 16 .. 192.
+"""Writes src/kernels/ptx/wgmma_sm90.cuh: wgmma m64nNk16 (bf16, A in registers, fp32 accumulators) for N = 16 .. 160.
 
     python3 tools/gen_wgmma.py > src/kernels/ptx/wgmma_sm90.cuh
 """
@@ -26,7 +26,7 @@ __device__ __forceinline__ u64 swizzled_descriptor(u32 address) {
          static_cast<u64>((address & 0x3ffffu) >> 4);
 }
 
-// `accumulate` 0: d = a b, otherwise d += a b.
+// set: d = a b, add: d += a b. `set` only writes its accumulators, so that they are not live before it.
 template <int N>
 struct Wgmma;
 """
@@ -34,24 +34,26 @@ struct Wgmma;
 
 def main() -> None:
     print(HEAD)
-    for n in range(16, 193, 16):
+    for n in range(16, 161, 16):
         regs = n // 2
         print(f"template <>\nstruct Wgmma<{n}> {{")
-        print(f"  __device__ __forceinline__ static void run(float (&d)[{regs}], const u32 (&a)[4], u64 b, int accumulate) {{")
-        print("    asm volatile(")
-        print('        "{.reg .pred p;\\n"')
-        print(f'        "setp.ne.b32 p, %{regs + 5}, 0;\\n"')
-        print(f'        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{"')
-        names = [f"%{i}" for i in range(regs)]
-        for i in range(0, regs, 16):
-            tail = "," if i + 16 < regs else ""
-            print(f'        "{",".join(names[i:i + 16])}{tail}"')
-        print(f'        "}}, {{%{regs},%{regs + 1},%{regs + 2},%{regs + 3}}}, %{regs + 4}, p, 1, 1, 0;}}"')
-        outs = [f'"+f"(d[{i}])' for i in range(regs)]
-        lines = [", ".join(outs[i:i + 8]) for i in range(0, regs, 8)]
-        print("        : " + ",\n          ".join(lines))
-        print('        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));')
-        print("  }\n};")
+        for name, mode, predicate in (("set", "=f", 0), ("add", "+f", 1)):
+            print(f"  __device__ __forceinline__ static void {name}(float (&d)[{regs}], const u32 (&a)[4], u64 b) {{")
+            print("    asm volatile(")
+            print('        "{.reg .pred p;\\n"')
+            print(f'        "setp.ne.b32 p, {predicate}, 0;\\n"')
+            print(f'        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{"')
+            names = [f"%{i}" for i in range(regs)]
+            for i in range(0, regs, 16):
+                tail = "," if i + 16 < regs else ""
+                print(f'        "{",".join(names[i:i + 16])}{tail}"')
+            print(f'        "}}, {{%{regs},%{regs + 1},%{regs + 2},%{regs + 3}}}, %{regs + 4}, p, 1, 1, 0;}}"')
+            outs = [f'"{mode}"(d[{i}])' for i in range(regs)]
+            lines = [", ".join(outs[i:i + 8]) for i in range(0, regs, 8)]
+            print("        : " + ",\n          ".join(lines))
+            print('        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));')
+            print("  }")
+        print("};")
     print("\n}  // namespace fourfold::ptx")
 
 

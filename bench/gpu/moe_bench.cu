@@ -12,6 +12,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -173,6 +174,7 @@ void free_buffers(Buffers& b) {
 
 int g_sms = 132;
 bool g_pdl = true;
+int g_idle_ms = 10;
 
 template <typename... Args>
 void launch(void (*kernel)(Args...), dim3 grid, int threads, unsigned smem, cudaStream_t stream, Args... args) {
@@ -313,6 +315,7 @@ double time_layers(const Layer& layer, const Buffers& b, const Candidate& up, co
   CUDA_CHECK(cudaEventCreate(&stop));
   std::vector<double> times;
   for (int i = 0; i < replays + 2; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(b.tokens >= 64 ? g_idle_ms : 0));
     CUDA_CHECK(cudaEventRecord(start, stream));
     CUDA_CHECK(cudaGraphLaunch(exec, stream));
     CUDA_CHECK(cudaEventRecord(stop, stream));
@@ -386,6 +389,7 @@ int main(int argc, char** argv) {
     else if (a == "--check") do_check = true;
     else if (a == "--sweep") sweep = true;
     else if (a == "--no-pdl") g_pdl = false;
+    else if (a == "--idle") g_idle_ms = std::stoi(argv[++i]);
     else if (a == "--json") json_path = argv[++i];
     else if (a == "--up") only_up = std::stoi(argv[++i]);
     else if (a == "--down") only_down = std::stoi(argv[++i]);
@@ -412,7 +416,7 @@ int main(int argc, char** argv) {
               // each up with the first fitting down and each down with the first fitting up
               const Candidate &up = ups[u], &down = downs[d];
               if (!up.fits(s.hidden, tokens, s.top_k) || !down.fits(s.intermediate, tokens, s.top_k)) continue;
-              if (up.few != down.few || up.tokens != down.tokens) continue;
+              if (up.few != down.few || up.tokens != down.tokens || up.many != down.many) continue;
               bool first_up = true, first_down = true;
               for (size_t i = 0; i < u; ++i) first_up &= !(ups[i].few == up.few && ups[i].tokens == up.tokens && ups[i].fits(s.hidden, tokens, s.top_k));
               for (size_t i = 0; i < d; ++i) first_down &= !(downs[i].few == down.few && downs[i].tokens == down.tokens && downs[i].fits(s.intermediate, tokens, s.top_k));
@@ -449,7 +453,7 @@ int main(int argc, char** argv) {
         const int copies = s.experts * s.hidden < 256 * 3000 ? 16 : s.experts == 256 ? 8 : 4;
         Layer layer = make_layer(s, copies, false);
         for (int tokens : token_counts) {
-          const int layers = tokens <= 2 ? 32 : tokens <= 16 ? 16 : tokens <= 64 ? 8 : tokens <= 512 ? 4 : 2;
+          const int layers = tokens <= 2 ? 64 : tokens <= 16 ? 16 : tokens <= 64 ? 8 : tokens <= 512 ? 4 : 2;
           Buffers b = make_buffers(s, tokens, layers);
           double bytes = 0;
           for (int i = 0; i < layers; ++i) {
@@ -470,6 +474,9 @@ int main(int argc, char** argv) {
             if (!up.fits(s.hidden, tokens, s.top_k) || !down.fits(s.intermediate, tokens, s.top_k)) return 1e30;
             if (up.few != down.few || up.tokens != down.tokens) return 1e30;
             if (tokens > 512 && !up.many) return 1e30;
+            if (up.many != down.many || (up.many && tokens < 256)) return 1e30;
+            if (up.few ? up.max_tokens == 8 && tokens == 1 : !up.many && (tokens <= 8 ? up.tokens > 8 : tokens <= 64 ? up.tokens > 16 : up.tokens < 16)) return 1e30;
+            if (!up.few && tokens == 1) return 1e30;
             const double us = time_layers(layer, b, up, down, count);
             if (sweep) std::printf("  %s M=%d up %zu %s down %zu %s: %.2f us\n", s.name, tokens, u, up.name, d, down.name, us);
             std::fflush(stdout);

@@ -1,5 +1,6 @@
 // Expert GEMMs for many tokens per expert: dequantised weights are the register operand of wgmma (64 rows), the tokens
-// lie in swizzled shared memory (N of 16 .. 192, chosen per block).
+// lie in swizzled shared memory (N of 16 .. 160, chosen per block; above 160 two
+// accumulators no longer fit the registers).
 //
 // A CTA covers 256 weight rows: two consumer warpgroups of 128 rows (two m64 accumulators each) and one producer
 // warpgroup, which brings the packed weights by bulk copies and gathers the token rows with cp.async, 16 bytes a thread,
@@ -52,9 +53,8 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
   const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
 
   float acc[2][N / 2];
-  int accumulate = 0;
   int previous = -1;
-  for (int unit = 0; unit < args.units; ++unit) {
+  const auto unit_step = [&]<bool First>() {
     mbarrier_wait(full(ring.stage), ring.phase);
     fence_async_shared();  // the rows were written by cp.async, wgmma reads them through the asynchronous proxy
     Vec4 codes[2];
@@ -76,12 +76,16 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
         dequantise(word, scale_pair(j < 2 ? scale[m].x : scale[m].y, j % 2 != 0, scale_base), a[j % 2][m]);
       }
       wgmma_fence();
-      Wgmma<N>::run(acc[0], a[j % 2][0], rows + static_cast<u64>(2 * j), accumulate);
-      Wgmma<N>::run(acc[1], a[j % 2][1], rows + static_cast<u64>(2 * j), accumulate);
+      if (First && j == 0) {
+        Wgmma<N>::set(acc[0], a[0][0], rows);
+        Wgmma<N>::set(acc[1], a[0][1], rows);
+      } else {
+        Wgmma<N>::add(acc[0], a[j % 2][0], rows + static_cast<u64>(2 * j));
+        Wgmma<N>::add(acc[1], a[j % 2][1], rows + static_cast<u64>(2 * j));
+      }
       wgmma_commit();
-      accumulate = 1;
       wgmma_wait<1>();
-      if (j == 0 && previous >= 0) {
+      if (!First && j == 0) {
         if (threadIdx.x % 128 == 0) mbarrier_arrive(empty(previous));
       }
     }
@@ -90,7 +94,9 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
       ring.stage = 0;
       ring.phase ^= 1u;
     }
-  }
+  };
+  unit_step.template operator()<true>();
+  for (int unit = 1; unit < args.units; ++unit) unit_step.template operator()<false>();
   wgmma_wait<0>();
   keep(acc[0]);
   keep(acc[1]);
@@ -141,6 +147,7 @@ template <typename Tile>
 __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_constant__ GemmArgs args) {
   using namespace prefill_detail;
   static constexpr PrefillTile T = Tile::value;
+  static_assert(T.tokens % kPrefillTokenStep == 0 && T.tokens <= 160);
   constexpr PrefillMap kMap = prefill_map(T);
   extern __shared__ __align__(1024) u8 smem[];
   const u32 base = shared_address(smem);
@@ -161,7 +168,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
   const int items = row_groups * args.route.counts[0];
 
   if (group == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     const int t = static_cast<int>(threadIdx.x);
     const u64 policy = policy_evict_first();
     const u32 chunk = static_cast<u32>(t % 8);
@@ -209,13 +216,13 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
       }
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const u32 scale_base = opaque_scale_base(args.zero);
     Ring ring{0, 0};
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
       const Block block = args.route.blocks[item / row_groups];
       const int row_tile = item % row_groups * kPrefillRowTiles;
-      const int n = (block.count + kPrefillTokenStep - 1) / kPrefillTokenStep;
+      const int n = block.count <= 0 ? 1 : (block.count + kPrefillTokenStep - 1) / kPrefillTokenStep;
 #define FOURFOLD_CASE(I)                                                                                      \
   case I:                                                                                                     \
     if constexpr (I * kPrefillTokenStep <= T.tokens)                                                          \
@@ -232,8 +239,6 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
         FOURFOLD_CASE(8)
         FOURFOLD_CASE(9)
         FOURFOLD_CASE(10)
-        FOURFOLD_CASE(11)
-        FOURFOLD_CASE(12)
       }
 #undef FOURFOLD_CASE
     }

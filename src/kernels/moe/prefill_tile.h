@@ -15,7 +15,7 @@ inline constexpr int kPrefillTokenStep = 16;  // the token side of a block is ro
 
 struct PrefillTile {
   bool gate_up;
-  int tokens;  // most tokens of a block: a multiple of 16 up to 192
+  int tokens;  // most tokens of a block: a multiple of 16 up to 160
   int stages;  // of 64 K
 };
 

@@ -60,9 +60,12 @@ __global__ void __launch_bounds__(kRouteThreads, 1) moe_route(Routing routing, R
   }
   const int first_slot = slots - n;
   const int first_block = blocks - b;
+  // Blocks of one expert are as equal as multiples of 8 tokens allow.
+  const int even = b == 0 ? 0 : ((n + b - 1) / b + 7) / 8 * 8;
+  const int size = even < tile ? even : tile;
   for (int i = 0; i < b; ++i) {
-    const int rest = n - i * tile;
-    table.blocks[first_block + i] = Block{t, first_slot + i * tile, rest < tile ? rest : tile, 0};
+    const int rest = n - i * size;
+    table.blocks[first_block + i] = Block{t, first_slot + i * size, rest < size ? (rest > 0 ? rest : 0) : size, 0};
   }
   if (t == kRouteThreads - 1) {
     table.counts[0] = blocks;

@@ -6,8 +6,9 @@
 //
 // A CTA is MT*WM row tiles (of 16 weight rows) wide and persistent over items. One producer warp keeps a ring of stages
 // full with bulk copies: per row tile one contiguous strip of KU units, per token one row piece. Consumer warps are WM
-// (rows) x WK (units inside a stage); a warp holds MT x NT fp32 accumulators of m16n8k16 with the weights as A operand.
-// Partial sums of the WK warps meet in shared memory and are added in a fixed order. No atomics.
+// (rows) x WS (every WS-th stage of an item) x WU
+// (units of a stage); a warp holds MT x NT fp32 accumulators of m16n8k16 with the weights as A operand.
+// Partial sums of the WS x WU warps meet in shared memory and are added in a fixed order. No atomics.
 //
 // Columns of a tile never mix, so token rows that are not loaded may hold anything: their columns are never stored.
 #pragma once
@@ -100,25 +101,28 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
   using namespace stream_detail;
   static constexpr StreamTile T = Tile::value;
   constexpr int kRowTiles = T.mt * T.wm;
-  constexpr int kConsumers = T.wm * T.wk;
+  constexpr int kWarpsK = T.wk();
+  constexpr int kConsumers = T.wm * kWarpsK;
   constexpr StreamMap kMap = stream_map(T);
   constexpr u32 kRowStride = stream_row_stride(T);
   constexpr bool kAccumulate = T.few && !T.gate_up;
+  // A ring slot always belongs to the same warp group: a group that skipped one of a slot's turns could not tell the
+  // phases of its barrier apart. Hence whole rounds of WS stages per item; the surplus ones carry nothing.
+  static_assert(T.stages % T.ws == 0 && T.ku % T.wu == 0);
   constexpr int kSets = T.mt * T.nt == 1 ? 2 : 1;  // two accumulators where one would chain the multiplications
-  static_assert(T.ku % T.wk == 0);
 
-  extern __shared__ __align__(128) u8 smem[];
+  extern __shared__ __align__(1024) u8 smem[];
   const u32 base = shared_address(smem);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   FewTables& few = *reinterpret_cast<FewTables*>(smem + kMap.few);
-  const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
-  const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
+  const auto full = [&](u32 s) { return base + kMap.barriers + 8u * s; };
+  const auto empty = [&](u32 s) { return base + kMap.barriers + 8u * (static_cast<u32>(T.stages) + s); };
 
   if (threadIdx.x == 0) {
-    for (int s = 0; s < T.stages; ++s) {
+    for (u32 s = 0; s < static_cast<u32>(T.stages); ++s) {
       mbarrier_init(full(s), 1);
-      mbarrier_init(empty(s), kConsumers);
+      mbarrier_init(empty(s), T.wm * T.wu);
     }
     fence_barrier_init();
   }
@@ -143,16 +147,19 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
   const int inner = kAccumulate ? blocks : 1;
   const int first_item = static_cast<int>(blockIdx.x);
   const int step = static_cast<int>(gridDim.x);
+  const int surplus = (T.ws - inner * chunks % T.ws) % T.ws;
+  // Steps to the next stage; block `inner` stands for the surplus stages at the end of an item.
   const auto next = [&](Cursor& c) {
-    if (++c.chunk == chunks) {
+    if (++c.chunk >= (c.inner == inner ? surplus : chunks)) {
       c.chunk = 0;
-      if (++c.inner == inner) {
+      if (++c.inner >= (surplus == 0 ? inner : inner + 1)) {
         c.inner = 0;
         c.item += step;
       }
     }
   };
   const auto block_of = [&](const Cursor& c) -> Block {
+    if (c.inner == inner) return Block{-1, 0, 0, 0};
     const int b = kAccumulate ? c.inner : c.item / row_groups;
     if (T.few) return Block{few.expert[b], b, 0, static_cast<int>(few.mask[b])};
     return args.route.blocks[b];
@@ -167,6 +174,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
       return static_cast<u32>(left < T.ku ? left : T.ku);
     };
     const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
+      if (b.expert < 0) {
+        if (lane == 0) mbarrier_arrive(full(stage));
+        return;
+      }
       const u32 units = units_of(c);
       const int group = kAccumulate ? c.item : c.item % row_groups;
       const int left = args.row_tiles - group * kRowTiles;
@@ -185,6 +196,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
       }
     };
     const auto issue_rows = [&](const Cursor& c, const Block& b, int stage) {
+      if (b.expert < 0) return;
       const u32 bytes = units_of(c) * (kUnitK * 2);
       const bool wanted = T.few ? (static_cast<u32>(b.unused) >> lane & 1u) != 0 : lane < b.count;
       if (wanted) {
@@ -226,14 +238,16 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     if (!T.gate_up) grid_dependency_wait();
     const int wm = warp % T.wm;
     const int wk = warp / T.wm;
+    const int ws = wk / T.wu;
+    const int first_unit = wk % T.wu * (T.ku / T.wu);
     const int g = lane / 4;
     const int l = lane % 4;
     const u32 scale_base = opaque_scale_base(args.zero);
     // ldmatrix: lanes 0-7 address the rows at K 0..7 of a block, 8-15 at 8..15, 16-31 the same of the next block
     const u32 matrix_row = static_cast<u32>(lane % 8);
     const u32 matrix_k = static_cast<u32>(lane / 8) * 16u;
-    int stage = 0;
-    u32 phase = 0;
+    u32 position = 0;  // of the item's first stage in this CTA's sequence
+    const int length = inner * chunks;
     int parity = 0;  // of the reduction buffer
 
     const auto run_item = [&]<int NT>(int item, const Block& block) {
@@ -247,63 +261,73 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
 #pragma unroll
             for (int i = 0; i < 4; ++i) acc[s][m][n][i] = 0.0f;
 
-      for (int b = 0; b < inner; ++b) {
+      // Warp group ws takes every WS-th stage of the item: it waits once per stage and then has KU / WU units of
+      // independent work, while the other groups are at other stages.
+      int b = 0;
+      int chunk = ws;
+      for (int j = ws; j < length + surplus; j += T.ws, chunk += T.ws) {
+        const u32 q = position + static_cast<u32>(j);
+        const u32 stage = q % static_cast<u32>(T.stages);
+        mbarrier_wait(full(stage), (q / static_cast<u32>(T.stages)) & 1u);
+        if (j >= length) {
+          if (lane == 0) mbarrier_arrive(empty(stage));
+          break;
+        }
+        if constexpr (kAccumulate) {
+          while (chunk >= chunks) {
+            chunk -= chunks;
+            ++b;
+          }
+        }
         const bool zero_row = kAccumulate && (few.mask[b] >> matrix_row & 1u) == 0;
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-          mbarrier_wait(full(stage), phase);
-          const int left = args.units - chunk * T.ku;
-          const u32 weights = base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
-                              static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes);
-          const u32 rows = base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride;
-          const u32 own_row = T.rows < 8 ? (matrix_row < T.rows ? matrix_row : 0u) : matrix_row;
-          const u32 row = (zero_row ? base + kMap.zero : rows + own_row * kRowStride) + matrix_k;
+        const int left = args.units - chunk * T.ku;
+        const u32 weights = base + kMap.weights + stage * kMap.weight_stride +
+                            static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes);
+        const u32 rows = base + kMap.rows + stage * kMap.row_stage_stride;
+        const u32 own_row = T.rows < 8 ? (matrix_row < T.rows ? matrix_row : 0u) : matrix_row;
+        const u32 row = (zero_row ? base + kMap.zero : rows + own_row * kRowStride) + matrix_k;
 #pragma unroll
-          for (int uu = 0; uu < T.ku / T.wk; ++uu) {
-            const int u = wk * (T.ku / T.wk) + uu;
-            if (u < left) {
-              u32 x[NT][2][4];
+        for (int uu = 0; uu < T.ku / T.wu; ++uu) {
+          const int u = first_unit + uu;
+          if (u >= left) break;
+          u32 x[NT][2][4];
+#pragma unroll
+          for (int n = 0; n < NT; ++n) {
+            const u32 at = row + static_cast<u32>(n) * (8u * kRowStride) + static_cast<u32>(u) * (kUnitK * 2);
+            load_matrix4(x[n][0], at);
+            load_matrix4(x[n][1], at + 64u);
+          }
+#pragma unroll
+          for (int m = 0; m < T.mt; ++m) {
+            const u32 unit = weights + static_cast<u32>(m) * (T.ku * kUnitBytes) + static_cast<u32>(u) * kUnitBytes;
+            const Vec4 codes = load_shared4(unit + static_cast<u32>(lane) * 16u);
+            const Vec2 scale = load_shared2(unit + kUnitCodeBytes + static_cast<u32>(g) * 8u);
+            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              u32 a[4];
+              dequantise(words[i], scale_pair(i < 2 ? scale.x : scale.y, i % 2 != 0, scale_base), a);
 #pragma unroll
               for (int n = 0; n < NT; ++n) {
-                const u32 at = row + static_cast<u32>(n) * (8u * kRowStride) + static_cast<u32>(u) * (kUnitK * 2);
-                load_matrix4(x[n][0], at);
-                load_matrix4(x[n][1], at + 64u);
-              }
-#pragma unroll
-              for (int m = 0; m < T.mt; ++m) {
-                const u32 unit = weights + static_cast<u32>(m) * (T.ku * kUnitBytes) + static_cast<u32>(u) * kUnitBytes;
-                const Vec4 codes = load_shared4(unit + static_cast<u32>(lane) * 16u);
-                const Vec2 scale = load_shared2(unit + kUnitCodeBytes + static_cast<u32>(g) * 8u);
-                const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                  u32 a[4];
-                  dequantise(words[j], scale_pair(j < 2 ? scale.x : scale.y, j % 2 != 0, scale_base), a);
-#pragma unroll
-                  for (int n = 0; n < NT; ++n) {
-                    mma_m16n8k16(acc[j % kSets][m][n], a, x[n][j / 2][(j % 2) * 2], x[n][j / 2][(j % 2) * 2 + 1]);
-                  }
-                }
+                mma_m16n8k16(acc[i % kSets][m][n], a, x[n][i / 2][(i % 2) * 2], x[n][i / 2][(i % 2) * 2 + 1]);
               }
             }
           }
-          __syncwarp();
-          if (lane == 0) mbarrier_arrive(empty(stage));
-          if (++stage == T.stages) {
-            stage = 0;
-            phase ^= 1u;
-          }
         }
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(empty(stage));
       }
+      position += static_cast<u32>(length + surplus);
       if (kSets == 2) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) acc[0][0][0][i] += acc[kSets - 1][0][0][i];
       }
 
-      if (T.wk > 1) {
+      if (kWarpsK > 1) {
         // [parity][wk - 1][wm][fragment][lane] float4
         constexpr int kFragments = T.mt * T.nt;
         float4* partial = reinterpret_cast<float4*>(smem + kMap.partials) +
-                          parity * ((T.wk - 1) * T.wm * kFragments * 32) + lane;
+                          parity * ((kWarpsK - 1) * T.wm * kFragments * 32) + lane;
         if (wk > 0) {
 #pragma unroll
           for (int m = 0; m < T.mt; ++m)
@@ -321,7 +345,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
 #pragma unroll
           for (int n = 0; n < NT; ++n)
 #pragma unroll
-            for (int w = 0; w < T.wk - 1; ++w) {
+            for (int w = 0; w < kWarpsK - 1; ++w) {
               const float4 v = partial[((w * T.wm + wm) * kFragments + m * T.nt + n) * 32];
               acc[0][m][n][0] += v.x;
               acc[0][m][n][1] += v.y;

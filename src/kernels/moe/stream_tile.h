@@ -19,19 +19,21 @@ struct StreamTile {
   bool few;    // at most 8 tokens, routed inside the kernel
   int mt;      // row tiles (16 weight rows) per warp
   int wm;      // warps along rows
-  int wk;      // warps along K
+  int ws;      // warps along K by stage: each group takes every ws-th stage of an item (longer work per wait)
+  int wu;      // warps along K inside a stage: each takes ku / wu units (shorter latency)
   int nt;      // token tiles of 8
   int rows;    // token rows a stage has room for: 8 nt, or fewer where the token count is known to be smaller
   int ku;      // units (64 K) per stage
   int stages;
   int ctas;    // per SM
 
-  FOURFOLD_STREAM_HD constexpr int threads() const { return (wm * wk + 1) * 32; }
+  FOURFOLD_STREAM_HD constexpr int wk() const { return ws * wu; }
+  FOURFOLD_STREAM_HD constexpr int threads() const { return (wm * wk() + 1) * 32; }
 };
 
-template <bool GateUp, bool Few, int Mt, int Wm, int Wk, int Nt, int Rows, int Ku, int Stages, int Ctas>
+template <bool GateUp, bool Few, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas>
 struct StreamTileOf {
-  static constexpr StreamTile value{GateUp, Few, Mt, Wm, Wk, Nt, Rows, Ku, Stages, Ctas};
+  static constexpr StreamTile value{GateUp, Few, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas};
 };
 
 struct StreamMap {
@@ -63,7 +65,7 @@ FOURFOLD_STREAM_HD constexpr StreamMap stream_map(const StreamTile& t) {
   m.row_stage_stride = static_cast<unsigned>(t.rows) * stream_row_stride(t);
   at = up(at + m.row_stage_stride * static_cast<unsigned>(t.stages));
   m.partials = at;
-  at += static_cast<unsigned>(2 * (t.wk - 1) * t.wm * t.mt * t.nt) * 512u;
+  at += static_cast<unsigned>(2 * (t.wk() - 1) * t.wm * t.mt * t.nt) * 512u;
   m.zero = at;
   m.zero_bytes = t.few && !t.gate_up ? stream_row_stride(t) : 0u;
   at = up(at + m.zero_bytes);

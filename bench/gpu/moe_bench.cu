@@ -156,6 +156,8 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
   b.out = device_alloc<u16>(static_cast<size_t>(tokens) * s.hidden);
   b.route.counts = device_alloc<int>(2);
   b.route.blocks = device_alloc<Block>(max_blocks(static_cast<long long>(picks), s.experts, 8));
+  b.route.totals = device_alloc<int>(kMaxExperts + 1);
+  CUDA_CHECK(cudaMemset(b.route.totals, 0, (kMaxExperts + 1) * 4));
   b.route.slot_token = device_alloc<int>(picks);
   b.route.slot_weight = device_alloc<float>(picks);
   b.route.pick_slot = device_alloc<int>(picks);
@@ -165,7 +167,7 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
 void free_buffers(Buffers& b) {
   for (void* p : {static_cast<void*>(b.x), static_cast<void*>(b.ids), static_cast<void*>(b.router),
                   static_cast<void*>(b.h), static_cast<void*>(b.partial), static_cast<void*>(b.out),
-                  static_cast<void*>(b.route.counts), static_cast<void*>(b.route.blocks),
+                  static_cast<void*>(b.route.counts), static_cast<void*>(b.route.totals), static_cast<void*>(b.route.blocks),
                   static_cast<void*>(b.route.slot_token), static_cast<void*>(b.route.slot_weight),
                   static_cast<void*>(b.route.pick_slot)}) {
     CUDA_CHECK(cudaFree(p));
@@ -229,7 +231,13 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
            stream, d);
     return;
   }
-  launch(moe_route, dim3(1), kRouteThreads, 0, stream, routing, b.route, up.tokens);
+  if (picks <= kRouteOnePass) {
+    launch(moe_route, dim3(1), kRouteThreads, 0, stream, routing, b.route, up.tokens);
+  } else {
+    const unsigned ctas = static_cast<unsigned>((picks + kRouteManyPicks - 1) / kRouteManyPicks);
+    launch(moe_route_count, dim3(ctas), kRouteThreads, 0, stream, routing, b.route, up.tokens);
+    launch(moe_route_scatter, dim3(ctas), kRouteManyThreads, 0, stream, routing, b.route);
+  }
   launch(up.kernel, dim3(static_cast<unsigned>(g_sms * up.ctas)), up.threads, up.smem, stream, a);
   launch(down.kernel, dim3(static_cast<unsigned>(g_sms * down.ctas)), down.threads, down.smem, stream, d);
   launch(moe_combine, dim3(static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(b.tokens)), 256, 0, stream,

@@ -1,5 +1,5 @@
-// Sorts (token, choice) pairs by expert and cuts each expert's list into blocks of `tile` tokens. One CTA, so that
-// there is nothing to wait for on the host and the launch can be captured. The order of the slots inside one expert
+// Sorts (token, choice) pairs by expert and cuts each expert's list into blocks of `tile` tokens. Nothing
+// waits on the host, so that the launches can be captured. The order of the slots inside one expert
 // depends on atomics, the results do not: every slot is its own column of the multiplications.
 #pragma once
 
@@ -10,25 +10,20 @@ namespace fourfold::moe {
 
 inline constexpr int kMaxExperts = 1024;
 inline constexpr int kRouteThreads = 1024;
+inline constexpr int kRouteOwn = 8;                                  // picks a thread keeps in registers
+inline constexpr int kRouteOnePass = kRouteThreads * kRouteOwn;      // more picks than this take two kernels
+inline constexpr int kRouteManyThreads = 256;
+inline constexpr int kRouteManyPicks = kRouteManyThreads * kRouteOwn;  // of one CTA
 
-__global__ void __launch_bounds__(kRouteThreads, 1) moe_route(Routing routing, RouteTable table, int tile) {
-  __shared__ int count[kMaxExperts];
+namespace route_detail {
+
+// One CTA of 1024 threads, thread t holding expert t's number of slots: writes the blocks and the counts, returns the
+// expert's first slot.
+__device__ __forceinline__ int cut_blocks(int n, int tile, const RouteTable& table) {
   __shared__ int warp_sums[2][32];
   const int t = static_cast<int>(threadIdx.x);
   const int lane = t % 32;
   const int warp = t / 32;
-  const int picks = routing.tokens * routing.top_k;
-  count[t] = 0;
-  __syncthreads();
-  ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
-  for (int p = t; p < picks; p += kRouteThreads) {
-    const int id = routing.ids[p];
-    if (id >= 0 && id < routing.experts) atomicAdd(&count[id], 1);
-  }
-  __syncthreads();
-  // Exclusive sums over experts of slots and of blocks.
-  const int n = count[t];
   const int b = (n + tile - 1) / tile;
   int slots = n;
   int blocks = b;
@@ -59,30 +54,134 @@ __global__ void __launch_bounds__(kRouteThreads, 1) moe_route(Routing routing, R
     blocks += warp_sums[1][warp - 1];
   }
   const int first_slot = slots - n;
-  const int first_block = blocks - b;
   // Blocks of one expert are as equal as multiples of 8 tokens allow.
   const int even = b == 0 ? 0 : ((n + b - 1) / b + 7) / 8 * 8;
   const int size = even < tile ? even : tile;
   for (int i = 0; i < b; ++i) {
     const int rest = n - i * size;
-    table.blocks[first_block + i] = Block{t, first_slot + i * size, rest < size ? (rest > 0 ? rest : 0) : size, 0};
+    table.blocks[blocks - b + i] = Block{t, first_slot + i * size, rest < size ? (rest > 0 ? rest : 0) : size, 0};
   }
   if (t == kRouteThreads - 1) {
     table.counts[0] = blocks;
     table.counts[1] = slots;
   }
-  count[t] = first_slot;
+  return first_slot;
+}
+
+}  // namespace route_detail
+
+// At most kRouteOnePass picks: one CTA does it all.
+__global__ void __launch_bounds__(kRouteThreads, 1) moe_route(Routing routing, RouteTable table, int tile) {
+  __shared__ int count[kMaxExperts];
+  const int t = static_cast<int>(threadIdx.x);
+  const int picks = routing.tokens * routing.top_k;
+  count[t] = 0;
   __syncthreads();
-  for (int p = t; p < picks; p += kRouteThreads) {
-    const int id = routing.ids[p];
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+  int id[kRouteOwn];
+  int rank[kRouteOwn];
+  float weight[kRouteOwn];
+#pragma unroll
+  for (int i = 0; i < kRouteOwn; ++i) {
+    const int p = t + i * kRouteThreads;
+    id[i] = p < picks ? routing.ids[p] : -1;
+    weight[i] = p < picks ? routing.weights[p] : 0.0f;
+    if (id[i] >= routing.experts) id[i] = -1;
+  }
+#pragma unroll
+  for (int i = 0; i < kRouteOwn; ++i) rank[i] = id[i] >= 0 ? atomicAdd(&count[id[i]], 1) : 0;
+  __syncthreads();
+  const int n = count[t];
+  const int first = route_detail::cut_blocks(n, tile, table);
+  count[t] = first;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kRouteOwn; ++i) {
+    const int p = t + i * kRouteThreads;
+    if (p >= picks) break;
     int slot = -1;
-    if (id >= 0 && id < routing.experts) {
-      slot = atomicAdd(&count[id], 1);
+    if (id[i] >= 0) {
+      slot = count[id[i]] + rank[i];
+      table.slot_token[slot] = p / routing.top_k;
+      table.slot_weight[slot] = weight[i];
+    }
+    table.pick_slot[p] = slot;
+  }
+}
+
+// More picks: moe_route_count (grid: ceil(picks / kRouteManyPicks)) adds each CTA's histogram to `table.totals`; the CTA
+// that comes last cuts the blocks, turns the totals into first slots and leaves the arrival counter at zero.
+// moe_route_scatter (same grid) places the picks and needs the totals cleared again by its last CTA.
+__global__ void __launch_bounds__(kRouteThreads, 1) moe_route_count(Routing routing, RouteTable table, int tile) {
+  __shared__ int count[kMaxExperts];
+  __shared__ int last;
+  const int t = static_cast<int>(threadIdx.x);
+  const int picks = routing.tokens * routing.top_k;
+  count[t] = 0;
+  __syncthreads();
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+#pragma unroll
+  for (int i = 0; i < kRouteManyPicks / kRouteThreads; ++i) {
+    const int p = static_cast<int>(blockIdx.x) * kRouteManyPicks + i * kRouteThreads + t;
+    const int id = p < picks ? routing.ids[p] : -1;
+    if (id >= 0 && id < routing.experts) atomicAdd(&count[id], 1);
+  }
+  __syncthreads();
+  if (count[t] != 0) atomicAdd(&table.totals[t], count[t]);
+  __threadfence();
+  __syncthreads();
+  if (t == 0) last = atomicAdd(&table.totals[kMaxExperts], 1) == static_cast<int>(gridDim.x) - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  const int n = __ldcg(&table.totals[t]);
+  table.totals[t] = route_detail::cut_blocks(n, tile, table);
+  if (t == 0) table.totals[kMaxExperts] = 0;
+}
+
+__global__ void __launch_bounds__(kRouteManyThreads) moe_route_scatter(Routing routing, RouteTable table) {
+  __shared__ int count[kMaxExperts];
+  __shared__ int last;
+  const int t = static_cast<int>(threadIdx.x);
+  const int picks = routing.tokens * routing.top_k;
+  for (int e = t; e < kMaxExperts; e += kRouteManyThreads) count[e] = 0;
+  __syncthreads();
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+  int id[kRouteOwn];
+  int rank[kRouteOwn];
+#pragma unroll
+  for (int i = 0; i < kRouteOwn; ++i) {
+    const int p = static_cast<int>(blockIdx.x) * kRouteManyPicks + i * kRouteManyThreads + t;
+    id[i] = p < picks ? routing.ids[p] : -1;
+    if (id[i] >= routing.experts) id[i] = -1;
+  }
+#pragma unroll
+  for (int i = 0; i < kRouteOwn; ++i) rank[i] = id[i] >= 0 ? atomicAdd(&count[id[i]], 1) : 0;
+  __syncthreads();
+  for (int e = t; e < kMaxExperts; e += kRouteManyThreads) {
+    if (count[e] != 0) count[e] = atomicAdd(&table.totals[e], count[e]);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kRouteOwn; ++i) {
+    const int p = static_cast<int>(blockIdx.x) * kRouteManyPicks + i * kRouteManyThreads + t;
+    if (p >= picks) break;
+    int slot = -1;
+    if (id[i] >= 0) {
+      slot = count[id[i]] + rank[i];
       table.slot_token[slot] = p / routing.top_k;
       table.slot_weight[slot] = routing.weights[p];
     }
     table.pick_slot[p] = slot;
   }
+  __syncthreads();
+  if (t == 0) last = atomicAdd(&table.totals[kMaxExperts], 1) == static_cast<int>(gridDim.x) - 1;
+  __syncthreads();
+  if (!last) return;
+  for (int e = t; e <= kMaxExperts; e += kRouteManyThreads) table.totals[e] = 0;
 }
 
 // out[token] = sum over its choices, in order, of the down projection's weighted fp32 rows; bf16. One thread owns four

@@ -18,6 +18,7 @@ struct RouteTable {
   int* slot_token;       // [picks]
   float* slot_weight;    // [picks]
   int* pick_slot;        // [picks] slot of (token, choice), -1 if its expert id is out of range
+  int* totals;         // [1024 + 1] zeros: scratch of the two-kernel routing, which leaves it zero
 };
 
 constexpr int max_blocks(long long picks, int experts, int tile) {

@@ -1,5 +1,7 @@
-// What the kernels of an expert layer hand to each other, and their arguments. Host and device; no include.
+// What the kernels of an expert layer hand to each other, and their arguments. Host and device, freestanding.
 #pragma once
+
+#include "kernels/moe/layout.h"
 
 namespace fourfold::moe {
 
@@ -21,7 +23,8 @@ struct RouteTable {
   int* totals;         // [1024 + 1] zeros: scratch of the two-kernel routing, which leaves it zero
 };
 
-constexpr int max_blocks(long long picks, int experts, int tile) {
+// Blocks that `picks` choices can need, whatever the routing: the size of RouteTable::blocks.
+FOURFOLD_MOE_HD constexpr int max_blocks(long long picks, int experts, int tile) {
   const long long full = picks / tile;
   return static_cast<int>(full + (picks < experts ? picks : experts));
 }

@@ -124,7 +124,7 @@ TEST(MoeTiles, RegionsFollowEachOtherWithoutOverlap) {
   EXPECT_EQ(m.weight_stride, 2u * 4 * 576);
   EXPECT_GE(m.rows, m.weights + 8 * m.weight_stride);
   EXPECT_GE(m.partials, m.rows + 8 * 8 * stream_row_stride(t));
-  EXPECT_GE(m.few, m.partials + 2 * 7 * 2 * 512);
+  EXPECT_GE(m.few, m.partials + 2 * 8 * 2 * 512);
   EXPECT_GE(m.barriers, m.few + kFewTableBytes);
   EXPECT_EQ(m.total, m.barriers + 8 * 16);
   constexpr PrefillMap p = prefill_map({true, 160, 7});

@@ -195,15 +195,23 @@ __global__ void __launch_bounds__(256) moe_combine(const float* __restrict__ par
   ptx::grid_launch_dependents();
   if (column >= columns) return;
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 4
-  for (int k = 0; k < top_k; ++k) {
-    const int slot = pick_slot[token * top_k + k];
-    if (slot < 0) continue;
-    const float4 v = *reinterpret_cast<const float4*>(partial + slot * partial_stride + column);
-    sum[0] += v.x;
-    sum[1] += v.y;
-    sum[2] += v.z;
-    sum[3] += v.w;
+  for (int base = 0; base < top_k; base += 8) {  // eight rows in flight; a missing choice loads nothing and adds nothing
+    float4 v[8];
+    int slot[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) slot[i] = base + i < top_k ? pick_slot[token * top_k + base + i] : -1;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      v[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (slot[i] >= 0) v[i] = *reinterpret_cast<const float4*>(partial + slot[i] * partial_stride + column);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      sum[0] += v[i].x;
+      sum[1] += v[i].y;
+      sum[2] += v[i].z;
+      sum[3] += v[i].w;
+    }
   }
   *reinterpret_cast<uint2*>(out + token * out_stride + column) =
       make_uint2(ptx::to_bf16x2(sum[0], sum[1]), ptx::to_bf16x2(sum[2], sum[3]));

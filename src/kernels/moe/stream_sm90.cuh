@@ -158,9 +158,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
       }
     }
   };
-  const auto block_of = [&](const Cursor& c) -> Block {
-    if (c.inner == inner) return Block{-1, 0, 0, 0};
-    const int b = kAccumulate ? c.inner : c.item / row_groups;
+  // The block that an item belongs to (accumulating: block number `index` of every item). Past the end: no expert.
+  const auto block_at = [&](int item, int index) -> Block {
+    if (item >= items || index >= blocks) return Block{-1, 0, 0, 0};
+    const int b = kAccumulate ? index : item / row_groups;
     if (T.few) return Block{few.expert[b], b, 0, static_cast<int>(few.mask[b])};
     return args.route.blocks[b];
   };
@@ -173,13 +174,50 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
       const int left = args.units - c.chunk * T.ku;
       return static_cast<u32>(left < T.ku ? left : T.ku);
     };
+    // The present item's group of rows and, without accumulation, its block and this lane's token row. Both are fetched
+    // one and two items ahead, so that no stage waits for a chain of loads.
+    int group = 0;
+    Block block{-1, 0, 0, 0};
+    Block ahead{-1, 0, 0, 0};
+    Block further{-1, 0, 0, 0};
+    int row = 0;
+    int row_ahead = 0;
+    int ready_item = -1;
+    const auto row_of = [&](const Block& b) -> int {
+      if (T.few) return T.gate_up ? lane : b.first * kFewTokens + lane;
+      if (b.expert < 0 || lane >= b.count) return 0;
+      return T.gate_up ? args.route.slot_token[b.first + lane] : b.first + lane;
+    };
+    const auto enter = [&](const Cursor& c) -> Block {
+      if (kAccumulate) {
+        group = c.item;
+        const Block b = block_at(c.item, c.inner);
+        row = row_of(b);
+        return b;
+      }
+      if (c.item != ready_item) {
+        if (ready_item >= 0 && c.item == ready_item + step) {
+          block = ahead;
+          row = row_ahead;
+          ahead = further;
+        } else {
+          block = block_at(c.item, 0);
+          row = row_of(block);
+          ahead = block_at(c.item + step, 0);
+        }
+        ready_item = c.item;
+        group = c.item % row_groups;
+        row_ahead = row_of(ahead);
+        further = block_at(c.item + 2 * step, 0);
+      }
+      return c.inner == inner ? Block{-1, 0, 0, 0} : block;
+    };
     const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
       if (b.expert < 0) {
         if (lane == 0) mbarrier_arrive(full(stage));
         return;
       }
       const u32 units = units_of(c);
-      const int group = kAccumulate ? c.item : c.item % row_groups;
       const int left = args.row_tiles - group * kRowTiles;
       const int tiles = left < kRowTiles ? left : kRowTiles;
       const u32 rows = static_cast<u32>(T.few ? __popc(b.unused) : b.count);
@@ -197,17 +235,11 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     };
     const auto issue_rows = [&](const Cursor& c, const Block& b, int stage) {
       if (b.expert < 0) return;
-      const u32 bytes = units_of(c) * (kUnitK * 2);
       const bool wanted = T.few ? (static_cast<u32>(b.unused) >> lane & 1u) != 0 : lane < b.count;
       if (wanted) {
-        long long row;
-        if (T.few) {
-          row = T.gate_up ? lane : b.first * kFewTokens + lane;
-        } else {
-          row = T.gate_up ? args.route.slot_token[b.first + lane] : b.first + lane;
-        }
         bulk_copy(base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
-                  args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), bytes, full(stage), row_policy);
+                  args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), units_of(c) * (kUnitK * 2),
+                  full(stage), row_policy);
       }
     };
     Cursor c{first_item, 0, 0};
@@ -215,17 +247,17 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     u32 phase = 0;
     if (!T.gate_up) {
       Cursor w = c;
-      for (int s = 0; s < T.stages && w.item < items && blocks > 0; ++s, next(w)) issue_weights(w, block_of(w), s);
+      for (int s = 0; s < T.stages && w.item < items && blocks > 0; ++s, next(w)) issue_weights(w, enter(w), s);
       grid_dependency_wait();
       grid_launch_dependents();
       w = c;
-      for (int s = 0; s < T.stages && w.item < items && blocks > 0; ++s, next(w)) issue_rows(w, block_of(w), s);
+      for (int s = 0; s < T.stages && w.item < items && blocks > 0; ++s, next(w)) issue_rows(w, enter(w), s);
       c = w;
       phase = 1;
     }
     for (; c.item < items && blocks > 0; next(c)) {
       mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
-      const Block b = block_of(c);
+      const Block b = enter(c);
       issue_weights(c, b, stage);
       issue_rows(c, b, stage);
       if (++stage == T.stages) {
@@ -250,7 +282,30 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     const int length = inner * chunks;
     int parity = 0;  // of the reduction buffer
 
-    const auto run_item = [&]<int NT>(int item, const Block& block) {
+    // What the epilogue multiplies with, fetched one item ahead.
+    struct Factors {
+      float first, second, fold;
+      float column[2 * T.nt];
+    };
+    const auto factors_of = [&](const Block& b) {
+      Factors f = {};
+      if (kAccumulate || b.expert < 0) return f;
+      if (T.gate_up) {
+        f.first = args.scales[b.expert * 2];
+        f.second = args.scales[b.expert * 2 + 1];
+        if (T.few) f.fold = args.down_scales[b.expert];
+      } else {
+        f.first = args.scales[b.expert];
+#pragma unroll
+        for (int i = 0; i < 2 * T.nt; ++i) {
+          const int column = i / 2 * 8 + 2 * l + i % 2;
+          if (column < b.count) f.column[i] = args.route.slot_weight[b.first + column];
+        }
+      }
+      return f;
+    };
+
+    const auto run_item = [&]<int NT>(int item, const Block& block, const Factors& factors) {
       float acc[kSets][T.mt][NT][4];
 #pragma unroll
       for (int s = 0; s < kSets; ++s)
@@ -323,97 +378,106 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
         for (int i = 0; i < 4; ++i) acc[0][0][0][i] += acc[kSets - 1][0][0][i];
       }
 
-      if (kWarpsK > 1) {
-        // [parity][wk - 1][wm][fragment][lane] float4
-        constexpr int kFragments = T.mt * T.nt;
-        float4* partial = reinterpret_cast<float4*>(smem + kMap.partials) +
-                          parity * ((kWarpsK - 1) * T.wm * kFragments * 32) + lane;
-        if (wk > 0) {
+      // ---- epilogue: lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment
+      const int group = kAccumulate ? item : item % row_groups;
+      const auto finish = [&](int m, int n, const float (&v)[4]) {
+        const int tile = group * kRowTiles + wm * T.mt + m;
+        if (tile >= args.row_tiles) return;
 #pragma unroll
-          for (int m = 0; m < T.mt; ++m)
-#pragma unroll
-            for (int n = 0; n < NT; ++n) {
-              const float(&v)[4] = acc[0][m][n];
-              partial[(((wk - 1) * T.wm + wm) * kFragments + m * T.nt + n) * 32] = make_float4(v[0], v[1], v[2], v[3]);
+        for (int e = 0; e < 2; ++e) {
+          const int column = n * 8 + 2 * l + e;
+          const float low = v[e];
+          const float high = v[2 + e];
+          if constexpr (T.gate_up) {
+            const bool valid = T.few ? (static_cast<u32>(block.unused) >> column & 1u) != 0 : column < block.count;
+            if (!valid) continue;
+            float gate = low * (factors.first * kEpilogueScale);
+            float up = high * (factors.second * kEpilogueScale);
+            if (args.limit > 0.0f) {
+              gate = gate > args.limit ? args.limit : gate;
+              up = up > args.limit ? args.limit : up < -args.limit ? -args.limit : up;
             }
+            float h = gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.4426950408889634f)) * up;
+            long long out_row = block.first + column;
+            if (T.few) {
+              h *= few.weight[block.first * kFewTokens + column] * factors.fold;
+              out_row = block.first * kFewTokens + column;
+            }
+            static_cast<u16*>(args.out)[out_row * args.out_stride + tile * 8 + g] = to_bf16(h);
+          } else if constexpr (kAccumulate) {
+            if (column >= args.routing.tokens) continue;
+            u16* out = static_cast<u16*>(args.out) + column * args.out_stride + tile * 16 + g;
+            out[0] = to_bf16(low * kEpilogueScale);
+            out[8] = to_bf16(high * kEpilogueScale);
+          } else {
+            if (column >= block.count) continue;
+            const float s = factors.first * kEpilogueScale * factors.column[n * 2 + e];
+            float* out = static_cast<float*>(args.out) + (block.first + column) * args.out_stride + tile * 16 + g;
+            out[0] = low * s;
+            out[8] = high * s;
+          }
         }
-        barrier_sync(1, kConsumers * 32);
-        parity ^= 1;
-        if (wk > 0) return;
+      };
+
+      if constexpr (kWarpsK == 1) {
 #pragma unroll
         for (int m = 0; m < T.mt; ++m)
 #pragma unroll
-          for (int n = 0; n < NT; ++n)
+          for (int n = 0; n < NT; ++n) finish(m, n, acc[0][m][n]);
+      } else {
+        // [parity][wk][wm][fragment][lane] float4. Fragment f is added up, w = 0 first, and finished by warp f mod WK.
+        constexpr int kFragments = T.mt * T.nt;
+        float4* partial = reinterpret_cast<float4*>(smem + kMap.partials) +
+                          parity * (kWarpsK * T.wm * kFragments * 32) + wm * (kFragments * 32) + lane;
 #pragma unroll
-            for (int w = 0; w < kWarpsK - 1; ++w) {
-              const float4 v = partial[((w * T.wm + wm) * kFragments + m * T.nt + n) * 32];
-              acc[0][m][n][0] += v.x;
-              acc[0][m][n][1] += v.y;
-              acc[0][m][n][2] += v.z;
-              acc[0][m][n][3] += v.w;
+        for (int m = 0; m < T.mt; ++m)
+#pragma unroll
+          for (int n = 0; n < NT; ++n) {
+            const float(&v)[4] = acc[0][m][n];
+            partial[(wk * T.wm * kFragments + m * T.nt + n) * 32] = make_float4(v[0], v[1], v[2], v[3]);
+          }
+        barrier_sync(1, kConsumers * 32);
+        parity ^= 1;
+#pragma unroll
+        for (int m = 0; m < T.mt; ++m)
+#pragma unroll
+          for (int n = 0; n < NT; ++n) {
+            if ((m * NT + n) % kWarpsK != wk) continue;
+            float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+            for (int w = 0; w < kWarpsK; ++w) {
+              const float4 p = partial[(w * T.wm * kFragments + m * T.nt + n) * 32];
+              v[0] += p.x;
+              v[1] += p.y;
+              v[2] += p.z;
+              v[3] += p.w;
             }
-      }
-
-      // ---- epilogue: lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment
-      const int group = kAccumulate ? item : item % row_groups;
-      const int tile0 = group * kRowTiles + wm * T.mt;
-#pragma unroll
-      for (int m = 0; m < T.mt; ++m) {
-        const int tile = tile0 + m;
-        if (tile >= args.row_tiles) break;
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int column = n * 8 + 2 * l + e;
-            const float low = acc[0][m][n][e];
-            const float high = acc[0][m][n][2 + e];
-            if constexpr (T.gate_up) {
-              const bool valid = T.few ? (static_cast<u32>(block.unused) >> column & 1u) != 0 : column < block.count;
-              if (!valid) continue;
-              float gate = low * (args.scales[block.expert * 2] * kEpilogueScale);
-              float up = high * (args.scales[block.expert * 2 + 1] * kEpilogueScale);
-              if (args.limit > 0.0f) {
-                gate = gate > args.limit ? args.limit : gate;
-                up = up > args.limit ? args.limit : up < -args.limit ? -args.limit : up;
-              }
-              float h = gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.4426950408889634f)) * up;
-              long long out_row = block.first + column;
-              if (T.few) {
-                h *= few.weight[block.first * kFewTokens + column] * args.down_scales[block.expert];
-                out_row = block.first * kFewTokens + column;
-              }
-              static_cast<u16*>(args.out)[out_row * args.out_stride + tile * 8 + g] = to_bf16(h);
-            } else if constexpr (kAccumulate) {
-              if (column >= args.routing.tokens) continue;
-              u16* out = static_cast<u16*>(args.out) + column * args.out_stride + tile * 16 + g;
-              out[0] = to_bf16(low * kEpilogueScale);
-              out[8] = to_bf16(high * kEpilogueScale);
-            } else {
-              if (column >= block.count) continue;
-              const float s = args.scales[block.expert] * kEpilogueScale * args.route.slot_weight[block.first + column];
-              float* out = static_cast<float*>(args.out) + (block.first + column) * args.out_stride + tile * 16 + g;
-              out[0] = low * s;
-              out[8] = high * s;
-            }
+            finish(m, n, v);
           }
       }
     };
 
+    Block block = block_at(first_item, 0);
+    Block ahead = block_at(first_item + step, 0);
+    Factors factors = factors_of(block);
     for (int item = first_item; item < items; item += step) {
-      const Block block = kAccumulate ? Block{0, 0, 0, 0} : block_of(Cursor{item, 0, 0});
+      const Block further = kAccumulate ? block : block_at(item + 2 * step, 0);
+      const Factors factors_ahead = factors_of(ahead);
       const int columns = T.few ? 8 : block.count;
       if constexpr (T.nt == 1) {
-        run_item.template operator()<1>(item, block);
+        run_item.template operator()<1>(item, block, factors);
       } else {
         if (columns <= 8) {
-          run_item.template operator()<1>(item, block);
+          run_item.template operator()<1>(item, block, factors);
         } else if (T.nt == 2 || columns <= 16) {
-          run_item.template operator()<2>(item, block);
+          run_item.template operator()<2>(item, block, factors);
         } else {
-          run_item.template operator()<T.nt>(item, block);
+          run_item.template operator()<T.nt>(item, block, factors);
         }
       }
+      block = ahead;
+      ahead = further;
+      factors = factors_ahead;
     }
   }
 }

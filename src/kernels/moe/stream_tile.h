@@ -41,7 +41,7 @@ struct StreamMap {
   unsigned weight_stride;
   unsigned rows;              // [stages][rows][row stride] bf16
   unsigned row_stage_stride;
-  unsigned partials;          // [2][wk - 1][wm][mt nt][32] float4
+  unsigned partials;          // [2][wk][wm][mt nt][32] float4
   unsigned zero;              // down, few: one row of zeros for tokens that do not use an expert
   unsigned zero_bytes;
   unsigned few;               // FewTables
@@ -65,7 +65,7 @@ FOURFOLD_STREAM_HD constexpr StreamMap stream_map(const StreamTile& t) {
   m.row_stage_stride = static_cast<unsigned>(t.rows) * stream_row_stride(t);
   at = up(at + m.row_stage_stride * static_cast<unsigned>(t.stages));
   m.partials = at;
-  at += static_cast<unsigned>(2 * (t.wk() - 1) * t.wm * t.mt * t.nt) * 512u;
+  at += static_cast<unsigned>(2 * (t.wk() == 1 ? 0 : t.wk()) * t.wm * t.mt * t.nt) * 512u;
   m.zero = at;
   m.zero_bytes = t.few && !t.gate_up ? stream_row_stride(t) : 0u;
   at = up(at + m.zero_bytes);

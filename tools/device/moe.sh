@@ -9,7 +9,7 @@ mkdir -p "$out"
 bench=${MOE_BENCH:-$out/moe_bench}
 if [ ! -x "$bench" ]; then
   nvcc -std=c++20 -O2 -I"$here" -I"$here/src" -gencode=arch=compute_90a,code=sm_90a -cudart static \
-    -o "$bench" "$here/bench/gpu/moe_bench.cu" || exit 1
+    -o "$bench" "$here/bench/gpu/moe_bench.cu" "$here/bench/gpu/moe_prefill.cu" --threads 2 --split-compile 8 || exit 1
 fi
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.draw --format=csv,noheader
 timeout 200 "$bench" --check --shape 35B,122B,397B,e512h2560i640,e512h2560i320,e128h2688i1856,i704,k16,k1 \

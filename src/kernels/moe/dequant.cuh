@@ -19,13 +19,17 @@ __device__ __forceinline__ ptx::u32 scale_pair(ptx::u32 word, bool odd, ptx::u32
 }
 
 // The A fragment of one 16 x 16 block: weight times 2^-20 / tensor scale.
+template <bool Pinned = false>
 __device__ __forceinline__ void dequantise(ptx::u32 w, ptx::u32 scales, ptx::u32 (&a)[4]) {
   const ptx::u32 low = ptx::both_low(scales);
   const ptx::u32 high = ptx::both_high(scales);
-  a[0] = ptx::mul_bf16x2(w & kCodeMask, low);
-  a[1] = ptx::mul_bf16x2((w << 6) & kCodeMask, high);
-  a[2] = ptx::mul_bf16x2(__funnelshift_r(w, w, 4) & kCodeMask, low);
-  a[3] = ptx::mul_bf16x2(((w << 2) ^ (w >> 6)) & kCodeMask, high);
+  const auto multiply = [](ptx::u32 x, ptx::u32 y) {
+    return Pinned ? ptx::mul_bf16x2_pinned(x, y) : ptx::mul_bf16x2(x, y);
+  };
+  a[0] = multiply(w & kCodeMask, low);
+  a[1] = multiply((w << 6) & kCodeMask, high);
+  a[2] = multiply(__funnelshift_r(w, w, 4) & kCodeMask, low);
+  a[3] = multiply(((w << 2) ^ (w >> 6)) & kCodeMask, high);
 }
 
 }  // namespace fourfold::moe

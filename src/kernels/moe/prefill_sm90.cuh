@@ -22,9 +22,10 @@ using namespace ptx;
 __device__ __forceinline__ void copy16(u32 destination, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
 }
-// This thread's earlier cp.async count as one arrival once they have landed.
-__device__ __forceinline__ void copy_arrive(u32 bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Pending>
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
 template <int Count>
@@ -53,50 +54,70 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
   const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
 
   float acc[2][N / 2];
+  Vec4 codes[2];
+  Vec2 scale[2];
+  u32 a[2][2][4];
+  u64 rows = 0;
+  int stage = 0;
   int previous = -1;
-  const auto unit_step = [&]<bool First>() {
-    mbarrier_wait(full(ring.stage), ring.phase);
-    fence_async_shared();  // the rows were written by cp.async, wgmma reads them through the asynchronous proxy
-    Vec4 codes[2];
-    Vec2 scale[2];
+  // Waits for the next unit and takes its words.
+  const auto take = [&]() {
+    stage = ring.stage;
+    mbarrier_wait(full(stage), ring.phase);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const u32 at = base + kMap.weights + static_cast<u32>(ring.stage) * kMap.weight_stride +
+      const u32 at = base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
                      static_cast<u32>(consumer * 8 + m * 4 + warp) * kUnitBytes;
       codes[m] = load_shared4(at + static_cast<u32>(lane) * 16u);
       scale[m] = load_shared2(at + kUnitCodeBytes + static_cast<u32>(g) * 8u);
     }
-    const u64 rows = swizzled_descriptor(base + kMap.rows + static_cast<u32>(ring.stage) * kMap.row_stride);
-    u32 a[2][2][4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const u32 word = j == 0 ? codes[m].x : j == 1 ? codes[m].y : j == 2 ? codes[m].z : codes[m].w;
-        dequantise(word, scale_pair(j < 2 ? scale[m].x : scale[m].y, j % 2 != 0, scale_base), a[j % 2][m]);
-      }
-      wgmma_fence();
-      if (First && j == 0) {
-        Wgmma<N>::set(acc[0], a[0][0], rows);
-        Wgmma<N>::set(acc[1], a[0][1], rows);
-      } else {
-        Wgmma<N>::add(acc[0], a[j % 2][0], rows + static_cast<u64>(2 * j));
-        Wgmma<N>::add(acc[1], a[j % 2][1], rows + static_cast<u64>(2 * j));
-      }
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (!First && j == 0) {
-        if (threadIdx.x % 128 == 0) mbarrier_arrive(empty(previous));
-      }
-    }
-    previous = ring.stage;
+    rows = swizzled_descriptor(base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride);
     if (++ring.stage == T.stages) {
       ring.stage = 0;
       ring.phase ^= 1u;
     }
   };
-  unit_step.template operator()<true>();
-  for (int unit = 1; unit < args.units; ++unit) unit_step.template operator()<false>();
+  const auto fragments = [&]<int J>() {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const u32 word = J == 0 ? codes[m].x : J == 1 ? codes[m].y : J == 2 ? codes[m].z : codes[m].w;
+      dequantise<true>(word, scale_pair(J < 2 ? scale[m].x : scale[m].y, J % 2 != 0, scale_base), a[J % 2][m]);
+    }
+  };
+  const auto multiply = [&]<int J, bool First>() {
+    wgmma_fence();
+    if constexpr (First) {
+      Wgmma<N>::set(acc[0], a[J % 2][0], rows + static_cast<u64>(2 * J));
+      Wgmma<N>::set(acc[1], a[J % 2][1], rows + static_cast<u64>(2 * J));
+    } else {
+      Wgmma<N>::add(acc[0], a[J % 2][0], rows + static_cast<u64>(2 * J));
+      Wgmma<N>::add(acc[1], a[J % 2][1], rows + static_cast<u64>(2 * J));
+    }
+    wgmma_commit();
+    wgmma_wait<1>();  // the multiplication before this one is done: its fragments may be overwritten
+  };
+  // While K block j is multiplied, block j + 1 is dequantised, across units.
+  const auto unit_step = [&]<bool First>(bool more) {
+    multiply.template operator()<0, First>();
+    if (!First) {
+      if (threadIdx.x % 128 == 0) mbarrier_arrive(empty(previous));
+    }
+    fragments.template operator()<1>();
+    multiply.template operator()<1, false>();
+    fragments.template operator()<2>();
+    multiply.template operator()<2, false>();
+    fragments.template operator()<3>();
+    multiply.template operator()<3, false>();
+    previous = stage;
+    if (more) {
+      take();
+      fragments.template operator()<0>();
+    }
+  };
+  take();
+  fragments.template operator()<0>();
+  unit_step.template operator()<true>(args.units > 1);
+  for (int unit = 1; unit < args.units; ++unit) unit_step.template operator()<false>(unit + 1 < args.units);
   wgmma_wait<0>();
   keep(acc[0]);
   keep(acc[1]);
@@ -171,17 +192,31 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     const int t = static_cast<int>(threadIdx.x);
     const u64 policy = policy_evict_first();
+    // Lanes 0..3 of each warp bring one row tile each: the lanes of a warp issue bulk copies one after the other.
+    const int tile = t % 32 < 4 ? t / 32 * 4 + t % 32 : kPrefillRowTiles;
     const u32 chunk = static_cast<u32>(t % 8);
     const u32 place = static_cast<u32>(t / 8) * 128u + ((chunk ^ (static_cast<u32>(t / 8) & 7u)) * 16u);
     int stage = 0;
     u32 phase = 0;
+    // Rows are announced kLag stages late, when they have landed and this thread has fenced them for the asynchronous
+    // proxy that wgmma reads through. (The same fence in the consumers costs a memory barrier per stage on their
+    // critical path.)
+    constexpr int kLag = 3;
+    static_assert(kLag < T.stages);
+    int pending = 0;
+    int late = 0;
+    const auto announce = [&]() {
+      fence_async_shared();
+      mbarrier_arrive(full(late));
+      if (++late == T.stages) late = 0;
+    };
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
       const Block block = args.route.blocks[item / row_groups];
       const int row_tile = item % row_groups * kPrefillRowTiles;
       const int left = args.row_tiles - row_tile;
       const int tiles = left < kPrefillRowTiles ? left : kPrefillRowTiles;
       const u8* weights = args.weights + static_cast<u64>(block.expert) * args.expert_bytes +
-                          static_cast<u64>(row_tile + t) * args.units * kUnitBytes;
+                          static_cast<u64>(row_tile + tile) * args.units * kUnitBytes;
       u32 offset[T.tokens / 16];  // in 16-byte pieces
 #pragma unroll
       for (int i = 0; i < T.tokens / 16; ++i) {
@@ -193,12 +228,9 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
       for (int unit = 0; unit < args.units; ++unit) {
         mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
         if (t == 0) mbarrier_arrive_expect(full(stage), static_cast<u32>(tiles) * kUnitBytes);
-        if (t < 32) {
-          __syncwarp();
-          if (t < tiles) {
-            bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride + static_cast<u32>(t) * kUnitBytes,
-                      weights + static_cast<u64>(unit) * kUnitBytes, kUnitBytes, full(stage), policy);
-          }
+        if (tile < tiles) {
+          bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride + static_cast<u32>(tile) * kUnitBytes,
+                    weights + static_cast<u64>(unit) * kUnitBytes, kUnitBytes, full(stage), policy);
         }
         const u32 destination = base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride + place;
         const u8* source = reinterpret_cast<const u8*>(args.source) + static_cast<u64>(unit) * (kUnitK * 2);
@@ -208,13 +240,21 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
             copy16(destination + static_cast<u32>(i) * 2048u, source + static_cast<u64>(offset[i]) * 16u);
           }
         }
-        copy_arrive(full(stage));
+        copy_commit();
+        if (pending == kLag) {
+          copy_wait<kLag>();
+          announce();
+        } else {
+          ++pending;
+        }
         if (++stage == T.stages) {
           stage = 0;
           ++phase;
         }
       }
     }
+    copy_wait<0>();
+    for (; pending > 0; --pending) announce();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const u32 scale_base = opaque_scale_base(args.zero);
@@ -222,7 +262,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
       const Block block = args.route.blocks[item / row_groups];
       const int row_tile = item % row_groups * kPrefillRowTiles;
-      const int n = block.count <= 0 ? 1 : (block.count + kPrefillTokenStep - 1) / kPrefillTokenStep;
+      const int steps = block.count <= 0 ? 1 : (block.count + kPrefillTokenStep - 1) / kPrefillTokenStep;
+      const int n = steps == 3 ? 4 : steps == 5 || steps == 7 ? steps + 1 : steps;  // widths that are compiled
 #define FOURFOLD_CASE(I)                                                                                      \
   case I:                                                                                                     \
     if constexpr (I * kPrefillTokenStep <= T.tokens)                                                          \
@@ -231,11 +272,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
       switch (n) {
         FOURFOLD_CASE(1)
         FOURFOLD_CASE(2)
-        FOURFOLD_CASE(3)
         FOURFOLD_CASE(4)
-        FOURFOLD_CASE(5)
         FOURFOLD_CASE(6)
-        FOURFOLD_CASE(7)
         FOURFOLD_CASE(8)
         FOURFOLD_CASE(9)
         FOURFOLD_CASE(10)

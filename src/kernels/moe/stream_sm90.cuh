@@ -4,8 +4,8 @@
 //   down, accumulating      (tokens <= 8: one output tile loops over all active experts and writes the final bf16 row)
 //   down, sorted            (fp32 rows per slot, summed by moe_combine)
 //
-// A CTA is MT*WM row tiles (of 16 weight rows) wide and persistent over items. One producer warp keeps a ring of stages
-// full with bulk copies: per row tile one contiguous strip of KU units, per token one row piece. Consumer warps are WM
+// A CTA is MT*WM row tiles (of 16 weight rows) wide and persistent over items. Producer warps keep a ring of stages full
+// with bulk copies: per row tile one contiguous strip of KU units, per token one row piece. Consumer warps are WM
 // (rows) x WS (every WS-th stage of an item) x WU
 // (units of a stage); a warp holds MT x NT fp32 accumulators of m16n8k16 with the weights as A operand.
 // Partial sums of the WS x WU warps meet in shared memory and are added in a fixed order. No atomics.
@@ -96,7 +96,7 @@ struct Cursor {
 
 // `Tile` is a StreamTileOf<...>: a type, because nvcc's host stubs do not take structures as template arguments.
 template <typename Tile>
-__global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
+__global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     moe_stream(const __grid_constant__ GemmArgs args) {
   using namespace stream_detail;
   static constexpr StreamTile T = Tile::value;
@@ -166,8 +166,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     return args.route.blocks[b];
   };
 
-  if (warp == kConsumers) {
-    // ---- producer
+  if (warp >= kConsumers) {
+    // ---- producers: the lanes of a warp issue bulk copies one after the other, so several warps share them
+    const int producer = warp - kConsumers;
+    const bool mine = lane % T.producers() == producer;
     const u64 weight_policy = policy_evict_first();
     const u64 row_policy = policy_evict_last();
     const auto units_of = [&](const Cursor& c) {
@@ -214,18 +216,18 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     };
     const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
       if (b.expert < 0) {
-        if (lane == 0) mbarrier_arrive(full(stage));
+        if (producer == 0 && lane == 0) mbarrier_arrive(full(stage));
         return;
       }
       const u32 units = units_of(c);
       const int left = args.row_tiles - group * kRowTiles;
       const int tiles = left < kRowTiles ? left : kRowTiles;
       const u32 rows = static_cast<u32>(T.few ? __popc(b.unused) : b.count);
-      if (lane == 0) {
+      if (producer == 0 && lane == 0) {
         mbarrier_arrive_expect(full(stage), units * (static_cast<u32>(tiles) * kUnitBytes + rows * (kUnitK * 2)));
       }
       __syncwarp();
-      if (lane < tiles) {
+      if (mine && lane < tiles) {
         const u8* source = args.weights + static_cast<u64>(b.expert) * args.expert_bytes +
                            (static_cast<u64>(group * kRowTiles + lane) * args.units + c.chunk * T.ku) * kUnitBytes;
         bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
@@ -236,7 +238,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     const auto issue_rows = [&](const Cursor& c, const Block& b, int stage) {
       if (b.expert < 0) return;
       const bool wanted = T.few ? (static_cast<u32>(b.unused) >> lane & 1u) != 0 : lane < b.count;
-      if (wanted) {
+      if (mine && wanted) {
         bulk_copy(base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
                   args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), units_of(c) * (kUnitK * 2),
                   full(stage), row_policy);

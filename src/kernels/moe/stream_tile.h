@@ -28,7 +28,10 @@ struct StreamTile {
   int ctas;    // per SM
 
   FOURFOLD_STREAM_HD constexpr int wk() const { return ws * wu; }
-  FOURFOLD_STREAM_HD constexpr int threads() const { return (wm * wk() + 1) * 32; }
+  FOURFOLD_STREAM_HD constexpr int producers() const { return nt > 1 ? 4 : 2; }
+  FOURFOLD_STREAM_HD constexpr int threads() const { return (wm * wk() + producers()) * 32; }
+  // Few tokens: room for the next kernel's CTAs beside this one's, or its early launch buys nothing.
+  FOURFOLD_STREAM_HD constexpr int resident() const { return few ? ctas + 1 : ctas; }
 };
 
 template <bool GateUp, bool Few, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas>

@@ -104,6 +104,12 @@ __device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
+// The same, but the compiler leaves it where it is: between the multiplications it is meant to overlap with.
+__device__ __forceinline__ u32 mul_bf16x2_pinned(u32 a, u32 b) {
+  u32 r;
+  asm volatile("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
 // Both halves of the result are one half of the argument; ptxas turns this into an operand selector, not an instruction.
 __device__ __forceinline__ u32 both_low(u32 a) {
   u32 r;

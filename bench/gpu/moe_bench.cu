@@ -159,7 +159,6 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
   b.route.totals = device_alloc<int>(kMaxExperts + 1);
   CUDA_CHECK(cudaMemset(b.route.totals, 0, (kMaxExperts + 1) * 4));
   b.route.slot_token = device_alloc<int>(picks);
-  b.route.slot_weight = device_alloc<float>(picks);
   b.route.pick_slot = device_alloc<int>(picks);
   return b;
 }
@@ -168,7 +167,7 @@ void free_buffers(Buffers& b) {
   for (void* p : {static_cast<void*>(b.x), static_cast<void*>(b.ids), static_cast<void*>(b.router),
                   static_cast<void*>(b.h), static_cast<void*>(b.partial), static_cast<void*>(b.out),
                   static_cast<void*>(b.route.counts), static_cast<void*>(b.route.totals), static_cast<void*>(b.route.blocks),
-                  static_cast<void*>(b.route.slot_token), static_cast<void*>(b.route.slot_weight),
+                  static_cast<void*>(b.route.slot_token),
                   static_cast<void*>(b.route.pick_slot)}) {
     CUDA_CHECK(cudaFree(p));
   }
@@ -241,7 +240,7 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
   launch(up.kernel, dim3(static_cast<unsigned>(g_sms * up.ctas)), up.threads, up.smem, stream, a);
   launch(down.kernel, dim3(static_cast<unsigned>(g_sms * down.ctas)), down.threads, down.smem, stream, d);
   launch(moe_combine, dim3(static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(b.tokens)), 256, 0, stream,
-         static_cast<const float*>(b.partial), static_cast<long long>(s.hidden), static_cast<const int*>(b.route.pick_slot),
+         static_cast<const float*>(b.partial), static_cast<long long>(s.hidden), static_cast<const int*>(b.route.pick_slot), routing.weights,
          s.top_k, s.hidden, b.out, static_cast<long long>(s.hidden));
 }
 

@@ -153,10 +153,8 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
           const float h = gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.4426950408889634f)) * up;
           static_cast<u16*>(args.out)[(block.first + column) * args.out_stride + tile * 8 + g] = to_bf16(h);
         } else {
-          const float s = first * args.route.slot_weight[block.first + column];
-          float* out = static_cast<float*>(args.out) + (block.first + column) * args.out_stride + tile * 16 + g;
-          out[0] = low * s;
-          out[8] = high * s;
+          float* out = static_cast<float*>(args.out) + (block.first + column) * args.out_stride + partial_place(tile, g);
+          *reinterpret_cast<float2*>(out) = make_float2(low * first, high * first);
         }
       }
   }

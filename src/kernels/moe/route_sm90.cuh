@@ -81,12 +81,10 @@ __global__ void __launch_bounds__(kRouteThreads, 1) moe_route(Routing routing, R
   ptx::grid_launch_dependents();
   int id[kRouteOwn];
   int rank[kRouteOwn];
-  float weight[kRouteOwn];
 #pragma unroll
   for (int i = 0; i < kRouteOwn; ++i) {
     const int p = t + i * kRouteThreads;
     id[i] = p < picks ? routing.ids[p] : -1;
-    weight[i] = p < picks ? routing.weights[p] : 0.0f;
     if (id[i] >= routing.experts) id[i] = -1;
   }
 #pragma unroll
@@ -104,7 +102,6 @@ __global__ void __launch_bounds__(kRouteThreads, 1) moe_route(Routing routing, R
     if (id[i] >= 0) {
       slot = count[id[i]] + rank[i];
       table.slot_token[slot] = p / routing.top_k;
-      table.slot_weight[slot] = weight[i];
     }
     table.pick_slot[p] = slot;
   }
@@ -173,7 +170,6 @@ __global__ void __launch_bounds__(kRouteManyThreads) moe_route_scatter(Routing r
     if (id[i] >= 0) {
       slot = count[id[i]] + rank[i];
       table.slot_token[slot] = p / routing.top_k;
-      table.slot_weight[slot] = routing.weights[p];
     }
     table.pick_slot[p] = slot;
   }
@@ -184,37 +180,46 @@ __global__ void __launch_bounds__(kRouteManyThreads) moe_route_scatter(Routing r
   for (int e = t; e <= kMaxExperts; e += kRouteManyThreads) table.totals[e] = 0;
 }
 
-// out[token] = sum over its choices, in order, of the down projection's weighted fp32 rows; bf16. One thread owns four
-// columns. Grid: (ceil(columns / 1024), tokens), 256 threads.
+// out[token] = sum over its choices, in order, of router weight times down's fp32 row (places as in partial_place); bf16.
+// One thread owns four columns. Grid: (ceil(columns / 1024), tokens), 256 threads.
 __global__ void __launch_bounds__(256) moe_combine(const float* __restrict__ partial, long long partial_stride,
-                                                   const int* __restrict__ pick_slot, int top_k, int columns,
-                                                   ptx::u16* __restrict__ out, long long out_stride) {
-  const int column = (static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x)) * 4;
+                                                   const int* __restrict__ pick_slot, const float* __restrict__ weights,
+                                                   int top_k, int columns, ptx::u16* __restrict__ out,
+                                                   long long out_stride) {
+  const int place = (static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x)) * 4;
   const long long token = blockIdx.y;
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
-  if (column >= columns) return;
+  if (place >= columns) return;
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   for (int base = 0; base < top_k; base += 8) {  // eight rows in flight; a missing choice loads nothing and adds nothing
     float4 v[8];
+    float w[8];
     int slot[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) slot[i] = base + i < top_k ? pick_slot[token * top_k + base + i] : -1;
+    for (int i = 0; i < 8; ++i) {
+      const bool there = base + i < top_k;
+      slot[i] = there ? pick_slot[token * top_k + base + i] : -1;
+      w[i] = there ? weights[token * top_k + base + i] : 0.0f;
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       v[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (slot[i] >= 0) v[i] = *reinterpret_cast<const float4*>(partial + slot[i] * partial_stride + column);
+      if (slot[i] >= 0) v[i] = __ldcs(reinterpret_cast<const float4*>(partial + slot[i] * partial_stride + place));
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      sum[0] += v[i].x;
-      sum[1] += v[i].y;
-      sum[2] += v[i].z;
-      sum[3] += v[i].w;
+      if (slot[i] < 0) continue;
+      sum[0] += w[i] * v[i].x;
+      sum[1] += w[i] * v[i].y;
+      sum[2] += w[i] * v[i].z;
+      sum[3] += w[i] * v[i].w;
     }
   }
-  *reinterpret_cast<uint2*>(out + token * out_stride + column) =
-      make_uint2(ptx::to_bf16x2(sum[0], sum[1]), ptx::to_bf16x2(sum[2], sum[3]));
+  // places 4q .. 4q+3 of a row tile are rows 2q, 2q + 8, 2q + 1, 2q + 9
+  ptx::u16* row = out + token * out_stride + place / 16 * 16 + place % 16 / 2;
+  *reinterpret_cast<ptx::u32*>(row) = ptx::to_bf16x2(sum[0], sum[2]);
+  *reinterpret_cast<ptx::u32*>(row + 8) = ptx::to_bf16x2(sum[1], sum[3]);
 }
 
 }  // namespace fourfold::moe

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < static_cast<u32>(T.stages); ++s) {
-      mbarrier_init(full(s), 1);
+      mbarrier_init(full(s), T.producers());
       mbarrier_init(empty(s), T.wm * T.wu);
     }
     fence_barrier_init();
@@ -216,15 +216,21 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     };
     const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
       if (b.expert < 0) {
-        if (producer == 0 && lane == 0) mbarrier_arrive(full(stage));
+        if (lane == 0) mbarrier_arrive(full(stage));
         return;
       }
       const u32 units = units_of(c);
       const int left = args.row_tiles - group * kRowTiles;
       const int tiles = left < kRowTiles ? left : kRowTiles;
       const u32 rows = static_cast<u32>(T.few ? __popc(b.unused) : b.count);
-      if (producer == 0 && lane == 0) {
-        mbarrier_arrive_expect(full(stage), units * (static_cast<u32>(tiles) * kUnitBytes + rows * (kUnitK * 2)));
+      // Every producer arrives, also one that has nothing to bring: the ring may never lap a producer by two turns, or
+      // it could not tell the phases apart. The bytes are announced by the first.
+      if (lane == 0) {
+        if (producer == 0) {
+          mbarrier_arrive_expect(full(stage), units * (static_cast<u32>(tiles) * kUnitBytes + rows * (kUnitK * 2)));
+        } else {
+          mbarrier_arrive(full(stage));
+        }
       }
       __syncwarp();
       if (mine && lane < tiles) {
@@ -287,7 +293,6 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     // What the epilogue multiplies with, fetched one item ahead.
     struct Factors {
       float first, second, fold;
-      float column[2 * T.nt];
     };
     const auto factors_of = [&](const Block& b) {
       Factors f = {};
@@ -298,11 +303,6 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         if (T.few) f.fold = args.down_scales[b.expert];
       } else {
         f.first = args.scales[b.expert];
-#pragma unroll
-        for (int i = 0; i < 2 * T.nt; ++i) {
-          const int column = i / 2 * 8 + 2 * l + i % 2;
-          if (column < b.count) f.column[i] = args.route.slot_weight[b.first + column];
-        }
       }
       return f;
     };
@@ -413,10 +413,9 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
             out[8] = to_bf16(high * kEpilogueScale);
           } else {
             if (column >= block.count) continue;
-            const float s = factors.first * kEpilogueScale * factors.column[n * 2 + e];
-            float* out = static_cast<float*>(args.out) + (block.first + column) * args.out_stride + tile * 16 + g;
-            out[0] = low * s;
-            out[8] = high * s;
+            const float s = factors.first * kEpilogueScale;
+            float* out = static_cast<float*>(args.out) + (block.first + column) * args.out_stride + partial_place(tile, g);
+            *reinterpret_cast<float2*>(out) = make_float2(low * s, high * s);
           }
         }
       };

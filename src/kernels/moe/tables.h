@@ -18,7 +18,6 @@ struct RouteTable {
   int* counts;           // [2]: blocks, slots
   Block* blocks;         // [max_blocks(picks, experts, tile)]
   int* slot_token;       // [picks]
-  float* slot_weight;    // [picks]
   int* pick_slot;        // [picks] slot of (token, choice), -1 if its expert id is out of range
   int* totals;         // [1024 + 1] zeros: scratch of the two-kernel routing, which leaves it zero
 };
@@ -28,6 +27,10 @@ FOURFOLD_MOE_HD constexpr int max_blocks(long long picks, int experts, int tile)
   const long long full = picks / tile;
   return static_cast<int>(full + (picks < experts ? picks : experts));
 }
+
+// Down's fp32 rows keep rows g and g + 8 of a row tile side by side, so that a lane stores both at once: the place of row
+// 16 tile + g; row 16 tile + 8 + g follows it.
+FOURFOLD_MOE_HD constexpr int partial_place(int tile, int g) { return tile * 16 + 2 * g; }
 
 // The router's answer. An id outside [0, experts) contributes nothing (padding rows, expert parallelism).
 struct Routing {

@@ -13,5 +13,11 @@ if [ ! -x "$bench" ]; then
 fi
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.draw --format=csv,noheader
 timeout 200 "$bench" --check --shape 35B,122B,397B,e512h2560i640,e512h2560i320,e128h2688i1856,i704,k16,k1 \
-  --tokens 1,2,7,8,9,63,200,1000
-timeout 300 "$bench" --shape 35B,122B,397B --tokens 1,8,64,512,8192 --json "$out/moe.json"
+  --tokens 1,2,7,8,9,63,300,1100 > "$out/check.txt" 2>&1 || echo "check failed"
+grep -v '^ok' "$out/check.txt"
+timeout 300 "$bench" --shape 35B,122B,397B --tokens 1,8,64,512,8192 --json "$out/moe.json" || exit 1
+if command -v compute-sanitizer > /dev/null; then
+  for tool in memcheck synccheck racecheck; do
+    timeout 60 compute-sanitizer --tool $tool "$bench" --check --shape k1 --tokens 1,9,300 2>&1 | tail -1
+  done
+fi

@@ -100,7 +100,7 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
   const auto unit_step = [&]<bool First>(bool more) {
     multiply.template operator()<0, First>();
     if (!First) {
-      if (threadIdx.x % 128 == 0) mbarrier_arrive(empty(previous));
+      if (lane == 0) mbarrier_arrive(empty(previous));
     }
     fragments.template operator()<1>();
     multiply.template operator()<1, false>();
@@ -121,7 +121,7 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
   wgmma_wait<0>();
   keep(acc[0]);
   keep(acc[1]);
-  if (threadIdx.x % 128 == 0) mbarrier_arrive(empty(previous));
+  if (lane == 0) mbarrier_arrive(empty(previous));
 
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
   if (threadIdx.x == 0) {
     for (int s = 0; s < T.stages; ++s) {
       mbarrier_init(full(s), 128 + 1);
-      mbarrier_init(empty(s), 2);
+      mbarrier_init(empty(s), 8);  // every consumer warp: each reads its own words of the stage
     }
     fence_barrier_init();
   }

@@ -100,6 +100,7 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
   const auto unit_step = [&]<bool First>(bool more) {
     multiply.template operator()<0, First>();
     if (!First) {
+      __syncwarp();
       if (lane == 0) mbarrier_arrive(empty(previous));
     }
     fragments.template operator()<1>();
@@ -121,6 +122,7 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
   wgmma_wait<0>();
   keep(acc[0]);
   keep(acc[1]);
+  __syncwarp();
   if (lane == 0) mbarrier_arrive(empty(previous));
 
 #pragma unroll

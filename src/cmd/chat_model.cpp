@@ -16,6 +16,7 @@
 #include "base/progress.h"
 #include "base/threads.h"
 #include "cpu/ceilings.h"
+#include "cpu/ceilings_kernels.h"
 #include "model/checkpoint.h"
 #include "model/random_weights.h"
 
@@ -126,6 +127,10 @@ double quick_read_bandwidth(int threads) {
   const auto seconds_since = [](Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
+  auto read = cpu::ceilings::read_plain;
+#if defined(__x86_64__)
+  if (cpu::best_isa() >= cpu::Isa::kAvx2) read = cpu::ceilings::read_avx2;
+#endif
   ThreadPool pool(threads);
   // Larger than the last-level cache, if that much memory can be had in a tenth of a second: on some virtual machines
   // the first touch of a page is what takes the time.
@@ -149,17 +154,13 @@ double quick_read_bandwidth(int threads) {
     touched[static_cast<size_t>(thread)] = done;
   });
   const size_t bytes = std::accumulate(touched.begin(), touched.end(), size_t{0});
-  std::atomic<uint64_t> sink{0};
+  std::atomic<float> sink{0};
   double best = 0;
   for (int repeat = 0; repeat < 4 && (repeat == 0 || seconds_since(start) < 0.2); ++repeat) {
     const auto begin = Clock::now();
     pool.run([&](int thread) {
-      const auto* words = static_cast<const uint64_t*>(memory) + static_cast<size_t>(thread) * (piece / 8);
-      uint64_t sums[8] = {};
-      for (size_t i = 0; i < touched[static_cast<size_t>(thread)] / 8; i += 8) {
-        for (size_t j = 0; j < 8; ++j) sums[j] ^= words[i + j];
-      }
-      for (const uint64_t sum : sums) sink.fetch_xor(sum, std::memory_order_relaxed);
+      const char* mine = static_cast<const char*>(memory) + static_cast<size_t>(thread) * piece;
+      sink.store(read(mine, static_cast<int64_t>(touched[static_cast<size_t>(thread)])), std::memory_order_relaxed);
     });
     best = std::max(best, static_cast<double>(bytes) / seconds_since(begin));
   }

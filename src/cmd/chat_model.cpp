@@ -6,13 +6,17 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <numeric>
 #include <system_error>
+#include <vector>
 
 #include "base/check.h"
 #include "base/env.h"
+#include "base/math.h"
 #include "base/progress.h"
 #include "base/threads.h"
 #include "cpu/ceilings.h"
+#include "cpu/ceilings_kernels.h"
 #include "model/checkpoint.h"
 #include "model/random_weights.h"
 
@@ -119,36 +123,48 @@ CostOfDecode::CostOfDecode(const model::Model& model, int64_t max_context) {
 }
 
 double quick_read_bandwidth(int threads) {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds_since = [](Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  auto read = cpu::ceilings::read_plain;
+#if defined(__x86_64__)
+  if (cpu::best_isa() >= cpu::Isa::kAvx2) read = cpu::ceilings::read_avx2;
+#endif
   ThreadPool pool(threads);
-  // Larger than the last-level cache, where that can be had in the time: page faults take most of it.
+  // Larger than the last-level cache, if that much memory can be had in a tenth of a second: on some virtual machines
+  // the first touch of a page is what takes the time.
+  constexpr size_t kStep = size_t{2} << 20;
   const auto cache = static_cast<size_t>(cpu::last_level_cache_bytes());
   const size_t wanted = std::clamp<size_t>(2 * cache, size_t{128} << 20, size_t{512} << 20);
-  const size_t piece = wanted / static_cast<size_t>(pool.size()) / 4096 * 4096;
-  const size_t bytes = piece * static_cast<size_t>(pool.size());
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) fail("measuring the memory bandwidth: no {} bytes of memory", bytes);
-  ::madvise(memory, bytes, MADV_HUGEPAGE);
-  std::atomic<uint64_t> sink{0};
-  const auto pass = [&](int thread) {
-    const auto* words = static_cast<const uint64_t*>(memory) + static_cast<size_t>(thread) * (piece / 8);
-    uint64_t sums[8] = {};
-    for (size_t i = 0; i < piece / 8; i += 8) {
-      for (size_t j = 0; j < 8; ++j) sums[j] ^= words[i + j];
-    }
-    for (const uint64_t sum : sums) sink.fetch_xor(sum, std::memory_order_relaxed);
-  };
-  pool.run([&](int thread) {  // each thread touches its own piece first
+  const size_t piece = ceil_div(static_cast<int64_t>(wanted / static_cast<size_t>(pool.size())), kStep) * kStep;
+  const size_t reserved = piece * static_cast<size_t>(pool.size());
+  void* memory = ::mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) fail("measuring the memory bandwidth: no {} bytes of memory", reserved);
+  ::madvise(memory, reserved, MADV_HUGEPAGE);
+  std::vector<size_t> touched(static_cast<size_t>(pool.size()));
+  const auto start = Clock::now();
+  pool.run([&](int thread) {  // each thread touches its own piece first, so that its pages lie close to it
     auto* mine = static_cast<char*>(memory) + static_cast<size_t>(thread) * piece;
-    for (size_t i = 0; i < piece; i += 4096) mine[i] = static_cast<char>(i >> 12);
+    size_t done = 0;
+    while (done < piece && (done < 4 * kStep || seconds_since(start) < 0.1)) {
+      for (size_t i = 0; i < kStep; i += 4096) mine[done + i] = static_cast<char>(i >> 12);
+      done += kStep;
+    }
+    touched[static_cast<size_t>(thread)] = done;
   });
+  const size_t bytes = std::accumulate(touched.begin(), touched.end(), size_t{0});
+  std::atomic<float> sink{0};
   double best = 0;
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    const auto begin = std::chrono::steady_clock::now();
-    pool.run([&](int thread) { pass(thread); });
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    best = std::max(best, static_cast<double>(bytes) / seconds);
+  for (int repeat = 0; repeat < 4 && (repeat == 0 || seconds_since(start) < 0.2); ++repeat) {
+    const auto begin = Clock::now();
+    pool.run([&](int thread) {
+      const char* mine = static_cast<const char*>(memory) + static_cast<size_t>(thread) * piece;
+      sink.store(read(mine, static_cast<int64_t>(touched[static_cast<size_t>(thread)])), std::memory_order_relaxed);
+    });
+    best = std::max(best, static_cast<double>(bytes) / seconds_since(begin));
   }
-  ::munmap(memory, bytes);
+  ::munmap(memory, reserved);
   return best;
 }
 

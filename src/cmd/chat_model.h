@@ -59,7 +59,7 @@ class CostOfDecode {
   double base_ = 0, slope_ = 0;
 };
 
-// Bytes per second that `threads` threads read from memory together, in about a tenth of a second: good to a few
+// Bytes per second that `threads` threads read from memory together, in about 0.2 s: good to a few
 // percent. cpu/ceilings.h takes longer and is what benchmarks use.
 double quick_read_bandwidth(int threads);
 

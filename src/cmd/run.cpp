@@ -86,8 +86,10 @@ void print_totals(const Totals& totals, int threads) {
     line += fmt::format("; decode {} tokens, {:.1f} tokens/s, {:.2f} GB/s = {:.0f} % of the measured {:.1f} GB/s",
                         totals.decode_tokens, static_cast<double>(totals.decode_tokens) / totals.decode_seconds,
                         rate / 1e9, 100 * rate / bandwidth, bandwidth / 1e9);
-    if (bytes < static_cast<double>(cpu::last_level_cache_bytes())) {
-      line += fmt::format(" (the {:.1f} MB a token reads fit in the processor's cache)", bytes / 1e6);
+    // A small model stays in the cache from token to token; a large one does not, even if what one token reads would
+    // fit: the next token takes other experts.
+    if (bytes < std::min(static_cast<double>(cpu::last_level_cache_bytes()), 32e6)) {
+      line += fmt::format(" (but the {:.1f} MB of a token can stay in the processor's cache)", bytes / 1e6);
     }
   }
   fmt::print(stderr, "{}\n", line);

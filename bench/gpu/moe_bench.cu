@@ -5,14 +5,13 @@
 // Whole layer: routing, gate-up, SwiGLU, down, weighted sum. Timing: CUDA graph of several layers, each with its own
 // uniform routing and the next of C weight copies (C so that 200 MB pass between two uses of one), median of replays.
 
-
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
 #include <string>
-#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -31,9 +30,16 @@ struct Shape {
   int experts, top_k, hidden, intermediate;
 };
 constexpr Shape kShapes[] = {
-    {"397B", 512, 10, 4096, 1024}, {"122B", 256, 8, 3072, 1024},  {"35B", 256, 8, 2048, 512},
-    {"e512h2560i640", 512, 10, 2560, 640}, {"e512h2560i320", 512, 10, 2560, 320}, {"e288h4096i2048", 288, 8, 4096, 2048},
-    {"e128h2688i1856", 128, 6, 2688, 1856}, {"i704", 64, 8, 2048, 704}, {"k16", 40, 16, 1024, 128}, {"k1", 8, 1, 512, 64},
+    {"397B", 512, 10, 4096, 1024},
+    {"122B", 256, 8, 3072, 1024},
+    {"35B", 256, 8, 2048, 512},
+    {"e512h2560i640", 512, 10, 2560, 640},
+    {"e512h2560i320", 512, 10, 2560, 320},
+    {"e288h4096i2048", 288, 8, 4096, 2048},
+    {"e128h2688i1856", 128, 6, 2688, 1856},
+    {"i704", 64, 8, 2048, 704},
+    {"k16", 40, 16, 1024, 128},
+    {"k1", 8, 1, 512, 64},
 };
 
 template <typename Type>
@@ -70,13 +76,15 @@ Layer make_layer(const Shape& s, int copies, bool adversarial) {
   int* bad = device_alloc<int>(1);
   CUDA_CHECK(cudaMemset(bad, 0, 4));
   bench::repack<<<4096, 128>>>(layer.codes[0], layer.scales[0], layer.codes[1], layer.scales[1], s.intermediate,
-                               s.hidden, true, s.intermediate / 8, layer.gate_up_bytes / kUnitBytes, layer.gate_up, bad);
+                               s.hidden, true, s.intermediate / 8, layer.gate_up_bytes / kUnitBytes, layer.gate_up,
+                               bad);
   bench::repack<<<4096, 128>>>(layer.codes[2], layer.scales[2], layer.codes[2], layer.scales[2], s.hidden,
                                s.intermediate, false, s.hidden / 16, layer.down_bytes / kUnitBytes, layer.down, bad);
   for (int c = 1; c < copies; ++c) {
     CUDA_CHECK(cudaMemcpyAsync(layer.gate_up + c * layer.gate_up_bytes, layer.gate_up, layer.gate_up_bytes,
                                cudaMemcpyDeviceToDevice));
-    CUDA_CHECK(cudaMemcpyAsync(layer.down + c * layer.down_bytes, layer.down, layer.down_bytes, cudaMemcpyDeviceToDevice));
+    CUDA_CHECK(
+        cudaMemcpyAsync(layer.down + c * layer.down_bytes, layer.down, layer.down_bytes, cudaMemcpyDeviceToDevice));
   }
   int host_bad = 0;
   CUDA_CHECK(cudaMemcpy(&host_bad, bad, 4, cudaMemcpyDeviceToHost));
@@ -164,11 +172,11 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
 }
 
 void free_buffers(Buffers& b) {
-  for (void* p : {static_cast<void*>(b.x), static_cast<void*>(b.ids), static_cast<void*>(b.router),
-                  static_cast<void*>(b.h), static_cast<void*>(b.partial), static_cast<void*>(b.out),
-                  static_cast<void*>(b.route.counts), static_cast<void*>(b.route.totals), static_cast<void*>(b.route.blocks),
-                  static_cast<void*>(b.route.slot_token),
-                  static_cast<void*>(b.route.pick_slot)}) {
+  for (void* p :
+       {static_cast<void*>(b.x), static_cast<void*>(b.ids), static_cast<void*>(b.router), static_cast<void*>(b.h),
+        static_cast<void*>(b.partial), static_cast<void*>(b.out), static_cast<void*>(b.route.counts),
+        static_cast<void*>(b.route.totals), static_cast<void*>(b.route.blocks), static_cast<void*>(b.route.slot_token),
+        static_cast<void*>(b.route.pick_slot)}) {
     CUDA_CHECK(cudaFree(p));
   }
 }
@@ -225,9 +233,10 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
   if (up.few) {
     const long long most_up = static_cast<long long>(groups(a.row_tiles, up)) * static_cast<long long>(picks);
     const long long most_down = groups(d.row_tiles, down);
-    launch(up.kernel, dim3(static_cast<unsigned>(std::min<long long>(g_sms * up.ctas, most_up))), up.threads, up.smem, stream, a);
-    launch(down.kernel, dim3(static_cast<unsigned>(std::min<long long>(g_sms * down.ctas, most_down))), down.threads, down.smem,
-           stream, d);
+    launch(up.kernel, dim3(static_cast<unsigned>(std::min<long long>(g_sms * up.ctas, most_up))), up.threads, up.smem,
+           stream, a);
+    launch(down.kernel, dim3(static_cast<unsigned>(std::min<long long>(g_sms * down.ctas, most_down))), down.threads,
+           down.smem, stream, d);
     return;
   }
   if (picks <= kRouteOnePass) {
@@ -239,12 +248,14 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
   }
   launch(up.kernel, dim3(static_cast<unsigned>(g_sms * up.ctas)), up.threads, up.smem, stream, a);
   launch(down.kernel, dim3(static_cast<unsigned>(g_sms * down.ctas)), down.threads, down.smem, stream, d);
-  launch(moe_combine, dim3(static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(b.tokens)), 256, 0, stream,
-         static_cast<const float*>(b.partial), static_cast<long long>(s.hidden), static_cast<const int*>(b.route.pick_slot), routing.weights,
-         s.top_k, s.hidden, b.out, static_cast<long long>(s.hidden));
+  launch(moe_combine, dim3(static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(b.tokens)), 256, 0,
+         stream, static_cast<const float*>(b.partial), static_cast<long long>(s.hidden),
+         static_cast<const int*>(b.route.pick_slot), routing.weights, s.top_k, s.hidden, b.out,
+         static_cast<long long>(s.hidden));
 }
 
-double check(const Layer& layer, Buffers& b, const Candidate& up, const Candidate& down, Pattern pattern, unsigned seed) {
+double check(const Layer& layer, Buffers& b, const Candidate& up, const Candidate& down, Pattern pattern,
+             unsigned seed) {
   const Shape& s = layer.shape;
   std::vector<int> ids;
   std::vector<float> weights;
@@ -255,7 +266,8 @@ double check(const Layer& layer, Buffers& b, const Candidate& up, const Candidat
   bench::fill_rows<<<1024, 256>>>(b.x, static_cast<size_t>(b.tokens) * s.hidden, seed);
   if (padding >= 0) {
     for (int k = 0; k < s.top_k; ++k) ids[padding * s.top_k + k] = -1;
-    CUDA_CHECK(cudaMemcpy(b.x + static_cast<size_t>(padding) * s.hidden, nan_row.data(), s.hidden * 2, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(b.x + static_cast<size_t>(padding) * s.hidden, nan_row.data(), s.hidden * 2,
+                          cudaMemcpyHostToDevice));
   }
   CUDA_CHECK(cudaMemcpy(b.ids, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice));
   CUDA_CHECK(cudaMemcpy(b.router, weights.data(), weights.size() * 4, cudaMemcpyHostToDevice));
@@ -391,17 +403,30 @@ int main(int argc, char** argv) {
         at = comma == std::string::npos ? comma : comma + 1;
       }
     };
-    if (a == "--shape") list([&](std::string v) { shapes.push_back(v); });
-    else if (a == "--tokens") list([&](std::string v) { token_counts.push_back(std::stoi(v)); });
-    else if (a == "--check") do_check = true;
-    else if (a == "--sweep") sweep = true;
-    else if (a == "--no-pdl") g_pdl = false;
-    else if (a == "--idle") g_idle_ms = std::stoi(argv[++i]);
-    else if (a == "--json") json_path = argv[++i];
-    else if (a == "--up") only_up = std::stoi(argv[++i]);
-    else if (a == "--down") only_down = std::stoi(argv[++i]);
-    else if (a == "--replays") replays = std::stoi(argv[++i]);
-    else { std::fprintf(stderr, "unknown argument %s\n", a.c_str()); return 2; }
+    if (a == "--shape")
+      list([&](std::string v) { shapes.push_back(v); });
+    else if (a == "--tokens")
+      list([&](std::string v) { token_counts.push_back(std::stoi(v)); });
+    else if (a == "--check")
+      do_check = true;
+    else if (a == "--sweep")
+      sweep = true;
+    else if (a == "--no-pdl")
+      g_pdl = false;
+    else if (a == "--idle")
+      g_idle_ms = std::stoi(argv[++i]);
+    else if (a == "--json")
+      json_path = argv[++i];
+    else if (a == "--up")
+      only_up = std::stoi(argv[++i]);
+    else if (a == "--down")
+      only_down = std::stoi(argv[++i]);
+    else if (a == "--replays")
+      replays = std::stoi(argv[++i]);
+    else {
+      std::fprintf(stderr, "unknown argument %s\n", a.c_str());
+      return 2;
+    }
   }
   CUDA_CHECK(cudaDeviceGetAttribute(&g_sms, cudaDevAttrMultiProcessorCount, 0));
   const std::vector<Candidate> ups = gate_up_candidates(), downs = down_candidates();
@@ -425,8 +450,12 @@ int main(int argc, char** argv) {
               if (!up.fits(s.hidden, tokens, s.top_k) || !down.fits(s.intermediate, tokens, s.top_k)) continue;
               if (up.few != down.few || up.tokens != down.tokens || up.many != down.many) continue;
               bool first_up = true, first_down = true;
-              for (size_t i = 0; i < u; ++i) first_up &= !(ups[i].few == up.few && ups[i].tokens == up.tokens && ups[i].fits(s.hidden, tokens, s.top_k));
-              for (size_t i = 0; i < d; ++i) first_down &= !(downs[i].few == down.few && downs[i].tokens == down.tokens && downs[i].fits(s.intermediate, tokens, s.top_k));
+              for (size_t i = 0; i < u; ++i)
+                first_up &=
+                    !(ups[i].few == up.few && ups[i].tokens == up.tokens && ups[i].fits(s.hidden, tokens, s.top_k));
+              for (size_t i = 0; i < d; ++i)
+                first_down &= !(downs[i].few == down.few && downs[i].tokens == down.tokens &&
+                                downs[i].fits(s.intermediate, tokens, s.top_k));
               if (!first_up && !first_down) continue;
               const bool all = first_up && first_down;
               for (Pattern p : {Pattern::kUniform, Pattern::kHoles, Pattern::kDuplicates, Pattern::kOneExpert}) {
@@ -482,10 +511,15 @@ int main(int argc, char** argv) {
             if (up.few != down.few || up.tokens != down.tokens) return 1e30;
             if (tokens > 512 && !up.many) return 1e30;
             if (up.many != down.many || (up.many && tokens < 256)) return 1e30;
-            if (up.few ? up.max_tokens == 8 && tokens == 1 : !up.many && (tokens <= 8 ? up.tokens > 8 : tokens <= 64 ? up.tokens > 16 : up.tokens < 16)) return 1e30;
+            if (up.few ? up.max_tokens == 8 && tokens == 1
+                       : !up.many && (tokens <= 8    ? up.tokens > 8
+                                      : tokens <= 64 ? up.tokens > 16
+                                                     : up.tokens < 16))
+              return 1e30;
             if (!up.few && tokens == 1) return 1e30;
             const double us = time_layers(layer, b, up, down, count);
-            if (sweep) std::printf("  %s M=%d up %zu %s down %zu %s: %.2f us\n", s.name, tokens, u, up.name, d, down.name, us);
+            if (sweep)
+              std::printf("  %s M=%d up %zu %s down %zu %s: %.2f us\n", s.name, tokens, u, up.name, d, down.name, us);
             std::fflush(stdout);
             if (us < best) {
               best = us;
@@ -507,7 +541,9 @@ int main(int argc, char** argv) {
               double kind_best = 1e30;
               size_t kind_up = ups.size(), first_down = downs.size();
               for (size_t d = downs.size(); d-- > 0;)
-                if (downs[d].few == kind.first && downs[d].tokens == kind.second && downs[d].fits(s.intermediate, tokens, s.top_k)) first_down = d;
+                if (downs[d].few == kind.first && downs[d].tokens == kind.second &&
+                    downs[d].fits(s.intermediate, tokens, s.top_k))
+                  first_down = d;
               if (first_down == downs.size()) continue;
               for (size_t u = 0; u < ups.size(); ++u) {
                 if (ups[u].few != kind.first || ups[u].tokens != kind.second) continue;
@@ -518,14 +554,17 @@ int main(int argc, char** argv) {
               for (size_t d = first_down + 1; d < downs.size(); ++d) measure(kind_up, d);
             }
           }
-          std::printf("%-5s M=%-5d %9.2f us  floor %8.2f  %.2f of read  %.3f TB/s  %6.1f TFLOP/s  up %zu %s  down %zu %s\n",
-                      s.name, tokens, best, floor_us, floor_us / best, bytes / best * 1e-6, flops / best * 1e-6, best_up,
-                      ups[best_up].name, best_down, downs[best_down].name);
+          std::printf(
+              "%-5s M=%-5d %9.2f us  floor %8.2f  %.2f of read  %.3f TB/s  %6.1f TFLOP/s  up %zu %s  down %zu %s\n",
+              s.name, tokens, best, floor_us, floor_us / best, bytes / best * 1e-6, flops / best * 1e-6, best_up,
+              ups[best_up].name, best_down, downs[best_down].name);
           std::fflush(stdout);
           if (json) {
-            std::fprintf(json, "%s{\"shape\": \"%s\", \"tokens\": %d, \"us\": %.3f, \"bytes\": %.0f, \"floor_us\": %.3f, \"tflops\": %.2f, \"gate_up\": \"%s\", \"down\": \"%s\"}",
-                         comma ? ", " : "", s.name, tokens, best, bytes, floor_us, flops / best * 1e-6, ups[best_up].name,
-                         downs[best_down].name);
+            std::fprintf(json,
+                         "%s{\"shape\": \"%s\", \"tokens\": %d, \"us\": %.3f, \"bytes\": %.0f, \"floor_us\": %.3f, "
+                         "\"tflops\": %.2f, \"gate_up\": \"%s\", \"down\": \"%s\"}",
+                         comma ? ", " : "", s.name, tokens, best, bytes, floor_us, flops / best * 1e-6,
+                         ups[best_up].name, downs[best_down].name);
             comma = true;
           }
           free_buffers(b);

@@ -9,9 +9,9 @@
 struct Candidate {
   const char* name;
   bool few;
-  bool many;      // suited to more than 512 tokens
-  int tokens;     // tokens per block
-  int max_tokens; // few: room for this many
+  bool many;       // suited to more than 512 tokens
+  int tokens;      // tokens per block
+  int max_tokens;  // few: room for this many
   int row_tiles;
   int ctas;
   int threads;

@@ -9,13 +9,13 @@
 #include "kernels/moe/layout.h"
 #include "nvfp4/number.h"
 
-#define CUDA_CHECK(call)                                                                              \
-  do {                                                                                                \
-    const cudaError_t status_ = (call);                                                               \
-    if (status_ != cudaSuccess) {                                                                     \
+#define CUDA_CHECK(call)                                                                               \
+  do {                                                                                                 \
+    const cudaError_t status_ = (call);                                                                \
+    if (status_ != cudaSuccess) {                                                                      \
       std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status_)); \
-      std::exit(1);                                                                                   \
-    }                                                                                                 \
+      std::exit(1);                                                                                    \
+    }                                                                                                  \
   } while (0)
 
 namespace bench {

@@ -45,7 +45,8 @@ Loaded load(model::WeightSource& source, std::string name, const BackendArgs& ba
 void add_backend_options(CLI::App& command, BackendArgs& args) {
   command.add_option("--threads", args.threads, "Compute threads (default: FOURFOLD_THREADS, or all processors)")
       ->check(CLI::Range(1, 1024));
-  command.add_option("--isa", args.isa, "Instruction set: reference, avx2, avx512, avx512bf16, amx (default: the best)");
+  command.add_option("--isa", args.isa,
+                     "Instruction set: reference, avx2, avx512, avx512bf16, amx (default: the best)");
   command.add_option("--activations", args.activations, "bf16 (weight-only) or nvfp4 (W4A4 numerics)")
       ->check(CLI::IsMember({"bf16", "nvfp4"}));
 }
@@ -56,9 +57,7 @@ cpu::Isa chosen_isa(const BackendArgs& args) {
   return cpu::best_isa();
 }
 
-int chosen_threads(const BackendArgs& args) {
-  return args.threads > 0 ? args.threads : ThreadPool::default_threads();
-}
+int chosen_threads(const BackendArgs& args) { return args.threads > 0 ? args.threads : ThreadPool::default_threads(); }
 
 std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args) {
   cpu::CpuOptions options;
@@ -97,9 +96,10 @@ std::filesystem::path default_model_directory() {
       }
     }
   }
-  fail("the demo model is neither in ../share/fourfold/models/demo beside {} nor in models/demo of the source tree; "
-       "name a checkpoint directory or set FOURFOLD_MODEL",
-       executable.empty() ? "the executable" : executable.string());
+  fail(
+      "the demo model is neither in ../share/fourfold/models/demo beside {} nor in models/demo of the source tree; "
+      "name a checkpoint directory or set FOURFOLD_MODEL",
+      executable.empty() ? "the executable" : executable.string());
 }
 
 Loaded load_checkpoint(const std::filesystem::path& directory, const BackendArgs& backend,
@@ -112,14 +112,16 @@ Loaded load_checkpoint(const std::filesystem::path& directory, const BackendArgs
 Loaded load_dummy(const DummyArgs& dummy, const BackendArgs& backend, model::ModelOptions options) {
   const model::ModelConfig config = dummy_config(dummy);
   const auto source = model::make_random_weights(config, 1);
-  return load(*source, fmt::format("{} ({} layers, vocabulary {}, random weights)", dummy.shape, config.layers,
-                                   config.vocabulary),
-              backend, std::move(options));
+  return load(
+      *source,
+      fmt::format("{} ({} layers, vocabulary {}, random weights)", dummy.shape, config.layers, config.vocabulary),
+      backend, std::move(options));
 }
 
 CostOfDecode::CostOfDecode(const model::Model& model, int64_t max_context) {
   base_ = model.cost(1, 0, 1).bytes;
-  slope_ = (model.cost(1, max_context - 1, 1).bytes - base_) / static_cast<double>(std::max<int64_t>(max_context - 1, 1));
+  slope_ =
+      (model.cost(1, max_context - 1, 1).bytes - base_) / static_cast<double>(std::max<int64_t>(max_context - 1, 1));
 }
 
 double quick_read_bandwidth(int threads) {

@@ -44,8 +44,7 @@ struct Loaded {
   double seconds = 0;
 };
 // `options.progress` is set here.
-Loaded load_checkpoint(const std::filesystem::path& directory, const BackendArgs& backend,
-                       model::ModelOptions options);
+Loaded load_checkpoint(const std::filesystem::path& directory, const BackendArgs& backend, model::ModelOptions options);
 Loaded load_dummy(const DummyArgs& dummy, const BackendArgs& backend, model::ModelOptions options);
 
 // Bytes that one decode step must read at least, as a function of the tokens before it: weights, which do not depend on

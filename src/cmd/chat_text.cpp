@@ -32,8 +32,8 @@ engine::SamplingParams recommended_sampling(const model::GenerationConfig& confi
 }
 
 ChatText::ChatText(const std::filesystem::path& directory, const model::ModelConfig& config)
-    : parts_(std::make_unique<Parts>(Parts{text::Tokenizer::from_directory(directory),
-                                           text::ChatTemplate::from_directory(directory)})) {
+    : parts_(std::make_unique<Parts>(
+          Parts{text::Tokenizer::from_directory(directory), text::ChatTemplate::from_directory(directory)})) {
   const text::Tokenizer& tokenizer = parts_->tokenizer;
   const auto size = static_cast<int64_t>(tokenizer.size());
   if (size > config.vocabulary) {

@@ -66,7 +66,6 @@ class ChatText {
     std::string all_;
   };
 
-
  private:
   friend class Stream;
   struct Parts;

@@ -100,8 +100,8 @@ void read_tasks(const fs::path& path, int64_t limit, std::vector<Item>& items) {
     item.where = fmt::format("{}:{}", path.string(), line_number);
     const Json json = parse_json(line, item.where);
     if (!json.is_object()) fail("{}: {}, wanted an object", item.where, json_kind(json));
-    item.task = json.contains("task") && json["task"].is_string() ? json["task"].get<std::string>()
-                                                                   : path.stem().string();
+    item.task =
+        json.contains("task") && json["task"].is_string() ? json["task"].get<std::string>() : path.stem().string();
     item.messages = field(json, "messages", item.where);
     if (json.contains("tools")) item.tools = json["tools"];
     if (json.contains("enable_thinking")) {
@@ -191,9 +191,8 @@ bool same_json(const Json& a, const Json& b) {
     return true;
   }
   if (a.is_array() && b.is_array()) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Json& x, const Json& y) {
-      return same_json(x, y);
-    });
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const Json& x, const Json& y) { return same_json(x, y); });
   }
   return a == b;
 }
@@ -267,8 +266,7 @@ struct Generated {
 
 // How often the MTP head's first draft is the token that greedy decoding takes: teacher-forced over the finished
 // answers, so that drafting itself is not needed.
-void measure_mtp(const fs::path& directory, const Options& options, const std::vector<Generated>& texts,
-                 Score& score) {
+void measure_mtp(const fs::path& directory, const Options& options, const std::vector<Generated>& texts, Score& score) {
   model::ModelOptions model_options;
   model_options.max_step_tokens = 256;
   model_options.max_logit_rows = 256;
@@ -303,12 +301,13 @@ void measure_mtp(const fs::path& directory, const Options& options, const std::v
                     caches);
       std::vector<int32_t> wanted;
       for (int64_t t = begin; t < begin + count; ++t) {
-        const bool drafts = t + 2 > static_cast<int64_t>(text.prompt.size()) && t + 2 < static_cast<int64_t>(tokens.size());
+        const bool drafts =
+            t + 2 > static_cast<int64_t>(text.prompt.size()) && t + 2 < static_cast<int64_t>(tokens.size());
         if (drafts) wanted.push_back(static_cast<int32_t>(t - begin));
       }
-      model.forward_mtp({all.subspan(static_cast<size_t>(begin + 1), static_cast<size_t>(count)),
-                         std::span(&sequence, 1), wanted},
-                        model.hidden(), caches);
+      model.forward_mtp(
+          {all.subspan(static_cast<size_t>(begin + 1), static_cast<size_t>(count)), std::span(&sequence, 1), wanted},
+          model.hidden(), caches);
       const ops::Tensor logits = model.mtp_logits();
       for (size_t i = 0; i < wanted.size(); ++i) {
         model.backend().read(logits.slice_rows(static_cast<int64_t>(i), static_cast<int64_t>(i) + 1), row);
@@ -514,7 +513,8 @@ void add_eval(CLI::App& app) {
   command->add_flag("--think", options->think, "With thinking, whatever the tasks say");
   command->add_flag("--no-think", options->no_think, "Without thinking, whatever the tasks say");
   command->add_flag("--mtp", options->mtp, "Also measure how often the MTP head's first draft is right");
-  command->add_option("--failures", options->failures, "Write the wrong answers to this file, one JSON object per line");
+  command->add_option("--failures", options->failures,
+                      "Write the wrong answers to this file, one JSON object per line");
   command->add_flag("--json", options->json, "Print one JSON object");
   add_backend_options(*command, options->backend);
   command->callback([options] { run(*options); });

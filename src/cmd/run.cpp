@@ -454,7 +454,7 @@ void run(const Options& options) {
     for (const ToolCall& call : result.answer.calls) {
       out["tool_calls"].push_back({{"name", call.name}, {"arguments", call.arguments}});
     }
-    out["finish_reason"] = result.stopped                                             ? "cancelled"
+    out["finish_reason"] = result.stopped                                       ? "cancelled"
                            : result.end.reason == engine::FinishReason::kLength ? "length"
                                                                                 : "stop";
     out["usage"] = {{"prompt_tokens", result.end.prompt_tokens}, {"completion_tokens", result.end.output_tokens}};

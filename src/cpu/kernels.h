@@ -1,6 +1,6 @@
-// The inner loops that every fast instruction set has its own version of: one source (kernels_*.inc over simd_*.inc) compiled once per
-// instruction set, chosen at run time through a table of function pointers. Plain pointers and sizes only: a source
-// with special compile flags must not share inline functions with others.
+// The inner loops that every fast instruction set has its own version of: one source (kernels_*.inc over simd_*.inc)
+// compiled once per instruction set, chosen at run time through a table of function pointers. Plain pointers and sizes
+// only: a source with special compile flags must not share inline functions with others.
 //
 // Contracts that hold for every version:
 //   - a row of a result depends only on that row's inputs, never on how many rows or tokens are handled together;

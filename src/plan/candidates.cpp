@@ -47,7 +47,6 @@ void set_sizes(TileConfig* t, int tokens, int rows, int k, int stages, int warps
 // Few tokens per expert: a producer warp, K shared between warps.
 void add_streaming(const MoeProblem& problem, Pass pass, List* out) {
   TileConfig t = base_tile(problem, pass, Family::kStreaming);
-  t.producer_warps = 1;
   t.inline_routes = problem.tokens <= kInlineRouteTokens ? 1 : 0;
   for (int tokens = kTokenTileStep; tokens <= 32; tokens += kTokenTileStep) {
     for (const int rows : {16, 32, 64, 128, 256}) {
@@ -56,6 +55,8 @@ void add_streaming(const MoeProblem& problem, Pass pass, List* out) {
           for (const auto& [warps, k_warps, stage_warps] : kStreamingWarps) {
             for (const int ctas : {1, 2, 3, 4}) {
               set_sizes(&t, tokens, rows, k, stages, warps);
+              // Bulk copies of one warp are issued one after the other; more rows need more warps.
+              t.producer_warps = tokens > 8 ? 4 : 2;
               t.k_warps = k_warps;
               t.stage_warps = stage_warps;
               // The batch is known to be small: no room for rows that cannot come.

@@ -6,18 +6,10 @@ namespace fourfold::plan {
 namespace {
 // A family gets its source here when its kernel is compiled, launched and tested for that architecture.
 constexpr FamilyRow kFamilies[] = {
-    {Family::kStreaming, "sm_90a", ""},
-    {Family::kStreaming, "sm_100a", ""},
-    {Family::kStreaming, "sm_120a", ""},
-    {Family::kStreaming, "sm_121a", ""},
-    {Family::kMmaSync, "sm_80", ""},
-    {Family::kMmaSync, "sm_89", ""},
-    {Family::kMmaSync, "sm_90a", ""},
-    {Family::kMmaSync, "sm_100a", ""},
-    {Family::kMmaSync, "sm_120a", ""},
-    {Family::kMmaSync, "sm_121a", ""},
-    {Family::kWgmma, "sm_90a", ""},
-    {Family::kFp4, "sm_120a", ""},
+    {Family::kStreaming, "sm_90a", ""},  {Family::kStreaming, "sm_100a", ""}, {Family::kStreaming, "sm_120a", ""},
+    {Family::kStreaming, "sm_121a", ""}, {Family::kMmaSync, "sm_80", ""},     {Family::kMmaSync, "sm_89", ""},
+    {Family::kMmaSync, "sm_90a", ""},    {Family::kMmaSync, "sm_100a", ""},   {Family::kMmaSync, "sm_120a", ""},
+    {Family::kMmaSync, "sm_121a", ""},   {Family::kWgmma, "sm_90a", ""},      {Family::kFp4, "sm_120a", ""},
     {Family::kFp4, "sm_121a", ""},
 };
 }  // namespace

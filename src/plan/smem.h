@@ -102,7 +102,7 @@ enum class RegionId : int {
   kScales1,           //
   kActivations,       // [stage][token_rows][k] (wgmma: [stage][k / 64][tokens][64], rows of 128 bytes swizzled)
   kActivationScales,  // FP4: [stage][block][tokens][scales of a block] bytes
-  kPartials,          // [2][k_warps - 1][operands * n / 16][tokens / 8][32] float4
+  kPartials,          // [2][k_warps, or none for one][operands * n / 16][tokens / 8][32] float4
   kZeroRow,           // one activation row of zeros, for tokens that do not use an expert
   kRoutes,            // the tables of inline routing
   kOutput,            // [tokens][n] bf16: the epilogue's staging
@@ -181,7 +181,7 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
     case RegionId::kActivationScales:
       return !packed(t) ? rows * scale_bytes : 0;
     case RegionId::kPartials:
-      return static_cast<unsigned>(2 * (t.k_warps - 1)) * (weight_rows / kUnitRows) * (rows / 8) * 512;
+      return static_cast<unsigned>(2 * (t.k_warps == 1 ? 0 : t.k_warps)) * (weight_rows / kUnitRows) * (rows / 8) * 512;
     case RegionId::kZeroRow:
       return t.inline_routes && t.pass == Pass::kDown ? activation_stride(t) : 0;
     case RegionId::kRoutes:

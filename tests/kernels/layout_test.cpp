@@ -75,7 +75,8 @@ TEST(MoeLayout, EveryScaleIsExact) {
     const float want = nvfp4::e4m3_to_float(static_cast<unsigned char>(s)) * 0x1p106f;
     for (int at = 0; at < 4; ++at) {
       const unsigned other = pack_scale(0x7e - s + 1);
-      const unsigned w = pack_scale_word(at == 0 ? b : other, at == 1 ? b : other, at == 2 ? b : other, at == 3 ? b : other);
+      const unsigned w =
+          pack_scale_word(at == 0 ? b : other, at == 1 ? b : other, at == 2 ? b : other, at == 3 ? b : other);
       const unsigned pair = unpack_scales(w, at / 2);
       EXPECT_EQ(nvfp4::bf16_to_float(static_cast<nvfp4::u16>(at % 2 != 0 ? pair >> 16 : pair & 0xffff)), want) << s;
     }

@@ -39,10 +39,10 @@ static_assert(smem_stride<kFew, RegionId::kWeights0> == 2 * 4 * 576);
 static_assert(smem_offset<kFew, RegionId::kActivations> == 4 * 4608);
 static_assert(smem_stride<kFew, RegionId::kActivations> == 528);
 static_assert(smem_offset<kFew, RegionId::kPartials> == 20608);  // 20544 rounded up to 128
-static_assert(smem_size<kFew, RegionId::kPartials> == 2 * 1 * 2 * 1 * 512);
-static_assert(smem_offset<kFew, RegionId::kRoutes> == 22656);
-static_assert(smem_offset<kFew, RegionId::kBarriers> == 22656 + 8832);
-static_assert(smem_total<kFew> == 22656 + 8832 + 64);
+static_assert(smem_size<kFew, RegionId::kPartials> == 2 * 2 * 2 * 1 * 512);
+static_assert(smem_offset<kFew, RegionId::kRoutes> == 24704);
+static_assert(smem_offset<kFew, RegionId::kBarriers> == 24704 + 8832);
+static_assert(smem_total<kFew> == 24704 + 8832 + 64);
 static_assert(stage_bytes(kFew) == 2 * 4 * 576 + 512);
 
 // The down pass of the same pair has a row of zeros for tokens that do not use an expert.

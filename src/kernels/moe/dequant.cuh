@@ -1,4 +1,5 @@
-// From stored words (layout.h) to bf16 A fragments. 9 integer instructions, 4 multiplies and half a shift per 8 weights.
+// From stored words (layout.h) to bf16 A fragments. 9 integer instructions, 4 multiplies and half a shift per 8
+// weights.
 #pragma once
 
 #include "kernels/moe/layout.h"

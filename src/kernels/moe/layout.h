@@ -58,11 +58,7 @@ FOURFOLD_MOE_HD constexpr unsigned rotate_right(unsigned w, int n) { return (w >
 
 // The fragment registers before scaling; `i` is 0..3.
 FOURFOLD_MOE_HD constexpr unsigned unpack_codes(unsigned w, int i) {
-  return (i == 0   ? w
-          : i == 1 ? w << 6
-          : i == 2 ? rotate_right(w, 4)
-                   : (w << 2) ^ (w >> 6)) &
-         kCodeMask;
+  return (i == 0 ? w : i == 1 ? w << 6 : i == 2 ? rotate_right(w, 4) : (w << 2) ^ (w >> 6)) & kCodeMask;
 }
 
 // An e2m1 code (s e e m) at bits {15, 8, 7, 6}.
@@ -72,9 +68,9 @@ FOURFOLD_MOE_HD constexpr unsigned spread_code(unsigned code) { return ((code & 
 FOURFOLD_MOE_HD constexpr unsigned pack_codes(const unsigned char (&codes)[8]) {
   unsigned r[4] = {};
   for (int i = 0; i < 4; ++i) r[i] = spread_code(codes[i]) | (spread_code(codes[4 + i]) << 16);
-  unsigned w = r[0];                           // bits 15, 8..6 of each half
-  w |= r[1] >> 6;                              // bits 9, 2..0
-  w |= rotate_right(r[2], 28);                 // bits 12..10 of each half; signs at 19 (low half) and 3 (high half)
+  unsigned w = r[0];            // bits 15, 8..6 of each half
+  w |= r[1] >> 6;               // bits 9, 2..0
+  w |= rotate_right(r[2], 28);  // bits 12..10 of each half; signs at 19 (low half) and 3 (high half)
   auto bit = [](unsigned x, int n) { return (x >> n) & 1u; };
   // r3 mixes in bits that are already set; the six free ones (4, 5, 13, 14 of each half) are solved high half first.
   const unsigned b29 = bit(r[3], 31);

@@ -3,8 +3,9 @@
 // accumulators no longer fit the registers).
 //
 // A CTA covers 256 weight rows: two consumer warpgroups of 128 rows (two m64 accumulators each) and one producer
-// warpgroup, which brings the packed weights by bulk copies and gathers the token rows with cp.async, 16 bytes a thread,
-// straight into the swizzled places. Two fragment buffers: while one K block of 16 is multiplied the next is dequantised.
+// warpgroup, which brings the packed weights by bulk copies and gathers the token rows with cp.async, 16 bytes a
+// thread, straight into the swizzled places. Two fragment buffers: while one K block of 16 is multiplied the next is
+// dequantised.
 #pragma once
 
 #include "kernels/moe/dequant.cuh"
@@ -155,7 +156,8 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
           const float h = gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.4426950408889634f)) * up;
           static_cast<u16*>(args.out)[(block.first + column) * args.out_stride + tile * 8 + g] = to_bf16(h);
         } else {
-          float* out = static_cast<float*>(args.out) + (block.first + column) * args.out_stride + partial_place(tile, g);
+          float* out =
+              static_cast<float*>(args.out) + (block.first + column) * args.out_stride + partial_place(tile, g);
           *reinterpret_cast<float2*>(out) = make_float2(low * first, high * first);
         }
       }
@@ -229,8 +231,9 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
         mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
         if (t == 0) mbarrier_arrive_expect(full(stage), static_cast<u32>(tiles) * kUnitBytes);
         if (tile < tiles) {
-          bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride + static_cast<u32>(tile) * kUnitBytes,
-                    weights + static_cast<u64>(unit) * kUnitBytes, kUnitBytes, full(stage), policy);
+          bulk_copy(
+              base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride + static_cast<u32>(tile) * kUnitBytes,
+              weights + static_cast<u64>(unit) * kUnitBytes, kUnitBytes, full(stage), policy);
         }
         const u32 destination = base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride + place;
         const u8* source = reinterpret_cast<const u8*>(args.source) + static_cast<u64>(unit) * (kUnitK * 2);
@@ -264,10 +267,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
       const int row_tile = item % row_groups * kPrefillRowTiles;
       const int steps = block.count <= 0 ? 1 : (block.count + kPrefillTokenStep - 1) / kPrefillTokenStep;
       const int n = steps == 3 ? 4 : steps == 5 || steps == 7 ? steps + 1 : steps;  // widths that are compiled
-#define FOURFOLD_CASE(I)                                                                                      \
-  case I:                                                                                                     \
-    if constexpr (I * kPrefillTokenStep <= T.tokens)                                                          \
-      consume<Tile, I * kPrefillTokenStep>(args, base, ring, row_tile, block, scale_base);                    \
+#define FOURFOLD_CASE(I)                                                                   \
+  case I:                                                                                  \
+    if constexpr (I * kPrefillTokenStep <= T.tokens)                                       \
+      consume<Tile, I * kPrefillTokenStep>(args, base, ring, row_tile, block, scale_base); \
     break;
       switch (n) {
         FOURFOLD_CASE(1)

@@ -10,8 +10,8 @@ namespace fourfold::moe {
 
 inline constexpr int kMaxExperts = 1024;
 inline constexpr int kRouteThreads = 1024;
-inline constexpr int kRouteOwn = 8;                                  // picks a thread keeps in registers
-inline constexpr int kRouteOnePass = kRouteThreads * kRouteOwn;      // more picks than this take two kernels
+inline constexpr int kRouteOwn = 8;                              // picks a thread keeps in registers
+inline constexpr int kRouteOnePass = kRouteThreads * kRouteOwn;  // more picks than this take two kernels
 inline constexpr int kRouteManyThreads = 256;
 inline constexpr int kRouteManyPicks = kRouteManyThreads * kRouteOwn;  // of one CTA
 
@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(kRouteThreads, 1) moe_route(Routing routing, R
   }
 }
 
-// More picks: moe_route_count (grid: ceil(picks / kRouteManyPicks)) adds each CTA's histogram to `table.totals`; the CTA
-// that comes last cuts the blocks, turns the totals into first slots and leaves the arrival counter at zero.
+// More picks: moe_route_count (grid: ceil(picks / kRouteManyPicks)) adds each CTA's histogram to `table.totals`; the
+// CTA that comes last cuts the blocks, turns the totals into first slots and leaves the arrival counter at zero.
 // moe_route_scatter (same grid) places the picks and needs the totals cleared again by its last CTA.
 __global__ void __launch_bounds__(kRouteThreads, 1) moe_route_count(Routing routing, RouteTable table, int tile) {
   __shared__ int count[kMaxExperts];
@@ -180,19 +180,20 @@ __global__ void __launch_bounds__(kRouteManyThreads) moe_route_scatter(Routing r
   for (int e = t; e <= kMaxExperts; e += kRouteManyThreads) table.totals[e] = 0;
 }
 
-// out[token] = sum over its choices, in order, of router weight times down's fp32 row (places as in partial_place); bf16.
-// One thread owns four columns. Grid: (ceil(columns / 1024), tokens), 256 threads.
-__global__ void __launch_bounds__(256) moe_combine(const float* __restrict__ partial, long long partial_stride,
-                                                   const int* __restrict__ pick_slot, const float* __restrict__ weights,
-                                                   int top_k, int columns, ptx::u16* __restrict__ out,
-                                                   long long out_stride) {
+// out[token] = sum over its choices, in order, of router weight times down's fp32 row (places as in partial_place);
+// bf16. One thread owns four columns. Grid: (ceil(columns / 1024), tokens), 256 threads.
+__global__ void __launch_bounds__(256)
+    moe_combine(const float* __restrict__ partial, long long partial_stride, const int* __restrict__ pick_slot,
+                const float* __restrict__ weights, int top_k, int columns, ptx::u16* __restrict__ out,
+                long long out_stride) {
   const int place = (static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x)) * 4;
   const long long token = blockIdx.y;
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
   if (place >= columns) return;
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int base = 0; base < top_k; base += 8) {  // eight rows in flight; a missing choice loads nothing and adds nothing
+  for (int base = 0; base < top_k;
+       base += 8) {  // eight rows in flight; a missing choice loads nothing and adds nothing
     float4 v[8];
     float w[8];
     int slot[8];

@@ -4,8 +4,8 @@
 //   down, accumulating      (tokens <= 8: one output tile loops over all active experts and writes the final bf16 row)
 //   down, sorted            (fp32 rows per slot, summed by moe_combine)
 //
-// A CTA is MT*WM row tiles (of 16 weight rows) wide and persistent over items. Producer warps keep a ring of stages full
-// with bulk copies: per row tile one contiguous strip of KU units, per token one row piece. Consumer warps are WM
+// A CTA is MT*WM row tiles (of 16 weight rows) wide and persistent over items. Producer warps keep a ring of stages
+// full with bulk copies: per row tile one contiguous strip of KU units, per token one row piece. Consumer warps are WM
 // (rows) x WS (every WS-th stage of an item) x WU
 // (units of a stage); a warp holds MT x NT fp32 accumulators of m16n8k16 with the weights as A operand.
 // Partial sums of the WS x WU warps meet in shared memory and are added in a fixed order. No atomics.
@@ -28,8 +28,8 @@ using namespace ptx;
 struct FewTables {
   int count;
   int expert[kFewPicks];
-  u32 mask[kFewPicks];                       // bit t: token t uses the expert
-  float weight[kFewPicks * kFewTokens];      // summed over duplicate choices
+  u32 mask[kFewPicks];                   // bit t: token t uses the expert
+  float weight[kFewPicks * kFewTokens];  // summed over duplicate choices
   int ids[kFewPicks];
   float router[kFewPicks];
   short rank[kFewExperts];
@@ -131,8 +131,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       *reinterpret_cast<u32*>(smem + kMap.zero + i) = 0;
     }
   }
-  // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so ids and route tables may be read
-  // at once; only the activation rows are waited for, after the first weights have been requested.
+  // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so ids and route tables may be
+  // read at once; only the activation rows are waited for, after the first weights have been requested.
   if (T.gate_up) {
     grid_dependency_wait();
     grid_launch_dependents();
@@ -245,9 +245,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       if (b.expert < 0) return;
       const bool wanted = T.few ? (static_cast<u32>(b.unused) >> lane & 1u) != 0 : lane < b.count;
       if (mine && wanted) {
-        bulk_copy(base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
-                  args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), units_of(c) * (kUnitK * 2),
-                  full(stage), row_policy);
+        bulk_copy(
+            base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
+            args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), units_of(c) * (kUnitK * 2), full(stage),
+            row_policy);
       }
     };
     Cursor c{first_item, 0, 0};
@@ -338,8 +339,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         }
         const bool zero_row = kAccumulate && (few.mask[b] >> matrix_row & 1u) == 0;
         const int left = args.units - chunk * T.ku;
-        const u32 weights = base + kMap.weights + stage * kMap.weight_stride +
-                            static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes);
+        const u32 weights =
+            base + kMap.weights + stage * kMap.weight_stride + static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes);
         const u32 rows = base + kMap.rows + stage * kMap.row_stage_stride;
         const u32 own_row = T.rows < 8 ? (matrix_row < T.rows ? matrix_row : 0u) : matrix_row;
         const u32 row = (zero_row ? base + kMap.zero : rows + own_row * kRowStride) + matrix_k;
@@ -382,7 +383,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
       // ---- epilogue: lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment
       const int group = kAccumulate ? item : item % row_groups;
-      const auto finish = [&](int m, int n, const float (&v)[4]) {
+      const auto finish = [&](int m, int n, const float(&v)[4]) {
         const int tile = group * kRowTiles + wm * T.mt + m;
         if (tile >= args.row_tiles) return;
 #pragma unroll
@@ -414,7 +415,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           } else {
             if (column >= block.count) continue;
             const float s = factors.first * kEpilogueScale;
-            float* out = static_cast<float*>(args.out) + (block.first + column) * args.out_stride + partial_place(tile, g);
+            float* out =
+                static_cast<float*>(args.out) + (block.first + column) * args.out_stride + partial_place(tile, g);
             *reinterpret_cast<float2*>(out) = make_float2(low * s, high * s);
           }
         }

@@ -9,23 +9,23 @@
 
 namespace fourfold::moe {
 
-inline constexpr int kFewTokens = 8;     // tokens the few-token path takes
-inline constexpr int kFewPicks = 128;    // 8 tokens x top-16
+inline constexpr int kFewTokens = 8;   // tokens the few-token path takes
+inline constexpr int kFewPicks = 128;  // 8 tokens x top-16
 inline constexpr int kFewExperts = 1024;
 inline constexpr unsigned kFewTableBytes = 8 * 1024 + 640;
 
 struct StreamTile {
   bool gate_up;
-  bool few;    // at most 8 tokens, routed inside the kernel
-  int mt;      // row tiles (16 weight rows) per warp
-  int wm;      // warps along rows
-  int ws;      // warps along K by stage: each group takes every ws-th stage of an item (longer work per wait)
-  int wu;      // warps along K inside a stage: each takes ku / wu units (shorter latency)
-  int nt;      // token tiles of 8
-  int rows;    // token rows a stage has room for: 8 nt, or fewer where the token count is known to be smaller
-  int ku;      // units (64 K) per stage
+  bool few;  // at most 8 tokens, routed inside the kernel
+  int mt;    // row tiles (16 weight rows) per warp
+  int wm;    // warps along rows
+  int ws;    // warps along K by stage: each group takes every ws-th stage of an item (longer work per wait)
+  int wu;    // warps along K inside a stage: each takes ku / wu units (shorter latency)
+  int nt;    // token tiles of 8
+  int rows;  // token rows a stage has room for: 8 nt, or fewer where the token count is known to be smaller
+  int ku;    // units (64 K) per stage
   int stages;
-  int ctas;    // per SM
+  int ctas;  // per SM
 
   FOURFOLD_STREAM_HD constexpr int wk() const { return ws * wu; }
   FOURFOLD_STREAM_HD constexpr int producers() const { return nt > 1 ? 4 : 2; }
@@ -40,15 +40,15 @@ struct StreamTileOf {
 };
 
 struct StreamMap {
-  unsigned weights;           // [stages][mt wm][ku] units
+  unsigned weights;  // [stages][mt wm][ku] units
   unsigned weight_stride;
-  unsigned rows;              // [stages][rows][row stride] bf16
+  unsigned rows;  // [stages][rows][row stride] bf16
   unsigned row_stage_stride;
-  unsigned partials;          // [2][wk][wm][mt nt][32] float4
-  unsigned zero;              // down, few: one row of zeros for tokens that do not use an expert
+  unsigned partials;  // [2][wk][wm][mt nt][32] float4
+  unsigned zero;      // down, few: one row of zeros for tokens that do not use an expert
   unsigned zero_bytes;
-  unsigned few;               // FewTables
-  unsigned barriers;          // [2][stages] mbarriers
+  unsigned few;       // FewTables
+  unsigned barriers;  // [2][stages] mbarriers
   unsigned total;
 };
 

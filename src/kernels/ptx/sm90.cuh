@@ -59,8 +59,8 @@ __device__ __forceinline__ u64 policy_evict_last() {
 // `bytes`, both addresses: multiples of 16.
 __device__ __forceinline__ void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64 policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          destination),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(destination),
       "l"(source), "r"(bytes), "r"(bar), "l"(policy)
       : "memory");
 }
@@ -68,7 +68,9 @@ __device__ __forceinline__ void bulk_copy(u32 destination, const void* source, u
 // ---- programmatic dependent launch ----------------------------------------------------------------------------------
 
 __device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void grid_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void grid_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- shared loads ---------------------------------------------------------------------------------------------------
 
@@ -110,7 +112,8 @@ __device__ __forceinline__ u32 mul_bf16x2_pinned(u32 a, u32 b) {
   asm volatile("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
-// Both halves of the result are one half of the argument; ptxas turns this into an operand selector, not an instruction.
+// Both halves of the result are one half of the argument; ptxas turns this into an operand selector, not an
+// instruction.
 __device__ __forceinline__ u32 both_low(u32 a) {
   u32 r;
   asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(r) : "r"(a));

@@ -169,7 +169,10 @@ void run(const Options& options) {
     print_report(report, options.report);
   }
   std::fflush(stdout);
-  if (!report.problems.empty()) throw CLI::RuntimeError(2);
+  if (!report.problems.empty()) {
+    fail("{} cannot be loaded ({} problem{}): {}", options.directory, report.problems.size(),
+         report.problems.size() == 1 ? "" : "s", report.problems.front());
+  }
 }
 
 }  // namespace

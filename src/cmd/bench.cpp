@@ -13,14 +13,12 @@
 #include "base/math.h"
 #include "base/progress.h"
 #include "base/random.h"
+#include "cmd/bench_ops.h"
 #include "cmd/chat_model.h"
 #include "cmd/commands.h"
 #include "cpu/ceilings.h"
 #include "engine/engine.h"
 #include "model/model.h"
-#if __has_include("cmd/bench_ops.h")
-#include "cmd/bench_ops.h"
-#endif
 
 namespace fourfold::cmd {
 namespace {
@@ -276,9 +274,7 @@ void add_bench(CLI::App& app) {
   command->add_option("--repeats", options->repeats, "Runs; the median counts")->check(CLI::Range(1, 1000));
   command->add_flag("--json", options->json, "Print one JSON object");
   command->callback([options] { run(*options); });
-#if __has_include("cmd/bench_ops.h")
   add_bench_ops(*bench);
-#endif
 }
 
 }  // namespace fourfold::cmd

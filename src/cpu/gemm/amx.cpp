@@ -40,9 +40,7 @@ int64_t packed_bytes(int64_t tokens, int64_t columns) {
 
 // Columns [k, k + 16) of a row as high and low bf16 parts.
 inline void store_parts(const float* x, int64_t k, int64_t columns, uint8_t* out) {
-  const int64_t left = columns - k;
-  const __mmask16 mask = left >= 16 ? 0xffff : left <= 0 ? 0 : static_cast<__mmask16>((1u << left) - 1);
-  const __m512 value = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + k), _mm512_set1_ps(kActivationFactor));
+  const __m512 value = _mm512_mul_ps(load_columns(x, k, columns), _mm512_set1_ps(kActivationFactor));
   const __m256i high = (__m256i)_mm512_cvtneps_pbh(value);
   const __m512 rounded = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
   const __m256i low = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(value, rounded));

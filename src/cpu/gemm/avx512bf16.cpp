@@ -23,7 +23,8 @@ void pack(const float* const* x, int64_t tokens, int64_t columns, void* packed) 
     for (int64_t pair = 0; pair < pairs; pair += 8) {
       for (int64_t t = 0; t < m; ++t) {
         uint32_t values[8];
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(values), load_bf16(x[begin + t], 2 * pair, columns));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(values),
+                            (__m256i)_mm512_cvtneps_pbh(load_columns(x[begin + t], 2 * pair, columns)));
         for (int64_t j = 0; j < 8; ++j) out[(pair + j) * m + t] = values[j];
       }
     }

@@ -77,11 +77,11 @@ inline const uint8_t* bf16_piece(const Panel& panel, int64_t begin, int64_t end,
   return scratch;
 }
 
-// 16 values from x[k ..], of `columns` in all, times a power of two, as bf16 (nearest, ties to even).
-inline __m256i load_bf16(const float* x, int64_t k, int64_t columns, float factor = 1.0f) {
+// Columns [k, k + 16) of a row; zeros behind its end.
+inline __m512 load_columns(const float* x, int64_t k, int64_t columns) {
   const int64_t left = columns - k;
   const __mmask16 mask = left >= 16 ? 0xffff : left <= 0 ? 0 : static_cast<__mmask16>((1u << left) - 1);
-  return (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + k), _mm512_set1_ps(factor)));
+  return _mm512_maskz_loadu_ps(mask, x + k);
 }
 
 // Cuts the columns of one or two panels into pieces with constant row scales, and calls

@@ -16,6 +16,17 @@ std::string footer() {
   return text;
 }
 
+// CLI11 says of an unknown command only that one is required.
+void check_command(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == argv[1]) return;
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  fourfold::fail("no command {}, wanted one of {}", fourfold::printable(argv[1]), names);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -36,6 +47,7 @@ int main(int argc, char** argv) {
     cmd::add_tokenize(app);
     cmd::add_plan(app);
     cmd::add_warm(app);
+    check_command(app, argc, argv);
     app.parse(argc, argv);
     std::fflush(stdout);
     return std::ferror(stdout) != 0 ? 1 : 0;

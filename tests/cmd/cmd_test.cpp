@@ -1,0 +1,266 @@
+// The program as its users meet it: arguments and standard input in; standard output, standard error and the exit
+// status out. What the commands compute is tested elsewhere; here it is that they can be reached, that answers and
+// everything else go to the right stream, and that bad input is one line and exit status 2.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+
+namespace fourfold {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+struct Outcome {
+  int status = -1;  // exit status, or 128 + signal
+  std::string out, err;
+};
+
+class Cmd : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    dir_ = fs::temp_directory_path() / ("fourfold_cmd_" + std::to_string(::getpid()) + "_" + info->name());
+    fs::remove_all(dir_);
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  fs::path path(const std::string& name) const { return dir_ / name; }
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name), std::ios::binary) << text;
+    return path(name).string();
+  }
+
+  // Runs `fourfold ARGUMENTS` (in shell syntax). Nothing here takes a minute, so that one that hangs is a failure.
+  Outcome run(const std::string& arguments, const std::string& input = "") const {
+    const std::string in = write("stdin", input);
+    const std::string command = "NO_COLOR=1 timeout 120 '" FOURFOLD_BINARY "' " + arguments + " <'" + in + "' >'" +
+                                path("stdout").string() + "' 2>'" + path("stderr").string() + "'";
+    const int status = std::system(command.c_str());
+    Outcome outcome;
+    outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    outcome.out = read(path("stdout"));
+    outcome.err = read(path("stderr"));
+    return outcome;
+  }
+  Json run_json(const std::string& arguments, const std::string& input = "") const {
+    const Outcome outcome = run(arguments, input);
+    EXPECT_EQ(outcome.status, 0) << arguments << "\n" << outcome.err;
+    return Json::parse(outcome.out);
+  }
+  // Bad input: nothing on stdout, one line on stderr that names every one of `parts`, exit status 2.
+  void expect_refused(const std::string& arguments, const std::vector<std::string>& parts,
+                      const std::string& input = "") const {
+    const Outcome outcome = run(arguments, input);
+    EXPECT_EQ(outcome.status, 2) << arguments << "\n" << outcome.err;
+    EXPECT_EQ(outcome.out, "") << arguments;
+    EXPECT_EQ(outcome.err.substr(0, 17), "fourfold: error: ") << arguments << "\n" << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << arguments << "\n" << outcome.err;
+    for (const std::string& part : parts) {
+      EXPECT_NE(outcome.err.find(part), std::string::npos) << arguments << ": no \"" << part << "\" in\n"
+                                                           << outcome.err;
+    }
+  }
+
+  const std::string demo_ = FOURFOLD_SOURCE_DIR "/models/demo";
+
+ private:
+  fs::path dir_;
+};
+
+// ---- run ------------------------------------------------------------------------------------------------------------
+
+TEST_F(Cmd, RunAnswersOnStdoutAndNothingElse) {
+  const Outcome outcome = run("run " + demo_ + " --temperature 0 'What is 12 + 30?'");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("42"), std::string::npos) << outcome.out;
+  EXPECT_EQ(outcome.out.find("<think>"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.err.find("tokens/s"), std::string::npos) << outcome.err;  // prefill and decode speed
+  EXPECT_NE(outcome.err.find("GB/s"), std::string::npos) << outcome.err;
+}
+
+TEST_F(Cmd, RunReadsAPromptFromAPipe) {
+  const Outcome outcome = run("run " + demo_ + " --temperature 0 --no-think -q", "What is 8 times 7?\n");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("56"), std::string::npos) << outcome.out;
+  EXPECT_EQ(outcome.err, "");
+}
+
+TEST_F(Cmd, RunWithASeedIsReproducible) {
+  const std::string command = "run " + demo_ + " -q --temperature 1.5 --seed 7 --max-tokens 24 'Tell me something.'";
+  const Outcome first = run(command);
+  EXPECT_EQ(first.status, 0) << first.err;
+  EXPECT_EQ(first.out, run(command).out);
+}
+
+TEST_F(Cmd, RunPrintsOneJsonObject) {
+  const Json answer = run_json("run " + demo_ + " --json --temperature 0 --think 'What is 20 - 3?'");
+  EXPECT_TRUE(answer.is_object());
+  EXPECT_NE(answer.dump().find("17"), std::string::npos) << answer.dump(1);
+}
+
+TEST_F(Cmd, RunOfARandomShapeNeedsNoFiles) {
+  const Outcome outcome = run("run --dummy 35B-A3B --layers 1 --vocab 512 --max-tokens 2 --threads 2");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+}
+
+TEST_F(Cmd, RunRefusesWhatItCannotDo) {
+  expect_refused("run " + path("nothing").string() + "/ hello", {"nothing"});
+  expect_refused("run " + demo_ + " --temperature 11 hello", {"--temperature"});
+  expect_refused("run " + demo_ + " --isa mmx hello", {"mmx", "avx2"});
+  expect_refused("run " + demo_ + " --max-tokens 0 hello", {"--max-tokens"});
+  expect_refused("run --dummy 35B-A3B --layers 1 --vocab 512 hello", {"--dummy", "prompt"});
+  expect_refused("run --dummy 36B", {"36B", "35B-A3B"});
+  expect_refused("run " + demo_ + " --no-such-flag", {"--no-such-flag"});
+  fs::create_directories(path("empty"));
+  expect_refused("run " + path("empty").string() + " hello", {"config.json"});
+}
+
+// ---- eval and bench -------------------------------------------------------------------------------------------------
+
+TEST_F(Cmd, EvalReportsExactMatch) {
+  const Json result = run_json("eval " + demo_ + " arithmetic --limit 8 --json");
+  const Json& match = result.contains("exact_match") ? result["exact_match"] : result.at("models").at(0);
+  ASSERT_TRUE(match.is_number()) << result.dump(1);
+  EXPECT_GT(match.get<double>(), 0.7);
+}
+
+TEST_F(Cmd, EvalRefusesWrongTasks) {
+  expect_refused("eval " + demo_ + " no_such_task", {"no_such_task"});
+  expect_refused("eval " + demo_ + " " + write("bad.jsonl", "{\"task\": \"x\", \"messages\": 3}\n"), {"bad.jsonl"});
+}
+
+TEST_F(Cmd, BenchModelPrintsBothCeilings) {
+  const Json result = run_json("bench model " + demo_ + " --threads 2 --prompt 64 --generate 8 --repeats 1 --json");
+  for (const char* key : {"tokens_per_s", "bytes_per_token", "gb_per_s", "read_bandwidth_gb_per_s", "fraction"}) {
+    EXPECT_GT(result.at("decode").at(key).get<double>(), 0) << key;
+  }
+  for (const char* key : {"tokens_per_s", "flops_per_token", "gflops_per_core", "peak_gflops_per_core", "fraction"}) {
+    EXPECT_GT(result.at("prefill").at(key).get<double>(), 0) << key;
+  }
+}
+
+TEST_F(Cmd, BenchOpsTimesAnOperation) {
+  const Json result = run_json("bench ops --filter add_rms_norm --seconds 0.01 --json");
+  EXPECT_FALSE(result.empty());
+  expect_refused("bench ops --filter no_such_operation --seconds 0.01", {"no_such_operation"});
+}
+
+// ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+TEST_F(Cmd, GeneratedCheckpointsAreInspectedQuantisedAndRun) {
+  const std::string in = path("in").string();
+  const std::string out = path("out").string();
+  ASSERT_EQ(run("generate " + in + " --format bf16 --layers 4").status, 0);
+  const Json before = run_json("inspect " + in + " --json");
+  const Json result = run_json("quantize " + in + " " + out + " --json");
+  EXPECT_TRUE(result.is_object());
+  const Json after = run_json("inspect " + out + " --json");
+  EXPECT_EQ(before.at("problems").size(), 0u);
+  EXPECT_EQ(after.at("problems").size(), 0u);
+  EXPECT_LT(fs::file_size(path("out") / "model.safetensors"), fs::file_size(path("in") / "model.safetensors"));
+  const std::string tokens = write("tokens.json", "[1, 2, 3, 5, 8]");
+  EXPECT_EQ(run("logits " + out + " " + tokens + " " + path("logits.safetensors").string()).status, 0);
+  EXPECT_GT(fs::file_size(path("logits.safetensors")), 5u * 4);
+}
+
+TEST_F(Cmd, DamagedCheckpointsAreRefusedByName) {
+  const fs::path dir = path("damaged");
+  fs::copy(demo_, dir, fs::copy_options::recursive);
+  const fs::path weights = dir / "model.safetensors";
+  fs::permissions(weights, fs::perms::owner_write, fs::perm_options::add);
+  fs::resize_file(weights, fs::file_size(weights) / 2);
+  expect_refused("run " + dir.string() + " hello", {"model.safetensors"});
+  const Outcome inspected = run("inspect " + dir.string());
+  EXPECT_EQ(inspected.status, 2) << inspected.out << inspected.err;
+
+  fs::copy_file(fs::path(demo_) / "model.safetensors", weights, fs::copy_options::overwrite_existing);
+  const std::string config = read(dir / "config.json");
+  fs::permissions(dir / "config.json", fs::perms::owner_write, fs::perm_options::add);
+  std::ofstream(dir / "config.json") << config.substr(0, config.size() / 2);
+  expect_refused("run " + dir.string() + " hello", {"config.json"});
+  std::ofstream(dir / "config.json") << config;
+  fs::permissions(dir / "tokenizer.json", fs::perms::owner_write, fs::perm_options::add);
+  std::ofstream(dir / "tokenizer.json") << "{\"model\": {\"type\": \"BPE\", \"vocab\": 7}}";
+  expect_refused("run " + dir.string() + " hello", {"tokenizer.json"});
+}
+
+TEST_F(Cmd, LogitsRefusesWrongTokens) {
+  const std::string out = path("logits.safetensors").string();
+  expect_refused("logits " + demo_ + " " + write("a.json", "[1, 2, 99999999]") + " " + out, {"99999999"});
+  expect_refused("logits " + demo_ + " " + write("b.json", "[1, \"two\"]") + " " + out, {"b.json"});
+  expect_refused("logits " + demo_ + " " + write("c.json", "[]") + " " + out, {"c.json"});
+  EXPECT_FALSE(fs::exists(out));
+}
+
+// ---- text -----------------------------------------------------------------------------------------------------------
+
+TEST_F(Cmd, TokenizeAndBack) {
+  const std::string text = "Grüße, 世界! 12 + 30 = 42 \xF0\x9F\x91\x8D\n";
+  const Outcome ids = run("tokenize " + demo_, text);
+  EXPECT_EQ(ids.status, 0) << ids.err;
+  EXPECT_GT(Json::parse(ids.out).size(), 5u);
+  EXPECT_EQ(run("tokenize " + demo_ + " --decode", ids.out).out, text);
+  expect_refused("tokenize " + demo_ + " --decode", {"99999999"}, "[99999999]");
+  expect_refused("tokenize " + path("missing.json").string(), {"missing.json"}, "x");
+}
+
+TEST_F(Cmd, RenderPrintsThePrompt) {
+  const std::string conversation = write(
+      "conversation.json", R"({"messages": [{"role": "user", "content": "Hello"}], "add_generation_prompt": true})");
+  const Outcome outcome = run("render " + demo_ + " " + conversation);
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("<|im_start|>user\nHello<|im_end|>"), std::string::npos) << outcome.out;
+  EXPECT_GT(run_json("render " + demo_ + " " + conversation + " --tokens").size(), 3u);
+  expect_refused("render " + write("bad.jinja", "{% for x in %}") + " " + conversation, {"bad.jinja"});
+  expect_refused(
+      "render " +
+          write("loop.jinja", "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}") +
+          " " + conversation,
+      {"loop.jinja"});
+  expect_refused("render " + demo_ + " " + write("wrong.json", "{\"messages\": 7}"), {"messages"});
+}
+
+// ---- plans ----------------------------------------------------------------------------------------------------------
+
+TEST_F(Cmd, PlanNeedsNoCard) {
+  const Json plan = run_json("plan --gpu rtx-pro-6000 --model 397B-A17B --tokens 8 --json");
+  EXPECT_GT(plan.at("predicted_us").get<double>(), 0);
+  EXPECT_LE(plan.at("plan").at("smem_bytes").get<int64_t>(), 101376);
+  EXPECT_FALSE(plan.at("rejected").empty());
+  expect_refused("plan --gpu gtx-1080 --model 397B-A17B --tokens 8", {"gtx-1080", "h200"});
+  expect_refused("plan --gpu h200 --model 398B --tokens 8", {"398B", "397B-A17B"});
+}
+
+// ---- the program itself ---------------------------------------------------------------------------------------------
+
+TEST_F(Cmd, HelpAndVersion) {
+  for (const char* command : {"", "run", "eval", "bench", "bench model", "bench ops", "inspect", "quantize", "generate",
+                              "logits", "render", "tokenize", "plan", "warm"}) {
+    const Outcome outcome = run(std::string(command) + " --help");
+    EXPECT_EQ(outcome.status, 0) << command;
+    EXPECT_NE(outcome.out.find("Usage: fourfold"), std::string::npos) << command << "\n" << outcome.out;
+  }
+  EXPECT_EQ(run("--version").status, 0);
+  expect_refused("no-such-command", {"no-such-command"});
+}
+
+}  // namespace
+}  // namespace fourfold

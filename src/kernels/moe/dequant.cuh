@@ -13,10 +13,7 @@ __device__ __forceinline__ ptx::u32 opaque_scale_base(int zero) { return kScaleB
 
 // Factors of K blocks 2p (odd false) and 2p+1 (odd true): row g low, row g + 8 high.
 __device__ __forceinline__ ptx::u32 scale_pair(ptx::u32 word, bool odd, ptx::u32 base) {
-  const ptx::u32 w = odd ? __funnelshift_l(word, word, 8) : word;
-  ptx::u32 r;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(w), "n"(kScaleMask), "r"(base));
-  return r;
+  return ptx::and_or<kScaleMask>(odd ? __funnelshift_l(word, word, 8) : word, base);
 }
 
 // The A fragment of one 16 x 16 block: weight times 2^-20 / tensor scale.

@@ -20,21 +20,6 @@ namespace prefill_detail {
 
 using namespace ptx;
 
-__device__ __forceinline__ void copy16(u32 destination, const void* source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
-}
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int Pending>
-__device__ __forceinline__ void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-}
-
-template <int Count>
-__device__ __forceinline__ void keep(float (&d)[Count]) {
-#pragma unroll
-  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-
 struct Ring {
   int stage;
   u32 phase;
@@ -121,8 +106,8 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
   unit_step.template operator()<true>(args.units > 1);
   for (int unit = 1; unit < args.units; ++unit) unit_step.template operator()<false>(unit + 1 < args.units);
   wgmma_wait<0>();
-  keep(acc[0]);
-  keep(acc[1]);
+  keep_registers(acc[0]);
+  keep_registers(acc[1]);
   __syncwarp();
   if (lane == 0) mbarrier_arrive(empty(previous));
 
@@ -172,7 +157,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
   static constexpr PrefillTile T = Tile::value;
   static_assert(T.tokens % kPrefillTokenStep == 0 && T.tokens <= 160);
   constexpr PrefillMap kMap = prefill_map(T);
-  extern __shared__ __align__(1024) u8 smem[];
+  FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
   const int group = static_cast<int>(threadIdx.x) / 128;
   const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
@@ -191,7 +176,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
   const int items = row_groups * args.route.counts[0];
 
   if (group == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    registers_decrease<56>();
     const int t = static_cast<int>(threadIdx.x);
     const u64 policy = policy_evict_first();
     // Lanes 0..3 of each warp bring one row tile each: the lanes of a warp issue bulk copies one after the other.
@@ -240,12 +225,12 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
 #pragma unroll
         for (int i = 0; i < T.tokens / 16; ++i) {
           if (t / 8 + 16 * i < block.count) {
-            copy16(destination + static_cast<u32>(i) * 2048u, source + static_cast<u64>(offset[i]) * 16u);
+            async_copy16(destination + static_cast<u32>(i) * 2048u, source + static_cast<u64>(offset[i]) * 16u);
           }
         }
-        copy_commit();
+        async_copy_commit();
         if (pending == kLag) {
-          copy_wait<kLag>();
+          async_copy_wait<kLag>();
           announce();
         } else {
           ++pending;
@@ -256,10 +241,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
         }
       }
     }
-    copy_wait<0>();
+    async_copy_wait<0>();
     for (; pending > 0; --pending) announce();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    registers_increase<224>();
     const u32 scale_base = opaque_scale_base(args.zero);
     Ring ring{0, 0};
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   static_assert(T.stages % T.ws == 0 && T.ku % T.wu == 0);
   constexpr int kSets = T.mt * T.nt == 1 ? 2 : 1;  // two accumulators where one would chain the multiplications
 
-  extern __shared__ __align__(1024) u8 smem[];
+  FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;

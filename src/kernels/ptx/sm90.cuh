@@ -1,5 +1,6 @@
 // PTX wrappers used by the Hopper kernels: mbarriers, bulk copies, programmatic launch, ldmatrix, mma.sync, wgmma.
-// Freestanding: compiles under NVRTC and nvcc without any include.
+// Freestanding: compiles under NVRTC and nvcc without any include. All inline assembly of the kernels is in this
+// folder, behind plain C++ signatures: tests/executor implements the same wrappers on the host.
 #pragma once
 
 namespace fourfold::ptx {
@@ -8,6 +9,9 @@ using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
+
+// The kernel's dynamic shared memory, under a name of its own.
+#define FOURFOLD_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
@@ -65,6 +69,37 @@ __device__ __forceinline__ void bulk_copy(u32 destination, const void* source, u
       : "memory");
 }
 
+// ---- asynchronous copies of one thread, in groups -------------------------------------------------------------------
+
+// 16 bytes, both addresses multiples of 16; past L1.
+__device__ __forceinline__ void async_copy16(u32 destination, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
+}
+__device__ __forceinline__ void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most `Pending` of this thread's groups are under way.
+template <int Pending>
+__device__ __forceinline__ void async_copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+// ---- registers ------------------------------------------------------------------------------------------------------
+
+// All warps of a warpgroup give registers back, or ask for more: `Count` per thread from here on.
+template <int Count>
+__device__ __forceinline__ void registers_decrease() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ __forceinline__ void registers_increase() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+// The compiler must take the values for changed here: accumulators that an asynchronous instruction wrote.
+template <int Count>
+__device__ __forceinline__ void keep_registers(float (&d)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
 // ---- programmatic dependent launch ----------------------------------------------------------------------------------
 
 __device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -101,6 +136,13 @@ __device__ __forceinline__ void barrier_sync(int id, int threads) {
 
 // ---- arithmetic -----------------------------------------------------------------------------------------------------
 
+// (x & Mask) | base in one LOP3.
+template <u32 Mask>
+__device__ __forceinline__ u32 and_or(u32 x, u32 base) {
+  u32 r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(x), "n"(Mask), "r"(base));
+  return r;
+}
 __device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) {
   u32 r;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));

@@ -2,6 +2,7 @@
 // are src/cuda's business.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>

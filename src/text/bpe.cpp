@@ -1,5 +1,6 @@
 #include "text/bpe.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>

@@ -1,5 +1,6 @@
 #include "text/pipeline.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/check.h"

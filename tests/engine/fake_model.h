@@ -3,6 +3,7 @@
 // position that is mixed up, shared, lost or stale changes the output.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <functional>

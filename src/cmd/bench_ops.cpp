@@ -265,10 +265,10 @@ Bench mlp(Setting& setting, int64_t tokens) {
 }
 
 Bench attention(Setting& setting, int64_t sequences, int64_t tokens, int64_t cached) {
-  const bool bf16 = setting.backend().isa() != cpu::Isa::kReference;
+  const bool half = setting.backend().isa() != cpu::Isa::kReference;
   Cost cost;
   for (int64_t s = 0; s < sequences; ++s) {
-    cost += ops::attention_cost(tokens, cached, kHeads, kKvHeads, kHeadDim, bf16 ? 2 : 4);
+    cost += ops::attention_cost(tokens, cached, kHeads, kKvHeads, kHeadDim, half ? 2 : 4);
   }
   return {fmt::format("attention {} x T={} after {}", sequences, tokens, cached), cost, [=, &setting] {
             auto step = std::make_shared<Step>(sequences, tokens, cached);
@@ -277,7 +277,7 @@ Bench attention(Setting& setting, int64_t sequences, int64_t tokens, int64_t cac
             shape.head_dim = kHeadDim;
             shape.pages = static_cast<int64_t>(step->pages.size());
             shape.page_size = kPage;
-            shape.layers = setting.copies(shape.pages * kPage * kKvHeads * kHeadDim * 2 * (bf16 ? 2 : 4));
+            shape.layers = setting.copies(shape.pages * kPage * kKvHeads * kHeadDim * 2 * (half ? 2 : 4));
             std::shared_ptr<ops::KvCache> cache = setting.backend().make_kv_cache(shape);
             auto& host = static_cast<cpu::HostKvCache&>(*cache);
             Random random(10);
@@ -285,8 +285,8 @@ Bench attention(Setting& setting, int64_t sequences, int64_t tokens, int64_t cac
               for (int64_t page = 0; page < shape.pages; ++page) {
                 for (int64_t i = 0; i < kKvHeads * 2 * host.values_offset(); ++i) {
                   const uint64_t word = random.next();
-                  if (bf16) {
-                    host.keys<uint16_t>(layer, page, 0)[i] = static_cast<uint16_t>((word & 0x807f) | 0x3f00);
+                  if (half) {
+                    host.keys<uint16_t>(layer, page, 0)[i] = static_cast<uint16_t>((word & 0x83ff) | 0x3800);
                   } else {
                     host.keys<float>(layer, page, 0)[i] = static_cast<float>(word >> 40) * 0x1p-24f - 0.5f;
                   }

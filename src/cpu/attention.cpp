@@ -49,7 +49,7 @@ struct Rows {
 void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor& q, const ops::Tensor& k,
                            const ops::Tensor& v, ops::KvCache& kv, int64_t layer, const ops::Tensor& out) {
   auto& cache = static_cast<HostKvCache&>(kv);
-  FF_ASSERT(kernels_ != nullptr && cache.type() == ops::DType::kBf16);
+  FF_ASSERT(kernels_ != nullptr && cache.type() == ops::DType::kF16);
   FF_ASSERT(out.rows == q.rows && out.cols == params.heads * params.head_dim);
   prepare_attention(params, q, k, v, cache, layer);
 
@@ -93,13 +93,14 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
   float* thread_rows = scores + threads * score_floats;
   float* partial = thread_rows + threads * row_floats;
 
-  const auto load_queries = [&](const Tile& tile, float* queries, float* padded_row) {
+  const auto load_queries = [&](const Tile& tile, float* queries) {
     for (int64_t r = 0; r < tile.tokens * group; ++r) {
       const float* from =
           q.f32(tile.sequence->first + tile.first_token + r / group) + (tile.kv_head * group + r % group) * q_stride;
-      std::copy_n(from, dim, padded_row);
-      std::fill(padded_row + dim, padded_row + padded, 0.0f);
-      kernels.split_order(padded_row, padded, params.scale, queries + r * padded);
+      float* to = queries + r * padded;
+      std::copy_n(from, dim, to);
+      std::fill(to + dim, to + padded, 0.0f);
+      kernels.scale(to, padded, params.scale, to);
     }
   };
   const auto attend_split = [&](const Tile& tile, const float* queries, int64_t split, const Rows& rows, float* score) {
@@ -129,7 +130,7 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
     for (int64_t r = begin; r < end; ++r) {
       const int64_t row = tile.sequence->first + tile.first_token + r / group;
       const int64_t head = tile.kv_head * group + r % group;
-      kernels.natural_order(total.output + r * padded, padded, 1.0f / total.sum[r], padded_row);
+      kernels.scale(total.output + r * padded, padded, 1.0f / total.sum[r], padded_row);
       float* to = out.f32(row) + head * dim;
       std::copy_n(padded_row, dim, to);
       if (params.gated) kernels.gate(to, q.f32(row) + head * q_stride + dim, dim);
@@ -149,7 +150,7 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
       const Rows total(total_at(thread), max_rows, padded);
       for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
         const Tile& tile = tiles[static_cast<size_t>(i)];
-        load_queries(tile, queries_at(thread), score);
+        load_queries(tile, queries_at(thread));
         total.clear(tile.tokens * group, padded);
         for (int64_t split = 0; split * kKeySplit < tile.keys(); ++split) {
           attend_split(tile, queries_at(thread), split, rows, score);
@@ -167,7 +168,7 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
   }
 
   for (int64_t i = 0; i < count; ++i) {
-    load_queries(tiles[static_cast<size_t>(i)], queries_at(i), scores);
+    load_queries(tiles[static_cast<size_t>(i)], queries_at(i));
     Rows(total_at(i), max_rows, padded).clear(max_rows, padded);
   }
   for (int64_t base = 0; base < most_splits; base += wave) {

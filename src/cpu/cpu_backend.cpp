@@ -11,7 +11,6 @@
 #include "base/math.h"
 #include "cpu/kernels.h"
 #include "cpu/stored_matrix.h"
-#include "nvfp4/number.h"
 
 namespace fourfold::cpu {
 
@@ -359,12 +358,7 @@ void CpuBackend::prepare_attention(const ops::AttentionParams& params, const ops
       std::memcpy(cache.keys<float>(layer, page, head) + at, x, static_cast<size_t>(dim) * sizeof(float));
       return;
     }
-    uint16_t* to = cache.keys<uint16_t>(layer, page, head) + at;
-    if (kernels_ != nullptr) {
-      kernels_->to_bf16(x, dim, to);
-    } else {
-      for (int64_t i = 0; i < dim; ++i) to[i] = nvfp4::float_to_bf16(x[i]);
-    }
+    kernels_->to_f16(x, dim, cache.keys<uint16_t>(layer, page, head) + at);
   };
   for (const ops::Sequence& sequence : batch_.sequences) {
     const int64_t last_page = (sequence.position + sequence.count - 1) / shape.page_size;

@@ -58,7 +58,7 @@ class Workspace {
   HostBuffer buffer_;
 };
 
-// Keys and values: [layer][page][kv head][0: keys, 1: values][position in page][padded_dim], elements fp32 or bf16.
+// Keys and values: [layer][page][kv head][0: keys, 1: values][position in page][padded_dim], elements fp32 or f16.
 // padded_dim is head_dim rounded up to 32; the padding is always zero.
 class HostKvCache : public ops::KvCache {
  public:

@@ -6,7 +6,7 @@
 namespace fourfold::cpu {
 
 FastBackend::FastBackend(const CpuOptions& options, Isa isa)
-    : CpuBackend(isa, options, ops::DType::kBf16),
+    : CpuBackend(isa, options, ops::DType::kF16),
       products_(gemm::kernels_for(isa), gemm::wide_kernels_for(isa), pool(), options.nvfp4_activations) {}
 
 std::unique_ptr<ops::Matrix> FastBackend::load_matrix(std::span<const ops::MatrixSource> parts) {

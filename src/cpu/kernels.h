@@ -20,10 +20,9 @@ inline constexpr int64_t kKeySplit = 256;
 struct AttendRows {
   int64_t rows = 0;
   int64_t padded_dim = 0;
-  // [rows][padded_dim] scaled queries in split order: of each 32 dimensions first the 16 even ones, then the 16 odd.
-  const float* queries = nullptr;
+  const float* queries = nullptr;     // [rows][padded_dim], scaled
   const int64_t* last_key = nullptr;  // [rows] the last position a row attends to
-  float* output = nullptr;            // [rows][padded_dim], split order
+  float* output = nullptr;            // [rows][padded_dim]
   float* maximum = nullptr;           // [rows]
   float* sum = nullptr;               // [rows]
 };
@@ -32,15 +31,14 @@ struct Kernels {
   // out = x / rms(x) * weight; out may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   void (*add)(float* x, const float* delta, int64_t n);
-  // Round to nearest even.
-  void (*to_bf16)(const float* x, int64_t n, uint16_t* out);
+  // Round to nearest even; beyond the range of f16 the largest finite number.
+  void (*to_f16)(const float* x, int64_t n, uint16_t* out);
 
   // ---- attention
-  // [padded_dim] in natural order times `scale`, from and to split order.
-  void (*split_order)(const float* x, int64_t padded_dim, float scale, float* out);
-  void (*natural_order)(const float* x, int64_t padded_dim, float scale, float* out);
+  // out = x * factor; n is a multiple of 16; out may be x.
+  void (*scale)(const float* x, int64_t n, float factor, float* out);
   // Attends to the `count` <= kKeyBlock keys from position `first` on, adding to the rows' running softmax.
-  // keys[j] and values[j]: [padded_dim] bf16. scores: scratch of rows x kKeyBlock floats.
+  // keys[j] and values[j]: [padded_dim] f16. scores: scratch of rows x kKeyBlock floats.
   void (*attend_block)(const AttendRows& rows, int64_t first, int64_t count, const uint16_t* const* keys,
                        const uint16_t* const* values, float* scores);
   // Folds a later split into `into` (one row).

@@ -112,6 +112,16 @@ TEST(Attention, ResultDoesNotDependOnChunksNeighboursOrThreads) {
   }
 }
 
+TEST(Attention, KeysAndValuesBeyondHalfPrecisionStayFinite) {
+  Inputs inputs = random_inputs(2);
+  for (float& v : inputs.v) v = v < 0 ? -1e30f : 1e30f;
+  for (const cpu::Isa isa : fast_isas()) {
+    for (const float value : run(backend_of(isa, false, 2), inputs, {kTokens}, false)) {
+      ASSERT_TRUE(std::isfinite(value) && std::abs(value) <= 65504.0f * 1.001f) << cpu::isa_name(isa) << " " << value;
+    }
+  }
+}
+
 TEST(StateCache, CopyMovesAllLayers) {
   for (const cpu::Isa isa : cpu::supported_isas()) {
     ops::StateCacheShape shape;

@@ -15,8 +15,11 @@ Candidate prefill_candidate(const char* name) {
 
 }  // namespace
 
+#define PREFILL(...) prefill_candidate<fourfold::moe::PrefillTileOf<__VA_ARGS__>>("prefill {" #__VA_ARGS__ "}")
+
 std::vector<Candidate> prefill_candidates(bool gate_up) {
-  using fourfold::moe::PrefillTileOf;
-  if (gate_up) return {prefill_candidate<PrefillTileOf<true, 160, 7>>("prefill {160, 7}")};
-  return {prefill_candidate<PrefillTileOf<false, 160, 7>>("prefill {160, 7}")};
+  if (gate_up) {
+    return {PREFILL(true, 160, 7), PREFILL(true, 144, 7), PREFILL(true, 96, 8), PREFILL(true, 48, 2)};
+  }
+  return {PREFILL(false, 160, 7), PREFILL(false, 144, 7), PREFILL(false, 96, 8), PREFILL(false, 48, 2)};
 }

@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
   const int items = row_groups * args.route.counts[0];
 
   if (group == 0) {
-    registers_decrease<56>();
+    registers_decrease<40>();
     const int t = static_cast<int>(threadIdx.x);
     const u64 policy = policy_evict_first();
     // Lanes 0..3 of each warp bring one row tile each: the lanes of a warp issue bulk copies one after the other.
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
     // Rows are announced kLag stages late, when they have landed and this thread has fenced them for the asynchronous
     // proxy that wgmma reads through. (The same fence in the consumers costs a memory barrier per stage on their
     // critical path.)
-    constexpr int kLag = 3;
-    static_assert(kLag < T.stages);
+    // At most stages - 2: a consumer gives a stage back when it has taken the next one.
+    constexpr int kLag = T.stages > 4 ? 3 : T.stages - 2;
     int pending = 0;
     int late = 0;
     const auto announce = [&]() {
@@ -244,29 +244,24 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
     async_copy_wait<0>();
     for (; pending > 0; --pending) announce();
   } else {
-    registers_increase<224>();
+    registers_increase<232>();
     const u32 scale_base = opaque_scale_base(args.zero);
     Ring ring{0, 0};
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
       const Block block = args.route.blocks[item / row_groups];
       const int row_tile = item % row_groups * kPrefillRowTiles;
-      const int steps = block.count <= 0 ? 1 : (block.count + kPrefillTokenStep - 1) / kPrefillTokenStep;
-      const int n = steps == 3 ? 4 : steps == 5 || steps == 7 ? steps + 1 : steps;  // widths that are compiled
-#define FOURFOLD_CASE(I)                                                                   \
-  case I:                                                                                  \
-    if constexpr (I * kPrefillTokenStep <= T.tokens)                                       \
-      consume<Tile, I * kPrefillTokenStep>(args, base, ring, row_tile, block, scale_base); \
-    break;
-      switch (n) {
-        FOURFOLD_CASE(1)
-        FOURFOLD_CASE(2)
-        FOURFOLD_CASE(4)
-        FOURFOLD_CASE(6)
-        FOURFOLD_CASE(8)
-        FOURFOLD_CASE(9)
-        FOURFOLD_CASE(10)
+      // Few widths are compiled (prefill_width): every further one of nearly 160 tokens costs seconds of compile time.
+      constexpr int kQuarter = prefill_width(T.tokens, 0), kHalf = prefill_width(T.tokens, 1);
+      constexpr int kLess = prefill_width(T.tokens, 2);
+      if (kQuarter < kHalf && block.count <= kQuarter) {
+        consume<Tile, kQuarter>(args, base, ring, row_tile, block, scale_base);
+      } else if (kHalf < kLess && block.count <= kHalf) {
+        consume<Tile, kHalf>(args, base, ring, row_tile, block, scale_base);
+      } else if (kLess < T.tokens && block.count <= kLess) {
+        consume<Tile, kLess>(args, base, ring, row_tile, block, scale_base);
+      } else {
+        consume<Tile, T.tokens>(args, base, ring, row_tile, block, scale_base);
       }
-#undef FOURFOLD_CASE
     }
   }
 }

@@ -13,6 +13,14 @@ inline constexpr int kPrefillRowTiles = 16;   // 256 weight rows: 2 consumer war
 inline constexpr int kPrefillThreads = 384;   // one producer warpgroup and two consumers
 inline constexpr int kPrefillTokenStep = 16;  // the token side of a block is rounded up to this
 
+// The widths that a tile of `tokens` compiles beside its own, ascending (i = 0, 1, 2): 32, half, 16 less. A block runs
+// in the narrowest that holds it; equal ones are compiled once.
+FOURFOLD_PREFILL_HD constexpr int prefill_width(int tokens, int i) {
+  const int half = (tokens / 2 + kPrefillTokenStep - 1) / kPrefillTokenStep * kPrefillTokenStep;
+  const int w = i == 0 ? 2 * kPrefillTokenStep : i == 1 ? half : tokens - kPrefillTokenStep;
+  return w < kPrefillTokenStep ? kPrefillTokenStep : w < tokens ? w : tokens;
+}
+
 struct PrefillTile {
   bool gate_up;
   int tokens;  // most tokens of a block: a multiple of 16 up to 160

@@ -118,8 +118,7 @@ const Nvrtc& Nvrtc::get() {
   if (nvrtc == nullptr) {
     fail(
         "no NVRTC (libnvrtc.so, CUDA's run-time compiler) found; wanted a CUDA 12 or 13 toolkit, FOURFOLD_NVRTC=FILE, "
-        "or "
-        "pip install --target {} nvidia-cuda-nvrtc. Tried:{}",
+        "or its PyPI package (./fourfold get-nvrtc, or pip install --target {} nvidia-cuda-nvrtc). Tried:{}",
         (cache_directory() / "nvrtc").string(), why);
   }
   return *nvrtc;

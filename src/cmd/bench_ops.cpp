@@ -334,7 +334,7 @@ Bench delta_net(Setting& setting, int64_t sequences, int64_t tokens) {
             shape.layers = setting.copies(sequences * kValueHeads * kStateDim * kStateDim * 4);
             std::shared_ptr<ops::StateCache> states = setting.backend().make_state_cache(shape);
             const int64_t rows = sequences * tokens;
-            Tensor qkv, fresh, z, a, b, out;
+            Tensor qkv, z, a, b, out;
             auto memory = std::make_shared<std::vector<std::shared_ptr<ops::Buffer>>>();
             memory->push_back(setting.activations(rows, kChannels, 15, qkv));
             memory->push_back(setting.activations(rows, kValueHeads * kStateDim, 16, z));

@@ -132,7 +132,7 @@ class Bound {
   Bound(const Arguments& arguments, std::string_view function, std::initializer_list<const char*> names);
   bool has(size_t i) const { return i < values_.size() && values_[i].has_value(); }
   const Value& operator[](size_t i) const { return *values_[i]; }
-  Value get(size_t i, Value fallback) const { return has(i) ? *values_[i] : std::move(fallback); }
+  Value get(size_t i, const Value& fallback) const { return has(i) ? *values_[i] : fallback; }
   // With a type check that names the argument.
   int64_t integer(size_t i, int64_t fallback) const;
   bool flag(size_t i, bool fallback) const { return has(i) ? truthy(*values_[i]) : fallback; }

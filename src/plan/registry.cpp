@@ -19,7 +19,7 @@ constexpr FamilyRow kFamilies[] = {
     {Family::kMmaSync, "sm_100a", ""},
     {Family::kMmaSync, "sm_120a", ""},
     {Family::kMmaSync, "sm_121a", ""},
-    {Family::kWgmma, "sm_90a", ""},
+    {Family::kWgmma, "sm_90a", "kernels/moe/prefill_sm90.cuh"},
     {Family::kFp4, "sm_120a", ""},
     {Family::kFp4, "sm_121a", ""},
 };

@@ -32,32 +32,14 @@ __global__ void __launch_bounds__(128) moe_repack(const __grid_constant__ Repack
     const int unit = static_cast<int>(i % args.units);
     const int tile = static_cast<int>(i / args.units % args.row_tiles);
     const int expert = static_cast<int>(i / args.units / args.row_tiles);
-    SourceMatrix sides[2] = {args.first, args.second};
-    int rows[2] = {tile * (args.paired ? 8 : 16), args.paired ? tile * 8 : tile * 16 + 8};
-    for (SourceMatrix& side : sides) {
-      side.codes += expert * args.code_expert_stride;
-      side.scales += expert * args.scale_expert_stride;
-    }
-    int index = unit;
-    // A unit that sticks out of the row: its rows are copied and filled up with zeros.
-    unsigned char codes[2][8 * kUnitK / 2];
-    unsigned char scales[2][8 * kUnitK / kBlockK];
-    if ((unit + 1) * kUnitK > args.k) {
-      const int blocks = (args.k - unit * kUnitK) / kBlockK;
-      for (int s = 0; s < 2; ++s) {
-        for (int r = 0; r < 8; ++r) {
-          const unsigned char* row = sides[s].codes + (rows[s] + r) * sides[s].code_stride + unit * (kUnitK / 2);
-          const unsigned char* scale =
-              sides[s].scales + (rows[s] + r) * sides[s].scale_stride + unit * (kUnitK / kBlockK);
-          for (int b = 0; b < kUnitK / 2; ++b) codes[s][r * (kUnitK / 2) + b] = b < blocks * 8 ? row[b] : 0;
-          for (int b = 0; b < 4; ++b) scales[s][r * 4 + b] = b < blocks ? scale[b] : 0;
-        }
-        sides[s] = {codes[s], scales[s], kUnitK / 2, kUnitK / kBlockK};
-        rows[s] = 0;
-      }
-      index = 0;
-    }
-    if (!repack_unit(sides[0], rows[0], sides[1], rows[1], index, args.out + i * kUnitBytes)) {
+    SourceMatrix first = args.first, second = args.second;
+    first.codes += expert * args.code_expert_stride;
+    first.scales += expert * args.scale_expert_stride;
+    second.codes += expert * args.code_expert_stride;
+    second.scales += expert * args.scale_expert_stride;
+    const int row = tile * (args.paired ? 8 : 16);
+    const int blocks = (args.k - unit * kUnitK) / kBlockK;
+    if (!repack_unit(first, row, second, args.paired ? row : row + 8, unit, args.out + i * kUnitBytes, blocks)) {
       atomicMax(args.bad, args.first_expert + expert);
     }
   }

@@ -5,7 +5,8 @@
 namespace fourfold::jit {
 namespace {
 // Values of CUdevice_attribute and CUfunction_attribute (cuda.h).
-constexpr int kSms = 16, kL2Bytes = 38, kMajor = 75, kMinor = 76, kSmemPerSm = 81, kSmemPerBlockOptIn = 97;
+constexpr int kClockKhz = 13, kSms = 16, kMemoryClockKhz = 36, kBusBits = 37, kL2Bytes = 38, kMajor = 75, kMinor = 76,
+              kSmemPerSm = 81, kSmemPerBlockOptIn = 97;
 constexpr int kFunctionDynamicSmem = 8;
 }  // namespace
 
@@ -33,6 +34,28 @@ Driver::Driver(SharedLibrary library) : library_(std::move(library)) {
   library_.load("cuFuncSetAttribute", &call->function_set);
   library_.load("cuLaunchKernel", &call->launch);
   library_.load("cuGetErrorString", &call->error_string);
+  library_.load("cuMemGetInfo_v2", &call->memory_info);
+  library_.load("cuMemAlloc_v2", &call->memory_allocate);
+  library_.load("cuMemFree_v2", &call->memory_free);
+  library_.load("cuMemcpyHtoDAsync_v2", &call->copy_to_device);
+  library_.load("cuMemcpyDtoHAsync_v2", &call->copy_to_host);
+  library_.load("cuMemcpyDtoDAsync_v2", &call->copy_on_device);
+  library_.load("cuMemsetD8Async", &call->fill_bytes);
+  library_.load("cuStreamCreate", &call->stream_create);
+  library_.load("cuStreamDestroy_v2", &call->stream_destroy);
+  library_.load("cuStreamSynchronize", &call->stream_synchronize);
+  library_.load("cuStreamBeginCapture_v2", &call->stream_begin_capture);
+  library_.load("cuStreamEndCapture", &call->stream_end_capture);
+  library_.load("cuEventCreate", &call->event_create);
+  library_.load("cuEventDestroy_v2", &call->event_destroy);
+  library_.load("cuEventRecord", &call->event_record);
+  library_.load("cuEventSynchronize", &call->event_synchronize);
+  library_.load("cuEventElapsedTime", &call->event_elapsed);
+  library_.load("cuGraphInstantiateWithFlags", &call->graph_instantiate);
+  library_.load("cuGraphLaunch", &call->graph_launch);
+  library_.load("cuGraphExecDestroy", &call->graph_executable_destroy);
+  library_.load("cuGraphDestroy", &call->graph_destroy);
+  library_.load("cuLaunchKernelEx", &call->launch_with);
   call_ = std::move(call);
   check(call_->init(0), "cuInit");
   check(call_->version(&version_), "cuDriverGetVersion");
@@ -97,6 +120,9 @@ DeviceInfo Driver::device(int index) const {
   info.smem_per_block = attribute(device, kSmemPerBlockOptIn);
   info.smem_per_sm = attribute(device, kSmemPerSm);
   info.l2_bytes = attribute(device, kL2Bytes);
+  // Newer drivers answer 0 for the clocks of some cards.
+  info.clock_ghz = attribute(device, kClockKhz) * 1e-6;
+  info.memory_tbs = 2.0 * attribute(device, kMemoryClockKhz) * 1e3 * attribute(device, kBusBits) / 8 * 1e-12;
   return info;
 }
 

@@ -1,5 +1,5 @@
 // The CUDA driver (libcuda), opened at run time: devices, and kernels loaded from cubins. Memory, streams and graphs
-// are src/cuda's business.
+// are built on it in src/cuda.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,8 @@ struct DeviceInfo {
   int64_t smem_per_block = 0;  // bytes, opt-in
   int64_t smem_per_sm = 0;
   int64_t l2_bytes = 0;
+  double clock_ghz = 0;   // highest; 0 where the driver does not tell
+  double memory_tbs = 0;  // from memory clock and bus width, double data rate; 0 likewise
   // The architecture that kernels are compiled for: "sm_90a"; the suffix where the card has one of the table's rows.
   std::string arch() const;
 };
@@ -50,6 +52,29 @@ class Driver {
   int version_ = 0, count_ = 0;
 };
 
+using DeviceAddress = unsigned long long;
+
+// CUlaunchAttribute and CUlaunchConfig (cuda.h).
+struct LaunchAttribute {
+  int id;
+  int padding;
+  union {
+    int flag;
+    unsigned char bytes[64];
+  } value;
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+inline constexpr int kProgrammaticLaunch = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned smem_bytes;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+static_assert(sizeof(LaunchConfig) == 56);
+
 // The driver's entry points that are used, with the types of its ABI: handles are pointers, results are 0 for success.
 struct Driver::Functions {
   int (*init)(unsigned flags);
@@ -67,6 +92,28 @@ struct Driver::Functions {
   int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                 unsigned block_z, unsigned smem_bytes, void* stream, void** arguments, void** extra);
   int (*error_string)(int result, const char** text);
+  int (*memory_info)(size_t* free, size_t* total);
+  int (*memory_allocate)(DeviceAddress* address, size_t bytes);
+  int (*memory_free)(DeviceAddress address);
+  int (*copy_to_device)(DeviceAddress to, const void* from, size_t bytes, void* stream);
+  int (*copy_to_host)(void* to, DeviceAddress from, size_t bytes, void* stream);
+  int (*copy_on_device)(DeviceAddress to, DeviceAddress from, size_t bytes, void* stream);
+  int (*fill_bytes)(DeviceAddress address, unsigned char value, size_t count, void* stream);
+  int (*stream_create)(void** stream, unsigned flags);
+  int (*stream_destroy)(void* stream);
+  int (*stream_synchronize)(void* stream);
+  int (*stream_begin_capture)(void* stream, int mode);
+  int (*stream_end_capture)(void* stream, void** graph);
+  int (*event_create)(void** event, unsigned flags);
+  int (*event_destroy)(void* event);
+  int (*event_record)(void* event, void* stream);
+  int (*event_synchronize)(void* event);
+  int (*event_elapsed)(float* milliseconds, void* start, void* stop);
+  int (*graph_instantiate)(void** executable, void* graph, unsigned long long flags);
+  int (*graph_launch)(void* executable, void* stream);
+  int (*graph_executable_destroy)(void* executable);
+  int (*graph_destroy)(void* graph);
+  int (*launch_with)(const LaunchConfig* config, void* function, void** arguments, void** extra);
 };
 
 // A loaded cubin. Its functions are valid while it lives and only in the context that was current when it was loaded.

@@ -8,45 +8,67 @@
 namespace fourfold::jit {
 namespace {
 
-// Template arguments of the tile as the device headers of each family declare it.
-std::string tile_type(const plan::KernelSpec& spec) {
+using plan::KernelSpec;
+
+std::string gate_up(const KernelSpec& spec) { return spec.pass == plan::Pass::kGateUp ? "true" : "false"; }
+
+std::string stream_tile(const KernelSpec& spec) {
   const plan::TileConfig& t = spec.candidate.tile;
-  const char* gate_up = spec.pass == plan::Pass::kGateUp ? "true" : "false";
-  const int row_tiles = t.operands * t.n / 16;
-  switch (t.family) {
-    case plan::Family::kStreaming: {
-      const int row_warps = t.warps / t.k_warps;
-      return fmt::format("StreamTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>", gate_up,
-                         t.inline_routes ? "true" : "false", row_tiles / row_warps, row_warps, t.stage_warps,
-                         t.k_warps / t.stage_warps, t.tokens / 8, t.token_rows, t.k / 64, t.stages,
-                         spec.candidate.ctas_per_sm);
-    }
-    case plan::Family::kWgmma:
-      return fmt::format("PrefillTileOf<{}, {}, {}>", gate_up, t.tokens, t.stages);
-    case plan::Family::kMmaSync:
-    case plan::Family::kFp4:
-      break;
-  }
-  fail("{}: no device source instantiates this family", to_string(t.family));
+  const int row_tiles = t.operands * t.n / 16, row_warps = t.warps / t.k_warps;
+  return fmt::format("StreamTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>", gate_up(spec),
+                     t.inline_routes ? "true" : "false", row_tiles / row_warps, row_warps, t.stage_warps,
+                     t.k_warps / t.stage_warps, t.tokens / 8, t.token_rows, t.k / 64, t.stages,
+                     spec.candidate.ctas_per_sm);
 }
 
-CompileRequest compile_request(std::string name, std::string text, std::string_view arch, std::string expression) {
-  CompileRequest request;
-  request.sources = with_embedded(std::move(name), std::move(text));
-  request.arch = arch;
-  request.flags = {"--device-as-default-execution-space"};
-  request.expressions = {std::move(expression)};
-  return request;
+std::string prefill_tile(const KernelSpec& spec) {
+  const plan::TileConfig& t = spec.candidate.tile;
+  return fmt::format("PrefillTileOf<{}, {}, {}>", gate_up(spec), t.tokens, t.stages);
+}
+
+// How the device headers of a family name a tile, its map of shared memory and its kernel, all in fourfold::moe.
+// Every kernel takes one GemmArgs (kernels/moe/tables.h).
+struct FamilySource {
+  plan::Family family;
+  std::string (*tile)(const KernelSpec& spec);
+  const char* map;     // constexpr function from Tile::value to a structure with a member `total`
+  const char* kernel;  // template over the tile
+};
+constexpr FamilySource kFamilySources[] = {
+    {plan::Family::kStreaming, stream_tile, "stream_map", "moe_stream"},
+    {plan::Family::kWgmma, prefill_tile, "prefill_map", "moe_prefill"},
+};
+
+const FamilySource& source_of(plan::Family family) {
+  for (const FamilySource& row : kFamilySources) {
+    if (row.family == family) return row;
+  }
+  fail("{}: no device source instantiates this family", to_string(family));
 }
 
 }  // namespace
 
-std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::string_view arch) {
+KernelRequest make_request(std::string name, std::string text, std::string_view arch,
+                           std::vector<std::string> expressions, const std::vector<std::string>& definitions) {
+  CompileRequest request;
+  request.sources = with_embedded(name, std::move(text));
+  request.arch = arch;
+  request.flags = {"--device-as-default-execution-space"};
+  for (const std::string& definition : definitions) request.flags.push_back("-D" + definition);
+  request.expressions = std::move(expressions);
+  return {std::move(name), std::move(request)};
+}
+
+std::string kernel_expression(const plan::KernelSpec& spec) {
+  return fmt::format("fourfold::moe::{}<PlannedTile>", source_of(spec.candidate.tile.family).kernel);
+}
+
+std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::string_view arch,
+                                        const CompileOptions& options) {
   const plan::TileConfig& t = spec.candidate.tile;
   const plan::FamilyRow* row = plan::find_family(t.family, arch);
   if (row == nullptr || !row->implemented()) return std::nullopt;
-  const bool wgmma = t.family == plan::Family::kWgmma;
-  const std::string type = tile_type(spec);
+  const FamilySource& source = source_of(t.family);
   // The planned total is asserted against the map that the kernel itself uses.
   const std::string text = fmt::format(
       "#include \"{0}\"\n#include \"plan/smem.h\"\n"
@@ -54,10 +76,20 @@ std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::strin
       "static_assert(fourfold::moe::{2}(PlannedTile::value).total == {3},\n"
       "              \"the kernel's shared memory is not what was planned\");\n"
       "static_assert(fourfold::plan::make_smem_map({4}).total == {3}, \"host and device ledgers differ\");\n",
-      row->source, type, wgmma ? "prefill_map" : "stream_map", plan::make_smem_map(t).total, to_source(t));
-  return KernelRequest{spec.name, compile_request(spec.name, text, arch,
-                                                  wgmma ? "fourfold::moe::moe_prefill<PlannedTile>"
-                                                        : "fourfold::moe::moe_stream<PlannedTile>")};
+      row->source, source.tile(spec), source.map, plan::make_smem_map(t).total, to_source(t));
+  const std::string_view target = options.arch.empty() ? arch : std::string_view(options.arch);
+  return make_request(spec.name, text, target, {kernel_expression(spec)}, options.definitions);
+}
+
+KernelRequest route_request(std::string_view arch) {
+  return make_request("route", "#include \"kernels/moe/route_sm90.cuh\"\n", arch,
+                      {"fourfold::moe::moe_route", "fourfold::moe::moe_route_count", "fourfold::moe::moe_route_scatter",
+                       "fourfold::moe::moe_combine"});
+}
+
+KernelRequest prepare_request(std::string_view arch) {
+  return make_request("prepare", "#include \"kernels/moe/prepare.cuh\"\n", arch,
+                      {"fourfold::moe::moe_repack", "fourfold::moe::moe_pad_rows", "fourfold::moe::moe_append_shared"});
 }
 
 std::vector<KernelRequest> requests_of(const plan::MoeProblem& problem, const plan::Gpu& gpu) {
@@ -68,17 +100,8 @@ std::vector<KernelRequest> requests_of(const plan::MoeProblem& problem, const pl
   for (const plan::KernelSpec& spec : plan::kernels_of(problem, gpu, {.only_implemented = true})) {
     if (auto request = request_of(spec, gpu.arch)) requests.push_back(std::move(*request));
   }
-  // Beside them: the routing and combining kernels, wherever their source is part of this binary.
-  const plan::Arch& arch = plan::arch_of(gpu);
-  for (const EmbeddedSource& source : embedded_sources()) {
-    if (source.name != "kernels/moe/route_sm90.cuh" || !arch.bulk_copy) continue;
-    CompileRequest request =
-        compile_request("route", fmt::format("#include \"{}\"\n", source.name), gpu.arch, "fourfold::moe::moe_route");
-    for (const char* kernel : {"moe_route_count", "moe_route_scatter", "moe_combine"}) {
-      request.expressions.push_back(fmt::format("fourfold::moe::{}", kernel));
-    }
-    requests.push_back({"route", std::move(request)});
-  }
+  requests.push_back(route_request(gpu.arch));
+  requests.push_back(prepare_request(gpu.arch));
   return requests;
 }
 

@@ -10,11 +10,27 @@
 
 namespace fourfold::jit {
 
-// Nothing when the family has no kernel on that architecture.
-std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::string_view arch);
+// A request over the embedded sources; `definitions` are macros: "NAME" or "NAME=VALUE".
+KernelRequest make_request(std::string name, std::string text, std::string_view arch,
+                           std::vector<std::string> expressions, const std::vector<std::string>& definitions = {});
+
+struct CompileOptions {
+  std::string arch;                      // compile for this one instead (an emulated run); empty: the plan's own
+  std::vector<std::string> definitions;  // macros
+};
+
+// Nothing when the family has no kernel on that architecture. `arch` is the one that was planned for.
+std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::string_view arch,
+                                        const CompileOptions& options = {});
+// The C++ name of the kernel in that request.
+std::string kernel_expression(const plan::KernelSpec& spec);
+
+// The kernels beside them: routing and the weighted sum; repacking of weights and padding of rows at load.
+KernelRequest route_request(std::string_view arch);
+KernelRequest prepare_request(std::string_view arch);
 
 // Everything that an expert layer of this shape launches on the card, over all token buckets: the planned kernels and
-// the routing and combining kernels beside them. Error when no kernel of the card's architecture is built.
+// those beside them. Error when no kernel of the card's architecture is built.
 std::vector<KernelRequest> requests_of(const plan::MoeProblem& problem, const plan::Gpu& gpu);
 
 }  // namespace fourfold::jit

@@ -45,12 +45,13 @@ void set_sizes(TileConfig* t, int tokens, int rows, int k, int stages, int warps
 }
 
 // Few tokens per expert: a producer warp, K shared between warps.
-void add_streaming(const MoeProblem& problem, Pass pass, List* out) {
+void add_streaming(const MoeProblem& problem, Pass pass, bool inline_routes, List* out) {
   TileConfig t = base_tile(problem, pass, Family::kStreaming);
-  t.inline_routes = problem.tokens <= kInlineRouteTokens ? 1 : 0;
-  for (int tokens = kTokenTileStep; tokens <= 32; tokens += kTokenTileStep) {
+  t.inline_routes = inline_routes ? 1 : 0;
+  for (int tokens = kTokenTileStep; tokens <= (inline_routes ? 8 : 32); tokens += kTokenTileStep) {
     for (const int rows : {16, 32, 64, 128, 256}) {
-      for (const int k : {64, 128, 256, 512}) {
+      for (const int k : {64, 128, 256, 512, 1024, 2048}) {
+        if (k > 512 && !inline_routes) continue;  // so few rows that a long copy is what hides the latency
         for (const int stages : {2, 3, 4, 6, 8}) {
           for (const auto& [warps, k_warps, stage_warps] : kStreamingWarps) {
             for (const int ctas : {1, 2, 3, 4}) {
@@ -150,7 +151,10 @@ std::vector<Candidate> candidates(const MoeProblem& problem, Pass pass, const Ar
     if (find_family(Family::kFp4, arch.name)) add_fp4(problem, pass, &list);
     return list;
   }
-  if (find_family(Family::kStreaming, arch.name)) add_streaming(problem, pass, &list);
+  if (find_family(Family::kStreaming, arch.name)) {
+    if (problem.tokens <= kInlineRouteTokens) add_streaming(problem, pass, true, &list);
+    add_streaming(problem, pass, false, &list);
+  }
   if (find_family(Family::kMmaSync, arch.name)) add_mma_sync(problem, pass, &list);
   if (find_family(Family::kWgmma, arch.name)) add_wgmma(problem, pass, &list);
   return list;
@@ -161,7 +165,7 @@ std::string to_string(const Candidate& c) {
   std::string text = fmt::format("{} {}x{}x{} s{} w{}", to_string(t.family), t.tokens, t.n, t.k, t.stages, t.warps);
   if (t.producer_warps > 0) text += fmt::format("+{}", t.producer_warps);
   if (t.k_warps > 1) text += fmt::format(" kw{}x{}", t.stage_warps, t.k_warps / t.stage_warps);
-  if (t.token_rows != t.tokens) text += fmt::format(" rows{}", t.token_rows);
+  if (t.inline_routes) text += fmt::format(" inline{}", t.token_rows);
   if (c.split_k > 1) text += fmt::format(" split{}", c.split_k);
   text += fmt::format(" x{}{}", c.ctas_per_sm, t.swap_ab ? " swap" : "");
   return text;

@@ -121,7 +121,7 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   const double row_tiles = accumulate ? 1 : token_tiles(problem, t.tokens);
   const double n_tiles = static_cast<double>(ceil_div(problem.rows(pass), t.n));
   const double touched = touched_experts(problem);
-  const double pairs = static_cast<double>(problem.tokens * problem.top_k);
+  const double pairs = static_cast<double>(problem.tokens * problem.picks_per_token());
   double width = t.tokens;
   if (per.token_step > 0 && !accumulate) {
     width = std::min<double>(width, token_tiles(problem, per.token_step) * per.token_step / row_tiles);

@@ -236,7 +236,8 @@ int estimated_registers(const Candidate& c) {
   switch (t.family) {
     case Family::kStreaming:
     case Family::kMmaSync:
-      return 58 + accumulators * 7 / 5;
+      // Gate-up holds two scales and the clamp through its epilogue.
+      return t.pass == Pass::kGateUp ? 68 + accumulators * 3 / 2 : 58 + accumulators * 7 / 5;
     case Family::kWgmma:
       return 80 + accumulators;
     case Family::kFp4:
@@ -248,7 +249,9 @@ int estimated_registers(const Candidate& c) {
 int register_limit(const Arch& arch, const Candidate& c) {
   const TileConfig& t = c.tile;
   // Registers are allotted per warp in units of 256, so a thread's count is a multiple of 8.
-  const int budget = arch.registers_per_sm / c.ctas_per_sm;
+  // Kernels that route inline leave room for the next kernel's CTA, or its early launch buys nothing.
+  const int resident = c.ctas_per_sm + (t.inline_routes ? 1 : 0);
+  const int budget = arch.registers_per_sm / resident;
   int per_thread = 0;
   if (t.family == Family::kWgmma) {
     // setmaxnreg: the producer warpgroup keeps 40, the compute warpgroups share the rest.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -126,7 +127,9 @@ struct LayerPlan {
 
 struct PlanOptions {
   bool only_implemented = false;  // rank what can be launched today and nothing else
-  bool explain = true;            // keep the rejected candidates and their reasons (most of the time planning takes)
+  // Candidates that the caller can use; none means all. What fails its self-test on a device is left out in this way.
+  std::function<bool(Pass, const Candidate&)> usable = nullptr;
+  bool explain = true;  // keep the rejected candidates and their reasons (most of the time planning takes)
 };
 
 // All candidates of one pass on an architecture: the one list that planner, compiler, launcher and tests share.
@@ -134,6 +137,10 @@ std::vector<Candidate> candidates(const MoeProblem& problem, Pass pass, const Ar
 
 // Error when no candidate is legal (the message carries the most frequent reason), or when the problem is invalid.
 LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options = {});
+
+// Chooses these two of the ranked candidates instead, by name (to_string); false, and nothing changes, when they are
+// not there, have no kernel or do not fit together.
+bool choose_by_name(LayerPlan* plan, std::string_view gate_up, std::string_view down);
 
 // Up to this many tokens the streaming kernels sort the few choices themselves and add up the experts of a token in the
 // down pass, so that neither a routing nor a combining kernel runs.
@@ -143,6 +150,13 @@ inline constexpr int64_t kInlineRouteTokens = 8;
 std::span<const int64_t> token_buckets();
 int64_t bucket_of(int64_t tokens);
 
+// Whether two tiles make a layer: both route inline or neither does, and the blocks of tokens that one takes are those
+// of the other (the routing kernel cuts them once).
+bool compatible(const TileConfig& gate_up, const TileConfig& down);
+
+// CTAs to launch for a batch of problem.tokens.
+int64_t launch_grid(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
+
 // One kernel to compile: a tile with the shape it is specialised for. Equal specs are one kernel.
 struct KernelSpec {
   Pass pass;
@@ -151,6 +165,7 @@ struct KernelSpec {
   Activation activation;
   std::string name;  // file-name-safe and unique
 };
+KernelSpec spec_of(const MoeProblem& problem, Pass pass, const Candidate& candidate);
 // Every kernel that the plans of all token buckets name, each once.
 std::vector<KernelSpec> kernels_of(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options = {});
 

@@ -66,6 +66,10 @@ GemmPlan rank_gemm(const MoeProblem& problem, Pass pass, const Gpu& gpu, const P
       plan.rejected.push_back({to_string(candidate), refusal->rule, std::move(refusal->reason)});
       continue;
     }
+    if (options.usable && !options.usable(pass, candidate)) {
+      plan.rejected.push_back({to_string(candidate), "disabled", "failed its self-test on this device"});
+      continue;
+    }
     Ranked ranked;
     ranked.candidate = candidate;
     ranked.missing = kernel_refuses(problem, pass, candidate, arch.name);
@@ -101,57 +105,98 @@ GemmPlan rank_gemm(const MoeProblem& problem, Pass pass, const Gpu& gpu, const P
 
 // Persistent grid: never more CTAs than slots, nor than tiles that the fullest routing could make.
 int64_t grid_of(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& c) {
-  const int64_t pairs = problem.tokens * problem.top_k;
+  const int64_t pairs = problem.tokens * problem.picks_per_token();
   const bool all_experts = c.tile.inline_routes && pass == Pass::kDown;  // a tile visits every expert
-  const int64_t row_tiles = all_experts ? 1 : std::min(pairs, pairs / c.tile.tokens + std::min(pairs, problem.experts));
+  const int64_t row_tiles =
+      all_experts ? 1 : std::min(pairs, pairs / c.tile.tokens + std::min(pairs, problem.all_experts()));
   const int64_t tiles = row_tiles * ceil_div(problem.rows(pass), c.tile.n) * c.split_k;
   return std::min<int64_t>(tiles, static_cast<int64_t>(gpu.sms) * c.ctas_per_sm);
 }
 
-// The fastest candidate that routes inline or not, as wanted; null when there is none.
-const Ranked* fastest(const GemmPlan& gemm, bool inline_routes, bool implemented) {
+// The fastest candidate that cuts the tokens in this way; null when there is none.
+const Ranked* fastest(const GemmPlan& gemm, bool inline_routes, int tokens, bool implemented) {
   for (const Ranked& r : gemm.ranked) {
-    if ((r.candidate.tile.inline_routes == 1) == inline_routes && (r.implemented || !implemented)) return &r;
+    const TileConfig& t = r.candidate.tile;
+    if ((t.inline_routes == 1) == inline_routes && t.tokens == tokens && (r.implemented || !implemented)) return &r;
   }
   return nullptr;
 }
 
 // Histogram, then scatter: a chain of reads and dependent writes in one CTA.
 double route_time(const MoeProblem& p, const Gpu& gpu) {
-  const double pairs = static_cast<double>(p.tokens * p.top_k);
+  const double pairs = static_cast<double>(p.tokens * p.picks_per_token());
   return gpu.graph_node_us + 4 * gpu.latency_us + pairs * 16 / (reachable_reads(gpu) * 1e6) + pairs / kRoutedPerUs;
 }
 
 // Reads an fp32 row for each pair, writes a bf16 row for each token.
 double combine_time(const MoeProblem& p, const Gpu& gpu) {
   const double read = reachable_reads(gpu) * 1e6;
-  const double rows = static_cast<double>(p.tokens * p.top_k * p.hidden) * 4;
+  const double rows = static_cast<double>(p.tokens * p.picks_per_token() * p.hidden) * 4;
   return gpu.graph_node_us + gpu.latency_us +
          (rows + static_cast<double>(p.tokens * p.hidden) * 2) / (rows < gpu.l2_mb * 0.5e6 ? read * kL2Speedup : read);
 }
 
-// Both GEMMs as a unit: either both route inline, and nothing runs around them, or neither does.
+// What runs beside the two GEMMs.
+void time_the_rest(const MoeProblem& p, const Gpu& gpu, bool inline_routes, LayerPlan* plan) {
+  plan->route_us = inline_routes ? 0 : route_time(p, gpu);
+  plan->combine_us = inline_routes ? 0 : combine_time(p, gpu);
+}
+
+// The layer's figures once both GEMMs are chosen.
+void add_up(LayerPlan* plan) {
+  MoeProblem p = plan->problem;
+  p.tokens = std::max<int64_t>(1, p.tokens);
+  const Gpu& gpu = plan->gpu;
+  time_the_rest(p, gpu, plan->gate_up.chosen.candidate.tile.inline_routes != 0, plan);
+  for (GemmPlan* gemm : {&plan->gate_up, &plan->down}) {
+    gemm->grid = grid_of(p, gemm->pass, gpu, gemm->chosen.candidate);
+  }
+  const double read = reachable_reads(gpu) * 1e6;  // bytes per us
+  const double hidden = static_cast<double>(p.hidden);
+  double shared_bytes = 0, shared_flops = 0;
+  if (p.shared != SharedExpert::kNone && p.shared_slices() == 0) {
+    const double weights = static_cast<double>(p.hidden * p.shared_intermediate) * (p.gated() ? 3 : 2);
+    shared_bytes = weights * (p.shared == SharedExpert::kBf16 ? 2 : p.bytes_per_weight());
+    shared_flops = 2 * weights * static_cast<double>(p.tokens);
+    plan->shared_us =
+        std::max(shared_bytes / read, shared_flops / (reachable_bf16(gpu, gpu.wgmma_bf16 > 0, true) * 1e6));
+  }
+  const Prediction &a = plan->gate_up.chosen.prediction, &b = plan->down.chosen.prediction;
+  plan->predicted_us = plan->route_us + a.total_us + b.total_us + plan->combine_us + plan->shared_us;
+
+  const double must_move =
+      touched_experts(p) * static_cast<double>(p.hidden * p.intermediate) * (p.gated() ? 3 : 2) * p.bytes_per_weight() +
+      static_cast<double>(p.tokens) * hidden * 4 + shared_bytes;
+  const double rate =
+      p.activation_bits() == 4 ? reachable_fp4(gpu, true) : reachable_bf16(gpu, gpu.wgmma_bf16 > 0, true);
+  plan->floor_us = std::max(must_move / read, (a.flops + b.flops + shared_flops) / (rate * 1e6));
+  plan->bound = a.total_us >= b.total_us ? a.bound : b.bound;
+}
+
+// Both GEMMs as a unit: either both route inline, and nothing runs around them, or neither does, and both take the
+// blocks of tokens that the routing kernel cuts once.
 void choose(const MoeProblem& p, const Gpu& gpu, LayerPlan* plan) {
   double best = std::numeric_limits<double>::infinity();
+  std::set<std::pair<bool, int>> cuts;
+  for (const Ranked& r : plan->gate_up.ranked) {
+    cuts.emplace(r.candidate.tile.inline_routes == 0, r.candidate.tile.tokens);
+  }
   for (const bool implemented : {true, false}) {
-    for (const bool inline_routes : {true, false}) {
-      const Ranked* a = fastest(plan->gate_up, inline_routes, implemented);
-      const Ranked* b = fastest(plan->down, inline_routes, implemented);
+    for (const auto& [sorted, tokens] : cuts) {
+      const Ranked* a = fastest(plan->gate_up, !sorted, tokens, implemented);
+      const Ranked* b = fastest(plan->down, !sorted, tokens, implemented);
       if (a == nullptr || b == nullptr) continue;
-      const double route = inline_routes ? 0 : route_time(p, gpu), combine = inline_routes ? 0 : combine_time(p, gpu);
-      const double total = route + a->prediction.total_us + b->prediction.total_us + combine;
+      time_the_rest(p, gpu, !sorted, plan);
+      const double total = plan->route_us + a->prediction.total_us + b->prediction.total_us + plan->combine_us;
       if (total >= best) continue;
       best = total;
-      plan->route_us = route;
-      plan->combine_us = combine;
       plan->gate_up.chosen = *a;
       plan->down.chosen = *b;
     }
     if (best < std::numeric_limits<double>::infinity()) break;
   }
-  FF_ASSERT(best < std::numeric_limits<double>::infinity());
-  for (GemmPlan* gemm : {&plan->gate_up, &plan->down}) {
-    gemm->grid = grid_of(p, gemm->pass, gpu, gemm->chosen.candidate);
+  if (best == std::numeric_limits<double>::infinity()) {
+    fail("no legal candidates of gate-up and down on {} cut the tokens alike", gpu.title);
   }
 }
 
@@ -166,6 +211,27 @@ int64_t bucket_of(int64_t tokens) {
   return kBuckets[std::size(kBuckets) - 1];
 }
 
+bool compatible(const TileConfig& gate_up, const TileConfig& down) {
+  return gate_up.inline_routes == down.inline_routes && gate_up.tokens == down.tokens;
+}
+
+KernelSpec spec_of(const MoeProblem& problem, Pass pass, const Candidate& candidate) {
+  KernelSpec spec;
+  spec.pass = pass;
+  spec.candidate = candidate;
+  spec.rows = problem.rows(pass);
+  spec.depth = problem.padded_depth(pass);
+  spec.activation = problem.activation;
+  spec.name = fmt::format("{}_{}_{}x{}", to_string(pass), to_string(candidate), spec.rows, spec.depth);
+  std::replace(spec.name.begin(), spec.name.end(), ' ', '_');
+  std::replace(spec.name.begin(), spec.name.end(), '+', 'p');
+  return spec;
+}
+
+int64_t launch_grid(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate) {
+  return grid_of(problem, pass, gpu, candidate);
+}
+
 LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options) {
   validate(problem);
   LayerPlan plan;
@@ -176,34 +242,28 @@ LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOption
   plan.gate_up = rank_gemm(p, Pass::kGateUp, gpu, options);
   plan.down = rank_gemm(p, Pass::kDown, gpu, options);
   choose(p, gpu, &plan);
+  add_up(&plan);
   if (problem.tokens == 0) {
     plan.gate_up.grid = plan.down.grid = 0;
-    plan.route_us = plan.combine_us = 0;
+    plan.route_us = plan.combine_us = plan.shared_us = plan.predicted_us = plan.floor_us = 0;
     plan.bound = "nothing to do";
-    return plan;
   }
-
-  const double read = reachable_reads(gpu) * 1e6;  // bytes per us
-  const double hidden = static_cast<double>(p.hidden);
-  double shared_bytes = 0, shared_flops = 0;
-  if (p.shared != SharedExpert::kNone) {
-    const double weights = static_cast<double>(p.hidden * p.shared_intermediate) * (p.gated() ? 3 : 2);
-    shared_bytes = weights * (p.shared == SharedExpert::kBf16 ? 2 : p.bytes_per_weight());
-    shared_flops = 2 * weights * static_cast<double>(p.tokens);
-    plan.shared_us =
-        std::max(shared_bytes / read, shared_flops / (reachable_bf16(gpu, gpu.wgmma_bf16 > 0, true) * 1e6));
-  }
-  const Prediction &a = plan.gate_up.chosen.prediction, &b = plan.down.chosen.prediction;
-  plan.predicted_us = plan.route_us + a.total_us + b.total_us + plan.combine_us + plan.shared_us;
-
-  const double must_move =
-      touched_experts(p) * static_cast<double>(p.hidden * p.intermediate) * (p.gated() ? 3 : 2) * p.bytes_per_weight() +
-      static_cast<double>(p.tokens) * hidden * 4 + shared_bytes;
-  const double rate =
-      p.activation_bits() == 4 ? reachable_fp4(gpu, true) : reachable_bf16(gpu, gpu.wgmma_bf16 > 0, true);
-  plan.floor_us = std::max(must_move / read, (a.flops + b.flops + shared_flops) / (rate * 1e6));
-  plan.bound = a.total_us >= b.total_us ? a.bound : b.bound;
   return plan;
+}
+
+bool choose_by_name(LayerPlan* plan, std::string_view gate_up, std::string_view down) {
+  const auto find = [](const GemmPlan& gemm, std::string_view name) -> const Ranked* {
+    for (const Ranked& r : gemm.ranked) {
+      if (r.implemented && to_string(r.candidate) == name) return &r;
+    }
+    return nullptr;
+  };
+  const Ranked *a = find(plan->gate_up, gate_up), *b = find(plan->down, down);
+  if (a == nullptr || b == nullptr || !compatible(a->candidate.tile, b->candidate.tile)) return false;
+  plan->gate_up.chosen = *a;
+  plan->down.chosen = *b;
+  add_up(plan);
+  return true;
 }
 
 std::vector<KernelSpec> kernels_of(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options) {
@@ -216,15 +276,7 @@ std::vector<KernelSpec> kernels_of(const MoeProblem& problem, const Gpu& gpu, co
     p.tokens = tokens;
     const LayerPlan plan = plan_layer(p, gpu, quick);
     for (const GemmPlan* gemm : {&plan.gate_up, &plan.down}) {
-      KernelSpec spec;
-      spec.pass = gemm->pass;
-      spec.candidate = gemm->chosen.candidate;
-      spec.rows = p.rows(gemm->pass);
-      spec.depth = p.padded_depth(gemm->pass);
-      spec.activation = p.activation;
-      spec.name = fmt::format("{}_{}_{}x{}", to_string(gemm->pass), to_string(spec.candidate), spec.rows, spec.depth);
-      std::replace(spec.name.begin(), spec.name.end(), ' ', '_');
-      std::replace(spec.name.begin(), spec.name.end(), '+', 'p');
+      KernelSpec spec = spec_of(p, gemm->pass, gemm->chosen.candidate);
       if (seen.insert(spec.name).second) list.push_back(std::move(spec));
     }
   }

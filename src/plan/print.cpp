@@ -235,7 +235,7 @@ std::string to_text(const LayerPlan& plan, const PrintOptions& options) {
     return out;
   }
   out += fmt::format("touched: {:.1f} experts, {:.1f} rows each, busiest about {}\n", touched_experts(p),
-                     static_cast<double>(p.tokens * p.top_k) / touched_experts(p), busiest_rows(p));
+                     static_cast<double>(p.tokens * p.picks_per_token()) / touched_experts(p), busiest_rows(p));
   out += fmt::format("predicted {:.1f} us for the layer, bound: {}; floor {:.1f} us ({:.0f} % of the ceiling)\n",
                      plan.predicted_us, plan.bound, plan.floor_us, 100 * plan.floor_us / plan.predicted_us);
   out += fmt::format("  route {:.2f} + gate-up {:.2f} + down {:.2f} + combine {:.2f} + shared expert {:.2f} ({})\n",

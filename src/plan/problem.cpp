@@ -100,6 +100,11 @@ double pick_probability(const MoeProblem& p) { return static_cast<double>(p.top_
 
 }  // namespace
 
+int64_t MoeProblem::shared_slices() const {
+  if (shared != SharedExpert::kNvfp4 || weights != WeightFormat::kNvfp4 || intermediate == 0) return 0;
+  return shared_intermediate % intermediate == 0 ? shared_intermediate / intermediate : 0;
+}
+
 int64_t MoeProblem::padded_depth(Pass pass) const { return round_up(depth(pass), kDepthGrain); }
 
 void validate(const MoeProblem& p) {
@@ -159,15 +164,19 @@ MoeProblem find_shape(std::string_view name) {
 }
 
 double touched_experts(const MoeProblem& p) {
-  return static_cast<double>(p.experts) * (1 - std::pow(1 - pick_probability(p), static_cast<double>(p.tokens)));
+  if (p.tokens == 0) return 0;
+  return static_cast<double>(p.experts) * (1 - std::pow(1 - pick_probability(p), static_cast<double>(p.tokens))) +
+         static_cast<double>(p.shared_slices());
 }
 
 double token_tiles(const MoeProblem& p, int tile) {
-  return RowCounts::of(p).tiles(tile) * static_cast<double>(p.experts);
+  return RowCounts::of(p).tiles(tile) * static_cast<double>(p.experts) +
+         static_cast<double>(p.shared_slices() * ceil_div(p.tokens, tile));
 }
 
 int64_t busiest_rows(const MoeProblem& p) {
   if (p.tokens == 0) return 0;
+  if (p.shared_slices() > 0) return p.tokens;
   return std::max<int64_t>(1, RowCounts::of(p).quantile(1 / static_cast<double>(p.experts + 1)));
 }
 

@@ -38,6 +38,12 @@ struct MoeProblem {
   // The contraction as the kernels see it: a multiple of kDepthGrain. The packed weights are padded with zeros (codes
   // and scales) and the loaders read zeros for the activations' missing columns.
   int64_t padded_depth(Pass pass) const;
+  // A shared expert in the routed experts' format whose width is a multiple of theirs runs as this many more experts,
+  // which every token chooses (cuda/shared_expert.h); 0 where it has kernels of its own.
+  int64_t shared_slices() const;
+  // Experts that the kernels see, and choices that each token brings.
+  int64_t all_experts() const { return experts + shared_slices(); }
+  int64_t picks_per_token() const { return top_k + shared_slices(); }
   double bytes_per_weight() const { return 0.5 + 1.0 / scale_vector(); }
 };
 
@@ -63,7 +69,7 @@ MoeProblem find_shape(std::string_view name);
 
 // ---- routing --------------------------------------------------------------------------------------------------------
 // Each token picks top_k distinct experts, all equally likely; the rows of one expert are then Binomial(tokens, top_k /
-// experts).
+// experts). Slices of a shared expert have a row for every token.
 
 // Expected number of experts with at least one row.
 double touched_experts(const MoeProblem& problem);

@@ -4,12 +4,23 @@
 
 namespace fourfold::plan {
 namespace {
-// A family gets its source here when its kernel is compiled, launched and tested for that architecture.
+constexpr std::string_view kStreamSource = "kernels/moe/stream_sm90.cuh";
+
+// A family gets its source here when its kernel compiles for that architecture and the launcher takes it; what ran on
+// a card of that kind is in docs/cuda.md.
 constexpr FamilyRow kFamilies[] = {
-    {Family::kStreaming, "sm_90a", ""},  {Family::kStreaming, "sm_100a", ""}, {Family::kStreaming, "sm_120a", ""},
-    {Family::kStreaming, "sm_121a", ""}, {Family::kMmaSync, "sm_80", ""},     {Family::kMmaSync, "sm_89", ""},
-    {Family::kMmaSync, "sm_90a", ""},    {Family::kMmaSync, "sm_100a", ""},   {Family::kMmaSync, "sm_120a", ""},
-    {Family::kMmaSync, "sm_121a", ""},   {Family::kWgmma, "sm_90a", ""},      {Family::kFp4, "sm_120a", ""},
+    {Family::kStreaming, "sm_90a", kStreamSource},
+    {Family::kStreaming, "sm_100a", kStreamSource},
+    {Family::kStreaming, "sm_120a", kStreamSource},
+    {Family::kStreaming, "sm_121a", kStreamSource},
+    {Family::kMmaSync, "sm_80", ""},
+    {Family::kMmaSync, "sm_89", ""},
+    {Family::kMmaSync, "sm_90a", ""},
+    {Family::kMmaSync, "sm_100a", ""},
+    {Family::kMmaSync, "sm_120a", ""},
+    {Family::kMmaSync, "sm_121a", ""},
+    {Family::kWgmma, "sm_90a", "kernels/moe/prefill_sm90.cuh"},
+    {Family::kFp4, "sm_120a", ""},
     {Family::kFp4, "sm_121a", ""},
 };
 }  // namespace
@@ -29,6 +40,9 @@ std::string kernel_refuses(const MoeProblem& problem, Pass, const Candidate& can
   if (row == nullptr || !row->implemented()) return "planned, kernel not built yet";
   if (problem.scale_vector() != 16) return "the kernels take NVFP4 scales (16 elements) only";
   if (problem.activation == Activation::kRelu2) return "the kernels have no squared ReLU yet";
+  // kernels/moe/route_sm90.cuh and the tables of inline routing.
+  if (problem.all_experts() > 1024) return "the kernels sort over at most 1024 experts";
+  if (t.inline_routes && problem.picks_per_token() > 16) return "inline routing takes at most 16 choices of a token";
   if (candidate.split_k > 1) return "the kernels do not split K over CTAs";
   if (t.family == Family::kWgmma) {
     // kernels/moe/prefill_tile.h: 256 weight rows, two compute warpgroups, stages of 64, tokens in steps of 16 up to

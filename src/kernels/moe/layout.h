@@ -116,9 +116,10 @@ struct SourceMatrix {
 };
 
 // Repacks one unit. `first` supplies tile rows 0..7 from its row `row_first`, `second` rows 8..15 from `row_second`
-// (gate and up, or twice the down matrix). Returns false if a scale is NaN. `unit` is 576 bytes, 4-byte aligned.
+// (gate and up, or twice the down matrix). `blocks` K blocks of 16 are there; the others are filled with zero codes.
+// Returns false if a scale is NaN. `unit` is 576 bytes, 4-byte aligned.
 FOURFOLD_MOE_HD inline bool repack_unit(const SourceMatrix& first, int row_first, const SourceMatrix& second,
-                                        int row_second, int unit_index, unsigned char* unit) {
+                                        int row_second, int unit_index, unsigned char* unit, int blocks = 4) {
   bool ok = true;
   unsigned* words = reinterpret_cast<unsigned*>(unit);
   for (int g = 0; g < 8; ++g) {
@@ -132,7 +133,7 @@ FOURFOLD_MOE_HD inline bool repack_unit(const SourceMatrix& first, int row_first
       bool zero[2];
       unsigned flip[2];
       for (int h = 0; h < 2; ++h) {
-        const unsigned s = scales[h][j];
+        const unsigned s = j < blocks ? scales[h][j] : 0u;
         ok = ok && (s & 0x7fu) != 0x7fu;
         zero[h] = (s & 0x7fu) == 0;
         flip[h] = (s >> 7) << 3;
@@ -142,7 +143,7 @@ FOURFOLD_MOE_HD inline bool repack_unit(const SourceMatrix& first, int row_first
         unsigned char fragment[8];
         for (int i = 0; i < 4; ++i) {  // register i: row half i % 2, k half i / 2
           const int h = i % 2;
-          const unsigned pair = codes[h][(j * kBlockK + 2 * l + 8 * (i / 2)) / 2];
+          const unsigned pair = zero[h] ? 0u : codes[h][(j * kBlockK + 2 * l + 8 * (i / 2)) / 2];
           fragment[i] = static_cast<unsigned char>(zero[h] ? 0 : (pair & 15u) ^ flip[h]);
           fragment[4 + i] = static_cast<unsigned char>(zero[h] ? 0 : (pair >> 4) ^ flip[h]);
         }

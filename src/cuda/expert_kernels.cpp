@@ -1,0 +1,255 @@
+#include "cuda/expert_kernels.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+
+#include "base/check.h"
+#include "cuda/self_test.h"
+#include "cuda/tuned.h"
+
+namespace fourfold::cuda {
+namespace {
+
+// What is known of kernels in this process: {key, device} -> empty, or why it failed.
+struct Record {
+  std::mutex mutex;
+  std::map<std::pair<jit::Key, std::string>, std::string> tested;
+  std::vector<Fallback> fallbacks;
+  int64_t buckets = 0;
+};
+Record& record() {
+  static Record instance;
+  return instance;
+}
+
+// If this many plans in a row have a wrong kernel, something else is wrong.
+constexpr int kMostRounds = 6;
+
+void warn(const std::string& text) { fmt::print(stderr, "fourfold: warning: {}\n", text); }
+
+}  // namespace
+
+std::vector<Fallback> fallbacks() {
+  const std::lock_guard lock(record().mutex);
+  return record().fallbacks;
+}
+
+int64_t fallback_buckets() {
+  const std::lock_guard lock(record().mutex);
+  return record().buckets;
+}
+
+// ---- loading --------------------------------------------------------------------------------------------------------
+
+KernelLoader::KernelLoader(const Device& device, jit::KernelStore& store, const KernelOptions& options)
+    : device_(device), store_(store), options_(options), card_(options.emulate ? *options.emulate : device.gpu()) {
+  const std::string arch = device.info().arch();
+  const auto fixed = load(jit::route_request(arch), {{"fourfold::moe::moe_route", 1024},
+                                                     {"fourfold::moe::moe_route_count", 1024},
+                                                     {"fourfold::moe::moe_route_scatter", 256},
+                                                     {"fourfold::moe::moe_combine", 256}});
+  const auto prepare = load(jit::prepare_request(arch), {{"fourfold::moe::moe_repack", 128},
+                                                         {"fourfold::moe::moe_pad_rows", 128},
+                                                         {"fourfold::moe::moe_append_shared", 128}});
+  fixed_ = {fixed[0], fixed[1], fixed[2], fixed[3], prepare[0], prepare[1], prepare[2]};
+}
+
+std::vector<Kernel> KernelLoader::load(const jit::KernelRequest& request, const std::vector<Wanted>& wanted) {
+  jit::KernelRequest changed = request;
+  if (options_.rewrite) options_.rewrite(changed);
+  const jit::BuiltKernel built =
+      jit::build(store_, {changed}, {.threads = options_.threads, .progress = options_.progress}).front();
+  auto& module = modules_[built.key];
+  if (module == nullptr) {
+    module = std::make_unique<jit::Module>(device_.driver(), built.entry.cubin, built.name);
+  }
+  std::vector<Kernel> kernels;
+  for (const Wanted& w : wanted) {
+    kernels.push_back(
+        {w.expression, module->function(built.entry.lowered.at(w.expression), w.smem_bytes), w.threads, w.smem_bytes});
+  }
+  return kernels;
+}
+
+std::vector<Kernel> KernelLoader::load(const std::vector<plan::KernelSpec>& specs) {
+  jit::CompileOptions options;
+  if (options_.emulate != nullptr) {
+    options.arch = device_.info().arch();
+    options.definitions = {"FOURFOLD_EMULATE_FP4_MMA"};
+  }
+  std::vector<const plan::KernelSpec*> missing;
+  std::vector<jit::KernelRequest> requests;
+  std::set<std::string> seen;
+  for (const plan::KernelSpec& spec : specs) {
+    if (kernels_.contains(spec.name) || !seen.insert(spec.name).second) continue;
+    auto request = jit::request_of(spec, card_.arch, options);
+    if (!request) fail("{}: no kernel of this family is built for {}", spec.name, card_.arch);
+    if (options_.rewrite) options_.rewrite(*request);
+    requests.push_back(std::move(*request));
+    missing.push_back(&spec);
+  }
+  if (!requests.empty()) {
+    const auto built = jit::build(store_, requests, {.threads = options_.threads, .progress = options_.progress});
+    for (size_t i = 0; i < built.size(); ++i) {
+      const plan::KernelSpec& spec = *missing[i];
+      const plan::TileConfig& tile = spec.candidate.tile;
+      const int64_t smem = plan::make_smem_map(tile).total;
+      const int64_t limit = std::min(plan::find_arch(card_.arch).smem_per_block, device_.info().smem_per_block);
+      if (smem > limit) fail("{}: {} bytes of shared memory, wanted at most {}", spec.name, smem, limit);
+      auto& module = modules_[built[i].key];
+      if (module == nullptr) {
+        module = std::make_unique<jit::Module>(device_.driver(), built[i].entry.cubin, spec.name);
+      }
+      const std::string& mangled = built[i].entry.lowered.at(jit::kernel_expression(spec));
+      kernels_[spec.name] = {spec.name, module->function(mangled, smem),
+                             static_cast<unsigned>(tile.warps + tile.producer_warps) * 32, static_cast<unsigned>(smem)};
+      keys_[spec.name] = built[i].key;
+    }
+  }
+  std::vector<Kernel> kernels;
+  for (const plan::KernelSpec& spec : specs) kernels.push_back(kernels_.at(spec.name));
+  return kernels;
+}
+
+// ---- plans ----------------------------------------------------------------------------------------------------------
+
+ExpertKernels::ExpertKernels(const Device& device, jit::KernelStore& store, const plan::MoeProblem& problem,
+                             const KernelOptions& options)
+    : loader_(device, store, options), options_(options), max_tokens_(options.max_tokens) {
+  if (max_tokens_ < 1 || max_tokens_ > plan::token_buckets().back()) {
+    fail("expert layer for {} tokens: wanted 1 to {}", max_tokens_, plan::token_buckets().back());
+  }
+  context_ = {&device, problem, &loader_.fixed()};
+  plan_buckets(store);
+}
+
+bool ExpertKernels::disabled(plan::Pass pass, const plan::Candidate& candidate) const {
+  return !disabled_.empty() && disabled_.contains(plan::spec_of(context_.problem, pass, candidate).name);
+}
+
+void ExpertKernels::plan_buckets(jit::KernelStore& store) {
+  const std::optional<TunedTable> tuned =
+      options_.tuned && options_.emulate == nullptr
+          ? TunedTable::load(store.directory(), tuned_identity(*context_.device, context_.problem))
+          : std::nullopt;
+  for (int round = 0;; ++round) {
+    if (round == kMostRounds) {
+      fail("{} kernels failed their self-test on {}; nothing is run", disabled_.size(), context_.device->info().name);
+    }
+    std::vector<PlannedBucket> buckets;
+    std::vector<plan::KernelSpec> specs;
+    for (const int64_t tokens : plan::token_buckets()) {
+      if (tokens > plan::bucket_of(max_tokens_)) break;
+      PlannedBucket bucket;
+      bucket.tokens = tokens;
+      plan::MoeProblem p = context_.problem;
+      p.tokens = tokens;
+      bucket.plan =
+          plan::plan_layer(p, loader_.card(),
+                           {.only_implemented = true,
+                            .usable = [&](plan::Pass pass, const plan::Candidate& c) { return !disabled(pass, c); },
+                            .explain = false});
+      if (tuned) {
+        const TunedChoice* choice = tuned->find(tokens);
+        bucket.tuned = choice != nullptr && plan::choose_by_name(&bucket.plan, choice->gate_up, choice->down);
+        if (choice != nullptr && !bucket.tuned && disabled_.empty()) {
+          warn(
+              fmt::format("{}: the tuned kernels for {} tokens ({} and {}) are not candidates any more; the plan is "
+                          "used instead",
+                          tuned->path().string(), tokens, choice->gate_up, choice->down));
+        }
+      }
+      for (const plan::GemmPlan* gemm : {&bucket.plan.gate_up, &bucket.plan.down}) {
+        specs.push_back(plan::spec_of(p, gemm->pass, gemm->chosen.candidate));
+        gemm == &bucket.plan.gate_up ? bucket.plan.gate_up.rejected.clear() : bucket.plan.down.rejected.clear();
+      }
+      buckets.push_back(std::move(bucket));
+    }
+    loader_.load(specs);
+    bool right = true;
+    for (PlannedBucket& bucket : buckets) {
+      bucket.pair = load_pair(bucket.plan.gate_up.chosen.candidate, bucket.plan.down.chosen.candidate, bucket.tokens);
+      if (options_.self_test && !test(bucket.pair)) right = false;
+    }
+    if (right) {
+      int64_t changed = 0;
+      for (size_t i = 0; i < buckets_.size(); ++i) {  // those of the first round
+        changed += buckets_[i].pair.gate_up_kernel.name != buckets[i].pair.gate_up_kernel.name ||
+                   buckets_[i].pair.down_kernel.name != buckets[i].pair.down_kernel.name;
+      }
+      buckets_ = std::move(buckets);
+      const std::lock_guard lock(record().mutex);
+      record().buckets += changed;
+      return;
+    }
+    if (buckets_.empty()) buckets_ = std::move(buckets);
+  }
+}
+
+PlannedPair ExpertKernels::load_pair(const plan::Candidate& gate_up, const plan::Candidate& down, int64_t tokens) {
+  plan::MoeProblem p = context_.problem;
+  p.tokens = tokens;
+  const auto kernels =
+      loader_.load({plan::spec_of(p, plan::Pass::kGateUp, gate_up), plan::spec_of(p, plan::Pass::kDown, down)});
+  const auto grid = [&](plan::Pass pass, const plan::Candidate& c) {
+    return static_cast<unsigned>(plan::launch_grid(p, pass, context_.device->gpu(), c));
+  };
+  return {gate_up, down, kernels[0], kernels[1], grid(plan::Pass::kGateUp, gate_up), grid(plan::Pass::kDown, down)};
+}
+
+void ExpertKernels::load_all(const std::vector<std::pair<plan::Pass, plan::Candidate>>& candidates) {
+  std::vector<plan::KernelSpec> specs;
+  for (const auto& [pass, candidate] : candidates) specs.push_back(plan::spec_of(context_.problem, pass, candidate));
+  loader_.load(specs);
+}
+
+std::optional<PlannedPair> ExpertKernels::pair(const plan::Candidate& gate_up, const plan::Candidate& down,
+                                               int64_t tokens) {
+  FF_ASSERT(plan::compatible(gate_up.tile, down.tile));
+  if (disabled(plan::Pass::kGateUp, gate_up) || disabled(plan::Pass::kDown, down)) return std::nullopt;
+  PlannedPair pair = load_pair(gate_up, down, tokens);
+  if (options_.self_test && !test(pair)) return std::nullopt;
+  return pair;
+}
+
+bool ExpertKernels::test(const PlannedPair& pair) {
+  const std::string& device = context_.device->info().name;
+  const std::string* names[2] = {&pair.gate_up_kernel.name, &pair.down_kernel.name};
+  const auto known = [&](int i) -> std::optional<std::string> {
+    const std::lock_guard lock(record().mutex);
+    const auto it = record().tested.find({loader_.key_of(*names[i]), device});
+    return it == record().tested.end() ? std::nullopt : std::optional(it->second);
+  };
+  std::optional<std::string> result[2] = {known(0), known(1)};
+  if (!result[0] || !result[1]) {
+    const SelfTestResult measured = self_test(loader_, context_.problem, pair);
+    result[0] = measured.gate_up;
+    // What down does with wrong inputs says nothing about it.
+    if (measured.gate_up.empty()) result[1] = measured.down;
+    const std::lock_guard lock(record().mutex);
+    for (int i = 0; i < 2; ++i) {
+      if (result[i]) record().tested[{loader_.key_of(*names[i]), device}] = *result[i];
+    }
+  }
+  bool right = true;
+  for (int i = 0; i < 2; ++i) {
+    if (!result[i] || result[i]->empty()) continue;
+    right = false;
+    if (!disabled_.insert(*names[i]).second) continue;
+    warn(fmt::format("kernel {} failed its self-test on {}: {}; it is disabled, the next one is used", *names[i],
+                     device, *result[i]));
+    const std::lock_guard lock(record().mutex);
+    record().fallbacks.push_back({*names[i], device, *result[i]});
+  }
+  return right;
+}
+
+const PlannedBucket& ExpertKernels::bucket(int64_t tokens) const {
+  for (const PlannedBucket& bucket : buckets_) {
+    if (tokens <= bucket.tokens) return bucket;
+  }
+  fail("expert layer: {} tokens, wanted at most {}", tokens, max_tokens_);
+}
+
+}  // namespace fourfold::cuda

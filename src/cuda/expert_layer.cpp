@@ -1,0 +1,157 @@
+#include "cuda/expert_layer.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "cuda/expert_kernels.h"
+#include "kernels/moe/stream_tile.h"
+#include "kernels/moe/tables.h"
+
+namespace fourfold::cuda {
+namespace {
+
+// kernels/moe/route_sm90.cuh
+constexpr int kMaxExperts = 1024;
+constexpr int64_t kRouteOnePass = 1024 * 8;  // choices that one CTA sorts; more take two kernels
+constexpr int64_t kRouteManyPicks = 256 * 8;
+constexpr int kSmallestBlock = 8;  // tokens
+
+template <typename T>
+T* pointer(DeviceAddress address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
+}  // namespace
+
+ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens) : max_tokens_(max_tokens) {
+  const plan::MoeProblem& p = context.problem;
+  if (max_tokens < 1 || max_tokens > 1 << 20) fail("workspace for {} tokens: wanted 1 to {}", max_tokens, 1 << 20);
+  const Device& device = *context.device;
+  const auto picks = static_cast<uint64_t>(max_tokens * p.picks_per_token());
+  // Routed inline, every expert of the batch has a row for each of 8 tokens.
+  const auto few = static_cast<uint64_t>(std::min<int64_t>(max_tokens, moe::kFewTokens) * p.picks_per_token());
+  const uint64_t rows = std::max(picks, few * moe::kFewTokens);
+  const auto padded = static_cast<uint64_t>(p.padded_depth(plan::Pass::kDown));
+  const auto hidden = static_cast<uint64_t>(p.hidden);
+  const auto experts = static_cast<int>(p.all_experts());
+  hidden_ = Buffer(device, rows * padded * 2, "activations between the two GEMMs");
+  partial_ = Buffer(device, picks * hidden * 4, "rows to be summed");
+  if (p.padded_depth(plan::Pass::kGateUp) != p.hidden) {
+    const auto wide = static_cast<uint64_t>(p.padded_depth(plan::Pass::kGateUp));
+    padded_x_ = Buffer(device, static_cast<uint64_t>(max_tokens) * wide * 2, "padded hidden states");
+  }
+  const auto blocks = static_cast<uint64_t>(moe::max_blocks(static_cast<long long>(picks), experts, kSmallestBlock));
+  counts_ = Buffer(device, 2 * sizeof(int), "routing tables");
+  blocks_ = Buffer(device, blocks * sizeof(moe::Block), "routing tables");
+  slot_token_ = Buffer(device, picks * sizeof(int), "routing tables");
+  pick_slot_ = Buffer(device, picks * sizeof(int), "routing tables");
+  totals_ = Buffer(device, (kMaxExperts + 1) * sizeof(int), "routing tables");
+  Stream stream(device);
+  totals_.fill(stream, 0);
+  hidden_.fill(stream, 0);
+  stream.synchronize();
+}
+
+uint64_t ExpertWorkspace::bytes() const {
+  uint64_t sum = 0;
+  for (const Buffer* b : {&hidden_, &partial_, &padded_x_, &counts_, &blocks_, &slot_token_, &pick_slot_, &totals_}) {
+    sum += b->bytes();
+  }
+  return sum;
+}
+
+void launch_layer(const Stream& stream, const LayerContext& context, const PlannedPair& pair,
+                  const ExpertWorkspace& workspace, const ExpertWeights& weights, const LayerInputs& inputs) {
+  const plan::MoeProblem& p = context.problem;
+  const FixedKernels& fixed = *context.kernels;
+  const int tokens = static_cast<int>(inputs.tokens);
+  const int picks_per_token = static_cast<int>(p.picks_per_token());
+  const int64_t picks = inputs.tokens * picks_per_token;
+  const int hidden = static_cast<int>(p.hidden);
+  const auto wide = p.padded_depth(plan::Pass::kGateUp), deep = p.padded_depth(plan::Pass::kDown);
+
+  DeviceAddress x = inputs.x;
+  if (wide != p.hidden) {
+    const auto across = static_cast<unsigned>(ceil_div(wide / 8, 128));
+    launch(stream, fixed.pad_rows, {across, static_cast<unsigned>(tokens)}, Overlap::kNone, inputs.x,
+           workspace.padded_x().address(), hidden, static_cast<int>(wide));
+    x = workspace.padded_x().address();
+  }
+  const moe::Routing routing{pointer<int>(inputs.ids), pointer<float>(inputs.weights), tokens, picks_per_token,
+                             static_cast<int>(p.all_experts())};
+  const moe::RouteTable table{workspace.counts().as<int>(), workspace.blocks().as<moe::Block>(),
+                              workspace.slot_token().as<int>(), workspace.pick_slot().as<int>(),
+                              workspace.totals().as<int>()};
+  moe::GemmArgs up = {};
+  up.weights = weights.gate_up().as<unsigned char>();
+  up.expert_bytes = ExpertWeights::gate_up_bytes(p);
+  up.row_tiles = static_cast<int>(p.intermediate * p.operands(plan::Pass::kGateUp) / moe::kTileRows);
+  up.units = static_cast<int>(wide / moe::kUnitK);
+  up.source = pointer<unsigned short>(x);
+  up.source_stride = wide;
+  up.scales = weights.gate_up_scales().as<float>();
+  up.down_scales = weights.down_scales().as<float>();
+  up.out = workspace.hidden().as<void>();
+  up.out_stride = deep;
+  up.limit = inputs.swiglu_limit;
+  up.routing = routing;
+  up.route = table;
+  moe::GemmArgs down = up;
+  down.weights = weights.down().as<unsigned char>();
+  down.expert_bytes = ExpertWeights::down_bytes(p);
+  down.row_tiles = hidden / moe::kTileRows;
+  down.units = static_cast<int>(deep / moe::kUnitK);
+  down.source = workspace.hidden().as<unsigned short>();
+  down.source_stride = deep;
+  down.scales = weights.down_scales().as<float>();
+  down.out = pair.inline_routes() ? pointer<void>(inputs.out) : workspace.partial().as<void>();
+  down.out_stride = hidden;
+
+  if (!pair.inline_routes()) {
+    const int block = pair.gate_up.tile.tokens;
+    if (picks <= kRouteOnePass) {
+      launch(stream, fixed.route, {1, 1}, Overlap::kProgrammatic, routing, table, block);
+    } else {
+      const auto ctas = static_cast<unsigned>(ceil_div(picks, kRouteManyPicks));
+      launch(stream, fixed.route_count, {ctas, 1}, Overlap::kProgrammatic, routing, table, block);
+      launch(stream, fixed.route_scatter, {ctas, 1}, Overlap::kProgrammatic, routing, table);
+    }
+  }
+  launch(stream, pair.gate_up_kernel, {pair.gate_up_grid, 1}, Overlap::kProgrammatic, up);
+  launch(stream, pair.down_kernel, {pair.down_grid, 1}, Overlap::kProgrammatic, down);
+  if (!pair.inline_routes()) {
+    launch(stream, fixed.combine, {static_cast<unsigned>(ceil_div(p.hidden, 1024)), static_cast<unsigned>(tokens)},
+           Overlap::kProgrammatic, workspace.partial().address(), static_cast<long long>(p.hidden),
+           workspace.pick_slot().address(), inputs.weights, picks_per_token, hidden, inputs.out,
+           static_cast<long long>(p.hidden));
+  }
+}
+
+void append_shared(const Stream& stream, const LayerContext& context, DeviceAddress ids, DeviceAddress weights,
+                   DeviceAddress gates, int64_t tokens, DeviceAddress all_ids, DeviceAddress all_weights) {
+  const plan::MoeProblem& p = context.problem;
+  if (tokens == 0) return;
+  launch(stream, context.kernels->append_shared,
+         {static_cast<unsigned>(ceil_div(tokens * p.picks_per_token(), 128)), 1}, Overlap::kNone, ids, weights, gates,
+         static_cast<int>(tokens), static_cast<int>(p.top_k), static_cast<int>(p.experts),
+         static_cast<int>(p.shared_slices()), all_ids, all_weights);
+}
+
+void ExpertLayer::run(const Stream& stream, const LayerInputs& inputs) const {
+  if (inputs.tokens < 0 || inputs.tokens > workspace_.max_tokens() || inputs.tokens > kernels_.max_tokens()) {
+    fail("expert layer: {} tokens, wanted 0 to {}", inputs.tokens,
+         std::min(workspace_.max_tokens(), kernels_.max_tokens()));
+  }
+  if (inputs.tokens == 0) return;
+  for (const auto& [name, address, align] :
+       {std::tuple("hidden states", inputs.x, 16u), std::tuple("output", inputs.out, 16u),
+        std::tuple("expert ids", inputs.ids, 4u), std::tuple("router weights", inputs.weights, 4u)}) {
+    if (address == 0 || address % align != 0) {
+      fail("expert layer: {} at {:#x}, wanted a device address that is a multiple of {}", name, address, align);
+    }
+  }
+  launch_layer(stream, kernels_.context(), kernels_.bucket(inputs.tokens).pair, workspace_, weights_, inputs);
+}
+
+}  // namespace fourfold::cuda

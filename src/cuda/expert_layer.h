@@ -1,0 +1,90 @@
+// One expert layer on a device: routing, gate-up, activation, down and the weighted sum, as the planner planned them.
+//
+//   ExpertKernels kernels(device, store, problem, options);   // plans, compiles, loads, tests; shared by all layers
+//   ExpertWorkspace workspace(kernels.context(), max_tokens); // shared by layers that run one after the other
+//   ExpertWeights weights(kernels.context());                 // of one layer
+//   ExpertLayer layer(kernels, workspace, weights);
+//   layer.run(stream, {x, ids, router_weights, out, tokens});
+//
+// run() puts at most six launches on the stream and nothing else: no allocation, no wait, so that it can be captured.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/expert_weights.h"
+#include "cuda/layer_context.h"
+#include "plan/plan.h"
+
+namespace fourfold::cuda {
+
+// A tile of each GEMM with its kernel, and how many CTAs of it a batch takes.
+struct PlannedPair {
+  plan::Candidate gate_up, down;
+  Kernel gate_up_kernel, down_kernel;
+  unsigned gate_up_grid = 0, down_grid = 0;
+  bool inline_routes() const { return gate_up.tile.inline_routes != 0; }
+};
+
+// Device memory that a run needs besides weights, inputs and output, for any plan of up to max_tokens tokens.
+class ExpertWorkspace {
+ public:
+  ExpertWorkspace(const LayerContext& context, int64_t max_tokens);
+
+  int64_t max_tokens() const { return max_tokens_; }
+  uint64_t bytes() const;
+  // bf16 [rows][padded intermediate]: the activation's output, a row for each slot; columns past the intermediate size
+  // stay zero.
+  Buffer& hidden() { return hidden_; }
+  const Buffer& hidden() const { return hidden_; }
+  // fp32 [slots][hidden], rows of a tile paired as in partial_place() (kernels/moe/tables.h).
+  Buffer& partial() { return partial_; }
+  const Buffer& partial() const { return partial_; }
+  const Buffer& padded_x() const { return padded_x_; }  // bf16 [tokens][padded hidden]; empty where none is needed
+  // The routing tables (RouteTable).
+  const Buffer& counts() const { return counts_; }
+  const Buffer& blocks() const { return blocks_; }
+  const Buffer& slot_token() const { return slot_token_; }
+  const Buffer& pick_slot() const { return pick_slot_; }
+  const Buffer& totals() const { return totals_; }
+
+ private:
+  int64_t max_tokens_;
+  Buffer hidden_, partial_, padded_x_, counts_, blocks_, slot_token_, pick_slot_, totals_;
+};
+
+// Device addresses, rows contiguous. x and out must be multiples of 16.
+struct LayerInputs {
+  DeviceAddress x = 0;        // bf16 [tokens, hidden]
+  DeviceAddress ids = 0;      // int32 [tokens, picks_per_token]; one outside [0, all_experts) contributes nothing
+  DeviceAddress weights = 0;  // fp32, likewise
+  DeviceAddress out = 0;      // bf16 [tokens, hidden]; must not overlap x
+  int64_t tokens = 0;
+  float swiglu_limit = 0;  // clamp: gate at most this, |up| at most this; 0: none
+};
+
+// The launches of one layer. Everything must have been checked: ExpertLayer::run() does.
+void launch_layer(const Stream& stream, const LayerContext& context, const PlannedPair& pair,
+                  const ExpertWorkspace& workspace, const ExpertWeights& weights, const LayerInputs& inputs);
+
+// The router's answer for the routed experts ([tokens, top_k]) and the shared expert's gate of each token (fp32, after
+// the sigmoid) to the answer that the layer takes ([tokens, picks_per_token]).
+void append_shared(const Stream& stream, const LayerContext& context, DeviceAddress ids, DeviceAddress weights,
+                   DeviceAddress gates, int64_t tokens, DeviceAddress all_ids, DeviceAddress all_weights);
+
+class ExpertKernels;
+
+class ExpertLayer {
+ public:
+  // The three must outlive the layer.
+  ExpertLayer(const ExpertKernels& kernels, const ExpertWorkspace& workspace, const ExpertWeights& weights)
+      : kernels_(kernels), workspace_(workspace), weights_(weights) {}
+  // Error when tokens are more than the workspace or the plans take, or an address is not aligned.
+  void run(const Stream& stream, const LayerInputs& inputs) const;
+
+ private:
+  const ExpertKernels& kernels_;
+  const ExpertWorkspace& workspace_;
+  const ExpertWeights& weights_;
+};
+
+}  // namespace fourfold::cuda

@@ -1,0 +1,20 @@
+// What the parts of an expert layer share: the device, the shape, and the kernels that every plan uses.
+#pragma once
+
+#include "cuda/device.h"
+#include "plan/problem.h"
+
+namespace fourfold::cuda {
+
+struct FixedKernels {
+  Kernel route, route_count, route_scatter, combine;  // kernels/moe/route_sm90.cuh
+  Kernel repack, pad_rows, append_shared;             // kernels/moe/prepare.cuh
+};
+
+struct LayerContext {
+  const Device* device = nullptr;
+  plan::MoeProblem problem;  // `tokens` is not used
+  const FixedKernels* kernels = nullptr;
+};
+
+}  // namespace fourfold::cuda

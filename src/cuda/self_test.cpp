@@ -1,0 +1,357 @@
+#include "cuda/self_test.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "base/random.h"
+#include "cuda/reference.h"
+#include "kernels/moe/stream_tile.h"
+#include "kernels/moe/tables.h"
+#include "nvfp4/number.h"
+
+namespace fourfold::cuda {
+namespace {
+
+constexpr int64_t kExperts = 6, kTopK = 3;
+
+// A shape that makes the tiles work for it: rows that fill one tile and a part of the next, several stages of K with
+// the last one short.
+plan::MoeProblem slice_of(const plan::MoeProblem& problem, const PlannedPair& pair) {
+  plan::MoeProblem p = problem;
+  p.name = "self-test";
+  p.experts = kExperts;
+  p.top_k = kTopK;
+  p.shared = plan::SharedExpert::kNone;
+  const auto rows = [](const plan::Candidate& c) { return round_up(c.tile.n + c.tile.n / 2, 16); };
+  const auto depth = [](const plan::Candidate& c) {
+    const int64_t units = c.tile.k / 64;
+    return 64 * (units == 1 ? 3 : units + units / 2);
+  };
+  p.hidden = round_up(std::max(rows(pair.down), depth(pair.gate_up)), 64);
+  p.intermediate = std::max(rows(pair.gate_up), depth(pair.down));
+  return p;
+}
+
+struct Data {
+  std::vector<std::vector<uint8_t>> bytes;
+  std::vector<ExpertMatrices> experts;
+  std::vector<uint16_t> x;
+  std::vector<int> ids;
+  std::vector<float> weights;
+  int64_t tokens = 0;
+};
+
+uint8_t scale_code(Random& random, int64_t expert) {
+  switch (expert % 3) {
+    case 0:  // every code, one in fifty negative
+      return static_cast<uint8_t>(random.below(127) | (random.below(50) == 0 ? 0x80 : 0));
+    case 1: {  // the ends: zero, the smallest, the largest subnormal, the smallest normal, 448
+      constexpr uint8_t kEnds[] = {0x00, 0x01, 0x07, 0x08, 0x7e};
+      return kEnds[random.below(std::size(kEnds))];
+    }
+    default:  // 0.5 to 1.875
+      return static_cast<uint8_t>(0x30 + random.below(16));
+  }
+}
+
+float scale_rms(int64_t expert) { return expert % 3 == 0 ? 140.0f : expert % 3 == 1 ? 200.0f : 1.2f; }
+
+Data make_data(const plan::MoeProblem& p, const PlannedPair& pair) {
+  Random random(20251);
+  Data d;
+  const auto matrix = [&](int64_t rows, int64_t k, int64_t expert) {
+    std::vector<uint8_t> codes(static_cast<size_t>(rows * k / 2)), scales(static_cast<size_t>(rows * k / 16));
+    for (uint8_t& c : codes) c = static_cast<uint8_t>(random.below(256));
+    for (uint8_t& s : scales) s = scale_code(random, expert);
+    // 2.9: root mean square of the e2m1 values
+    const float tensor =
+        static_cast<float>(random.uniform(0.8, 1.2)) / (2.9f * scale_rms(expert) * std::sqrt(static_cast<float>(k)));
+    d.bytes.push_back(std::move(codes));
+    d.bytes.push_back(std::move(scales));
+    return contiguous(d.bytes[d.bytes.size() - 2].data(), d.bytes.back().data(), tensor, k);
+  };
+  d.bytes.reserve(static_cast<size_t>(p.experts) * 6);
+  for (int64_t e = 0; e < p.experts; ++e) {
+    ExpertMatrices m;
+    if (p.gated()) m.gate = matrix(p.intermediate, p.hidden, e);
+    m.up = matrix(p.intermediate, p.hidden, e);
+    m.up.tensor_scale *= 2;
+    m.down = matrix(p.hidden, p.intermediate, e);
+    d.experts.push_back(m);
+  }
+  // Expert 0 has more rows than a block, the last expert none.
+  d.tokens = pair.inline_routes() ? pair.gate_up.tile.token_rows : pair.gate_up.tile.tokens + 5;
+  const int64_t padding = d.tokens > 2 ? d.tokens / 2 : -1;
+  for (int64_t t = 0; t < d.tokens; ++t) {
+    for (int64_t i = 0; i < p.hidden; ++i) {
+      d.x.push_back(t == padding ? uint16_t{0x7fc0} : nvfp4::float_to_bf16(static_cast<float>(random.normal())));
+    }
+    const int second = t % 5 == 0 ? 1 : t % 5 == 1 ? 0 : -1;  // 0: a duplicate
+    const int third = t % 3 == 0 ? 2 + static_cast<int>(t / 3 % 3) : static_cast<int>(p.experts) + 7;
+    for (const int id : {0, second, third}) {
+      d.ids.push_back(t == padding ? -1 : id);
+      d.weights.push_back(static_cast<float>(random.uniform(0.02, 0.5)));
+    }
+  }
+  return d;
+}
+
+// What was wrong first, and how many values were.
+struct Mismatch {
+  int64_t count = 0;
+  std::string first;
+  void compare(float got, float want, float bound, const char* what, int64_t row, int64_t column) {
+    if (std::fabs(got - want) <= bound) return;  // false for NaN
+    if (count++ == 0)
+      first =
+          fmt::format("{} of row {}, column {} is {}, wanted {} within {:.1e}", what, row, column, got, want, bound);
+  }
+  std::string text(int64_t of) const {
+    return count == 0 ? "" : fmt::format("{} ({} of {} values are wrong)", first, count, of);
+  }
+};
+
+// Row of the activations that a (token, expert) pair has, and what it is.
+struct Row {
+  int64_t at, token;
+  int expert;
+  float factor;  // what gate-up multiplies in: router weight and down's tensor scale when routed inline
+};
+
+class Check {
+ public:
+  Check(const KernelLoader& loader, const plan::MoeProblem& problem, const PlannedPair& pair)
+      : device_(loader.device()),
+        pair_(pair),
+        problem_(slice_of(problem, pair)),
+        context_{&device_, problem_, &loader.fixed()},
+        data_(make_data(problem_, pair)),
+        stream_(device_),
+        workspace_(context_, data_.tokens) {
+    // Few CTAs, so that each has several items in turn.
+    pair_.gate_up_grid = std::min(pair_.gate_up_grid, 3u);
+    pair_.down_grid = std::min(pair_.down_grid, 3u);
+  }
+
+  SelfTestResult run() {
+    launch();
+    const std::vector<Row> rows = pair_.inline_routes() ? inline_rows() : sorted_rows();
+    SelfTestResult result;
+    result.gate_up = check_gate_up(rows);
+    if (result.gate_up.empty()) result.down = check_down(rows);
+    return result;
+  }
+
+ private:
+  int64_t padded() const { return problem_.padded_depth(plan::Pass::kDown); }
+  bool valid(int id) const { return id >= 0 && id < problem_.experts; }
+
+  void launch() {
+    ExpertWeights weights(context_);
+    weights.upload(stream_, 0, data_.experts);
+    Buffer x(device_, data_.x.size() * 2, "self-test"), ids(device_, data_.ids.size() * 4, "self-test"),
+        router(device_, data_.weights.size() * 4, "self-test"),
+        out(device_, static_cast<uint64_t>(data_.tokens * problem_.hidden) * 2, "self-test");
+    x.upload(stream_, data_.x);
+    ids.upload(stream_, data_.ids);
+    router.upload(stream_, data_.weights);
+    // NaN wherever something must be written; the columns past the intermediate size are zero by contract.
+    const auto rows = static_cast<int64_t>(workspace_.hidden().bytes() / 2) / padded();
+    std::vector<uint16_t> poison(static_cast<size_t>(rows * padded()), 0);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::fill_n(poison.begin() + r * padded(), problem_.intermediate, uint16_t{0x7fc0});
+    }
+    workspace_.hidden().upload(stream_, poison);
+    workspace_.partial().fill(stream_, 0xff);
+    out.fill(stream_, 0xff);
+    launch_layer(stream_, context_, pair_, workspace_, weights,
+                 {x.address(), ids.address(), router.address(), out.address(), data_.tokens});
+    hidden_ = workspace_.hidden().download<uint16_t>(stream_, poison.size());
+    out_ = out.download<uint16_t>(stream_, static_cast<size_t>(data_.tokens * problem_.hidden));
+    if (!pair_.inline_routes()) {
+      partial_ = workspace_.partial().download<float>(stream_, workspace_.partial().bytes() / 4);
+    }
+  }
+
+  // Experts in the order of their first choice; a row for each of 8 tokens.
+  std::vector<Row> inline_rows() const {
+    std::map<int, int64_t> rank;
+    std::map<std::pair<int64_t, int>, float> sums;
+    for (size_t i = 0; i < data_.ids.size(); ++i) {
+      const int id = data_.ids[i];
+      if (!valid(id)) continue;
+      rank.emplace(id, static_cast<int64_t>(rank.size()));
+      sums[{static_cast<int64_t>(i) / kTopK, id}] += data_.weights[i];
+    }
+    std::vector<Row> rows;
+    for (const auto& [key, weight] : sums) {
+      const auto [token, id] = key;
+      rows.push_back({rank.at(id) * moe::kFewTokens + token, token, id,
+                      weight * data_.experts[static_cast<size_t>(id)].down.tensor_scale});
+    }
+    return rows;
+  }
+
+  // Also checks the routing tables.
+  std::vector<Row> sorted_rows() {
+    const auto counts = workspace_.counts().download<int>(stream_, 2);
+    const auto pick_slot = workspace_.pick_slot().download<int>(stream_, data_.ids.size());
+    const auto slot_token = workspace_.slot_token().download<int>(stream_, data_.ids.size());
+    const int64_t picks = std::count_if(data_.ids.begin(), data_.ids.end(), [&](int id) { return valid(id); });
+    const auto wrong = [&](const std::string& what) {
+      fail("the routing kernel failed its self-test on {}: {}", device_.info().name, what);
+    };
+    if (counts[1] != picks) wrong(fmt::format("{} slots, wanted {}", counts[1], picks));
+    const auto most = static_cast<int>(workspace_.blocks().bytes() / sizeof(moe::Block));
+    if (counts[0] < 1 || counts[0] > most) wrong(fmt::format("{} blocks, wanted 1 to {}", counts[0], most));
+    const auto blocks = workspace_.blocks().download<moe::Block>(stream_, static_cast<size_t>(counts[0]));
+    std::vector<int> expert_of(static_cast<size_t>(picks), -1);
+    for (const moe::Block& b : blocks) {
+      if (b.count < 1 || b.count > pair_.gate_up.tile.tokens || b.first < 0 || b.first + b.count > picks) {
+        wrong(fmt::format("a block of {} slots from {}", b.count, b.first));
+      }
+      for (int s = b.first; s < b.first + b.count; ++s) {
+        if (expert_of[static_cast<size_t>(s)] != -1) wrong(fmt::format("slot {} is in two blocks", s));
+        expert_of[static_cast<size_t>(s)] = b.expert;
+      }
+    }
+    std::vector<Row> rows;
+    std::vector<bool> used(static_cast<size_t>(picks));
+    for (size_t i = 0; i < data_.ids.size(); ++i) {
+      const int slot = pick_slot[i];
+      if (!valid(data_.ids[i])) {
+        if (slot != -1) wrong(fmt::format("choice {} has no expert, but slot {}", i, slot));
+        continue;
+      }
+      const auto token = static_cast<int64_t>(i) / kTopK;
+      if (slot < 0 || slot >= picks || used[static_cast<size_t>(slot)])
+        wrong(fmt::format("choice {}: slot {}", i, slot));
+      const auto at = static_cast<size_t>(slot);
+      used[at] = true;
+      if (slot_token[at] != token || expert_of[at] != data_.ids[i]) {
+        wrong(fmt::format("slot {}: token {} of expert {}, wanted {} of {}", slot, slot_token[at], expert_of[at], token,
+                          data_.ids[i]));
+      }
+      rows.push_back({slot, token, data_.ids[i], 1});
+    }
+    return rows;
+  }
+
+  std::string check_gate_up(const std::vector<Row>& rows) const {
+    const int64_t hidden = problem_.hidden, inner = problem_.intermediate;
+    Mismatch mismatch;
+    std::vector<float> x(static_cast<size_t>(hidden));
+    for (int e = 0; e < problem_.experts; ++e) {
+      const ExpertMatrices& m = data_.experts[static_cast<size_t>(e)];
+      std::vector<float> gate, up;
+      for (const Row& row : rows) {
+        if (row.expert != e) continue;
+        if (up.empty()) {
+          if (problem_.gated()) gate = dequantised(m.gate, inner, hidden);
+          up = dequantised(m.up, inner, hidden);
+        }
+        for (int64_t i = 0; i < hidden; ++i) {
+          x[static_cast<size_t>(i)] = nvfp4::bf16_to_float(data_.x[static_cast<size_t>(row.token * hidden + i)]);
+        }
+        for (int64_t i = 0; i < inner; ++i) {
+          Dot g, u = dot(&up[static_cast<size_t>(i * hidden)], x.data(), hidden);
+          if (problem_.gated()) g = dot(&gate[static_cast<size_t>(i * hidden)], x.data(), hidden);
+          const Activated a = activate(problem_.activation, 0, g.value * m.gate.tensor_scale,
+                                       kDotError * g.magnitude * m.gate.tensor_scale, u.value * m.up.tensor_scale,
+                                       kDotError * u.magnitude * m.up.tensor_scale);
+          const float want = a.value * row.factor;
+          mismatch.compare(nvfp4::bf16_to_float(hidden_[static_cast<size_t>(row.at * padded() + i)]), want,
+                           std::fabs(row.factor) * a.error + kRoundError * std::fabs(want) + 1e-30f, "h", row.at, i);
+        }
+      }
+    }
+    return mismatch.text(static_cast<int64_t>(rows.size()) * inner);
+  }
+
+  std::string check_down(const std::vector<Row>& rows) const {
+    const int64_t hidden = problem_.hidden, inner = problem_.intermediate;
+    const bool sums = pair_.inline_routes();  // down itself adds up a token's experts
+    std::vector<float> want(static_cast<size_t>(data_.tokens * hidden)), bound = want;
+    std::vector<float> h(static_cast<size_t>(inner));
+    Mismatch mismatch;
+    for (int e = 0; e < problem_.experts; ++e) {
+      const ExpertMatrices& m = data_.experts[static_cast<size_t>(e)];
+      std::vector<float> down;
+      for (const Row& row : rows) {
+        if (row.expert != e) continue;
+        if (down.empty()) down = dequantised(m.down, hidden, inner);
+        for (int64_t i = 0; i < inner; ++i) {
+          h[static_cast<size_t>(i)] = nvfp4::bf16_to_float(hidden_[static_cast<size_t>(row.at * padded() + i)]);
+        }
+        const float scale = sums ? 1 : m.down.tensor_scale;
+        for (int64_t i = 0; i < hidden; ++i) {
+          const Dot d = dot(&down[static_cast<size_t>(i * inner)], h.data(), inner);
+          if (sums) {
+            want[static_cast<size_t>(row.token * hidden + i)] += d.value;
+            bound[static_cast<size_t>(row.token * hidden + i)] += kDotError * d.magnitude;
+          } else {
+            const auto tile = static_cast<int>(i / 16), g = static_cast<int>(i % 16);
+            const int place = g < 8 ? moe::partial_place(tile, g) : moe::partial_place(tile, g - 8) + 1;
+            mismatch.compare(partial_[static_cast<size_t>(row.at * hidden + place)], d.value * scale,
+                             kDotError * d.magnitude * std::fabs(scale) + 1e-30f, "row", row.at, i);
+          }
+        }
+      }
+    }
+    const auto values = sums ? data_.tokens * hidden : static_cast<int64_t>(rows.size()) * hidden;
+    if (!sums) {
+      if (mismatch.count > 0) return mismatch.text(values);
+      sum_rows(&want, &bound);
+    }
+    for (int64_t t = 0; t < data_.tokens; ++t) {
+      for (int64_t i = 0; i < hidden; ++i) {
+        const auto at = static_cast<size_t>(t * hidden + i);
+        mismatch.compare(nvfp4::bf16_to_float(out_[at]), want[at],
+                         bound[at] + kRoundError * std::fabs(want[at]) + 1e-30f, "output", t, i);
+      }
+    }
+    if (!sums && mismatch.count > 0) {
+      fail("the summing kernel failed its self-test on {}: {}", device_.info().name, mismatch.text(values));
+    }
+    return mismatch.text(values);
+  }
+
+  // The weighted sum over down's rows as the device made them.
+  void sum_rows(std::vector<float>* want, std::vector<float>* bound) const {
+    const int64_t hidden = problem_.hidden;
+    const auto pick_slot = workspace_.pick_slot().download<int>(stream_, data_.ids.size());
+    for (size_t i = 0; i < pick_slot.size(); ++i) {
+      if (pick_slot[i] < 0) continue;
+      for (int64_t c = 0; c < hidden; ++c) {
+        const auto tile = static_cast<int>(c / 16), g = static_cast<int>(c % 16);
+        const int place = g < 8 ? moe::partial_place(tile, g) : moe::partial_place(tile, g - 8) + 1;
+        const float term = data_.weights[i] * partial_[static_cast<size_t>(pick_slot[i] * hidden + place)];
+        const auto at = static_cast<size_t>(static_cast<int64_t>(i) / kTopK * hidden + c);
+        (*want)[at] += term;
+        (*bound)[at] += kDotError * std::fabs(term);
+      }
+    }
+  }
+
+  const Device& device_;
+  PlannedPair pair_;
+  plan::MoeProblem problem_;
+  LayerContext context_;
+  Data data_;
+  Stream stream_;
+  ExpertWorkspace workspace_;
+  std::vector<uint16_t> hidden_, out_;
+  std::vector<float> partial_;
+};
+
+}  // namespace
+
+SelfTestResult self_test(const KernelLoader& loader, const plan::MoeProblem& problem, const PlannedPair& pair) {
+  return Check(loader, problem, pair).run();
+}
+
+}  // namespace fourfold::cuda

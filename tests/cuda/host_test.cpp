@@ -1,0 +1,224 @@
+// What can be tested without a GPU.
+#include <fstream>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "cuda/tuned.h"
+#include "testing.h"
+
+namespace fourfold::cuda {
+namespace {
+
+jit::DeviceInfo info(const char* name, int major, int minor, int sms) {
+  jit::DeviceInfo d;
+  d.name = name;
+  d.major = major;
+  d.minor = minor;
+  d.sms = sms;
+  d.l2_bytes = 50 << 20;
+  d.clock_ghz = 1.5;
+  d.memory_tbs = 2.0;
+  return d;
+}
+
+TEST(GpuRow, CardsOfTheTableAreFoundByTheirNames) {
+  EXPECT_EQ(gpu_row_of(info("NVIDIA H200", 9, 0, 132)).name, "h200");
+  EXPECT_EQ(gpu_row_of(info("NVIDIA H100 80GB HBM3", 9, 0, 132)).name, "h100");
+  EXPECT_EQ(gpu_row_of(info("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 12, 0, 188)).name, "rtx-pro-6000");
+  EXPECT_EQ(gpu_row_of(info("NVIDIA GeForce RTX 5070 Ti", 12, 0, 70)).name, "rtx-5070-ti");
+  EXPECT_EQ(gpu_row_of(info("NVIDIA GeForce RTX 5090", 12, 0, 170)).name, "rtx-5090");
+}
+
+TEST(GpuRow, OthersAreDescribedByWhatTheDriverSays) {
+  // Fewer multiprocessors than the row's card, an unknown name, and a name that only contains a known one.
+  for (const char* name : {"NVIDIA H100 PCIe", "NVIDIA X1", "NVIDIA GH200 480GB"}) {
+    const plan::Gpu gpu = gpu_row_of(info(name, 9, 0, 114));
+    EXPECT_EQ(gpu.sms, 114) << name;
+    EXPECT_EQ(gpu.arch, "sm_90a");
+    EXPECT_DOUBLE_EQ(gpu.read_tbs, 2.0);
+    EXPECT_DOUBLE_EQ(gpu.clock_ghz, 1.5);
+    EXPECT_EQ(gpu.bf16_tflops, 0) << "the rate that was measured on another card";
+  }
+  EXPECT_THROW(gpu_row_of(info("NVIDIA GeForce GTX 1080", 6, 1, 20)), Error);
+}
+
+TEST(SharedExpert, SlicesCutRowsOfGateAndUpAndColumnsOfDown) {
+  plan::MoeProblem p = problem_of(4, 2, 64, 32);
+  p.shared = plan::SharedExpert::kNvfp4;
+  p.shared_intermediate = 96;
+  ASSERT_EQ(p.shared_slices(), 3);
+  EXPECT_EQ(p.all_experts(), 7);
+  EXPECT_EQ(p.picks_per_token(), 5);
+  plan::MoeProblem wide = p;
+  wide.intermediate = 96;
+  const RandomExperts shared(wide, 1, 5);
+  const ExpertMatrices& whole = shared.experts[0];
+  const auto slices = shared_slices(whole, 3, p);
+  ASSERT_EQ(slices.size(), 3u);
+  const auto gate = dequantised(whole.gate, 96, 64), down = dequantised(whole.down, 64, 96);
+  for (int64_t s = 0; s < 3; ++s) {
+    const auto part = dequantised(slices[static_cast<size_t>(s)].gate, 32, 64);
+    EXPECT_TRUE(std::equal(part.begin(), part.end(), gate.begin() + s * 32 * 64));
+    const auto columns = dequantised(slices[static_cast<size_t>(s)].down, 64, 32);
+    for (int64_t r = 0; r < 64; ++r) {
+      EXPECT_TRUE(std::equal(columns.begin() + r * 32, columns.begin() + (r + 1) * 32, down.begin() + r * 96 + s * 32));
+    }
+  }
+  // Widths that do not divide, or another format: no slices, the planner counts its bytes apart.
+  p.shared_intermediate = 80;
+  EXPECT_EQ(p.shared_slices(), 0);
+  p.shared_intermediate = 96;
+  p.shared = plan::SharedExpert::kBf16;
+  EXPECT_EQ(p.shared_slices(), 0);
+}
+
+TEST(Reference, AgreesWithDoublePrecisionOnASmallLayer) {
+  const plan::MoeProblem p = problem_of(5, 2, 64, 48);
+  const RandomExperts host(p, 5, 3);
+  const Batch batch(p, 6, Pattern::kDuplicates, 8);
+  const auto got = reference_layer(p, host.experts, batch.x, batch.ids, batch.weights, {0, 1, 2, 3, 4, 5});
+  for (int64_t t = 0; t < 6; ++t) {
+    for (int64_t r = 0; r < 64; ++r) {
+      double want = 0, magnitude = 0;
+      for (int64_t k = 0; k < 2; ++k) {
+        const auto at = static_cast<size_t>(t * 2 + k);
+        const ExpertMatrices& e = host.experts[static_cast<size_t>(batch.ids[at])];
+        const auto weight = [](const Nvfp4Matrix& m, int64_t row, int64_t i) {
+          const uint8_t pair = m.codes[row * m.code_stride + i / 2];
+          return static_cast<double>(nvfp4::e2m1_to_float(i % 2 != 0 ? pair >> 4 : pair & 15)) *
+                 nvfp4::e4m3_to_float(m.scales[row * m.scale_stride + i / 16]);
+        };
+        for (int64_t j = 0; j < 48; ++j) {
+          double g = 0, u = 0;
+          for (int64_t i = 0; i < 64; ++i) {
+            const double v = nvfp4::bf16_to_float(batch.x[static_cast<size_t>(t * 64 + i)]);
+            g += weight(e.gate, j, i) * v;
+            u += weight(e.up, j, i) * v;
+          }
+          g *= e.gate.tensor_scale;
+          u *= e.up.tensor_scale;
+          const double term =
+              g / (1 + std::exp(-g)) * u * weight(e.down, r, j) * e.down.tensor_scale * batch.weights[at];
+          want += term;
+          magnitude += std::fabs(term);
+        }
+      }
+      EXPECT_NEAR(got[static_cast<size_t>(t * 64 + r)], want, 5e-3 * magnitude);
+    }
+  }
+}
+
+class Tuned : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (std::filesystem::temp_directory_path() / "fourfold-tuned-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+  }
+  void TearDown() override {
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
+  }
+  std::filesystem::path directory_;
+};
+
+TEST_F(Tuned, TablesComeBackAsTheyWereSaved) {
+  const std::string identity = tuned_identity("NVIDIA H200", 13000, plan::find_shape("35B-A3B"));
+  EXPECT_FALSE(TunedTable::load(directory_, identity).has_value());
+  TunedTable table(identity);
+  table.set(1, {"up a", "down b", 9.5});
+  table.set(64, {"up c", "down d", 108});
+  table.save(directory_);
+  const auto loaded = TunedTable::load(directory_, identity);
+  ASSERT_TRUE(loaded.has_value());
+  EXPECT_EQ(loaded->size(), 2u);
+  EXPECT_EQ(loaded->find(64)->down, "down d");
+  EXPECT_EQ(loaded->find(1)->microseconds, 9.5);
+  EXPECT_EQ(loaded->find(2), nullptr);
+}
+
+TEST_F(Tuned, AnotherCardDriverOrShapeHasATableOfItsOwn) {
+  const plan::MoeProblem p = plan::find_shape("35B-A3B");
+  plan::MoeProblem shared = p;
+  shared.shared = plan::SharedExpert::kNvfp4;
+  const std::string base = tuned_identity("NVIDIA H200", 13000, p);
+  EXPECT_NE(base, tuned_identity("NVIDIA H100", 13000, p));
+  EXPECT_NE(base, tuned_identity("NVIDIA H200", 12080, p));
+  EXPECT_NE(base, tuned_identity("NVIDIA H200", 13000, plan::find_shape("122B-A10B")));
+  EXPECT_NE(base, tuned_identity("NVIDIA H200", 13000, shared));
+}
+
+TEST_F(Tuned, DamagedFilesAreIgnoredWithAWarning) {
+  const std::string identity = tuned_identity("NVIDIA H200", 13000, plan::find_shape("35B-A3B"));
+  TunedTable table(identity);
+  table.set(1, {"up a", "down b", 9.5});
+  table.save(directory_);
+  const std::string content = read_file(table.path());
+  for (size_t i = 0; i < content.size() - 1; i += 7) {
+    std::string damaged = content;
+    damaged[i] = static_cast<char>(damaged[i] ^ 0x11);
+    write_file_atomically(table.path(), damaged);
+    testing::internal::CaptureStderr();
+    EXPECT_FALSE(TunedTable::load(directory_, identity).has_value()) << i;
+    EXPECT_NE(testing::internal::GetCapturedStderr().find("the plans are used instead"), std::string::npos);
+  }
+  for (const size_t size : {size_t{0}, size_t{10}, content.size() / 2}) {
+    write_file_atomically(table.path(), content.substr(0, size));
+    testing::internal::CaptureStderr();
+    EXPECT_FALSE(TunedTable::load(directory_, identity).has_value()) << size;
+    testing::internal::GetCapturedStderr();
+  }
+}
+
+TEST(Plans, TheTunersChoiceReplacesThePlans) {
+  plan::MoeProblem p = plan::find_shape("35B-A3B");
+  p.tokens = 512;
+  plan::LayerPlan layer = plan::plan_layer(p, plan::find_gpu("h200"), {.only_implemented = true});
+  const plan::Ranked* other_up = nullptr;
+  const plan::Ranked* other_down = nullptr;
+  for (const auto& up : layer.gate_up.ranked) {
+    if (up.candidate.tile.tokens == layer.gate_up.chosen.candidate.tile.tokens) continue;
+    for (const auto& down : layer.down.ranked) {
+      if (plan::compatible(up.candidate.tile, down.candidate.tile)) other_up = &up, other_down = &down;
+    }
+    if (other_down != nullptr) break;
+  }
+  ASSERT_NE(other_down, nullptr);
+  const std::string up = to_string(other_up->candidate), down = to_string(other_down->candidate);
+  const std::string planned = to_string(layer.down.chosen.candidate);
+  const double before = layer.predicted_us;
+  EXPECT_FALSE(plan::choose_by_name(&layer, up, planned)) << "tiles that cut the tokens in different ways";
+  EXPECT_FALSE(plan::choose_by_name(&layer, up, "no such tile"));
+  EXPECT_EQ(layer.predicted_us, before);
+  EXPECT_TRUE(plan::choose_by_name(&layer, up, down));
+  EXPECT_EQ(to_string(layer.gate_up.chosen.candidate), up);
+  EXPECT_GE(layer.predicted_us, before);
+}
+
+TEST(Plans, DisabledCandidatesAreLeftOut) {
+  plan::MoeProblem p = plan::find_shape("35B-A3B");
+  p.tokens = 64;
+  const plan::Gpu& gpu = plan::find_gpu("h200");
+  const auto first = plan::plan_layer(p, gpu, {.only_implemented = true});
+  const std::string banned = to_string(first.gate_up.chosen.candidate);
+  const auto second =
+      plan::plan_layer(p, gpu, {.only_implemented = true, .usable = [&](plan::Pass pass, const plan::Candidate& c) {
+                                  return pass != plan::Pass::kGateUp || to_string(c) != banned;
+                                }});
+  EXPECT_NE(to_string(second.gate_up.chosen.candidate), banned);
+  EXPECT_GE(second.predicted_us, first.predicted_us);
+}
+
+TEST(NoGpu, IsOneClearError) {
+  std::string why;
+  if (jit::Driver::find(&why) != nullptr) GTEST_SKIP() << "this machine has a GPU";
+  try {
+    const Device device;
+    FAIL() << "there is no device";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("no CUDA device can be used"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace fourfold::cuda

@@ -28,6 +28,7 @@ namespace {
 struct Shape {
   const char* name;
   int experts, top_k, hidden, intermediate;
+  bool relu2 = false;
 };
 constexpr Shape kShapes[] = {
     {"397B", 512, 10, 4096, 1024},
@@ -37,9 +38,11 @@ constexpr Shape kShapes[] = {
     {"e512h2560i320", 512, 10, 2560, 320},
     {"e288h4096i2048", 288, 8, 4096, 2048},
     {"e128h2688i1856", 128, 6, 2688, 1856},
+    {"e128h2688i1856relu2", 128, 6, 2688, 1856, true},
     {"i704", 64, 8, 2048, 704},
     {"k16", 40, 16, 1024, 128},
     {"k1", 8, 1, 512, 64},
+    {"k1relu2", 8, 1, 576, 192, true},
 };
 
 template <typename Type>
@@ -48,6 +51,8 @@ Type* device_alloc(size_t n) {
   CUDA_CHECK(cudaMalloc(&p, std::max<size_t>(n, 1) * sizeof(Type)));
   return static_cast<Type*>(p);
 }
+
+size_t gate_up_packed(const Shape& s) { return packed_bytes((s.relu2 ? 1 : 2) * s.intermediate, s.hidden); }
 
 struct Layer {
   Shape shape;
@@ -69,15 +74,16 @@ Layer make_layer(const Shape& s, int copies, bool adversarial) {
     bench::fill_codes<<<2048, 256>>>(reinterpret_cast<u32*>(layer.codes[m]), n / 8, 1000 + m * (1ULL << 40));
     bench::fill_scales<<<2048, 256>>>(layer.scales[m], n / 16, 77 + m * (1ULL << 41), adversarial);
   }
-  layer.gate_up_bytes = s.experts * packed_bytes(2 * s.intermediate, s.hidden);
+  layer.gate_up_bytes = s.experts * gate_up_packed(s);
   layer.down_bytes = s.experts * packed_bytes(s.hidden, s.intermediate);
   layer.gate_up = device_alloc<u8>(layer.gate_up_bytes * copies);
   layer.down = device_alloc<u8>(layer.down_bytes * copies);
   int* bad = device_alloc<int>(1);
   CUDA_CHECK(cudaMemset(bad, 0, 4));
-  bench::repack<<<4096, 128>>>(layer.codes[0], layer.scales[0], layer.codes[1], layer.scales[1], s.intermediate,
-                               s.hidden, true, s.intermediate / 8, layer.gate_up_bytes / kUnitBytes, layer.gate_up,
-                               bad);
+  const int second = s.relu2 ? 0 : 1;
+  bench::repack<<<4096, 128>>>(layer.codes[0], layer.scales[0], layer.codes[second], layer.scales[second],
+                               s.intermediate, s.hidden, !s.relu2, s.intermediate / (s.relu2 ? 16 : 8),
+                               layer.gate_up_bytes / kUnitBytes, layer.gate_up, bad);
   bench::repack<<<4096, 128>>>(layer.codes[2], layer.scales[2], layer.codes[2], layer.scales[2], s.hidden,
                                s.intermediate, false, s.hidden / 16, layer.down_bytes / kUnitBytes, layer.down, bad);
   for (int c = 1; c < copies; ++c) {
@@ -92,8 +98,9 @@ Layer make_layer(const Shape& s, int copies, bool adversarial) {
   std::vector<float> gu(s.experts * 2), d(s.experts);
   const float rms = adversarial ? 2.9f * 140.0f : 2.9f * 1.1f;
   for (int e = 0; e < s.experts; ++e) {
-    gu[e * 2] = (0.8f + 0.4f * bench::uniform(e)) / (rms * std::sqrt(static_cast<float>(s.hidden)));
-    gu[e * 2 + 1] = 2.0f * (0.8f + 0.4f * bench::uniform(e + 5000)) / (rms * std::sqrt(static_cast<float>(s.hidden)));
+    gu[s.relu2 ? e : e * 2] = (0.8f + 0.4f * bench::uniform(e)) / (rms * std::sqrt(static_cast<float>(s.hidden)));
+    if (!s.relu2)
+      gu[e * 2 + 1] = 2.0f * (0.8f + 0.4f * bench::uniform(e + 5000)) / (rms * std::sqrt(static_cast<float>(s.hidden)));
     d[e] = (0.8f + 0.4f * bench::uniform(e + 9000)) / (rms * std::sqrt(static_cast<float>(s.intermediate)));
   }
   layer.gate_up_scales = device_alloc<float>(gu.size());
@@ -145,7 +152,9 @@ struct Buffers {
   int* ids;
   float* router;
   u16* h;
-  float* partial;
+  u8* partial;  // down's rows; before that, for the wgmma kernels, the gathered token rows
+  size_t partial_bytes;
+  long long slots;
   u16* out;
   RouteTable route;
 };
@@ -159,14 +168,17 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
   bench::fill_rows<<<1024, 256>>>(b.x, static_cast<size_t>(tokens) * s.hidden, 4242);
   b.ids = device_alloc<int>(picks * layers);
   b.router = device_alloc<float>(picks * layers);
-  b.h = device_alloc<u16>(std::max(picks, static_cast<size_t>(kFewPicks * kFewTokens)) * s.intermediate);
-  b.partial = device_alloc<float>(picks * s.hidden);
+  b.slots = max_slots(static_cast<long long>(picks), s.experts);
+  b.h = device_alloc<u16>(std::max(static_cast<size_t>(b.slots), static_cast<size_t>(kFewPicks * kFewTokens)) *
+                          s.intermediate);
+  b.partial_bytes = static_cast<size_t>(b.slots) * packed_row_values(s.hidden) * (tokens > 2500 ? 2 : 4);
+  b.partial = device_alloc<u8>(b.partial_bytes);
   b.out = device_alloc<u16>(static_cast<size_t>(tokens) * s.hidden);
   b.route.counts = device_alloc<int>(2);
   b.route.blocks = device_alloc<Block>(max_blocks(static_cast<long long>(picks), s.experts, 8));
   b.route.totals = device_alloc<int>(kMaxExperts + 1);
   CUDA_CHECK(cudaMemset(b.route.totals, 0, (kMaxExperts + 1) * 4));
-  b.route.slot_token = device_alloc<int>(picks);
+  b.route.slot_token = device_alloc<int>(static_cast<size_t>(b.slots));
   b.route.pick_slot = device_alloc<int>(picks);
   return b;
 }
@@ -208,8 +220,8 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
   const Routing routing{b.ids + picks * index, b.router + picks * index, b.tokens, s.top_k, s.experts};
   GemmArgs a{};
   a.weights = layer.gate_up + copy * layer.gate_up_bytes;
-  a.expert_bytes = packed_bytes(2 * s.intermediate, s.hidden);
-  a.row_tiles = s.intermediate / 8;
+  a.expert_bytes = gate_up_packed(s);
+  a.row_tiles = s.intermediate / (s.relu2 ? 16 : 8);
   a.units = s.hidden / kUnitK;
   a.source = b.x;
   a.source_stride = s.hidden;
@@ -229,6 +241,11 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
   d.scales = layer.down_scales;
   d.out = down.few ? static_cast<void*>(b.out) : b.partial;
   d.out_stride = s.hidden;
+  if (up.many) {
+    a.source = reinterpret_cast<const u16*>(b.partial);
+    a.source_stride = a.out_stride = d.source_stride = b.slots * kUnitK;
+    d.out_stride = packed_row_values(s.hidden) / 4;
+  }
   const auto groups = [](int tiles, const Candidate& c) { return (tiles + c.row_tiles - 1) / c.row_tiles; };
   if (up.few) {
     const long long most_up = static_cast<long long>(groups(a.row_tiles, up)) * static_cast<long long>(picks);
@@ -246,12 +263,26 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
     launch(moe_route_count, dim3(ctas), kRouteThreads, 0, stream, routing, b.route, up.tokens);
     launch(moe_route_scatter, dim3(ctas), kRouteManyThreads, 0, stream, routing, b.route);
   }
+  const unsigned tokens = static_cast<unsigned>(b.tokens);
+  if (up.many) {
+    const int blocks = max_blocks(static_cast<long long>(picks), s.experts, up.tokens);
+    launch(moe_gather,
+           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>((a.units + kGatherUnits - 1) / kGatherUnits)),
+           kGatherThreads, 0, stream, static_cast<const u16*>(b.x), static_cast<long long>(s.hidden), b.route, a.units,
+           reinterpret_cast<u16*>(b.partial), a.source_stride);
+  }
   launch(up.kernel, dim3(static_cast<unsigned>(g_sms * up.ctas)), up.threads, up.smem, stream, a);
   launch(down.kernel, dim3(static_cast<unsigned>(g_sms * down.ctas)), down.threads, down.smem, stream, d);
-  launch(moe_combine, dim3(static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(b.tokens)), 256, 0,
-         stream, static_cast<const float*>(b.partial), static_cast<long long>(s.hidden),
-         static_cast<const int*>(b.route.pick_slot), routing.weights, s.top_k, s.hidden, b.out,
-         static_cast<long long>(s.hidden));
+  const dim3 grid(static_cast<unsigned>((s.hidden + 1023) / 1024), tokens);
+  if (up.many) {
+    launch(moe_combine_packed, grid, 128, 0, stream, reinterpret_cast<const PackedGroup*>(b.partial), d.out_stride,
+           static_cast<const int*>(b.route.pick_slot), routing, static_cast<const float*>(layer.down_scales), s.hidden,
+           b.out, static_cast<long long>(s.hidden));
+  } else {
+    launch(moe_combine, grid, 256, 0, stream, reinterpret_cast<const float*>(b.partial),
+           static_cast<long long>(s.hidden), static_cast<const int*>(b.route.pick_slot), routing.weights, s.top_k,
+           s.hidden, b.out, static_cast<long long>(s.hidden));
+  }
 }
 
 double check(const Layer& layer, Buffers& b, const Candidate& up, const Candidate& down, Pattern pattern,
@@ -271,10 +302,9 @@ double check(const Layer& layer, Buffers& b, const Candidate& up, const Candidat
   }
   CUDA_CHECK(cudaMemcpy(b.ids, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice));
   CUDA_CHECK(cudaMemcpy(b.router, weights.data(), weights.size() * 4, cudaMemcpyHostToDevice));
-  const size_t picks = ids.size();
-  const size_t h_rows = std::max(picks, static_cast<size_t>(kFewPicks * kFewTokens));
+  const size_t h_rows = std::max(static_cast<size_t>(b.slots), static_cast<size_t>(kFewPicks * kFewTokens));
   CUDA_CHECK(cudaMemset(b.h, 0xff, h_rows * s.intermediate * 2));
-  CUDA_CHECK(cudaMemset(b.partial, 0xff, picks * s.hidden * 4));
+  CUDA_CHECK(cudaMemset(b.partial, 0xff, b.partial_bytes));
   CUDA_CHECK(cudaMemset(b.out, 0xff, static_cast<size_t>(b.tokens) * s.hidden * 2));
   run_layer(layer, b, 0, up, down, nullptr);
   CUDA_CHECK(cudaGetLastError());
@@ -289,7 +319,7 @@ double check(const Layer& layer, Buffers& b, const Candidate& up, const Candidat
   const auto grid = [](size_t warps) { return static_cast<unsigned>((warps + 7) / 8); };
   bench::reference_gate_up<<<grid(static_cast<size_t>(samples) * s.top_k * s.intermediate), 256>>>(
       layer.codes[0], layer.scales[0], layer.codes[1], layer.scales[1], layer.gate_up_scales, b.x, b.ids, d_sample,
-      samples, s.top_k, s.experts, s.hidden, s.intermediate, h);
+      samples, s.top_k, s.experts, s.hidden, s.intermediate, s.relu2, h);
   bench::reference_down<<<grid(static_cast<size_t>(samples) * s.hidden), 256>>>(
       layer.codes[2], layer.scales[2], layer.down_scales, h, b.ids, b.router, d_sample, samples, s.top_k, s.experts,
       s.hidden, s.intermediate, y);
@@ -382,7 +412,7 @@ double touched_bytes(const Shape& s, const std::vector<int>& ids) {
   for (int id : ids)
     if (id >= 0 && id < s.experts) used[id] = 1;
   return static_cast<double>(std::count(used.begin(), used.end(), 1)) *
-         static_cast<double>(packed_bytes(2 * s.intermediate, s.hidden) + packed_bytes(s.hidden, s.intermediate));
+         static_cast<double>(gate_up_packed(s) + packed_bytes(s.hidden, s.intermediate));
 }
 
 }  // namespace
@@ -448,14 +478,15 @@ int main(int argc, char** argv) {
               // each up with the first fitting down and each down with the first fitting up
               const Candidate &up = ups[u], &down = downs[d];
               if (!up.fits(s.hidden, tokens, s.top_k) || !down.fits(s.intermediate, tokens, s.top_k)) continue;
+              if (up.relu2 != s.relu2) continue;
               if (up.few != down.few || up.tokens != down.tokens || up.many != down.many) continue;
               bool first_up = true, first_down = true;
               for (size_t i = 0; i < u; ++i)
-                first_up &=
-                    !(ups[i].few == up.few && ups[i].tokens == up.tokens && ups[i].fits(s.hidden, tokens, s.top_k));
+                first_up &= !(ups[i].few == up.few && ups[i].tokens == up.tokens && ups[i].relu2 == up.relu2 &&
+                              ups[i].many == up.many && ups[i].fits(s.hidden, tokens, s.top_k));
               for (size_t i = 0; i < d; ++i)
                 first_down &= !(downs[i].few == down.few && downs[i].tokens == down.tokens &&
-                                downs[i].fits(s.intermediate, tokens, s.top_k));
+                                downs[i].many == down.many && downs[i].fits(s.intermediate, tokens, s.top_k));
               if (!first_up && !first_down) continue;
               const bool all = first_up && first_down;
               for (Pattern p : {Pattern::kUniform, Pattern::kHoles, Pattern::kDuplicates, Pattern::kOneExpert}) {
@@ -500,7 +531,8 @@ int main(int argc, char** argv) {
             CUDA_CHECK(cudaMemcpy(b.ids + ids.size() * i, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice));
             CUDA_CHECK(cudaMemcpy(b.router + w.size() * i, w.data(), w.size() * 4, cudaMemcpyHostToDevice));
           }
-          const double flops = 6.0 * tokens * s.top_k * static_cast<double>(s.hidden) * s.intermediate;
+          const double flops =
+              (s.relu2 ? 4.0 : 6.0) * tokens * s.top_k * static_cast<double>(s.hidden) * s.intermediate;
           const double floor_us = bytes / ceiling * 1e-6;
           const int count = replays ? replays : tokens <= 64 ? 20 : 12;
           double best = 1e30;
@@ -508,6 +540,7 @@ int main(int argc, char** argv) {
           const auto measure = [&](size_t u, size_t d) {
             const Candidate &up = ups[u], &down = downs[d];
             if (!up.fits(s.hidden, tokens, s.top_k) || !down.fits(s.intermediate, tokens, s.top_k)) return 1e30;
+            if (up.relu2 != s.relu2) return 1e30;
             if (up.few != down.few || up.tokens != down.tokens) return 1e30;
             if (tokens > 512 && !up.many) return 1e30;
             if (up.many != down.many || (up.many && tokens < 256)) return 1e30;

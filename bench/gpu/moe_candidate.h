@@ -10,6 +10,7 @@ struct Candidate {
   const char* name;
   bool few;
   bool many;       // suited to more than 512 tokens
+  bool relu2;      // gate-up: without a gate
   int tokens;      // tokens per block
   int max_tokens;  // few: room for this many
   int row_tiles;

@@ -10,7 +10,8 @@ Candidate prefill_candidate(const char* name) {
   constexpr PrefillTile T = Tile::value;
   constexpr PrefillMap map = prefill_map(T);
   static_assert(map.total <= 232448);
-  return Candidate{name, false, true, T.tokens, 0, kPrefillRowTiles, 1, kPrefillThreads, map.total, moe_prefill<Tile>};
+  return Candidate{name, false,           true,      T.relu2,          T.tokens, 0, kPrefillRowTiles,
+                   1,    kPrefillThreads, map.total, moe_prefill<Tile>};
 }
 
 }  // namespace
@@ -19,7 +20,9 @@ Candidate prefill_candidate(const char* name) {
 
 std::vector<Candidate> prefill_candidates(bool gate_up) {
   if (gate_up) {
-    return {PREFILL(true, 160, 7), PREFILL(true, 144, 7), PREFILL(true, 96, 8), PREFILL(true, 48, 2)};
+    return {PREFILL(true, 176, 5), PREFILL(true, 160, 6), PREFILL(true, 144, 7),
+            PREFILL(true, 96, 8),  PREFILL(true, 48, 2),  PREFILL(true, 144, 5, true)};
   }
-  return {PREFILL(false, 160, 7), PREFILL(false, 144, 7), PREFILL(false, 96, 8), PREFILL(false, 48, 2)};
+  return {PREFILL(false, 176, 7), PREFILL(false, 160, 7), PREFILL(false, 144, 7), PREFILL(false, 96, 8),
+          PREFILL(false, 48, 2)};
 }

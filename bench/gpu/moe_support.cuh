@@ -88,10 +88,11 @@ __device__ inline float weight_at(const u8* codes, const u8* scales, unsigned lo
   return fourfold::nvfp4::nvfp4_product(i % 2 ? pair >> 4 : pair & 15, scales[row * (k / 16) + i / 16]);
 }
 
-// One warp per (sampled pick, row): h = silu(gate . x) * (up . x), fp32.
+// One warp per (sampled pick, row): h = silu(gate . x) * (up . x), or max(gate . x, 0)^2, fp32.
 __global__ void reference_gate_up(const u8* gate, const u8* gate_scales, const u8* up, const u8* up_scales,
                                   const float* tensor_scales, const u16* x, const int* ids, const int* sample,
-                                  int samples, int top_k, int experts, int hidden, int intermediate, float* h) {
+                                  int samples, int top_k, int experts, int hidden, int intermediate, bool relu2,
+                                  float* h) {
   const long long warp = (blockIdx.x * 256LL + threadIdx.x) / 32;
   const int lane = threadIdx.x % 32;
   if (warp >= static_cast<long long>(samples) * top_k * intermediate) return;
@@ -112,10 +113,12 @@ __global__ void reference_gate_up(const u8* gate, const u8* gate_scales, const u
       g += __shfl_xor_sync(0xffffffffu, g, d);
       u += __shfl_xor_sync(0xffffffffu, u, d);
     }
-    g *= tensor_scales[expert * 2];
-    u *= tensor_scales[expert * 2 + 1];
+    g *= tensor_scales[relu2 ? expert : expert * 2];
+    if (!relu2) u *= tensor_scales[expert * 2 + 1];
   }
-  if (lane == 0) h[static_cast<long long>(pick) * intermediate + row] = g / (1.0f + expf(-g)) * u;
+  if (lane != 0) return;
+  const float positive = g < 0.0f ? 0.0f : g;
+  h[static_cast<long long>(pick) * intermediate + row] = relu2 ? positive * positive : g / (1.0f + expf(-g)) * u;
 }
 // One warp per (sampled token, row): y = sum over choices of weight * (down . h), fp32.
 __global__ void reference_down(const u8* down, const u8* down_scales, const float* tensor_scales, const float* h,

@@ -1,11 +1,10 @@
 // Expert GEMMs for many tokens per expert: dequantised weights are the register operand of wgmma (64 rows), the tokens
-// lie in swizzled shared memory (N of 16 .. 160, chosen per block; above 160 two
-// accumulators no longer fit the registers).
+// lie in swizzled shared memory (up to 176; above that two accumulators no longer fit the registers).
 //
-// A CTA covers 256 weight rows: two consumer warpgroups of 128 rows (two m64 accumulators each) and one producer
-// warpgroup, which brings the packed weights by bulk copies and gathers the token rows with cp.async, 16 bytes a
-// thread, straight into the swizzled places. Two fragment buffers: while one K block of 16 is multiplied the next is
-// dequantised.
+// A CTA covers 256 weight rows: two consumer warpgroups of 128 rows (two m64 accumulators each) and four producer warps
+// that take turns at the stages. Everything comes by bulk copies: packed weights, and token rows in the form that
+// shared memory has (tables.h: moe_gather writes it for gate-up, gate-up's epilogue for down), one copy for a block.
+// Two fragment buffers: while one K block of 16 is multiplied the next is dequantised.
 #pragma once
 
 #include "kernels/moe/dequant.cuh"
@@ -25,6 +24,134 @@ struct Ring {
   u32 phase;
 };
 
+// h of up to N tokens from one consumer warpgroup's accumulators: through shared memory in the form of tables.h, then
+// one bulk copy for each 64 columns.
+template <typename Tile, int N>
+__device__ __forceinline__ void store_activation(const GemmArgs& args, u32 base, int row_tile, const Block& block,
+                                                 const float (&acc)[2][N / 2]) {
+  static constexpr PrefillTile T = Tile::value;
+  constexpr PrefillMap kMap = prefill_map(T);
+  constexpr int kUnits = T.columns() / 128;  // of 64 columns, of this warpgroup
+  constexpr int kTilesPerUnit = T.relu2 ? 4 : 8;
+  constexpr u32 kUnitStride = static_cast<u32>(T.tokens) * 128u;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
+  const bool leader = threadIdx.x % 128 == 0;
+  const u32 staging = base + kMap.output + static_cast<u32>(consumer * kUnits) * kUnitStride;
+  const int first_tile = row_tile + consumer * 8;
+  float scale[2];
+  if (T.relu2) {
+    scale[0] = scale[1] = args.scales[block.expert] * kEpilogueScale;
+  } else {
+    scale[0] = args.scales[block.expert * 2] * kEpilogueScale;
+    scale[1] = args.scales[block.expert * 2 + 1] * kEpilogueScale;
+  }
+  const auto swiglu = [&](float low, float high) {
+    float gate = low * scale[0];
+    float up = high * scale[1];
+    if (args.limit > 0.0f) {
+      gate = gate > args.limit ? args.limit : gate;
+      up = up > args.limit ? args.limit : up < -args.limit ? -args.limit : up;
+    }
+    return gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.4426950408889634f)) * up;
+  };
+  const auto relu2 = [&](float x) {
+    const float y = x * scale[0];
+    return y < 0.0f ? 0.0f : y * y;  // keeps NaN
+  };
+  if (leader) bulk_store_wait_read();  // the last item's copies may still be reading
+  barrier_sync(1 + consumer, 128);
+  // What the lane addresses: matrix lane / 8 of four, its row (token) lane % 8. The tiles of a warp, m = 0 and 1, are
+  // adjacent; with a gate each gives one piece of 8 columns, without two.
+  const u32 matrix = static_cast<u32>(lane / 8);
+  const u32 r = static_cast<u32>(lane % 8);
+#pragma unroll
+  for (int n = 0; n < N / 8; n += 2) {
+    if (n * 8 >= block.count) break;
+    const u32 at = staging + static_cast<u32>(n) * 1024u + matrix / 2 * 1024u + r * 128u;
+    if constexpr (T.relu2) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        u32 words[4];  // piece 0, 1 of 8 tokens, then of the next 8
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const int i = (n + q / 2) * 4 + q % 2 * 2;
+          words[q] = to_bf16x2(relu2(acc[m][i]), relu2(acc[m][i + 1]));
+          if (first_tile + warp * 2 + m >= args.row_tiles) words[q] = 0;
+        }
+        const u32 piece = static_cast<u32>(warp % 2 * 4 + m * 2) + matrix % 2;
+        store_matrix4_transposed(at + static_cast<u32>(warp / 2) * kUnitStride + ((piece ^ r) << 4), words);
+      }
+    } else {
+      u32 words[4];  // tile 0, 1 of 8 tokens, then of the next 8
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const int i = (n + q / 2) * 4;
+        const int m = q % 2;
+        words[q] = to_bf16x2(swiglu(acc[m][i], acc[m][i + 2]), swiglu(acc[m][i + 1], acc[m][i + 3]));
+        if (first_tile + warp * 2 + m >= args.row_tiles) words[q] = 0;
+      }
+      const u32 piece = static_cast<u32>(warp * 2) + matrix % 2;
+      store_matrix4_transposed(at + ((piece ^ r) << 4), words);
+    }
+  }
+  fence_async_shared();
+  barrier_sync(1 + consumer, 128);
+  if (leader) {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      if (first_tile + u * kTilesPerUnit >= args.row_tiles) break;
+      bulk_store(static_cast<u16*>(args.out) + (first_tile / kTilesPerUnit + u) * args.out_stride +
+                     static_cast<long long>(block.first) * 64,
+                 staging + static_cast<u32>(u) * kUnitStride, static_cast<u32>(block.count) * 128u);
+    }
+    bulk_store_commit();
+  }
+}
+
+// Four values with a common exponent (PackedGroup).
+__device__ __forceinline__ Vec2 pack_group(float x0, float x1, float x2, float x3) {
+  const float largest = max_magnitude(max_magnitude(x0, x1), max_magnitude(x2, x3));
+  // Rounding may not carry out of 13 bits, so magnitudes from 2 - 2^-12 of a binade on take the next exponent; 2^-100
+  // keeps the factor finite.
+  const u32 e = __float_as_uint(largest * 1.0001220703125f + 7.888609052210118e-31f) & 0x7f800000u;
+  const float factor = __uint_as_float(0x85000000u - e);  // 2^(139 - exponent)
+  // The low bits of a float in [2^23, 2^24) are an integer: field 0 is biased by 8192, field 1 such that the sum has
+  // that bias after the exponent bits of the other, times 2^14, have dropped out.
+  const u32 low0 = __float_as_uint(x0 * factor + 8396800.0f);
+  const u32 low1 = __float_as_uint(x2 * factor + 8396800.0f);
+  const u32 high0 = __float_as_uint(x1 * factor + 8401920.0f);
+  const u32 high1 = __float_as_uint(x3 * factor + 8401920.0f);
+  return {((high0 * 16384u + low0) & 0x0fffffffu) | (e << 5),
+          ((high1 * 16384u + low1) & 0x0fffffffu) | ((e << 1) & 0xf0000000u)};
+}
+
+// Down's rows of one consumer warpgroup.
+template <typename Tile, int N>
+__device__ __forceinline__ void store_groups(const GemmArgs& args, int row_tile, const Block& block,
+                                             const float (&acc)[2][N / 2]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  const int tile = row_tile + (static_cast<int>(threadIdx.x) / 128 - 1) * 8 + warp * 2;
+  if (tile >= args.row_tiles) return;
+  const bool second = tile + 1 < args.row_tiles;
+  PackedGroup* out =
+      static_cast<PackedGroup*>(args.out) + (block.first + lane % 4 * 2) * args.out_stride + tile * 4 + lane / 4;
+#pragma unroll
+  for (int n = 0; n < N / 8; ++n) {
+    if (n * 8 >= block.count) break;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = n * 4 + e;
+      const Vec2 v = pack_group(acc[0][i], acc[0][i + 2], second ? acc[1][i] : 0.0f, second ? acc[1][i + 2] : 0.0f);
+      if (n * 8 + lane % 4 * 2 + e < block.count) {
+        *reinterpret_cast<uint2*>(out + (n * 8 + e) * args.out_stride) = make_uint2(v.x, v.y);
+      }
+    }
+  }
+}
+
 // One item of a consumer warpgroup: 128 rows x up to N tokens.
 template <typename Tile, int N>
 __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ring, int row_tile, const Block& block,
@@ -35,7 +162,6 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
   const int g = lane / 4;
-  const int l = lane % 4;
   const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
   const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
 
@@ -53,7 +179,7 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const u32 at = base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
-                     static_cast<u32>(consumer * 8 + m * 4 + warp) * kUnitBytes;
+                     static_cast<u32>(consumer * 8 + warp * 2 + m) * kUnitBytes;
       codes[m] = load_shared4(at + static_cast<u32>(lane) * 16u);
       scale[m] = load_shared2(at + kUnitCodeBytes + static_cast<u32>(g) * 8u);
     }
@@ -111,41 +237,10 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
   __syncwarp();
   if (lane == 0) mbarrier_arrive(empty(previous));
 
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    const int tile = row_tile + consumer * 8 + m * 4 + warp;
-    if (tile >= args.row_tiles) continue;
-    float first = kEpilogueScale;
-    float second = kEpilogueScale;
-    if constexpr (T.gate_up) {
-      first *= args.scales[block.expert * 2];
-      second *= args.scales[block.expert * 2 + 1];
-    } else {
-      first *= args.scales[block.expert];
-    }
-#pragma unroll
-    for (int n = 0; n < N / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int column = n * 8 + 2 * l + e;
-        if (column >= block.count) continue;
-        const float low = acc[m][n * 4 + e];
-        const float high = acc[m][n * 4 + 2 + e];
-        if constexpr (T.gate_up) {
-          float gate = low * first;
-          float up = high * second;
-          if (args.limit > 0.0f) {
-            gate = gate > args.limit ? args.limit : gate;
-            up = up > args.limit ? args.limit : up < -args.limit ? -args.limit : up;
-          }
-          const float h = gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.4426950408889634f)) * up;
-          static_cast<u16*>(args.out)[(block.first + column) * args.out_stride + tile * 8 + g] = to_bf16(h);
-        } else {
-          float* out =
-              static_cast<float*>(args.out) + (block.first + column) * args.out_stride + partial_place(tile, g);
-          *reinterpret_cast<float2*>(out) = make_float2(low * first, high * first);
-        }
-      }
+  if constexpr (T.gate_up) {
+    store_activation<Tile, N>(args, base, row_tile, block, acc);
+  } else {
+    store_groups<Tile, N>(args, row_tile, block, acc);
   }
 }
 
@@ -155,7 +250,9 @@ template <typename Tile>
 __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_constant__ GemmArgs args) {
   using namespace prefill_detail;
   static constexpr PrefillTile T = Tile::value;
-  static_assert(T.tokens % kPrefillTokenStep == 0 && T.tokens <= 160);
+  static_assert(T.tokens % kPrefillTokenStep == 0 && T.tokens <= 176);
+  constexpr int kProducerRegisters = T.tokens > 160 ? 24 : 40;
+  constexpr int kConsumerRegisters = T.tokens > 160 ? 240 : 232;
   constexpr PrefillMap kMap = prefill_map(T);
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
@@ -164,7 +261,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
   const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
   if (threadIdx.x == 0) {
     for (int s = 0; s < T.stages; ++s) {
-      mbarrier_init(full(s), 128 + 1);
+      mbarrier_init(full(s), 1);
       mbarrier_init(empty(s), 8);  // every consumer warp: each reads its own words of the stage
     }
     fence_barrier_init();
@@ -176,75 +273,57 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
   const int items = row_groups * args.route.counts[0];
 
   if (group == 0) {
-    registers_decrease<40>();
-    const int t = static_cast<int>(threadIdx.x);
+    registers_decrease<kProducerRegisters>();
+    // No more producers than stages: one that is two rounds ahead of a barrier could not tell its phases apart.
+    constexpr int kProducers = T.stages < 4 ? T.stages : 4;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     const u64 policy = policy_evict_first();
-    // Lanes 0..3 of each warp bring one row tile each: the lanes of a warp issue bulk copies one after the other.
-    const int tile = t % 32 < 4 ? t / 32 * 4 + t % 32 : kPrefillRowTiles;
-    const u32 chunk = static_cast<u32>(t % 8);
-    const u32 place = static_cast<u32>(t / 8) * 128u + ((chunk ^ (static_cast<u32>(t / 8) & 7u)) * 16u);
-    int stage = 0;
-    u32 phase = 0;
-    // Rows are announced kLag stages late, when they have landed and this thread has fenced them for the asynchronous
-    // proxy that wgmma reads through. (The same fence in the consumers costs a memory barrier per stage on their
-    // critical path.)
-    // At most stages - 2: a consumer gives a stage back when it has taken the next one.
-    constexpr int kLag = T.stages > 4 ? 3 : T.stages - 2;
-    int pending = 0;
-    int late = 0;
-    const auto announce = [&]() {
-      fence_async_shared();
-      mbarrier_arrive(full(late));
-      if (++late == T.stages) late = 0;
-    };
-    for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
-      const Block block = args.route.blocks[item / row_groups];
-      const int row_tile = item % row_groups * kPrefillRowTiles;
-      const int left = args.row_tiles - row_tile;
-      const int tiles = left < kPrefillRowTiles ? left : kPrefillRowTiles;
-      const u8* weights = args.weights + static_cast<u64>(block.expert) * args.expert_bytes +
-                          static_cast<u64>(row_tile + tile) * args.units * kUnitBytes;
-      u32 offset[T.tokens / 16];  // in 16-byte pieces
-#pragma unroll
-      for (int i = 0; i < T.tokens / 16; ++i) {
-        const int column = t / 8 + 16 * i;
-        long long row = 0;
-        if (column < block.count) row = T.gate_up ? args.route.slot_token[block.first + column] : block.first + column;
-        offset[i] = static_cast<u32>(row * (args.source_stride / 8)) + chunk;
-      }
-      for (int unit = 0; unit < args.units; ++unit) {
+    // Items count row groups first; the division is done once.
+    const int step_blocks = static_cast<int>(gridDim.x) / row_groups;
+    const int step_groups = static_cast<int>(gridDim.x) % row_groups;
+    int index = static_cast<int>(blockIdx.x) / row_groups;  // of the block
+    int row_group = static_cast<int>(blockIdx.x) % row_groups;
+    const int blocks = args.route.counts[0];
+    int unit = warp;  // the stages of all items, one after the other, are dealt out to the producers
+    int stage = warp % T.stages;
+    u32 phase = static_cast<u32>(warp / T.stages);
+    while (warp < kProducers && index < blocks) {
+      const Block block = args.route.blocks[index];
+      // Lane i brings the unit of row tile i, lane 16 the token rows.
+      const int tile = row_group * kPrefillRowTiles + lane;
+      const int left = args.row_tiles - row_group * kPrefillRowTiles;
+      const u32 tiles = static_cast<u32>(left < kPrefillRowTiles ? left : kPrefillRowTiles);
+      const u32 row_bytes = static_cast<u32>(block.count) * (kUnitK * 2);
+      const bool rows = lane == kPrefillRowTiles;
+      const bool mine = rows || lane < static_cast<int>(tiles);
+      const u32 bytes = rows ? row_bytes : kUnitBytes;
+      const u32 place = rows ? kMap.rows : kMap.weights + static_cast<u32>(lane) * kUnitBytes;
+      const u32 stride = rows ? kMap.row_stride : kMap.weight_stride;
+      const u8* source = rows ? reinterpret_cast<const u8*>(args.source + static_cast<long long>(block.first) * kUnitK)
+                              : args.weights + static_cast<u64>(block.expert) * args.expert_bytes +
+                                    static_cast<u64>(tile) * args.units * kUnitBytes;
+      const u64 step = rows ? static_cast<u64>(args.source_stride) * 2 : kUnitBytes;
+      for (; unit < args.units; unit += kProducers) {
         mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
-        if (t == 0) mbarrier_arrive_expect(full(stage), static_cast<u32>(tiles) * kUnitBytes);
-        if (tile < tiles) {
-          bulk_copy(
-              base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride + static_cast<u32>(tile) * kUnitBytes,
-              weights + static_cast<u64>(unit) * kUnitBytes, kUnitBytes, full(stage), policy);
+        if (lane == 0) mbarrier_arrive_expect(full(stage), tiles * kUnitBytes + row_bytes);
+        __syncwarp();
+        if (mine) {
+          bulk_copy(base + place + static_cast<u32>(stage) * stride, source + static_cast<u64>(unit) * step, bytes,
+                    full(stage), policy);
         }
-        const u32 destination = base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride + place;
-        const u8* source = reinterpret_cast<const u8*>(args.source) + static_cast<u64>(unit) * (kUnitK * 2);
-#pragma unroll
-        for (int i = 0; i < T.tokens / 16; ++i) {
-          if (t / 8 + 16 * i < block.count) {
-            async_copy16(destination + static_cast<u32>(i) * 2048u, source + static_cast<u64>(offset[i]) * 16u);
-          }
-        }
-        async_copy_commit();
-        if (pending == kLag) {
-          async_copy_wait<kLag>();
-          announce();
-        } else {
-          ++pending;
-        }
-        if (++stage == T.stages) {
-          stage = 0;
-          ++phase;
-        }
+        for (stage += kProducers; stage >= T.stages; stage -= T.stages) ++phase;
+      }
+      unit -= args.units;
+      index += step_blocks;
+      row_group += step_groups;
+      if (row_group >= row_groups) {
+        row_group -= row_groups;
+        ++index;
       }
     }
-    async_copy_wait<0>();
-    for (; pending > 0; --pending) announce();
   } else {
-    registers_increase<232>();
+    registers_increase<kConsumerRegisters>();
     const u32 scale_base = opaque_scale_base(args.zero);
     Ring ring{0, 0};
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
@@ -263,6 +342,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
         consume<Tile, T.tokens>(args, base, ring, row_tile, block, scale_base);
       }
     }
+    if (T.gate_up && threadIdx.x % 128 == 0) bulk_store_wait();
   }
 }
 

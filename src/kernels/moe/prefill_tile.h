@@ -23,13 +23,17 @@ FOURFOLD_PREFILL_HD constexpr int prefill_width(int tokens, int i) {
 
 struct PrefillTile {
   bool gate_up;
-  int tokens;  // most tokens of a block: a multiple of 16 up to 160
+  int tokens;  // most tokens of a block: a multiple of 16 up to 176
   int stages;  // of 64 K
+  bool relu2;  // gate-up without a gate: h = max(x, 0)^2
+
+  // h columns of a CTA: a row of the staging
+  FOURFOLD_PREFILL_HD constexpr int columns() const { return kPrefillRowTiles * (relu2 ? 16 : 8); }
 };
 
-template <bool GateUp, int Tokens, int Stages>
+template <bool GateUp, int Tokens, int Stages, bool Relu2 = false>
 struct PrefillTileOf {
-  static constexpr PrefillTile value{GateUp, Tokens, Stages};
+  static constexpr PrefillTile value{GateUp, Tokens, Stages, Relu2};
 };
 
 struct PrefillMap {
@@ -37,6 +41,7 @@ struct PrefillMap {
   unsigned row_stride;
   unsigned weights;  // [stages][16] units
   unsigned weight_stride;
+  unsigned output;    // gate-up: [columns / 64][tokens][64] bf16, 128-byte swizzle
   unsigned barriers;  // [2][stages] mbarriers
   unsigned total;
 };
@@ -50,6 +55,8 @@ FOURFOLD_PREFILL_HD constexpr PrefillMap prefill_map(const PrefillTile& t) {
   m.weights = at;
   m.weight_stride = kPrefillRowTiles * 576u;
   at += m.weight_stride * static_cast<unsigned>(t.stages);
+  m.output = at = (at + 127u) / 128u * 128u;
+  at += t.gate_up ? static_cast<unsigned>(t.tokens * t.columns()) * 2u : 0u;
   m.barriers = at;
   at += static_cast<unsigned>(t.stages) * 16u;
   m.total = at;

@@ -15,6 +15,9 @@ inline constexpr int kRouteOnePass = kRouteThreads * kRouteOwn;  // more picks t
 inline constexpr int kRouteManyThreads = 256;
 inline constexpr int kRouteManyPicks = kRouteManyThreads * kRouteOwn;  // of one CTA
 
+inline constexpr int kGatherThreads = 256;
+inline constexpr int kGatherUnits = 8;
+
 namespace route_detail {
 
 // One CTA of 1024 threads, thread t holding expert t's number of slots: writes the blocks and the counts, returns the
@@ -25,7 +28,8 @@ __device__ __forceinline__ int cut_blocks(int n, int tile, const RouteTable& tab
   const int lane = t % 32;
   const int warp = t / 32;
   const int b = (n + tile - 1) / tile;
-  int slots = n;
+  const int own = (n + 7) / 8 * 8;
+  int slots = own;
   int blocks = b;
   for (int d = 1; d < 32; d *= 2) {
     const int s = __shfl_up_sync(0xffffffffu, slots, d);
@@ -53,7 +57,7 @@ __device__ __forceinline__ int cut_blocks(int n, int tile, const RouteTable& tab
     slots += warp_sums[0][warp - 1];
     blocks += warp_sums[1][warp - 1];
   }
-  const int first_slot = slots - n;
+  const int first_slot = slots - own;
   // Blocks of one expert are as equal as multiples of 8 tokens allow.
   const int even = b == 0 ? 0 : ((n + b - 1) / b + 7) / 8 * 8;
   const int size = even < tile ? even : tile;
@@ -178,6 +182,91 @@ __global__ void __launch_bounds__(kRouteManyThreads) moe_route_scatter(Routing r
   __syncthreads();
   if (!last) return;
   for (int e = t; e <= kMaxExperts; e += kRouteManyThreads) table.totals[e] = 0;
+}
+
+// Token rows to their slots, in the form of the wgmma kernels (tables.h), for rows of `units` x 64 elements; `stride`
+// in elements from one 64 of `out` to the next. Grid: (max_blocks, ceil(units / kGatherUnits)), kGatherThreads threads.
+// All blocks pass over one slice of columns before the next: a slice of the rows stays in L2.
+__global__ void __launch_bounds__(kGatherThreads)
+    moe_gather(const ptx::u16* __restrict__ rows, long long row_stride, RouteTable table, int units,
+               ptx::u16* __restrict__ out, long long stride) {
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+  if (static_cast<int>(blockIdx.x) >= table.counts[0]) return;
+  const Block block = table.blocks[blockIdx.x];
+  const int first_unit = static_cast<int>(blockIdx.y) * kGatherUnits;
+  const int piece = static_cast<int>(threadIdx.x) % 8;
+  for (int i = static_cast<int>(threadIdx.x) / 8; i < block.count; i += kGatherThreads / 8) {
+    const long long slot = block.first + i;
+    const ptx::u16* source = rows + table.slot_token[slot] * row_stride + first_unit * kUnitK + piece * 8;
+    ptx::u16* destination = out + first_unit * stride + slot * kUnitK + (piece ^ static_cast<int>(slot % 8)) * 8;
+    uint4 v[kGatherUnits];
+#pragma unroll
+    for (int u = 0; u < kGatherUnits; ++u) {
+      if (first_unit + u < units) v[u] = *reinterpret_cast<const uint4*>(source + u * kUnitK);
+    }
+#pragma unroll
+    for (int u = 0; u < kGatherUnits; ++u) {
+      if (first_unit + u < units) *reinterpret_cast<uint4*>(destination + u * stride) = v[u];
+    }
+  }
+}
+
+namespace route_detail {
+
+// The four values of a group (tables.h) times `factor`, added to sum.
+__device__ __forceinline__ void add_group(unsigned w0, unsigned w1, float factor, float (&sum)[4]) {
+  const unsigned exponent = ((w0 >> 5) & 0x07800000u) | ((w1 >> 1) & 0x78000000u);
+  const float scale = exponent == 0x7f800000u ? __uint_as_float(0x7fc00000u) : __uint_as_float(exponent - 0x06000000u);
+  const float f = factor * scale;
+  const unsigned words[4] = {w0, w0 >> 14, w1, w1 >> 14};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum[i] += f * (__uint_as_float((words[i] & 0x3fffu) | 0x4b000000u) - 8396800.0f);
+}
+
+}  // namespace route_detail
+
+// out[token] = sum over its choices, in order, of router weight times tensor scale times down's row of groups
+// (PackedGroup); bf16. One thread owns two groups. Grid: (ceil(columns / 1024), tokens), 128 threads. `stride` in
+// groups.
+__global__ void __launch_bounds__(128)
+    moe_combine_packed(const PackedGroup* __restrict__ partial, long long stride, const int* __restrict__ pick_slot,
+                       Routing routing, const float* __restrict__ scales, int columns, ptx::u16* __restrict__ out,
+                       long long out_stride) {
+  const int piece = static_cast<int>(blockIdx.x) * 128 + static_cast<int>(threadIdx.x);  // of 16 bytes
+  const int column = piece / 4 * 32 + piece % 4 * 2;
+  const long long token = blockIdx.y;
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+  if (column >= columns) return;
+  float sum[2][4] = {};
+  for (int base = 0; base < routing.top_k; base += 8) {  // eight rows in flight
+    uint4 v[8];
+    float f[8];
+    int slot[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const long long p = token * routing.top_k + base + i;
+      slot[i] = base + i < routing.top_k ? pick_slot[p] : -1;
+      f[i] = slot[i] >= 0 ? routing.weights[p] * scales[routing.ids[p]] * kEpilogueScale : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      v[i] = make_uint4(0, 0, 0, 0);
+      if (slot[i] >= 0) v[i] = __ldcs(reinterpret_cast<const uint4*>(partial + slot[i] * stride) + piece);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (slot[i] < 0) continue;
+      route_detail::add_group(v[i].x, v[i].y, f[i], sum[0]);
+      route_detail::add_group(v[i].z, v[i].w, f[i], sum[1]);
+    }
+  }
+  ptx::u16* row = out + token * out_stride + column;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (column + 8 * i < columns) *reinterpret_cast<ptx::u32*>(row + 8 * i) = ptx::to_bf16x2(sum[0][i], sum[1][i]);
+  }
 }
 
 // out[token] = sum over its choices, in order, of router weight times down's fp32 row (places as in partial_place);

@@ -299,8 +299,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       Factors f = {};
       if (kAccumulate || b.expert < 0) return f;
       if (T.gate_up) {
-        f.first = args.scales[b.expert * 2];
-        f.second = args.scales[b.expert * 2 + 1];
+        f.first = args.scales[T.relu2 ? b.expert : b.expert * 2];
+        if (!T.relu2) f.second = args.scales[b.expert * 2 + 1];
         if (T.few) f.fold = args.down_scales[b.expert];
       } else {
         f.first = args.scales[b.expert];
@@ -394,19 +394,26 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           if constexpr (T.gate_up) {
             const bool valid = T.few ? (static_cast<u32>(block.unused) >> column & 1u) != 0 : column < block.count;
             if (!valid) continue;
-            float gate = low * (factors.first * kEpilogueScale);
-            float up = high * (factors.second * kEpilogueScale);
-            if (args.limit > 0.0f) {
-              gate = gate > args.limit ? args.limit : gate;
-              up = up > args.limit ? args.limit : up < -args.limit ? -args.limit : up;
+            const long long out_row = T.few ? block.first * kFewTokens + column : block.first + column;
+            const float fold = T.few ? few.weight[block.first * kFewTokens + column] * factors.fold : 1.0f;
+            u16* out = static_cast<u16*>(args.out) + out_row * args.out_stride;
+            if constexpr (T.relu2) {
+              float x = low * (factors.first * kEpilogueScale);
+              float y = high * (factors.first * kEpilogueScale);
+              x = x < 0.0f ? 0.0f : x * x;  // keeps NaN
+              y = y < 0.0f ? 0.0f : y * y;
+              out[tile * 16 + g] = to_bf16(x * fold);
+              out[tile * 16 + 8 + g] = to_bf16(y * fold);
+            } else {
+              float gate = low * (factors.first * kEpilogueScale);
+              float up = high * (factors.second * kEpilogueScale);
+              if (args.limit > 0.0f) {
+                gate = gate > args.limit ? args.limit : gate;
+                up = up > args.limit ? args.limit : up < -args.limit ? -args.limit : up;
+              }
+              const float h = gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.4426950408889634f)) * up;
+              out[tile * 8 + g] = to_bf16(h * fold);
             }
-            float h = gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.4426950408889634f)) * up;
-            long long out_row = block.first + column;
-            if (T.few) {
-              h *= few.weight[block.first * kFewTokens + column] * factors.fold;
-              out_row = block.first * kFewTokens + column;
-            }
-            static_cast<u16*>(args.out)[out_row * args.out_stride + tile * 8 + g] = to_bf16(h);
           } else if constexpr (kAccumulate) {
             if (column >= args.routing.tokens) continue;
             u16* out = static_cast<u16*>(args.out) + column * args.out_stride + tile * 16 + g;

@@ -25,7 +25,8 @@ struct StreamTile {
   int rows;  // token rows a stage has room for: 8 nt, or fewer where the token count is known to be smaller
   int ku;    // units (64 K) per stage
   int stages;
-  int ctas;  // per SM
+  int ctas;    // per SM
+  bool relu2;  // gate-up without a gate: h = max(x, 0)^2
 
   FOURFOLD_STREAM_HD constexpr int wk() const { return ws * wu; }
   FOURFOLD_STREAM_HD constexpr int producers() const { return nt > 1 ? 4 : 2; }
@@ -34,9 +35,10 @@ struct StreamTile {
   FOURFOLD_STREAM_HD constexpr int resident() const { return few ? ctas + 1 : ctas; }
 };
 
-template <bool GateUp, bool Few, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas>
+template <bool GateUp, bool Few, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas,
+          bool Relu2 = false>
 struct StreamTileOf {
-  static constexpr StreamTile value{GateUp, Few, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas};
+  static constexpr StreamTile value{GateUp, Few, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas, Relu2};
 };
 
 struct StreamMap {

@@ -13,11 +13,12 @@ struct Block {
   int unused;
 };
 
-// Written by the routing kernel. A slot is one accepted (token, choice) pair; slots of one expert are contiguous.
+// Written by the routing kernel. A slot is one accepted (token, choice) pair; slots of one expert are contiguous and
+// begin at a multiple of 8 (the rows in between belong to nobody and are never written).
 struct RouteTable {
   int* counts;      // [2]: blocks, slots
   Block* blocks;    // [max_blocks(picks, experts, tile)]
-  int* slot_token;  // [picks]
+  int* slot_token;  // [max_slots(picks, experts)]
   int* pick_slot;   // [picks] slot of (token, choice), -1 if its expert id is out of range
   int* totals;      // [1024 + 1] zeros: scratch of the two-kernel routing, which leaves it zero
 };
@@ -28,9 +29,28 @@ FOURFOLD_MOE_HD constexpr int max_blocks(long long picks, int experts, int tile)
   return static_cast<int>(full + (picks < experts ? picks : experts));
 }
 
-// Down's fp32 rows keep rows g and g + 8 of a row tile side by side, so that a lane stores both at once: the place of
-// row 16 tile + g; row 16 tile + 8 + g follows it.
+// Rows of everything that is indexed by slot.
+FOURFOLD_MOE_HD constexpr long long max_slots(long long picks, int experts) {
+  return (picks + 7 * (picks < experts ? picks : experts) + 7) / 8 * 8;
+}
+
+// The streaming kernels' fp32 rows of down keep rows g and g + 8 of a row tile side by side, so that a lane stores both
+// at once: the place of row 16 tile + g; row 16 tile + 8 + g follows it.
 FOURFOLD_MOE_HD constexpr int partial_place(int tile, int g) { return tile * 16 + 2 * g; }
+
+// The wgmma kernels take token rows in slot order and in the form that their shared memory has: [K / 64][slots][64]
+// bf16, where 16-byte piece c of slot s lies at place c ^ (s % 8). A block's rows of 64 K are then one flat copy.
+// moe_gather writes gate-up's, gate-up writes down's; source_stride and out_stride are from one 64 K to the next.
+//
+// Their down writes groups of four values with a common exponent: rows 32 w + g + {0, 8, 16, 24} of its weight matrix
+// are group 8 w + g of a slot's row, 8 bytes, rows padded to a multiple of 128 values. Value i is
+// (field - 8192) x 2^(e - 139), its field bits 14 (i % 2) .. of word i / 2; e is the exponent of the group's largest
+// magnitude as float32 has it, its low half in bits 28..31 of word 0 and its high half in word 1's; 255: not finite.
+// The error is at most 2^-14 of the group's largest magnitude.
+struct PackedGroup {
+  unsigned words[2];
+};
+FOURFOLD_MOE_HD constexpr int packed_row_values(int rows) { return (rows + 127) / 128 * 128; }
 
 // The router's answer. An id outside [0, experts) contributes nothing (padding rows, expert parallelism).
 struct Routing {
@@ -41,7 +61,7 @@ struct Routing {
   int experts;
 };
 
-enum class Activation : int { kSwiGlu = 0 };
+enum class Activation : int { kSwiGlu = 0, kRelu2 = 1 };
 
 struct GemmArgs {
   const unsigned char* weights;  // experts x packed_bytes(rows, k)
@@ -50,7 +70,7 @@ struct GemmArgs {
   int units;                     // k / 64
   const unsigned short* source;  // bf16 rows: hidden states, or the activation's output
   long long source_stride;       // elements
-  const float* scales;           // gate-up: [experts][2] gate, up; down: [experts]
+  const float* scales;           // gate-up: [experts][2] gate, up, or [experts] without a gate; down: [experts]
   const float* down_scales;      // few-token gate-up only: [experts], folded into its output
   void* out;
   long long out_stride;  // elements

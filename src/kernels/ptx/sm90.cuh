@@ -69,6 +69,20 @@ __device__ __forceinline__ void bulk_copy(u32 destination, const void* source, u
       : "memory");
 }
 
+// Shared to global memory; `bytes`, both addresses: multiples of 16. What the CTA's threads wrote must have been fenced
+// (fence_async_shared) by each of them before.
+__device__ __forceinline__ void bulk_store(void* destination, u32 source, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until this thread's bulk stores have read their sources.
+__device__ __forceinline__ void bulk_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// Until this thread's bulk stores have been written.
+__device__ __forceinline__ void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // ---- asynchronous copies of one thread, in groups -------------------------------------------------------------------
 
 // 16 bytes, both addresses multiples of 16; past L1.
@@ -130,6 +144,13 @@ __device__ __forceinline__ void load_matrix4(u32 (&r)[4], u32 address) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
+// Four 8 x 8 matrices, transposed: lane 8 q + r addresses row r (16 bytes) of matrix q, and a lane's word q holds rows
+// 2 (lane % 4) and 2 (lane % 4) + 1 of column lane / 4 of that matrix.
+__device__ __forceinline__ void store_matrix4_transposed(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -175,6 +196,12 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+// The larger magnitude; NaN if either is one.
+__device__ __forceinline__ float max_magnitude(float x, float y) {
+  float r;
+  asm("{.reg .f32 a, b; abs.f32 a, %1; abs.f32 b, %2; max.NaN.f32 %0, a, b;}" : "=f"(r) : "f"(x), "f"(y));
+  return r;
 }
 // bf16 bits of x, round to nearest even.
 __device__ __forceinline__ u16 to_bf16(float x) {

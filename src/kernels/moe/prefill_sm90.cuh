@@ -157,7 +157,7 @@ template <typename Tile, int N>
 __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ring, int row_tile, const Block& block,
                                         u32 scale_base) {
   static constexpr PrefillTile T = Tile::value;
-  constexpr PrefillMap kMap = prefill_map(T);
+  static constexpr PrefillMap kMap = prefill_map(T);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
   static_assert(T.tokens % kPrefillTokenStep == 0 && T.tokens <= 176);
   constexpr int kProducerRegisters = T.tokens > 160 ? 24 : 40;
   constexpr int kConsumerRegisters = T.tokens > 160 ? 240 : 232;
-  constexpr PrefillMap kMap = prefill_map(T);
+  static constexpr PrefillMap kMap = prefill_map(T);
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
   const int group = static_cast<int>(threadIdx.x) / 128;
@@ -306,8 +306,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
       const u64 step = rows ? static_cast<u64>(args.source_stride) * 2 : kUnitBytes;
       for (; unit < args.units; unit += kProducers) {
         mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
+        __syncwarp();  // every lane has seen the stage free before it can be filled and given back again
         if (lane == 0) mbarrier_arrive_expect(full(stage), tiles * kUnitBytes + row_bytes);
-        __syncwarp();
         if (mine) {
           bulk_copy(base + place + static_cast<u32>(stage) * stride, source + static_cast<u64>(unit) * step, bytes,
                     full(stage), policy);

@@ -177,7 +177,6 @@ __global__ void __launch_bounds__(kRouteManyThreads) moe_route_scatter(Routing r
     }
     table.pick_slot[p] = slot;
   }
-  __syncthreads();
   if (t == 0) last = atomicAdd(&table.totals[kMaxExperts], 1) == static_cast<int>(gridDim.x) - 1;
   __syncthreads();
   if (!last) return;

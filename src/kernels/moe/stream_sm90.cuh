@@ -36,7 +36,7 @@ struct FewTables {
 };
 static_assert(sizeof(FewTables) <= kFewTableBytes);
 
-// One warp. Experts are numbered by their first occurrence.
+// One warp. Experts are numbered by their first occurrence. The tables are complete after the CTA's next barrier.
 __device__ __forceinline__ void route_few(const Routing& r, FewTables& f, int lane) {
   const int picks = r.tokens * r.top_k;
   for (int i = lane; i < picks; i += 32) {
@@ -45,7 +45,6 @@ __device__ __forceinline__ void route_few(const Routing& r, FewTables& f, int la
     f.router[i] = r.weights[i];
   }
   for (int i = lane; i < kFewPicks; i += 32) f.mask[i] = 0;
-  __syncwarp();
   int count = 0;
   for (int base = 0; base < picks; base += 32) {
     const int i = base + lane;
@@ -82,7 +81,6 @@ __device__ __forceinline__ void route_few(const Routing& r, FewTables& f, int la
     }
     f.weight[f.rank[id] * kFewTokens + token] = sum;  // duplicates write the same sum
   }
-  __syncwarp();
 }
 
 // Position of a stage in a CTA's list of work: item, block inside the item, chunk of K.
@@ -103,7 +101,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   constexpr int kRowTiles = T.mt * T.wm;
   constexpr int kWarpsK = T.wk();
   constexpr int kConsumers = T.wm * kWarpsK;
-  constexpr StreamMap kMap = stream_map(T);
+  static constexpr StreamMap kMap = stream_map(T);
   constexpr u32 kRowStride = stream_row_stride(T);
   constexpr bool kAccumulate = T.few && !T.gate_up;
   // A ring slot always belongs to the same warp group: a group that skipped one of a slot's turns could not tell the
@@ -215,6 +213,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       return c.inner == inner ? Block{-1, 0, 0, 0} : block;
     };
     const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
+      __syncwarp();  // every lane has seen the stage free before this warp's arrival lets the ring turn
       if (b.expert < 0) {
         if (lane == 0) mbarrier_arrive(full(stage));
         return;
@@ -232,7 +231,6 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           mbarrier_arrive(full(stage));
         }
       }
-      __syncwarp();
       if (mine && lane < tiles) {
         const u8* source = args.weights + static_cast<u64>(b.expert) * args.expert_bytes +
                            (static_cast<u64>(group * kRowTiles + lane) * args.units + c.chunk * T.ku) * kUnitBytes;
@@ -328,6 +326,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         const u32 stage = q % static_cast<u32>(T.stages);
         mbarrier_wait(full(stage), (q / static_cast<u32>(T.stages)) & 1u);
         if (j >= length) {
+          __syncwarp();
           if (lane == 0) mbarrier_arrive(empty(stage));
           break;
         }

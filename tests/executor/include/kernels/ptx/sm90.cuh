@@ -1,0 +1,90 @@
+// The wrappers of src/kernels/ptx/sm90.cuh for the executor: the same signatures, plus the place they are called from.
+#pragma once
+
+#include "executor/cuda.h"
+#include "nvfp4/number.h"
+
+#define FOURFOLD_DYNAMIC_SHARED(name) unsigned char* const name = ::fourfold::executor::dynamic_shared()
+
+namespace fourfold::executor {
+unsigned char* dynamic_shared();
+}
+
+namespace fourfold::ptx {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+u32 shared_address(const void* p);
+
+void mbarrier_init(u32 bar, u32 arrivals, Site site = Site::here());
+void fence_barrier_init(Site site = Site::here());
+void fence_async_shared(Site site = Site::here());
+void mbarrier_arrive(u32 bar, Site site = Site::here());
+void mbarrier_arrive_expect(u32 bar, u32 bytes, Site site = Site::here());
+bool mbarrier_try_wait(u32 bar, u32 parity, Site site = Site::here());
+void mbarrier_wait(u32 bar, u32 parity, Site site = Site::here());
+
+inline u64 policy_evict_first() { return 1; }
+inline u64 policy_evict_last() { return 2; }
+void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64 policy, Site site = Site::here());
+
+void async_copy16(u32 destination, const void* source, Site site = Site::here());
+void async_copy_commit(Site site = Site::here());
+void async_copy_wait_groups(int pending, Site site);
+template <int Pending>
+void async_copy_wait(Site site = Site::here()) {
+  async_copy_wait_groups(Pending, site);
+}
+
+template <int Count>
+void registers_decrease() {
+  static_assert(Count >= 24 && Count <= 256 && Count % 8 == 0);
+}
+template <int Count>
+void registers_increase() {
+  static_assert(Count >= 24 && Count <= 256 && Count % 8 == 0);
+}
+template <int Count>
+void keep_registers(float (&)[Count]) {}
+
+void grid_dependency_wait(Site site = Site::here());
+void grid_launch_dependents(Site site = Site::here());
+
+struct Vec4 {
+  u32 x, y, z, w;
+};
+struct Vec2 {
+  u32 x, y;
+};
+Vec4 load_shared4(u32 address, Site site = Site::here());
+Vec2 load_shared2(u32 address, Site site = Site::here());
+void load_matrix4(u32 (&r)[4], u32 address, Site site = Site::here());
+void barrier_sync(int id, int threads, Site site = Site::here());
+
+template <u32 Mask>
+u32 and_or(u32 x, u32 base) {
+  return (x & Mask) | base;
+}
+inline u32 mul_bf16x2(u32 a, u32 b) {
+  const auto product = [](u32 x, u32 y) {
+    return static_cast<u32>(
+        nvfp4::float_to_bf16(nvfp4::bf16_to_float(static_cast<u16>(x)) * nvfp4::bf16_to_float(static_cast<u16>(y))));
+  };
+  return product(a & 0xffffu, b & 0xffffu) | product(a >> 16, b >> 16) << 16;
+}
+inline u32 mul_bf16x2_pinned(u32 a, u32 b) { return mul_bf16x2(a, b); }
+inline u32 both_low(u32 a) { return (a & 0xffffu) | a << 16; }
+inline u32 both_high(u32 a) { return (a >> 16) | (a & 0xffff0000u); }
+float exp2_approx(float x);        // ftz, like the instruction
+float reciprocal_approx(float x);  //
+inline u16 to_bf16(float x) { return nvfp4::float_to_bf16(x); }
+inline u32 to_bf16x2(float low, float high) {
+  return nvfp4::float_to_bf16(low) | static_cast<u32>(nvfp4::float_to_bf16(high)) << 16;
+}
+
+void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site = Site::here());
+
+}  // namespace fourfold::ptx

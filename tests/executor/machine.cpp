@@ -1,0 +1,604 @@
+// Scheduling, launching, reports.
+#include "executor/machine.h"
+
+#include <elf.h>
+#include <fmt/format.h>
+#include <link.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "executor/cuda.h"
+
+uint3 threadIdx;
+uint3 blockIdx;
+dim3 blockDim;
+dim3 gridDim;
+
+namespace fourfold::executor {
+namespace {
+
+Machine* g_machine = nullptr;
+
+constexpr std::size_t kStackBytes = 64 * 1024;
+constexpr std::size_t kGranule = 64 * 1024;
+constexpr std::size_t kGlobalBytes = std::size_t{1} << 36;  // of addresses, not of memory
+
+u8* map_bytes(std::size_t bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) throw std::runtime_error("executor: cannot map memory");
+  return static_cast<u8*>(p);
+}
+
+// The program's own thread-local block.
+void find_tls(u8** begin, u8** end) {
+  struct Found {
+    u8* begin = nullptr;
+    std::size_t bytes = 0;
+  } found;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* data) {
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          if (info->dlpi_phdr[i].p_type != PT_TLS) continue;
+          auto* f = static_cast<Found*>(data);
+          f->begin = static_cast<u8*>(info->dlpi_tls_data);
+          f->bytes = info->dlpi_phdr[i].p_memsz;
+        }
+        return 1;  // the program comes first
+      },
+      &found);
+  *begin = found.begin;
+  *end = found.begin == nullptr ? nullptr : found.begin + found.bytes;
+}
+
+std::string base_name(const char* file) {
+  const char* slash = std::strrchr(file, '/');
+  return slash == nullptr ? file : slash + 1;
+}
+
+}  // namespace
+
+// Stacks are kept; a fiber that did not end is forgotten, not unwound (nothing on its stack owns anything that matters,
+// and the compiler assumes that plain accesses, where violations are found, do not throw).
+class FiberSlot {
+ public:
+  FiberSlot() {
+    static_assert(std::is_trivially_destructible_v<decltype(storage_)>);
+    if (pool().empty()) {
+      stack_ = map_bytes(kStackBytes);
+    } else {
+      stack_ = pool().back();
+      pool().pop_back();
+    }
+  }
+  ~FiberSlot() {
+    if (stack_ != nullptr) pool().push_back(stack_);
+  }
+  FiberSlot(FiberSlot&& other) noexcept : stack_(other.stack_) { other.stack_ = nullptr; }
+  FiberSlot(const FiberSlot&) = delete;
+
+  void start(Machine* m) {
+    namespace ctx = boost::context;
+    ctx::stack_context sctx;
+    sctx.size = kStackBytes;
+    sctx.sp = stack_ + kStackBytes;
+    new (&storage_)
+        ctx::fiber(std::allocator_arg, ctx::preallocated(sctx.sp, sctx.size, sctx), Keep{}, [m](ctx::fiber&& main) {
+          m->main_ = std::move(main);
+          (*m->body_)();
+          m->end_thread();
+          return std::move(m->main_);
+        });
+  }
+  void resume() {
+    auto& f = *reinterpret_cast<boost::context::fiber*>(&storage_);
+    f = std::move(f).resume();
+  }
+
+ private:
+  struct Keep {
+    boost::context::stack_context allocate() { return {}; }
+    void deallocate(boost::context::stack_context&) {}
+  };
+  static std::vector<u8*>& pool() {
+    static std::vector<u8*> stacks;
+    return stacks;
+  }
+  u8* stack_ = nullptr;
+  alignas(boost::context::fiber) unsigned char storage_[sizeof(boost::context::fiber)] = {};
+};
+
+Machine& machine() { return *g_machine; }
+bool machine_runs() { return g_machine != nullptr && g_machine->running(); }
+
+bool Device::checks_plain_accesses() {
+#ifdef FOURFOLD_EXECUTOR_HOOKS
+  return true;
+#else
+  return false;
+#endif
+}
+
+std::string Site::text() const { return fmt::format("{}:{}", base_name(file), line); }
+
+std::string_view to_string(Op op) {
+  switch (op) {
+    case Op::kSyncThreads:
+      return "__syncthreads";
+    case Op::kSyncWarp:
+      return "__syncwarp";
+    case Op::kNamedBarrier:
+      return "barrier_sync";
+    case Op::kBarrierWait:
+      return "mbarrier_wait";
+    case Op::kBarrierArrive:
+      return "mbarrier_arrive";
+    case Op::kBarrierFence:
+      return "fence_barrier_init";
+    case Op::kBulkCopy:
+      return "bulk_copy";
+    case Op::kAsyncCopyCommit:
+      return "async_copy_commit";
+    case Op::kAsyncCopyWait:
+      return "async_copy_wait";
+    case Op::kAsyncFence:
+      return "fence_async_shared";
+    case Op::kWgmmaFence:
+      return "wgmma_fence";
+    case Op::kWgmmaCommit:
+      return "wgmma_commit";
+    case Op::kWgmmaWait:
+      return "wgmma_wait";
+    case Op::kGridWait:
+      return "grid_dependency_wait";
+    case Op::kShuffle:
+      return "a shuffle or vote";
+    case Op::kMatrixLoad:
+      return "load_matrix";
+    case Op::kMma:
+      return "mma";
+    case Op::kWgmma:
+      return "wgmma";
+  }
+  return "?";
+}
+
+std::string Mutation::text() const {
+  if (kind == Kind::kNone) return "none";
+  const char* name = kind == Kind::kDrop     ? "drop"
+                     : kind == Kind::kWeaken ? "weaken"
+                     : kind == Kind::kEarly  ? "too early"
+                                             : "stale";
+  return fmt::format("{} {} at {}:{}", name, to_string(op), file, line == 0 ? early_line : line);
+}
+
+std::vector<Options> schedules(int n, std::uint64_t seed) {
+  std::vector<Options> all;
+  for (int i = 0; i < n; ++i) {
+    Options o;
+    o.seed = seed + static_cast<std::uint64_t>(i);
+    constexpr Delivery kDeliveries[] = {Delivery::kLate, Delivery::kAtOnce, Delivery::kRandom};
+    constexpr Order kOrders[] = {Order::kUniform, Order::kPriority, Order::kSticky};
+    o.delivery = kDeliveries[i % 3];
+    o.order = kOrders[(i + i / 3) % 3];
+    all.push_back(o);
+  }
+  return all;
+}
+
+// ---- threads --------------------------------------------------------------------------------------------------------
+
+Machine::Machine(const Options& options) : options_(options), random_(static_cast<u32>(options.seed * 2654435761u)) {
+  arena_ = map_bytes(kMaxShared + kGranule);
+  arena_ = reinterpret_cast<u8*>((reinterpret_cast<std::uintptr_t>(arena_) + 1023) / 1024 * 1024);
+  find_tls(&tls_begin_, &tls_end_);
+  if (tls_end_ - tls_begin_ > static_cast<std::ptrdiff_t>(kMaxStaticShared)) {
+    throw std::runtime_error("executor: too much static shared memory");
+  }
+  cells_.resize((kMaxShared + kMaxStaticShared) / 2);
+  global_begin_ = map_bytes(kGlobalBytes);
+  global_end_ = global_begin_ + kGlobalBytes;
+  granules_.assign(kGlobalBytes / kGranule, 0);
+}
+
+Machine::~Machine() {
+  munmap(global_begin_, kGlobalBytes);
+  munmap(reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(arena_) / 4096 * 4096), kMaxShared + kGranule);
+}
+
+void Machine::switch_to(Thread& t) {
+  current_ = &t;
+  threadIdx = {t.tid, 0, 0};
+  ++stats_.switches;
+  slots_[static_cast<size_t>(t.index)].resume();
+  current_ = nullptr;
+}
+
+void Machine::to_main() { main_ = std::move(main_).resume(); }
+
+void Machine::yield() { to_main(); }
+
+void Machine::maybe_yield() {
+  if ((random_() & 31u) == 0) yield();
+}
+
+void Machine::block(const char* what, u32 on, u32 parity) {
+  Thread& t = current();
+  t.waiting = what;
+  t.waiting_on = on;
+  t.waiting_parity = parity;
+  t.ready = false;
+  warp_of(t).ready &= ~(1u << t.lane);
+  to_main();
+}
+
+void Machine::wake(Thread& t) {
+  t.waiting = nullptr;
+  t.ready = true;
+  warp_of(t).ready |= 1u << t.lane;
+}
+
+void Machine::wait_for_idle() {
+  if (options_.delivery == Delivery::kLate) block("an asynchronous operation", 0xffffffffu);
+}
+
+void Machine::violate(const std::string& what) {
+  failed_ = true;
+  error_ = fmt::format("{}{}: {}", config_.name, where(), what);
+  if (current_ == nullptr) throw Violation(error_);
+  to_main();
+  std::abort();  // nobody resumes a thread after a violation
+}
+
+std::string Machine::where() const {
+  std::string text = fmt::format(", CTA {}", cta_.x);
+  if (cta_.y != 0) text += fmt::format(",{}", cta_.y);
+  if (current_ != nullptr) {
+    text += fmt::format(", thread {} (warp {} lane {}), at or after {}", current_->index, current_->warp,
+                        current_->lane, current_->site.text());
+  }
+  return text;
+}
+
+bool Machine::mutated(Mutation::Kind kind, Op op, Site site) const {
+  const Mutation& m = options_.mutation;
+  // without a line: everywhere in the file
+  return m.kind == kind && m.op == op && (m.line == site.line || m.line == 0) && m.file == base_name(site.file);
+}
+
+bool Machine::in_mutated_file(Site site) const { return options_.mutation.file == base_name(site.file); }
+
+Thread& Machine::enter(Site site) {
+  Thread& t = current();
+  if (!t.tentative.empty()) settle_tentative(t);
+  t.site = site;
+  return t;
+}
+
+Thread& Machine::enter(Op op, Site site) {
+  Thread& t = enter(site);
+  if (t.lane == 0) seen_.emplace(op, base_name(site.file), site.line);
+  return t;
+}
+
+Thread* Machine::pick() {
+  const int warps = static_cast<int>(warps_.size());
+  int chosen = -1;
+  switch (options_.order) {
+    case Order::kSticky:
+      if (warps_[static_cast<size_t>(sticky_warp_)].ready != 0) {
+        chosen = sticky_warp_;
+        break;
+      }
+      [[fallthrough]];
+    case Order::kUniform: {
+      const int start = static_cast<int>(random_() % static_cast<u32>(warps));
+      for (int i = 0; i < warps && chosen < 0; ++i) {
+        const int w = (start + i) % warps;
+        if (warps_[static_cast<size_t>(w)].ready != 0) chosen = w;
+      }
+      break;
+    }
+    case Order::kPriority:
+      if (random_() % 256 == 0) warps_[random_() % static_cast<u32>(warps)].priority = random_();
+      for (int w = 0; w < warps; ++w) {
+        const Warp& warp = warps_[static_cast<size_t>(w)];
+        if (warp.ready != 0 && (chosen < 0 || warp.priority > warps_[static_cast<size_t>(chosen)].priority)) chosen = w;
+      }
+      break;
+  }
+  if (chosen < 0) return nullptr;
+  sticky_warp_ = chosen;
+  const u32 ready = warps_[static_cast<size_t>(chosen)].ready;
+  const u32 turn = options_.order == Order::kSticky ? 0 : random_() & 31u;
+  const u32 turned = turn == 0 ? ready : (ready >> turn) | (ready << (32 - turn));
+  const u32 lane = (static_cast<u32>(__builtin_ctz(turned)) + turn) & 31u;
+  return &threads_[static_cast<size_t>(chosen) * 32 + lane];
+}
+
+void Machine::end_thread() {
+  Thread& t = current();
+  if (!t.tentative.empty()) settle_tentative(t);
+  for (const CopyGroup& g : t.groups) {
+    if (!g.pieces.empty() && !g.done) violate("the thread ends with asynchronous copies under way");
+  }
+  if (!t.open_group.pieces.empty()) violate("the thread ends with asynchronous copies it has not committed");
+  Warp& w = warp_of(t);
+  if (!w.groups.empty() || !w.open_ops.empty()) violate("the thread ends with wgmma under way");
+  t.done = true;
+  t.ready = false;
+  w.ready &= ~(1u << t.lane);
+  w.alive &= ~(1u << t.lane);
+  --live_;
+  release_cta_barrier();
+}
+
+void Machine::start_cta(Index3 cta) {
+  cta_ = cta;
+  const int n = config_.threads;
+  std::memset(arena_, 0xff, kMaxShared);
+  if (tls_begin_ != nullptr) std::memset(tls_begin_, 0xff, static_cast<size_t>(tls_end_ - tls_begin_));
+  cells_.assign((kMaxShared + kMaxStaticShared) / 2, Cell{});
+  readers_.clear();
+  barriers_.clear();
+  named_.clear();
+  cta_barrier_ = {};
+  copies_.clear();
+  threads_.assign(static_cast<size_t>(n), {});
+  warps_.clear();
+  warps_.resize(static_cast<size_t>(n + 31) / 32);
+  const Clock zero = std::make_shared<const std::vector<u32>>(place(kGridComponent) + 1, 0u);
+  while (static_cast<int>(slots_.size()) < n) slots_.emplace_back();
+  for (int i = 0; i < n; ++i) {
+    Thread& t = threads_[static_cast<size_t>(i)];
+    t.index = i;
+    t.tid = static_cast<u32>(i);
+    t.warp = i / 32;
+    t.lane = i % 32;
+    t.clock = zero;
+    slots_[static_cast<size_t>(i)].start(this);
+    warps_[static_cast<size_t>(t.warp)].alive |= 1u << t.lane;
+    wake(t);
+  }
+  for (Warp& w : warps_) w.priority = random_();
+  live_ = n;
+  sticky_warp_ = 0;
+}
+
+// One thread of the present CTA goes on, or a copy lands.
+Machine::Step Machine::step() {
+  if (live_ == 0) return Step::kDone;
+  if (options_.delivery == Delivery::kRandom && !copies_.empty() && random_() % 16 == 0) {
+    deliver(random_() % copies_.size());
+  }
+  Thread* t = pick();
+  if (t == nullptr) return deliver_for_idle() ? Step::kRan : Step::kIdle;
+  blockIdx = {cta_.x, cta_.y, cta_.z};
+  switch_to(*t);
+  if (failed_) throw Violation(error_);
+  return Step::kRan;
+}
+
+// Swaps the present CTA with a parked one.
+void Machine::exchange(ParkedCta& parked) {
+  std::swap(barriers_, parked.barriers);
+  std::swap(threads_, parked.threads);
+  std::swap(warps_, parked.warps);
+  std::swap(named_, parked.named);
+  std::swap(cta_barrier_, parked.cta_barrier);
+  std::swap(copies_, parked.copies);
+  std::swap(cells_, parked.cells);
+  std::swap(readers_, parked.readers);
+  std::swap(slots_, parked.slots);
+  std::swap(live_, parked.live);
+  std::swap(sticky_warp_, parked.sticky_warp);
+  std::swap(cta_, parked.cta);
+  parked.dynamic_bytes.resize(shared_bytes_, 0xff);
+  std::swap_ranges(arena_, arena_ + shared_bytes_, parked.dynamic_bytes.data());
+  if (tls_begin_ != nullptr) {
+    parked.static_bytes.resize(static_cast<size_t>(tls_end_ - tls_begin_), 0xff);
+    std::swap_ranges(tls_begin_, tls_end_, parked.static_bytes.data());
+  }
+}
+
+void Machine::run_together(const Index3* ctas, size_t count) {
+  if (count == 1) {
+    start_cta(ctas[0]);
+    Step s;
+    while ((s = step()) == Step::kRan) {
+    }
+    if (s == Step::kIdle) violate(deadlock_report());
+    return end_of_cta();
+  }
+  std::vector<ParkedCta> parked(count);
+  for (size_t i = 0; i < count; ++i) {
+    start_cta(ctas[i]);
+    exchange(parked[i]);
+  }
+  const bool in_order = random_() % 4 != 0;
+  if (in_order) {
+    // One after the other, each interrupted by the next after some of its atomic operations on global memory; the last
+    // one ends first. In this order a CTA may announce something, stand still, and find that all others have ended.
+    for (size_t i = 0; i < count; ++i) {
+      exchange(parked[i]);
+      Step s = Step::kRan;
+      const u64 stop = i + 1 == count ? ~u64{0} : atomics_ + random_() % (1u << random_() % 11);
+      while (s == Step::kRan && atomics_ < stop) s = step();
+      exchange(parked[i]);
+    }
+  }
+  std::vector<size_t> left;
+  for (size_t i = count; i-- > 0;) left.push_back(i);
+  size_t idle = 0;  // CTAs in a row that could not go on
+  while (!left.empty()) {
+    const size_t at = in_order && idle == 0 ? 0 : random_() % left.size();
+    exchange(parked[left[at]]);
+    Step s = step();
+    idle = s == Step::kIdle ? idle + 1 : 0;
+    if (s == Step::kIdle && idle > 64 * left.size()) violate(deadlock_report());
+    for (u32 turn = 1u << random_() % 18; s == Step::kRan && turn > 0; --turn) s = step();
+    if (s == Step::kDone) end_of_cta();
+    exchange(parked[left[at]]);
+    if (s == Step::kDone) left.erase(left.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+}
+
+void Machine::end_of_cta() {
+  if (!copies_.empty()) violate("the CTA ends with bulk copies under way");
+  for (const auto& [address, b] : barriers_) {
+    if (b.bytes != 0) violate(fmt::format("the CTA ends while mbarrier {} still expects {} bytes", address, b.bytes));
+  }
+  for (u32 i = shared_bytes_; i < kMaxShared; ++i) {
+    if (arena_[i] != 0xff)
+      violate(fmt::format("shared memory was written at byte {}, beyond the planned {}", i, shared_bytes_));
+  }
+  for (size_t w = 0; w + 3 < warps_.size(); w += 4) {
+    for (size_t i = 1; i < 4; ++i) {
+      if (warps_[w + i].wgmma_issued != warps_[w].wgmma_issued) {
+        violate("the warps of a warpgroup issued different numbers of wgmma");
+      }
+    }
+  }
+}
+
+std::string Machine::deadlock_report() {
+  std::string text = "deadlock:";
+  std::map<std::string, std::vector<int>> reasons;
+  for (const Thread& t : threads_) {
+    if (t.done) continue;
+    std::string reason = t.waiting == nullptr ? "nothing" : t.waiting;
+    if (reason == "mbarrier_wait") {
+      const auto it = barriers_.find(t.waiting_on);
+      const Barrier* b = it == barriers_.end() ? nullptr : &it->second;
+      reason += fmt::format(" {} parity {} (phase {}, {} arrivals and {} bytes missing)", t.waiting_on,
+                            t.waiting_parity, b ? b->phase : 0, b ? b->pending : 0, b ? b->bytes : 0);
+    }
+    reasons[fmt::format("{} at {}", reason, t.site.text())].push_back(t.index);
+  }
+  for (const auto& [reason, who] : reasons) {
+    text += fmt::format("\n  {} thread{} wait{} for {}: ", who.size(), who.size() == 1 ? "" : "s",
+                        who.size() == 1 ? "s" : "", reason);
+    for (size_t i = 0; i < std::min<size_t>(who.size(), 8); ++i) text += fmt::format("{}{}", i ? ", " : "", who[i]);
+    if (who.size() > 8) text += ", ...";
+  }
+  return text;
+}
+
+// ---- launches -------------------------------------------------------------------------------------------------------
+
+LaunchStats Machine::launch(const LaunchConfig& config, const std::function<void()>& body) {
+  if (g_machine != nullptr) throw std::logic_error("executor: one launch at a time");
+  if (config.threads < 1 || config.threads > static_cast<int>(kMaxThreads) || config.threads % 32 != 0) {
+    throw Violation(
+        fmt::format("{}: {} threads, wanted whole warps up to {}", config.name, config.threads, kMaxThreads));
+  }
+  if (config.shared_bytes > kMaxShared) {
+    throw Violation(
+        fmt::format("{}: {} bytes of shared memory, more than {}", config.name, config.shared_bytes, kMaxShared));
+  }
+  g_machine = this;
+  ++launch_index_;
+  config_ = config;
+  stats_ = {};
+  failed_ = false;
+  shared_bytes_ = config.shared_bytes;
+  programmatic_ = config.programmatic;
+  threads_n_ = static_cast<u32>(config.threads);
+  // What this kernel may touch before it waits: results of launches that had ended when it could start.
+  settled_launch_ = !programmatic_ ? launch_index_ - 1 : released_early_ ? settled_launch_ : launch_index_ - 2;
+  released_early_ = false;
+  blockDim = {static_cast<unsigned>(config.threads), 1, 1};
+  gridDim = {config.grid.x, config.grid.y, config.grid.z};
+  std::vector<Index3> order;
+  for (unsigned z = 0; z < config.grid.z; ++z)
+    for (unsigned y = 0; y < config.grid.y; ++y)
+      for (unsigned x = 0; x < config.grid.x; ++x) order.push_back({x, y, z});
+  std::shuffle(order.begin(), order.end(), random_);
+  if (tls_begin_ != nullptr) tls_saved_.assign(tls_begin_, tls_end_);
+  const auto restore = [&] {
+    if (tls_begin_ != nullptr) std::memcpy(tls_begin_, tls_saved_.data(), tls_saved_.size());
+    g_machine = nullptr;
+    current_ = nullptr;
+  };
+  try {
+    body_ = &body;
+    atomics_ = 0;
+    const size_t together = static_cast<size_t>(std::max(1, config.resident));
+    for (size_t i = 0; i < order.size(); i += together) {
+      run_together(order.data() + i, std::min(together, order.size() - i));
+    }
+    check_canaries();
+  } catch (...) {
+    restore();
+    throw;
+  }
+  restore();
+  return stats_;
+}
+
+Device::Device(const Options& options) : machine_(std::make_unique<Machine>(options)) {}
+Device::~Device() = default;
+void* Device::alloc_bytes(std::size_t bytes, const std::string& name) { return machine_->allocate(bytes, name, true); }
+void* Device::reserve(std::size_t bytes, const std::string& name) { return machine_->allocate(bytes, name, false); }
+void Device::make_constant(const void* buffer) { machine_->buffer_at(buffer)->constant = true; }
+LaunchStats Device::launch(const LaunchConfig& config, const std::function<void()>& body) {
+  return machine_->launch(config, body);
+}
+const std::set<SeenSite>& Device::seen() const { return machine_->seen_; }
+
+// ---- global memory --------------------------------------------------------------------------------------------------
+
+u8* Machine::allocate(std::size_t bytes, const std::string& name, bool fill) {
+  bytes = std::max<std::size_t>(bytes, 1);
+  global_used_ += kGranule;  // a red zone between any two
+  const std::size_t whole = (bytes + kGranule - 1) / kGranule * kGranule;
+  if (global_used_ + whole + kGranule > kGlobalBytes) throw std::runtime_error("executor: out of global addresses");
+  u8* p = global_begin_ + global_used_;
+  if (fill) std::memset(p, 0xff, whole);
+  buffers_.push_back(std::make_unique<Buffer>(Buffer{name, p, bytes, false, fill, {}, {}}));
+  for (std::size_t g = global_used_ / kGranule; g < (global_used_ + whole) / kGranule; ++g) {
+    granules_[g] = static_cast<u16>(buffers_.size());
+  }
+  global_used_ += whole;
+  return p;
+}
+
+Buffer* Machine::buffer_at(const void* p) {
+  if (!in_global(p)) return nullptr;
+  const u16 b = granules_[static_cast<std::size_t>(static_cast<const u8*>(p) - global_begin_) / kGranule];
+  return b == 0 ? nullptr : buffers_[b - 1u].get();
+}
+
+void Machine::global_access(const void* p, std::size_t bytes, Access access) {
+  Thread& t = current();
+  Buffer* b = buffer_at(p);
+  if (b == nullptr) violate("an access to global memory outside every buffer");
+  const i64 at = static_cast<const u8*>(p) - b->begin;
+  const bool write = access != Access::kRead;
+  if (at < 0 || static_cast<std::size_t>(at) + bytes > b->bytes) {
+    violate(fmt::format("a {} of {} bytes at byte {} of `{}`, which has {}", write ? "write" : "read", bytes, at,
+                        b->name, b->bytes));
+  }
+  if (write && b->constant) violate(fmt::format("a write to `{}`, which is constant", b->name));
+  const int writer = b->written.other_than(launch_index_);
+  const int newest = write ? std::max(writer, b->read.other_than(launch_index_)) : writer;
+  if (newest > settled_launch_ && !ordered(kGridComponent, 1, t)) {
+    violate(fmt::format(
+        "a {} of `{}`, which the kernel before {} and may still be running: grid_dependency_wait is missing",
+        write ? "write" : "read", b->name, newest == writer ? "writes" : "reads"));
+  }
+  (write ? b->written : b->read).set(launch_index_);
+}
+
+void Machine::check_canaries() {
+  for (const auto& b : buffers_) {
+    if (!b->filled) continue;
+    const std::size_t whole = (b->bytes + kGranule - 1) / kGranule * kGranule;
+    for (std::size_t i = b->bytes; i < whole; ++i) {
+      if (b->begin[i] != 0xff) violate(fmt::format("`{}` was written at byte {}, beyond its {}", b->name, i, b->bytes));
+    }
+  }
+}
+
+}  // namespace fourfold::executor

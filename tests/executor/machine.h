@@ -1,0 +1,354 @@
+// The executor's inside: threads, warps, barriers, clocks and the record of accesses.
+#pragma once
+
+#include <boost/context/fiber.hpp>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "executor/executor.h"
+
+namespace fourfold::executor {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+inline constexpr u32 kSharedBias = 1024;  // address of the first byte of dynamic shared memory: 0 stays invalid
+inline constexpr u32 kMaxShared = 232448;
+inline constexpr u32 kMaxStaticShared = 64 * 1024;
+inline constexpr u32 kMaxThreads = 1024;
+inline constexpr u32 kMaxBarriers = 128;
+// Components of a clock: threads, mbarriers (their completed phases), and "the kernel before this one has ended".
+inline constexpr u32 kBarrierComponent = kMaxThreads;
+inline constexpr u32 kGridComponent = kBarrierComponent + kMaxBarriers;
+
+// A vector clock. Warps mostly share one object, so that joining is comparing pointers. Components are numbered as
+// above, but threads that do not exist take no room (see Machine::place).
+using Clock = std::shared_ptr<const std::vector<u32>>;
+Clock join(const Clock& a, const Clock& b);
+
+// What happened last to two bytes of shared memory.
+struct Cell {
+  u32 write_epoch = 0;
+  u32 read_epoch = 0;  // or the index of the list of readers
+  u16 writer = 0;      // component + 1, 0: nobody
+  u16 reader = 0;      // component + 1, 0: nobody, kMany: a list
+  u8 flags = 0;
+  static constexpr u16 kMany = 0xffff;
+  static constexpr u8 kAtomic = 1;    // the last write was an atomic operation
+  static constexpr u8 kInFlight = 2;  // an asynchronous copy of thread `writer` that it has not waited for
+  static constexpr u8 kUnfenced = 4;  // written by an ordinary store or cp.async, no proxy fence by its thread since
+};
+struct Reader {
+  u16 component;
+  u32 epoch;
+};
+
+enum class Access { kRead, kWrite, kAtomic, kEngine };
+
+struct Thread;
+
+struct Barrier {
+  u32 address = 0;
+  u32 component = 0;
+  u32 expected = 0;
+  int pending = 0;
+  i64 bytes = 0;  // announced minus arrived
+  u32 phase = 0;  // completed ones
+  bool fenced = false;
+  u32 owner = 0;        // who initialised it, and when
+  u32 owner_epoch = 0;  //
+  Clock arriving;       // joined from the arrivals of the present phase
+  Clock completed;      // what a waiter learns
+};
+
+// A bulk copy under way.
+struct BulkCopy {
+  u32 destination;
+  const u8* source;
+  u32 bytes;
+  u32 barrier;
+  u32 phase;
+};
+
+struct Piece {
+  u32 offset;
+  const u8* source;
+  u32 bytes;
+};
+struct CopyGroup {
+  std::vector<Piece> pieces;
+  bool done = false;
+};
+
+struct Thread {
+  int index = 0;
+  int lane = 0;
+  int warp = 0;
+  uint32_t tid = 0;
+  bool ready = false;
+  bool done = false;
+  const char* waiting = nullptr;  // what for
+  u32 waiting_on = 0;             // address or id
+  u32 waiting_parity = 0;
+  Site site;  // last wrapper called
+  Clock clock;
+  u32 own = 1;
+  CopyGroup open_group;
+  std::vector<CopyGroup> groups;  // committed, oldest first
+  std::vector<Piece> unfenced;    // written since the last proxy fence, and landed
+  // Writes without order beside another lane's, allowed if they do not change the value.
+  struct Tentative {
+    u32 offset;
+    u16 value;
+  };
+  std::vector<Tentative> tentative;
+  // Mutations.
+  u32 last_wait_line = 0;
+  std::vector<u32> early_arrivals;
+  u32 wait_skipped_bar = 0, wait_skipped_parity = 0;
+  bool wait_skipped = false;
+};
+
+struct Rendezvous {
+  Op op{};
+  Site site;
+  u32 mask = 0;
+  u32 arrived = 0;
+  void* payload[32] = {};
+};
+
+// A warp's part of a wgmma: 16 rows.
+struct Accumulator {
+  float* registers[32];
+  int count = 0;              // per lane
+  std::vector<float> values;  // [32][count]
+  int users = 0;              // operations under way
+};
+struct WgmmaOp {
+  Accumulator* accumulator;
+  const u32* a[32];
+  u32 a_issued[32][4];
+  u64 descriptor;
+  int n;
+  bool accumulate;
+  Site site;
+};
+
+struct Warp {
+  u32 ready = 0;  // lanes
+  u32 alive = 0;
+  unsigned priority = 0;
+  std::vector<Rendezvous> open;
+  bool wgmma_fenced = false;
+  std::vector<WgmmaOp> open_ops;
+  std::vector<std::vector<WgmmaOp>> groups;  // committed, oldest first
+  std::map<float*, std::unique_ptr<Accumulator>> accumulators;
+  u64 wgmma_issued = 0;
+  u64 mma_seen = 0;  // of a mutated site
+  // The last join, which the other lanes will ask for again.
+  Clock memo_a, memo_b, memo_result;
+};
+
+struct NamedBarrier {
+  int arrived = 0;
+  Clock clock;
+  std::vector<Thread*> waiters;
+};
+
+struct Buffer {
+  std::string name;
+  u8* begin;
+  std::size_t bytes;
+  bool constant = false;
+  bool filled = true;
+  // The launches that touched it last.
+  struct Touch {
+    int last = -1;
+    int before = -1;
+    int other_than(int launch) const { return last == launch ? before : last; }
+    void set(int launch) {
+      if (last != launch) before = last;
+      last = launch;
+    }
+  };
+  Touch written;
+  Touch read;
+};
+
+class FiberSlot;
+
+// A resident CTA while another one runs.
+struct ParkedCta {
+  std::map<u32, Barrier> barriers;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::map<int, NamedBarrier> named;
+  NamedBarrier cta_barrier;
+  std::vector<BulkCopy> copies;
+  std::vector<Cell> cells;
+  std::vector<std::vector<Reader>> readers;
+  std::vector<FiberSlot> slots;
+  std::vector<u8> dynamic_bytes, static_bytes;
+  int live = 0;
+  int sticky_warp = 0;
+  Index3 cta;
+};
+
+class Machine {
+ public:
+  explicit Machine(const Options& options);
+  ~Machine();
+
+  // ---- global memory
+  u8* allocate(std::size_t bytes, const std::string& name, bool fill);
+  Buffer* buffer_at(const void* p);
+  bool in_global(const void* p) const {
+    return static_cast<const u8*>(p) >= global_begin_ && static_cast<const u8*>(p) < global_end_;
+  }
+  void global_access(const void* p, std::size_t bytes, Access access);
+
+  // ---- running
+  LaunchStats launch(const LaunchConfig& config, const std::function<void()>& body);
+  Thread& current() { return *current_; }
+  Warp& warp_of(const Thread& t) { return warps_[static_cast<size_t>(t.warp)]; }
+  // Every wrapper calls this first.
+  Thread& enter(Op op, Site site);
+  Thread& enter(Site site);
+  void block(const char* what, u32 on, u32 parity = 0);  // until wake()
+  void wake(Thread& t);
+  void yield();        // lets others run
+  void maybe_yield();  // now and then
+  void end_thread();
+  void release_cta_barrier();
+  void wait_for_idle();  // until nobody else can run (Delivery::kLate)
+  [[noreturn]] void violate(const std::string& what);
+  bool mutated(Mutation::Kind kind, Op op, Site site) const;
+  bool in_mutated_file(Site site) const;
+  bool coin() { return (random_() & 1u) != 0; }
+  const Options& options() const { return options_; }
+  bool running() const { return current_ != nullptr; }
+  u32 component_of(const Thread& t) const { return static_cast<u32>(t.index); }
+  size_t place(u32 component) const {
+    return component < kMaxThreads ? component : component - kMaxThreads + threads_n_;
+  }
+
+  // ---- order between threads
+  bool ordered(u32 component, u32 epoch, const Thread& t) const;
+  Clock publish(Thread& t);  // what t has done so far; later accesses belong to a new epoch
+  void acquire(Thread& t, const Clock& clock);
+  void synchronise(const std::vector<Thread*>& threads);  // all learn what all have done
+
+  // ---- shared memory
+  u8* arena() { return arena_; }
+  u8* shared(u32 address) { return arena_ + (address - kSharedBias); }
+  // Offset into the record of accesses, or -1: dynamic shared memory first, then static.
+  i64 shared_offset(const void* p) const;
+  void check_bounds(u32 address, u32 bytes, u32 align, const char* what);
+  void shared_access(Thread& t, u32 offset, u32 bytes, Access access, const char* what);
+  void plain_access(const void* p, std::size_t bytes, Access access);
+  void settle_tentative(Thread& t);
+  u8* byte_at(u32 offset) { return offset < kMaxShared ? arena_ + offset : tls_begin_ + (offset - kMaxShared); }
+  void engine_write(Thread& issuer, u32 offset, u32 bytes, u32 component, u32 epoch, u8 flags, const char* what);
+  void wgmma_read(Thread& t, u32 offset, u32 bytes);
+  Cell& cell(u32 offset) { return cells_[offset / 2]; }
+
+  // ---- barriers
+  Barrier& barrier_at(u32 address, const char* what);
+  void complete_if_done(Barrier& b);
+  void deliver(size_t index);
+  bool deliver_for_idle();
+
+  // ---- warp
+  // Meets the lanes of `mask`; the last one to come runs `compute` on all payloads.
+  template <typename F>
+  void meet(Thread& t, Op op, u32 mask, Site site, void* payload, bool aligned, F compute) {
+    Rendezvous* r = join_rendezvous(t, op, mask, site, payload, aligned);
+    if (r->arrived == r->mask) {
+      const Rendezvous whole = *r;
+      close_rendezvous(t, mask);
+      compute(whole);
+      release_lanes(t, whole);
+    } else {
+      block(to_string(op).data(), mask);
+    }
+  }
+  void run_wgmma(Thread& t, size_t groups_left);
+  void execute(Thread& t, WgmmaOp& op);
+
+  LaunchStats stats_;
+  std::map<u32, Barrier> barriers_;
+  std::vector<Thread> threads_;
+  std::map<int, NamedBarrier> named_;
+  NamedBarrier cta_barrier_;
+  std::vector<BulkCopy> copies_;
+  u32 shared_bytes_ = 0;
+  int launch_index_ = -1;
+  bool programmatic_ = true;
+  bool released_early_ = false;  // this launch let its successor start before its own wait
+  int settled_launch_ = -1;      // launches up to here have certainly ended
+  LaunchConfig config_;
+  std::set<SeenSite> seen_;
+  int live_ = 0;
+
+ private:
+  Rendezvous* join_rendezvous(Thread& t, Op op, u32 mask, Site site, void* payload, bool aligned);
+  void close_rendezvous(Thread& t, u32 mask);
+  void release_lanes(Thread& t, const Rendezvous& r);
+  void start_cta(Index3 cta);
+  enum class Step { kRan, kIdle, kDone };
+  Step step();
+  void run_together(const Index3* ctas, size_t count);
+  void exchange(ParkedCta& parked);
+  Thread* pick();
+  void switch_to(Thread& t);
+  void to_main();
+  void end_of_cta();
+  void check_canaries();
+  std::string deadlock_report();
+  std::string where() const;
+  void note_reader(Cell& c, u32 component, u32 epoch, const Thread& t);
+  void check_write(Thread& t, Cell& c, u32 offset, Access access, const char* what);
+  std::string name_of(u32 component) const;
+  std::string region_of(u32 offset) const;
+
+  Options options_;
+  std::mt19937 random_;
+  // fibers
+  std::vector<FiberSlot> slots_;
+  boost::context::fiber main_;
+  const std::function<void()>* body_ = nullptr;
+  Thread* current_ = nullptr;
+  std::vector<Warp> warps_;
+  int sticky_warp_ = 0;
+  Index3 cta_;
+  u64 atomics_ = 0;  // on global memory, in this launch
+  bool failed_ = false;
+  std::string error_;
+  u32 threads_n_ = 0;
+  // shared memory
+  u8* arena_ = nullptr;
+  u8* tls_begin_ = nullptr;
+  u8* tls_end_ = nullptr;
+  std::vector<u8> tls_saved_;
+  std::vector<Cell> cells_;
+  std::vector<std::vector<Reader>> readers_;
+  // global memory
+  u8* global_begin_ = nullptr;
+  u8* global_end_ = nullptr;
+  std::size_t global_used_ = 0;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<u16> granules_;
+  friend class FiberSlot;
+};
+
+Machine& machine();  // the one that runs
+bool machine_runs();
+
+}  // namespace fourfold::executor

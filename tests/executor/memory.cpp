@@ -1,0 +1,384 @@
+// Shared memory: bounds, the record of accesses, asynchronous copies. Plain loads and stores of kernels arrive here
+// through hooks.cpp.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "executor/cuda.h"
+#include "executor/machine.h"
+#include "kernels/ptx/sm90.cuh"
+
+namespace fourfold::executor {
+
+unsigned char* dynamic_shared() { return machine().arena(); }
+
+i64 Machine::shared_offset(const void* p) const {
+  const u8* b = static_cast<const u8*>(p);
+  if (b >= arena_ && b < arena_ + kMaxShared) return b - arena_;
+  if (b >= tls_begin_ && b < tls_end_) return kMaxShared + (b - tls_begin_);
+  return -1;
+}
+
+std::string Machine::region_of(u32 offset) const {
+  return offset < kMaxShared ? fmt::format("byte {} of dynamic shared memory", offset)
+                             : fmt::format("byte {} of static shared memory", offset - kMaxShared);
+}
+
+std::string Machine::name_of(u32 component) const {
+  if (component < kMaxThreads) return fmt::format("thread {}", component);
+  for (const auto& [address, b] : barriers_) {
+    if (b.component == component) return fmt::format("a bulk copy that completes on mbarrier {}", address);
+  }
+  return "?";
+}
+
+void Machine::check_bounds(u32 address, u32 bytes, u32 align, const char* what) {
+  if (address % align != 0) violate(fmt::format("{}: shared address {} is no multiple of {}", what, address, align));
+  if (address < kSharedBias || address - kSharedBias + bytes > shared_bytes_) {
+    violate(fmt::format("{}: {} bytes at offset {} of shared memory, of which {} were planned", what, bytes,
+                        static_cast<i64>(address) - kSharedBias, shared_bytes_));
+  }
+  stats_.shared_high_water = std::max(stats_.shared_high_water, address - kSharedBias + bytes);
+}
+
+// ---- the record of accesses -----------------------------------------------------------------------------------------
+
+void Machine::note_reader(Cell& c, u32 component, u32 epoch, const Thread& t) {
+  const u16 me = static_cast<u16>(component + 1);
+  if (c.reader == 0 || c.reader == me) {
+    c.reader = me;
+    c.read_epoch = epoch;
+    return;
+  }
+  if (c.reader != Cell::kMany) {
+    if (ordered(c.reader - 1u, c.read_epoch, t)) {
+      c.reader = me;
+      c.read_epoch = epoch;
+      return;
+    }
+    readers_.push_back({{static_cast<u16>(c.reader - 1u), c.read_epoch}});
+    c.reader = Cell::kMany;
+    c.read_epoch = static_cast<u32>(readers_.size() - 1);
+  }
+  std::vector<Reader>& list = readers_[c.read_epoch];
+  for (Reader& r : list) {
+    if (r.component == component) {
+      r.epoch = epoch;
+      return;
+    }
+  }
+  list.push_back({static_cast<u16>(component), epoch});
+}
+
+void Machine::check_write(Thread& t, Cell& c, u32 offset, Access access, const char* what) {
+  const auto unordered_read = [&](u32 component, u32 epoch) {
+    if (ordered(component, epoch, t)) return;
+    violate(fmt::format("{} writes {} while nothing orders the last {} of {} before it", what, region_of(offset),
+                        (c.flags & Cell::kAtomic) ? "atomic operation" : "read", name_of(component)));
+  };
+  if (c.flags & Cell::kInFlight) {
+    violate(fmt::format("{} writes {}, which an asynchronous copy of thread {} is still writing", what,
+                        region_of(offset), c.writer - 1));
+  }
+  const bool both_atomic = access == Access::kAtomic && (c.flags & Cell::kAtomic) != 0;
+  if (both_atomic) return;
+  if (c.writer != 0 && !ordered(c.writer - 1u, c.write_epoch, t)) {
+    // Lanes of one warp may store the same value side by side.
+    if (access == Access::kWrite && c.writer <= kMaxThreads && (c.writer - 1) / 32 == t.warp && !t.done) {
+      u16 value;
+      std::memcpy(&value, byte_at(offset / 2 * 2), 2);
+      t.tentative.push_back({offset / 2 * 2, value});
+    } else {
+      violate(fmt::format("{} writes {} while nothing orders the last write of {} before it", what, region_of(offset),
+                          name_of(c.writer - 1u)));
+    }
+  }
+  if (c.reader == Cell::kMany) {
+    for (const Reader& r : readers_[c.read_epoch]) unordered_read(r.component, r.epoch);
+  } else if (c.reader != 0) {
+    unordered_read(c.reader - 1u, c.read_epoch);
+  }
+}
+
+void Machine::settle_tentative(Thread& t) {
+  for (const Thread::Tentative& w : t.tentative) {
+    u16 value;
+    std::memcpy(&value, byte_at(w.offset), 2);
+    if (value != w.value) {
+      violate(fmt::format("two lanes of the warp write different values to {}", region_of(w.offset)));
+    }
+  }
+  t.tentative.clear();
+}
+
+void Machine::shared_access(Thread& t, u32 offset, u32 bytes, Access access, const char* what) {
+  for (u32 at = offset / 2 * 2; at < offset + bytes; at += 2) {
+    Cell& c = cell(at);
+    if (access == Access::kRead) {
+      if (c.flags & Cell::kInFlight) {
+        violate(fmt::format("{} reads {}, which an asynchronous copy of thread {} has not been waited for", what,
+                            region_of(at), c.writer - 1));
+      }
+      if (c.writer != 0 && !ordered(c.writer - 1u, c.write_epoch, t)) {
+        violate(fmt::format("{} reads {} while nothing orders the last write of {} before it", what, region_of(at),
+                            name_of(c.writer - 1u)));
+      }
+      note_reader(c, component_of(t), t.own, t);
+      continue;
+    }
+    check_write(t, c, at, access, what);
+    c.writer = static_cast<u16>(t.index + 1);
+    c.write_epoch = t.own;
+    c.flags = static_cast<u8>(Cell::kUnfenced | (access == Access::kAtomic ? Cell::kAtomic : 0));
+    if (access == Access::kAtomic) {
+      note_reader(c, component_of(t), t.own, t);
+    } else {
+      c.reader = 0;
+    }
+  }
+  if (access != Access::kRead && offset < kMaxShared) t.unfenced.push_back({offset, nullptr, bytes});
+}
+
+void Machine::engine_write(Thread& issuer, u32 offset, u32 bytes, u32 component, u32 epoch, u8 flags,
+                           const char* what) {
+  for (u32 at = offset; at < offset + bytes; at += 2) {
+    Cell& c = cell(at);
+    check_write(issuer, c, at, Access::kEngine, what);
+    c.writer = static_cast<u16>(component + 1);
+    c.write_epoch = epoch;
+    c.reader = 0;
+    c.flags = flags;
+  }
+  std::memset(arena_ + offset, 0xff, bytes);  // what may be seen until the copy has landed
+}
+
+void Machine::plain_access(const void* p, std::size_t bytes, Access access) {
+  if (!running()) return;
+  if (in_global(p)) {
+    if (access == Access::kAtomic) ++atomics_;
+    return global_access(p, bytes, access);
+  }
+  const i64 offset = shared_offset(p);
+  if (offset < 0) return;
+  Thread& t = current();
+  if (!t.tentative.empty()) settle_tentative(t);
+  if (offset < kMaxShared) {
+    const u32 end = static_cast<u32>(offset) + static_cast<u32>(bytes);
+    if (end > shared_bytes_) {
+      violate(
+          fmt::format("a plain access to byte {} of shared memory, of which {} were planned", end - 1, shared_bytes_));
+    }
+    stats_.shared_high_water = std::max(stats_.shared_high_water, end);
+  }
+  shared_access(t, static_cast<u32>(offset), static_cast<u32>(bytes), access,
+                access == Access::kAtomic ? "an atomic operation" : "a plain access");
+}
+
+void check_read(const void* address, std::size_t bytes) { machine().plain_access(address, bytes, Access::kRead); }
+
+// ---- bulk copies ----------------------------------------------------------------------------------------------------
+
+void Machine::deliver(size_t index) {
+  const BulkCopy copy = copies_[index];
+  copies_[index] = copies_.back();
+  copies_.pop_back();
+  std::memcpy(shared(copy.destination), copy.source, copy.bytes);
+  Barrier& b = barriers_.at(copy.barrier);
+  b.bytes -= copy.bytes;
+  if (b.pending == 0) complete_if_done(b);
+}
+
+bool Machine::deliver_for_idle() {
+  // A thread that waits for an asynchronous operation of its own runs before copies land.
+  bool any = false;
+  for (Thread& t : threads_) {
+    if (!t.done && t.waiting != nullptr && t.waiting_on == 0xffffffffu) {
+      wake(t);
+      any = true;
+    }
+  }
+  if (any) return true;
+  if (copies_.empty()) return false;
+  // The last allowed moment: prefer what somebody waits for.
+  std::vector<size_t> wanted;
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    for (const Thread& t : threads_) {
+      if (!t.done && t.waiting != nullptr && t.waiting_on == copies_[i].barrier) {
+        wanted.push_back(i);
+        break;
+      }
+    }
+  }
+  deliver(wanted.empty() ? random_() % copies_.size() : wanted[random_() % wanted.size()]);
+  return true;
+}
+
+}  // namespace fourfold::executor
+
+using namespace fourfold::executor;
+
+namespace fourfold::ptx {
+
+u32 shared_address(const void* p) {
+  Machine& m = machine();
+  const i64 offset = m.shared_offset(p);
+  if (offset < 0 || offset >= kMaxShared) m.violate("shared_address of something outside dynamic shared memory");
+  return kSharedBias + static_cast<u32>(offset);
+}
+
+void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBulkCopy, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kBulkCopy, site)) return;
+  if (bytes == 0 || bytes % 16 != 0) m.violate(fmt::format("bulk_copy of {} bytes, no multiple of 16", bytes));
+  if (reinterpret_cast<std::uintptr_t>(source) % 16 != 0) m.violate("bulk_copy: the source is not aligned to 16");
+  m.check_bounds(destination, bytes, 16, "bulk_copy");
+  m.global_access(source, bytes, Access::kRead);
+  Barrier& b = m.barrier_at(bar, "bulk_copy");
+  if (!b.fenced) m.violate("bulk_copy: fence_barrier_init is missing after the mbarrier's initialisation");
+  m.engine_write(t, destination - kSharedBias, bytes, b.component, b.phase + 1, 0, "bulk_copy");
+  m.copies_.push_back({destination, static_cast<const u8*>(source), bytes, bar, b.phase});
+  ++m.stats_.bulk_copies;
+  if (m.options().delivery == Delivery::kAtOnce) m.deliver(m.copies_.size() - 1);
+  m.maybe_yield();
+}
+
+// ---- cp.async -------------------------------------------------------------------------------------------------------
+
+namespace {
+void land(Machine& m, CopyGroup& g) {
+  if (g.done) return;
+  g.done = true;
+  for (const Piece& p : g.pieces) {
+    std::memcpy(m.arena() + p.offset, p.source, p.bytes);
+  }
+}
+// From here on the thread itself sees the bytes, and whoever it lets know.
+void settle(Machine& m, Thread& t, CopyGroup& g) {
+  land(m, g);
+  for (const Piece& p : g.pieces) {
+    for (u32 at = p.offset; at < p.offset + p.bytes; at += 2) {
+      Cell& c = m.cell(at);
+      if (c.writer != t.index + 1 || (c.flags & Cell::kInFlight) == 0) continue;
+      c.write_epoch = t.own;
+      c.flags = Cell::kUnfenced;
+    }
+    t.unfenced.push_back({p.offset, nullptr, p.bytes});
+  }
+}
+}  // namespace
+
+void async_copy16(u32 destination, const void* source, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(site);
+  if (reinterpret_cast<std::uintptr_t>(source) % 16 != 0) m.violate("async_copy16: the source is not aligned to 16");
+  m.check_bounds(destination, 16, 16, "async_copy16");
+  m.global_access(source, 16, Access::kRead);
+  m.engine_write(t, destination - kSharedBias, 16, m.component_of(t), t.own, Cell::kInFlight, "async_copy16");
+  t.open_group.pieces.push_back({destination - kSharedBias, static_cast<const u8*>(source), 16});
+}
+
+void async_copy_commit(Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kAsyncCopyCommit, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kAsyncCopyCommit, site)) return;
+  t.groups.push_back(std::move(t.open_group));
+  t.open_group = {};
+  if (m.options().delivery == Delivery::kAtOnce) land(m, t.groups.back());
+  if (m.options().delivery == Delivery::kRandom && m.coin()) {
+    for (CopyGroup& g : t.groups) land(m, g);
+  }
+  m.maybe_yield();
+}
+
+void async_copy_wait_groups(int pending, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kAsyncCopyWait, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kAsyncCopyWait, site)) return;
+  if (m.mutated(Mutation::Kind::kWeaken, Op::kAsyncCopyWait, site)) ++pending;
+  const size_t keep = static_cast<size_t>(pending);
+  if (t.groups.size() > keep) {
+    m.wait_for_idle();
+    const size_t n = t.groups.size() - keep;
+    for (size_t i = 0; i < n; ++i) settle(m, t, t.groups[i]);
+    t.groups.erase(t.groups.begin(), t.groups.begin() + static_cast<std::ptrdiff_t>(n));
+  }
+}
+
+void fence_async_shared(Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kAsyncFence, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kAsyncFence, site)) return;
+  for (const Piece& p : t.unfenced) {
+    for (u32 at = p.offset / 2 * 2; at < p.offset + p.bytes; at += 2) {
+      Cell& c = m.cell(at);
+      if (c.writer == t.index + 1) c.flags = static_cast<u8>(c.flags & ~Cell::kUnfenced);
+    }
+  }
+  t.unfenced.clear();
+}
+
+// ---- shared loads ---------------------------------------------------------------------------------------------------
+
+Vec4 load_shared4(u32 address, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(site);
+  m.check_bounds(address, 16, 16, "load_shared4");
+  m.shared_access(t, address - kSharedBias, 16, Access::kRead, "load_shared4");
+  Vec4 v;
+  std::memcpy(&v, m.shared(address), 16);
+  return v;
+}
+
+Vec2 load_shared2(u32 address, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(site);
+  m.check_bounds(address, 8, 8, "load_shared2");
+  m.shared_access(t, address - kSharedBias, 8, Access::kRead, "load_shared2");
+  Vec2 v;
+  std::memcpy(&v, m.shared(address), 8);
+  return v;
+}
+
+}  // namespace fourfold::ptx
+
+// ---- atomics --------------------------------------------------------------------------------------------------------
+
+namespace {
+template <typename T, typename F>
+T atomic(T* address, Site site, F change) {
+  Machine& m = machine();
+  m.enter(site);
+  m.maybe_yield();
+  m.plain_access(address, sizeof(T), Access::kAtomic);
+  const T old = *address;
+  *address = change(old);
+  return old;
+}
+}  // namespace
+
+int atomicAdd(int* p, int v, Site site) {
+  return atomic(p, site, [&](int old) { return old + v; });
+}
+unsigned atomicAdd(unsigned* p, unsigned v, Site site) {
+  return atomic(p, site, [&](unsigned old) { return old + v; });
+}
+float atomicAdd(float* p, float v, Site site) {
+  return atomic(p, site, [&](float old) { return old + v; });
+}
+unsigned atomicOr(unsigned* p, unsigned v, Site site) {
+  return atomic(p, site, [&](unsigned old) { return old | v; });
+}
+int atomicMax(int* p, int v, Site site) {
+  return atomic(p, site, [&](int old) { return std::max(old, v); });
+}
+unsigned atomicMax(unsigned* p, unsigned v, Site site) {
+  return atomic(p, site, [&](unsigned old) { return std::max(old, v); });
+}
+int atomicExch(int* p, int v, Site site) {
+  return atomic(p, site, [&](int) { return v; });
+}
+int atomicCAS(int* p, int expected, int v, Site site) {
+  return atomic(p, site, [&](int old) { return old == expected ? v : old; });
+}

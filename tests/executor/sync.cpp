@@ -1,0 +1,267 @@
+// Clocks, barriers, programmatic launch.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "executor/cuda.h"
+#include "executor/machine.h"
+#include "kernels/ptx/sm90.cuh"
+
+namespace fourfold::executor {
+
+// ---- clocks ---------------------------------------------------------------------------------------------------------
+
+Clock join(const Clock& a, const Clock& b) {
+  if (a == b || b == nullptr) return a;
+  if (a == nullptr) return b;
+  const size_t n = a->size();
+  const u32* x = a->data();
+  const u32* y = b->data();
+  bool less = false;
+  bool more = false;
+  for (size_t i = 0; i < n; ++i) {
+    less |= x[i] < y[i];
+    more |= x[i] > y[i];
+  }
+  if (!less) return a;
+  if (!more) return b;
+  auto result = std::make_shared<std::vector<u32>>(*a);
+  u32* r = result->data();
+  for (size_t i = 0; i < n; ++i) r[i] = r[i] < y[i] ? y[i] : r[i];
+  return result;
+}
+
+bool Machine::ordered(u32 component, u32 epoch, const Thread& t) const {
+  if (component == static_cast<u32>(t.index)) return true;
+  return (*t.clock)[place(component)] >= epoch;
+}
+
+Clock Machine::publish(Thread& t) {
+  auto clock = std::make_shared<std::vector<u32>>(*t.clock);
+  (*clock)[place(component_of(t))] = t.own++;
+  t.clock = clock;
+  return clock;
+}
+
+void Machine::acquire(Thread& t, const Clock& clock) {
+  Warp& w = warp_of(t);
+  if (w.memo_a == t.clock && w.memo_b == clock) {
+    t.clock = w.memo_result;
+    return;
+  }
+  Clock joined = join(t.clock, clock);
+  w.memo_a = t.clock;
+  w.memo_b = clock;
+  w.memo_result = joined;
+  t.clock = std::move(joined);
+}
+
+void Machine::synchronise(const std::vector<Thread*>& threads) {
+  Clock joined = threads.front()->clock;
+  for (const Thread* t : threads) joined = join(joined, t->clock);
+  auto all = std::make_shared<std::vector<u32>>(*joined);
+  for (Thread* t : threads) (*all)[place(component_of(*t))] = t->own++;
+  for (Thread* t : threads) t->clock = all;
+}
+
+// ---- barriers of the CTA --------------------------------------------------------------------------------------------
+
+void Machine::release_cta_barrier() {
+  if (cta_barrier_.waiters.empty() || static_cast<int>(cta_barrier_.waiters.size()) < live_) return;
+  std::vector<Thread*> all;
+  std::swap(all, cta_barrier_.waiters);
+  synchronise(all);
+  for (Thread* t : all) {
+    if (t != current_) wake(*t);
+  }
+}
+
+Barrier& Machine::barrier_at(u32 address, const char* what) {
+  const auto it = barriers_.find(address);
+  if (it == barriers_.end()) violate(fmt::format("{}: no mbarrier was initialised at {}", what, address));
+  Barrier& b = it->second;
+  if (!ordered(b.owner, b.owner_epoch, current())) {
+    violate(fmt::format("{}: nothing orders the initialisation of mbarrier {} before this", what, address));
+  }
+  return b;
+}
+
+void Machine::complete_if_done(Barrier& b) {
+  if (b.pending > 0 || b.bytes != 0) return;
+  if (b.pending < 0)
+    violate(fmt::format("mbarrier {} got more arrivals than the {} it expects", b.address, b.expected));
+  ++b.phase;
+  auto clock = b.arriving == nullptr ? std::make_shared<std::vector<u32>>(place(kGridComponent) + 1, 0u)
+                                     : std::make_shared<std::vector<u32>>(*b.arriving);
+  (*clock)[place(b.component)] = b.phase;
+  b.completed = b.arriving = clock;
+  b.pending = static_cast<int>(b.expected);
+  for (Thread& t : threads_) {
+    if (!t.done && t.waiting != nullptr && t.waiting_on == b.address &&
+        std::string_view(t.waiting) == "mbarrier_wait" && (b.phase & 1u) != t.waiting_parity) {
+      wake(t);
+    }
+  }
+}
+
+}  // namespace fourfold::executor
+
+using namespace fourfold::executor;
+
+void __syncthreads(Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kSyncThreads, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kSyncThreads, site)) return;
+  m.cta_barrier_.waiters.push_back(&t);
+  if (static_cast<int>(m.cta_barrier_.waiters.size()) == m.live_) {
+    m.release_cta_barrier();
+    m.maybe_yield();
+  } else {
+    m.block("__syncthreads", 0);
+  }
+}
+
+void __syncwarp(unsigned mask, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kSyncWarp, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kSyncWarp, site)) return m.maybe_yield();
+  m.meet(t, Op::kSyncWarp, mask, site, &t, false, [&](const Rendezvous& r) {
+    std::vector<Thread*> lanes;
+    for (int i = 0; i < 32; ++i) {
+      if (r.mask >> i & 1u) lanes.push_back(static_cast<Thread*>(r.payload[i]));
+    }
+    m.synchronise(lanes);
+  });
+}
+
+namespace fourfold::ptx {
+
+void barrier_sync(int id, int threads, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kNamedBarrier, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kNamedBarrier, site)) return m.maybe_yield();
+  if (id < 0 || id > 15 || threads % 32 != 0) m.violate(fmt::format("barrier_sync({}, {})", id, threads));
+  NamedBarrier& b = m.named_[id];
+  b.waiters.push_back(&t);
+  if (static_cast<int>(b.waiters.size()) < threads) return m.block("barrier_sync", static_cast<u32>(id));
+  std::vector<Thread*> all;
+  std::swap(all, b.waiters);
+  m.synchronise(all);
+  for (Thread* other : all) {
+    if (other != &t) m.wake(*other);
+  }
+  m.maybe_yield();
+}
+
+// ---- mbarriers ------------------------------------------------------------------------------------------------------
+
+void mbarrier_init(u32 bar, u32 arrivals, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(site);
+  m.check_bounds(bar, 8, 8, "mbarrier_init");
+  if (m.barriers_.count(bar) != 0) m.violate(fmt::format("mbarrier {} is initialised twice", bar));
+  if (arrivals == 0 || arrivals >= (1u << 20)) m.violate(fmt::format("mbarrier {} with {} arrivals", bar, arrivals));
+  if (m.barriers_.size() == kMaxBarriers) m.violate("too many mbarriers for the executor");
+  m.shared_access(t, bar - kSharedBias, 8, Access::kWrite, "mbarrier_init");
+  Barrier b;
+  b.address = bar;
+  b.component = kBarrierComponent + static_cast<u32>(m.barriers_.size());
+  b.expected = arrivals;
+  b.pending = static_cast<int>(arrivals);
+  b.owner = m.component_of(t);
+  b.owner_epoch = t.own;
+  m.barriers_.emplace(bar, std::move(b));
+}
+
+void fence_barrier_init(Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBarrierFence, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kBarrierFence, site)) return;
+  for (auto& [address, b] : m.barriers_) {
+    if (b.owner == m.component_of(t)) b.fenced = true;
+  }
+}
+
+namespace {
+void arrive(Machine& m, Thread& t, u32 bar) {
+  Barrier& b = m.barrier_at(bar, "mbarrier_arrive");
+  b.arriving = join(b.arriving, m.publish(t));
+  --b.pending;
+  if (b.pending < 0) m.violate(fmt::format("mbarrier {} got more arrivals than the {} it expects", bar, b.expected));
+  m.complete_if_done(b);
+}
+}  // namespace
+
+void mbarrier_arrive(u32 bar, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBarrierArrive, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kBarrierArrive, site)) return;
+  if (const auto early = std::find(t.early_arrivals.begin(), t.early_arrivals.end(), bar);
+      early != t.early_arrivals.end() && m.mutated(Mutation::Kind::kEarly, Op::kBarrierArrive, site)) {
+    t.early_arrivals.erase(early);  // has arrived already
+    return;
+  }
+  arrive(m, t, bar);
+  m.maybe_yield();
+}
+
+void mbarrier_arrive_expect(u32 bar, u32 bytes, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBarrierArrive, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kBarrierArrive, site)) return;
+  m.barrier_at(bar, "mbarrier_arrive_expect").bytes += bytes;
+  arrive(m, t, bar);
+  m.maybe_yield();
+}
+
+bool mbarrier_try_wait(u32 bar, u32 parity, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBarrierWait, site);
+  Barrier& b = m.barrier_at(bar, "mbarrier_try_wait");
+  if ((b.phase & 1u) == (parity & 1u)) {
+    m.yield();
+    return false;
+  }
+  if (b.completed != nullptr) m.acquire(t, b.completed);
+  return true;
+}
+
+void mbarrier_wait(u32 bar, u32 parity, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBarrierWait, site);
+  if (parity > 1) m.violate(fmt::format("mbarrier_wait with parity {}", parity));
+  Barrier& b = m.barrier_at(bar, "mbarrier_wait");
+  if (m.mutated(Mutation::Kind::kDrop, Op::kBarrierWait, site)) return m.maybe_yield();
+  if ((b.phase & 1u) == parity) m.block("mbarrier_wait", bar, parity);
+  if (b.completed != nullptr) m.acquire(t, b.completed);
+  // "Early": the arrival that belongs after the reads comes right after the wait. Rings keep the barrier that is
+  // arrived on behind the one that is waited for, as far as there are stages.
+  const Mutation& mutation = m.options().mutation;
+  if (mutation.kind == Mutation::Kind::kEarly && mutation.early_line == site.line && t.lane == 0 &&
+      m.in_mutated_file(site)) {
+    const u32 other = bar + 8u * static_cast<u32>(m.barriers_.size() / 2);
+    t.early_arrivals.push_back(other);
+    arrive(m, t, other);
+  }
+  m.maybe_yield();
+}
+
+// ---- programmatic dependent launch ----------------------------------------------------------------------------------
+
+void grid_dependency_wait(Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kGridWait, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kGridWait, site)) return;
+  auto clock = std::make_shared<std::vector<u32>>(*t.clock);
+  (*clock)[m.place(kGridComponent)] = 1;
+  t.clock = clock;
+  m.maybe_yield();
+}
+
+void grid_launch_dependents(Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(site);
+  if (!m.ordered(kGridComponent, 1, t)) m.released_early_ = true;
+}
+
+}  // namespace fourfold::ptx

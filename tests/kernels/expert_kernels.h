@@ -1,0 +1,44 @@
+// The device kernels of the expert layer as the host executor runs them. What is listed here is instantiated; tiles are
+// named as their template arguments.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/moe/tables.h"
+
+namespace fourfold::moe {
+
+struct ExpertKernel {
+  std::string name;
+  bool gate_up;
+  bool few;        // at most 8 tokens, routed inside
+  int tokens;      // of a block
+  int max_tokens;  // few: of the batch
+  int row_tiles;   // of a CTA
+  int ctas;
+  int threads;
+  unsigned shared_bytes;
+  void (*run)(const GemmArgs&);
+};
+
+std::vector<ExpertKernel> stream_kernels();
+std::vector<ExpertKernel> prefill_kernels();
+
+// Threads and grid as the launcher chooses them.
+struct RouteKernels {
+  int one_pass_picks;  // more picks take two kernels
+  int one_pass_threads;
+  int many_picks;  // of one CTA
+  int count_threads;
+  int scatter_threads;
+  int max_experts;
+  void (*one_pass)(const Routing&, const RouteTable&, int tile);
+  void (*count)(const Routing&, const RouteTable&, int tile);
+  void (*scatter)(const Routing&, const RouteTable&);
+  void (*combine)(const float* partial, long long partial_stride, const int* pick_slot, const float* weights, int top_k,
+                  int columns, unsigned short* out, long long out_stride);
+};
+RouteKernels route_kernels();
+
+}  // namespace fourfold::moe

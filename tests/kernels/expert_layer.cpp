@@ -1,0 +1,369 @@
+#include "kernels/expert_layer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "kernels/moe/layout.h"
+
+namespace fourfold::moe {
+namespace {
+
+using executor::Device;
+using nvfp4::bf16_to_float;
+
+struct Matrix {
+  int rows, k;
+  std::vector<unsigned char> codes, scales;
+  Matrix(int rows_, int k_)
+      : rows(rows_),
+        k(k_),
+        codes(static_cast<size_t>(rows_) * static_cast<size_t>(k_ / 2)),
+        scales(static_cast<size_t>(rows_) * static_cast<size_t>(k_ / 16)) {}
+  SourceMatrix source() const { return {codes.data(), scales.data(), k / 2, k / 16}; }
+  float at(int row, int i) const {
+    const unsigned char pair =
+        codes[static_cast<size_t>(row) * static_cast<size_t>(k / 2) + static_cast<size_t>(i / 2)];
+    return nvfp4::nvfp4_product(
+        static_cast<unsigned char>(i % 2 != 0 ? pair >> 4 : pair & 15),
+        scales[static_cast<size_t>(row) * static_cast<size_t>(k / 16) + static_cast<size_t>(i / 16)]);
+  }
+};
+
+int up_to(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// `rows` x `k`, then zeros: an intermediate width that is no multiple of 64 is padded with rows of gate and up and
+// columns of down that are zero, so that the padding of the activations is zero too.
+Matrix random_matrix(int rows, int k, int stored_rows, int stored_k, std::mt19937& rng, bool adversarial) {
+  Matrix m(stored_rows, stored_k);
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < k / 2; ++i) m.codes[static_cast<size_t>(r * (m.k / 2) + i)] = static_cast<unsigned char>(rng());
+    for (int i = 0; i < k / 16; ++i) {
+      m.scales[static_cast<size_t>(r * (m.k / 16) + i)] =
+          static_cast<unsigned char>(adversarial ? rng() % 127 | (rng() % 16 == 0 ? 128 : 0) : 0x30 + rng() % 16);
+    }
+  }
+  return m;
+}
+
+}  // namespace
+
+LayerWeights make_weights(const LayerShape& shape, unsigned seed, bool adversarial) {
+  std::mt19937 rng(seed);
+  LayerWeights w;
+  w.shape = shape;
+  const int h = shape.hidden;
+  const int n = shape.intermediate;
+  const int stored = up_to(n, kUnitK);
+  const auto unpack = [](const Matrix& m, int rows, int k, std::vector<float>* out) {
+    for (int r = 0; r < rows; ++r)
+      for (int i = 0; i < k; ++i) out->push_back(m.at(r, i));
+  };
+  std::vector<unsigned char> unit(kUnitBytes);
+  for (int e = 0; e < shape.experts; ++e) {
+    const Matrix gate = random_matrix(n, h, stored, h, rng, adversarial);
+    const Matrix up = random_matrix(n, h, stored, h, rng, adversarial);
+    const Matrix down = random_matrix(h, n, h, stored, rng, adversarial);
+    unpack(gate, n, h, &w.gate);
+    unpack(up, n, h, &w.up);
+    unpack(down, h, n, &w.down);
+    for (int tile = 0; tile < stored / 8; ++tile) {
+      for (int u = 0; u < gate.k / kUnitK; ++u) {
+        repack_unit(gate.source(), tile * 8, up.source(), tile * 8, u, unit.data());
+        w.gate_up_packed.insert(w.gate_up_packed.end(), unit.begin(), unit.end());
+      }
+    }
+    for (int tile = 0; tile < h / 16; ++tile) {
+      for (int u = 0; u < down.k / kUnitK; ++u) {
+        repack_unit(down.source(), tile * 16, down.source(), tile * 16 + 8, u, unit.data());
+        w.down_packed.insert(w.down_packed.end(), unit.begin(), unit.end());
+      }
+    }
+    const float rms = adversarial ? 2.9f * 140.0f : 2.9f * 1.1f;
+    const auto vary = [&] { return 0.8f + 0.4f * static_cast<float>(rng() % 1000) / 1000.0f; };
+    w.gate_up_scales.push_back(vary() / (rms * std::sqrt(static_cast<float>(h))));
+    w.gate_up_scales.push_back(2.0f * vary() / (rms * std::sqrt(static_cast<float>(h))));
+    w.down_scales.push_back(vary() / (rms * std::sqrt(static_cast<float>(n))));
+  }
+  return w;
+}
+
+LayerInput make_input(const LayerShape& shape, int tokens, Pattern pattern, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  LayerInput in;
+  in.tokens = tokens;
+  in.rows.resize(static_cast<size_t>(tokens) * static_cast<size_t>(shape.hidden));
+  for (auto& v : in.rows) v = nvfp4::float_to_bf16(normal(rng));
+  std::vector<int> all(static_cast<size_t>(shape.experts));
+  for (int e = 0; e < shape.experts; ++e) all[static_cast<size_t>(e)] = e;
+  for (int t = 0; t < tokens; ++t) {
+    std::shuffle(all.begin(), all.end(), rng);
+    const bool padding = pattern == Pattern::kHoles && tokens > 1 && t == tokens / 2;
+    for (int k = 0; k < shape.top_k; ++k) {
+      int id = all[static_cast<size_t>(k % shape.experts)];
+      if (pattern == Pattern::kOneExpert && k == 0) id = shape.experts - 1;
+      if (pattern == Pattern::kOneExpert && k > 0 && id == shape.experts - 1) id = -1;
+      if (pattern == Pattern::kHoles && rng() % 3 == 0) {
+        id = rng() % 2 == 0 ? -1 : shape.experts + static_cast<int>(rng() % 100);
+      }
+      if (pattern == Pattern::kDuplicates && rng() % 2 == 0) id = all[0];
+      if (pattern == Pattern::kNobody) id = k % 2 == 0 ? -1 : 0x7fffffff;
+      in.ids.push_back(padding ? -1 : id);
+      in.weights.push_back(0.1f + static_cast<float>(rng() % 1000) / 1000.0f / static_cast<float>(shape.top_k));
+    }
+    if (padding) {
+      for (int i = 0; i < shape.hidden; ++i) in.rows[static_cast<size_t>(t * shape.hidden + i)] = 0x7fc0;
+    }
+  }
+  return in;
+}
+
+std::vector<float> reference(const LayerWeights& w, const LayerInput& in) {
+  const int hidden = w.shape.hidden;
+  const int n = w.shape.intermediate;
+  std::vector<float> out(static_cast<size_t>(in.tokens) * static_cast<size_t>(hidden), 0.0f);
+  std::vector<float> x(static_cast<size_t>(hidden));
+  std::vector<float> h(static_cast<size_t>(n));
+  for (int t = 0; t < in.tokens; ++t) {
+    for (int i = 0; i < hidden; ++i)
+      x[static_cast<size_t>(i)] = bf16_to_float(in.rows[static_cast<size_t>(t * hidden + i)]);
+    for (int k = 0; k < w.shape.top_k; ++k) {
+      const int e = in.ids[static_cast<size_t>(t * w.shape.top_k + k)];
+      if (e < 0 || e >= w.shape.experts) continue;
+      for (int r = 0; r < n; ++r) {
+        const float* gate = w.gate.data() + (static_cast<size_t>(e) * static_cast<size_t>(n) + static_cast<size_t>(r)) *
+                                                static_cast<size_t>(hidden);
+        const float* up = w.up.data() + (gate - w.gate.data());
+        float g = 0.0f;
+        float u = 0.0f;
+        for (int i = 0; i < hidden; ++i) {
+          g += gate[i] * x[static_cast<size_t>(i)];
+          u += up[i] * x[static_cast<size_t>(i)];
+        }
+        g *= w.gate_up_scales[static_cast<size_t>(e) * 2];
+        u *= w.gate_up_scales[static_cast<size_t>(e) * 2 + 1];
+        if (in.limit > 0.0f) {
+          g = std::min(g, in.limit);
+          u = std::clamp(u, -in.limit, in.limit);
+        }
+        h[static_cast<size_t>(r)] = g / (1.0f + std::exp(-g)) * u;
+      }
+      for (int r = 0; r < hidden; ++r) {
+        const float* down =
+            w.down.data() +
+            (static_cast<size_t>(e) * static_cast<size_t>(hidden) + static_cast<size_t>(r)) * static_cast<size_t>(n);
+        float sum = 0.0f;
+        for (int i = 0; i < n; ++i) sum += down[i] * h[static_cast<size_t>(i)];
+        out[static_cast<size_t>(t * hidden + r)] +=
+            sum * w.down_scales[static_cast<size_t>(e)] * in.weights[static_cast<size_t>(t * w.shape.top_k + k)];
+      }
+    }
+  }
+  return out;
+}
+
+namespace {
+
+RouteTable make_table(Device& device, size_t picks, const LayerShape& s, int tile) {
+  const int experts = route_kernels().max_experts;
+  RouteTable table;
+  table.counts = device.alloc<int>(2, "route.counts");
+  table.blocks = device.alloc<Block>(static_cast<size_t>(max_blocks(static_cast<long long>(picks), s.experts, tile)),
+                                     "route.blocks");
+  table.slot_token = device.alloc<int>(picks, "route.slot_token");
+  table.pick_slot = device.alloc<int>(picks, "route.pick_slot");
+  table.totals = device.alloc<int>(static_cast<size_t>(experts) + 1, "route.totals");
+  std::fill_n(table.totals, experts + 1, 0);
+  return table;
+}
+
+using Launch = std::function<void(const std::string& name, executor::Index3 grid, int threads, unsigned shared,
+                                  const std::function<void()>& body)>;
+
+void launch_route(const Launch& launch, const Routing& routing, const RouteTable& table, int tile) {
+  const RouteKernels route = route_kernels();
+  const int picks = routing.tokens * routing.top_k;
+  if (picks <= route.one_pass_picks) {
+    launch("route", {}, route.one_pass_threads, 0, [&] { route.one_pass(routing, table, tile); });
+    return;
+  }
+  const unsigned ctas = static_cast<unsigned>((picks + route.many_picks - 1) / route.many_picks);
+  launch("route count", {ctas}, route.count_threads, 0, [&] { route.count(routing, table, tile); });
+  launch("route scatter", {ctas}, route.scatter_threads, 0, [&] { route.scatter(routing, table); });
+}
+
+void check_scratch(const RouteTable& table) {
+  for (int e = 0; e <= route_kernels().max_experts; ++e) {
+    if (table.totals[e] != 0) throw executor::Violation("the routing left its scratch dirty");
+  }
+}
+
+std::string check_table(const Routing& r, const int* ids, const RouteTable& table, int tile) {
+  const int picks = r.tokens * r.top_k;
+  std::vector<std::vector<int>> of_expert(static_cast<size_t>(r.experts));  // tokens
+  int slots = 0;
+  for (int p = 0; p < picks; ++p) {
+    if (ids[p] < 0 || ids[p] >= r.experts) continue;
+    of_expert[static_cast<size_t>(ids[p])].push_back(p / r.top_k);
+    ++slots;
+  }
+  if (table.counts[1] != slots) return fmt::format("{} slots, wanted {}", table.counts[1], slots);
+  const int blocks = table.counts[0];
+  if (blocks < 0 || blocks > max_blocks(picks, r.experts, tile)) return fmt::format("{} blocks", blocks);
+  std::vector<int> expert_of_slot(static_cast<size_t>(slots), -1);
+  for (int b = 0; b < blocks; ++b) {
+    const Block& block = table.blocks[b];
+    if (block.expert < 0 || block.expert >= r.experts || block.count < 0 || block.count > tile || block.first < 0 ||
+        block.first + block.count > slots) {
+      return fmt::format("block {}: expert {}, slots {} + {}", b, block.expert, block.first, block.count);
+    }
+    for (int i = 0; i < block.count; ++i) {
+      int& e = expert_of_slot[static_cast<size_t>(block.first + i)];
+      if (e != -1) return fmt::format("slot {} is in two blocks", block.first + i);
+      e = block.expert;
+    }
+  }
+  std::vector<int> uses(static_cast<size_t>(slots), 0);
+  for (int p = 0; p < picks; ++p) {
+    const int slot = table.pick_slot[p];
+    const bool valid = ids[p] >= 0 && ids[p] < r.experts;
+    if (!valid) {
+      if (slot != -1) return fmt::format("pick {} has no expert and slot {}", p, slot);
+      continue;
+    }
+    if (slot < 0 || slot >= slots) return fmt::format("pick {}: slot {} of {}", p, slot, slots);
+    if (uses[static_cast<size_t>(slot)]++ != 0) return fmt::format("slot {} belongs to two picks", slot);
+    if (table.slot_token[slot] != p / r.top_k) return fmt::format("slot {}: token {}", slot, table.slot_token[slot]);
+    if (expert_of_slot[static_cast<size_t>(slot)] != ids[p]) return fmt::format("slot {}: another expert's", slot);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string check_route(const LayerShape& shape, const LayerInput& in, int tile, const executor::Options& options,
+                        std::set<executor::SeenSite>* seen) {
+  try {
+    Device device(options);
+    const RouteTable table = make_table(device, in.ids.size(), shape, tile);
+    const Routing routing{device.constant(in.ids, "ids"), device.constant(in.weights, "router weights"), in.tokens,
+                          shape.top_k, shape.experts};
+    launch_route(
+        [&](const std::string& name, executor::Index3 grid, int threads, unsigned shared,
+            const std::function<void()>& body) {
+          device.launch({name, grid, threads, shared, true, static_cast<int>(grid.x)}, body);
+        },
+        routing, table, tile);
+    if (seen != nullptr) seen->insert(device.seen().begin(), device.seen().end());
+    check_scratch(table);
+    return check_table(routing, in.ids.data(), table, tile);
+  } catch (const executor::Violation& v) {
+    return v.what();
+  }
+}
+
+LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKernel& up, const ExpertKernel& down,
+                   const executor::Options& options, int sms) {
+  const LayerShape& s = w.shape;
+  const int stored = up_to(s.intermediate, kUnitK);
+  const RouteKernels route = route_kernels();
+  Device device(options);
+  LayerRun run;
+  const size_t picks = static_cast<size_t>(in.tokens) * static_cast<size_t>(s.top_k);
+  const size_t h_rows = up.few ? std::min(picks, static_cast<size_t>(s.experts)) * 8 : picks;
+  auto* h = device.alloc<unsigned short>(h_rows * static_cast<size_t>(stored), "activations");
+  auto* partial = device.alloc<float>(up.few ? 1 : picks * static_cast<size_t>(s.hidden), "down's rows");
+  auto* out = device.alloc<unsigned short>(static_cast<size_t>(in.tokens) * static_cast<size_t>(s.hidden), "out");
+  const RouteTable table = make_table(device, picks, s, up.tokens);
+  GemmArgs a{};
+  a.weights = device.constant(w.gate_up_packed, "gate and up");
+  a.expert_bytes = packed_bytes(2 * stored, s.hidden);
+  a.row_tiles = stored / 8;
+  a.units = s.hidden / kUnitK;
+  a.source = device.constant(in.rows, "hidden states");
+  a.source_stride = s.hidden;
+  a.scales = device.constant(w.gate_up_scales, "gate and up scales");
+  a.down_scales = device.constant(w.down_scales, "down scales");
+  a.out = h;
+  a.out_stride = stored;
+  a.limit = in.limit;
+  a.routing = {device.constant(in.ids, "ids"), device.constant(in.weights, "router weights"), in.tokens, s.top_k,
+               s.experts};
+  a.route = table;
+  GemmArgs d = a;
+  d.weights = device.constant(w.down_packed, "down");
+  d.expert_bytes = packed_bytes(s.hidden, stored);
+  d.row_tiles = s.hidden / 16;
+  d.units = stored / kUnitK;
+  d.source = h;
+  d.source_stride = stored;
+  d.scales = a.down_scales;
+  d.out = up.few ? static_cast<void*>(out) : static_cast<void*>(partial);
+  d.out_stride = s.hidden;
+
+  const Launch launch = [&](const std::string& name, executor::Index3 grid, int threads, unsigned shared,
+                            const std::function<void()>& body) {
+    const executor::LaunchStats stats = device.launch({name, grid, threads, shared}, body);
+    run.switches += stats.switches;
+    run.shared_high_water.push_back(stats.shared_high_water);
+  };
+  const auto groups = [](int tiles, const ExpertKernel& k) { return (tiles + k.row_tiles - 1) / k.row_tiles; };
+  unsigned up_grid = static_cast<unsigned>(sms * up.ctas);
+  unsigned down_grid = static_cast<unsigned>(sms * down.ctas);
+  if (up.few) {
+    up_grid = std::min(up_grid, static_cast<unsigned>(groups(a.row_tiles, up)) * static_cast<unsigned>(picks));
+    down_grid = std::min(down_grid, static_cast<unsigned>(groups(d.row_tiles, down)));
+  } else {
+    launch_route(launch, a.routing, table, up.tokens);
+  }
+  if (in.tokens > 0) {
+    launch("gate-up " + up.name, {up_grid}, up.threads, up.shared_bytes, [&] { up.run(a); });
+    launch("down " + down.name, {down_grid}, down.threads, down.shared_bytes, [&] { down.run(d); });
+    if (!up.few) {
+      launch("combine", {static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(in.tokens)}, 256, 0,
+             [&] {
+               route.combine(partial, s.hidden, table.pick_slot, a.routing.weights, s.top_k, s.hidden, out, s.hidden);
+             });
+    }
+  }
+  run.out.assign(out, out + static_cast<size_t>(in.tokens) * static_cast<size_t>(s.hidden));
+  run.seen = device.seen();
+  check_scratch(table);
+  return run;
+}
+
+std::string compare(const LayerInput& in, const std::vector<float>& want, const std::vector<unsigned short>& got,
+                    double tolerance) {
+  const size_t hidden = in.tokens == 0 ? 0 : want.size() / static_cast<size_t>(in.tokens);
+  if (want.size() != got.size()) return fmt::format("{} outputs, wanted {}", got.size(), want.size());
+  for (int t = 0; t < in.tokens; ++t) {
+    double error = 0.0;
+    double norm = 0.0;
+    for (size_t i = 0; i < hidden; ++i) {
+      const size_t at = static_cast<size_t>(t) * hidden + i;
+      const double v = bf16_to_float(got[at]);
+      if (std::isnan(v)) return fmt::format("token {} column {} is NaN", t, i);
+      error += (v - want[at]) * (v - want[at]);
+      norm += static_cast<double>(want[at]) * want[at];
+    }
+    if (norm == 0.0 ? error != 0.0 : !(std::sqrt(error / norm) <= tolerance)) {
+      return fmt::format("token {}: relative error {:.4f}", t, norm == 0.0 ? INFINITY : std::sqrt(error / norm));
+    }
+  }
+  return "";
+}
+
+std::string check_layer(const LayerWeights& weights, const LayerInput& input, const ExpertKernel& up,
+                        const ExpertKernel& down, const executor::Options& options, int sms) {
+  try {
+    const LayerRun run = run_layer(weights, input, up, down, options, sms);
+    return compare(input, reference(weights, input), run.out);
+  } catch (const executor::Violation& v) {
+    return v.what();
+  }
+}
+
+}  // namespace fourfold::moe

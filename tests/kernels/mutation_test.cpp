@@ -1,0 +1,168 @@
+// Proof that the executor bites. Every synchronising call of every kernel is mutated in turn, by the wrappers (the
+// kernels' sources stay as they are), and the layer must then fail under schedules under which it passes unmutated.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <map>
+
+#include "kernels/expert_layer.h"
+
+namespace fourfold::moe {
+namespace {
+
+using executor::Mutation;
+using executor::Op;
+using executor::Options;
+using Kind = executor::Mutation::Kind;
+
+struct Chain {
+  const char* title;
+  ExpertKernel up, down;
+  int tokens;
+};
+
+ExpertKernel named(const std::vector<ExpertKernel>& list, const std::string& name) {
+  for (const ExpertKernel& k : list) {
+    if (k.name == name) return k;
+  }
+  throw std::logic_error("no kernel " + name);
+}
+
+std::vector<Chain> chains() {
+  const std::vector<ExpertKernel> stream = stream_kernels();
+  const std::vector<ExpertKernel> prefill = prefill_kernels();
+  return {
+      {"few", named(stream, "stream {true, true, 2, 1, 2, 2, 1, 8, 4, 4, 1}"),
+       named(stream, "stream {false, true, 1, 1, 2, 4, 1, 8, 4, 4, 2}"), 5},
+      {"sorted", named(stream, "stream {true, false, 2, 2, 2, 1, 3, 24, 2, 2, 1}"),
+       named(stream, "stream {false, false, 2, 2, 2, 1, 3, 24, 2, 2, 1}"), 14},
+      {"wgmma", named(prefill, "prefill {true, 32, 4}"), named(prefill, "prefill {false, 32, 4}"), 14},
+  };
+}
+
+// The line of the kernel's source that a site is on.
+std::string source_line(const std::string& file, int line) {
+  std::ifstream in(FOURFOLD_SOURCE_DIR "/src/kernels/moe/" + file);
+  std::string text;
+  for (int i = 0; i < line && std::getline(in, text); ++i) {
+  }
+  return text.substr(std::min(text.find_first_not_of(' '), text.size()));
+}
+
+// Calls that may go without harm, because something else gives the same order; each with its reason.
+struct Redundant {
+  Op op;
+  const char* file;
+  const char* text;  // of the source line
+  const char* reason;
+};
+constexpr Redundant kRedundant[] = {
+    {Op::kGridWait, "stream_sm90.cuh", "if (!T.gate_up) grid_dependency_wait();",
+     "down's consumers touch no result of gate-up but through the stages, whose producers wait"},
+};
+
+bool is_redundant(const Mutation& m) {
+  const std::string text = source_line(m.file, m.line);
+  return std::any_of(std::begin(kRedundant), std::end(kRedundant),
+                     [&](const Redundant& r) { return m.op == r.op && m.file == r.file && text == r.text; });
+}
+
+std::vector<Mutation> mutations_of(const std::set<executor::SeenSite>& seen) {
+  std::vector<Mutation> all;
+  for (const auto& [op, file, line] : seen) {
+    switch (op) {
+      case Op::kShuffle:
+      case Op::kMatrixLoad:
+      case Op::kWgmma:
+        break;  // results, not order: the comparison with the reference covers them
+      case Op::kMma:
+        all.push_back({Kind::kStale, op, file, line, 0});
+        break;
+      case Op::kAsyncCopyWait:
+      case Op::kWgmmaWait:
+        all.push_back({Kind::kWeaken, op, file, line, 0});
+        [[fallthrough]];
+      default:
+        all.push_back({Kind::kDrop, op, file, line, 0});
+    }
+  }
+  // A stage is given back right after the wait for it, before it is read.
+  for (const auto& [op, file, line] : seen) {
+    if (op != Op::kBarrierWait || source_line(file, line).find("full(") == std::string::npos) continue;
+    all.push_back({Kind::kEarly, Op::kBarrierArrive, file, 0, line});
+  }
+  return all;
+}
+
+// Something that runs kernels: empty, or what went wrong.
+using Check = std::function<std::string(const Options&, std::set<executor::SeenSite>* seen)>;
+
+struct Verdicts {
+  std::map<std::string, std::string> what;  // by mutation: what caught it, empty: nothing
+  std::map<std::string, Mutation> mutations;
+
+  void add(const std::string& title, int schedules, const Check& check) {
+    std::set<executor::SeenSite> seen;
+    for (const Options& o : executor::schedules(schedules)) ASSERT_EQ(check(o, &seen), "") << title;
+    for (const Mutation& m : mutations_of(seen)) {
+      std::string& caught = what[m.text()];
+      mutations[m.text()] = m;
+      if (!caught.empty()) continue;
+      for (Options o : executor::schedules(schedules)) {
+        o.mutation = m;
+        caught = check(o, nullptr);
+        if (!caught.empty()) break;
+      }
+    }
+  }
+  void expect_all_caught() const {
+    for (const auto& [name, caught] : what) {
+      const Mutation& m = mutations.at(name);
+      if (is_redundant(m)) {
+        EXPECT_EQ(caught, "") << name << " is listed as redundant and is not";
+      } else {
+        EXPECT_NE(caught, "") << name << ": " << source_line(m.file, m.line);
+      }
+    }
+  }
+};
+
+TEST(Mutations, OfTheMultiplicationsAreCaught) {
+  const LayerShape shape{10, 8, 320, 128};
+  const LayerWeights weights = make_weights(shape, 1);
+  Verdicts verdicts;
+  for (const Chain& c : chains()) {
+    const LayerInput input = make_input(shape, c.tokens, Pattern::kDistinct, 5);
+    const std::vector<float> want = reference(weights, input);
+    verdicts.add(c.title, 6, [&](const Options& o, std::set<executor::SeenSite>* seen) -> std::string {
+      try {
+        LayerRun run = run_layer(weights, input, c.up, c.down, o);
+        if (seen != nullptr) seen->merge(run.seen);
+        return compare(input, want, run.out);
+      } catch (const executor::Violation& v) {
+        return v.what();
+      }
+    });
+  }
+  verdicts.expect_all_caught();
+  EXPECT_GE(verdicts.what.size(), 50u);
+}
+
+TEST(Mutations, OfTheRoutingAreCaught) {
+  Verdicts verdicts;
+  for (const int tokens : {300, 1100}) {
+    const LayerShape shape{40, 8, 16, 16};
+    const LayerInput input = make_input(shape, tokens, Pattern::kHoles, 3);
+    verdicts.add("route", 45, [&](const Options& o, std::set<executor::SeenSite>* seen) {
+      return check_route(shape, input, 24, o, seen);
+    });
+  }
+  verdicts.expect_all_caught();
+  EXPECT_GE(verdicts.what.size(), 15u);
+}
+
+}  // namespace
+}  // namespace fourfold::moe

@@ -87,6 +87,8 @@ inline int __all_sync(unsigned mask, bool vote, Site site = Site::here()) {
 namespace fourfold::executor {
 enum class Shuffle { kIndex, kUp, kDown, kXor };
 unsigned shuffle(unsigned mask, unsigned value, Shuffle kind, int lane, int width, Site site);
+// For tests inside a kernel: reports a violation, "the kernel's own check fails".
+void machine_fails(Site site = Site::here());
 // Reads `bytes` of a buffer as a plain load would.
 void check_read(const void* address, std::size_t bytes);
 template <typename T>

@@ -139,6 +139,8 @@ class Device {
   // Not filled.
   void* reserve(std::size_t bytes, const std::string& name);
   void make_constant(const void* buffer);
+  // The contents come from a kernel launched just before the next one, which must therefore wait for them.
+  void produced(const void* buffer);
 
   // Runs `body` (a call of the kernel) in every thread of every CTA.
   LaunchStats launch(const LaunchConfig& config, const std::function<void()>& body);

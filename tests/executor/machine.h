@@ -169,9 +169,10 @@ struct Buffer {
   bool constant = false;
   bool filled = true;
   // The launches that touched it last.
+  static constexpr int kNever = -1000;
   struct Touch {
-    int last = -1;
-    int before = -1;
+    int last = kNever;
+    int before = kNever;
     int other_than(int launch) const { return last == launch ? before : last; }
     void set(int launch) {
       if (last != launch) before = last;
@@ -212,6 +213,7 @@ class Machine {
   bool in_global(const void* p) const {
     return static_cast<const u8*>(p) >= global_begin_ && static_cast<const u8*>(p) < global_end_;
   }
+  void produced(const void* p) { buffer_at(p)->written.set(launch_index_); }
   void global_access(const void* p, std::size_t bytes, Access access);
 
   // ---- running

@@ -269,14 +269,25 @@ void settle(Machine& m, Thread& t, CopyGroup& g) {
 }
 }  // namespace
 
-void async_copy16(u32 destination, const void* source, Site site) {
+namespace {
+void async_copy(u32 destination, const void* source, u32 bytes, Site site, const char* what) {
   Machine& m = machine();
   Thread& t = m.enter(site);
-  if (reinterpret_cast<std::uintptr_t>(source) % 16 != 0) m.violate("async_copy16: the source is not aligned to 16");
-  m.check_bounds(destination, 16, 16, "async_copy16");
-  m.global_access(source, 16, Access::kRead);
-  m.engine_write(t, destination - kSharedBias, 16, m.component_of(t), t.own, Cell::kInFlight, "async_copy16");
-  t.open_group.pieces.push_back({destination - kSharedBias, static_cast<const u8*>(source), 16});
+  if (reinterpret_cast<std::uintptr_t>(source) % bytes != 0) {
+    m.violate(fmt::format("{}: the source is not aligned to {}", what, bytes));
+  }
+  m.check_bounds(destination, bytes, bytes, what);
+  m.global_access(source, bytes, Access::kRead);
+  m.engine_write(t, destination - kSharedBias, bytes, m.component_of(t), t.own, Cell::kInFlight, what);
+  t.open_group.pieces.push_back({destination - kSharedBias, static_cast<const u8*>(source), bytes});
+}
+}  // namespace
+
+void async_copy16(u32 destination, const void* source, Site site) {
+  async_copy(destination, source, 16, site, "async_copy16");
+}
+void async_copy4(u32 destination, const void* source, Site site) {
+  async_copy(destination, source, 4, site, "async_copy4");
 }
 
 void async_copy_commit(Site site) {
@@ -321,25 +332,22 @@ void fence_async_shared(Site site) {
 
 // ---- shared loads ---------------------------------------------------------------------------------------------------
 
-Vec4 load_shared4(u32 address, Site site) {
+namespace {
+template <typename T>
+T load_shared(u32 address, Site site, const char* what) {
   Machine& m = machine();
   Thread& t = m.enter(site);
-  m.check_bounds(address, 16, 16, "load_shared4");
-  m.shared_access(t, address - kSharedBias, 16, Access::kRead, "load_shared4");
-  Vec4 v;
-  std::memcpy(&v, m.shared(address), 16);
+  m.check_bounds(address, sizeof(T), sizeof(T), what);
+  m.shared_access(t, address - kSharedBias, sizeof(T), Access::kRead, what);
+  T v;
+  std::memcpy(&v, m.shared(address), sizeof(T));
   return v;
 }
+}  // namespace
 
-Vec2 load_shared2(u32 address, Site site) {
-  Machine& m = machine();
-  Thread& t = m.enter(site);
-  m.check_bounds(address, 8, 8, "load_shared2");
-  m.shared_access(t, address - kSharedBias, 8, Access::kRead, "load_shared2");
-  Vec2 v;
-  std::memcpy(&v, m.shared(address), 8);
-  return v;
-}
+Vec4 load_shared4(u32 address, Site site) { return load_shared<Vec4>(address, site, "load_shared4"); }
+Vec2 load_shared2(u32 address, Site site) { return load_shared<Vec2>(address, site, "load_shared2"); }
+u32 load_shared1(u32 address, Site site) { return load_shared<u32>(address, site, "load_shared1"); }
 
 }  // namespace fourfold::ptx
 

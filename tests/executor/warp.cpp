@@ -6,7 +6,7 @@
 
 #include "executor/cuda.h"
 #include "executor/machine.h"
-#include "kernels/ptx/sm90.cuh"
+#include "kernels/ptx/sm120.cuh"
 
 namespace fourfold::executor {
 
@@ -218,6 +218,60 @@ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site) {
         float sum = 0.0f;
         for (int k = 0; k < 16; ++k) sum += x[k] * y[k];
         own->d[i] += sum;
+      }
+    }
+  });
+}
+
+// mma.m16n8k64 on e2m1 with one ue4m3 scale per 16 k (PTX ISA, "mma with block scaling"), g = lane / 4, l = lane % 4:
+//   A register i, nibble j  row g + 8 (i & 1), k = 8 l + 32 (i >> 1) + j
+//   B register i, nibble j  column g, k = 8 l + 32 i + j
+//   scales                  byte k / 16 of a word; A's row g from lane 4 g, row g + 8 from lane 4 g + 1, B's column g
+//                           from lane 4 g (selectors 0); the sign is ignored, 0x7f is NaN
+void mma_m16n8k64_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scales_a, u32 scales_b, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kMma, site);
+  struct Payload {
+    float* d;
+    const u32* a;
+    u32 b[2];
+    u32 scales_a, scales_b;
+  } p{d, a, {b0, b1}, scales_a, scales_b};
+  m.meet(t, Op::kMma, 0xffffffffu, site, &p, true, [&](const Rendezvous& all) {
+    ++m.stats_.mma;
+    if (m.mutated(Mutation::Kind::kStale, Op::kMma, site) && m.warp_of(t).mma_seen++ == 0) return;
+    const auto lane_of = [&](int lane) { return static_cast<const Payload*>(all.payload[lane]); };
+    const auto scale = [](u32 word, int group) {
+      return nvfp4::e4m3_to_float(static_cast<u8>(word >> (8 * group) & 127u));
+    };
+    float left[16][64];
+    float right[8][64];
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4;
+      const int l = lane % 4;
+      for (int i = 0; i < 4; ++i) {
+        for (int j = 0; j < 8; ++j) {
+          const int row = g + 8 * (i & 1);
+          const int k = 8 * l + 32 * (i >> 1) + j;
+          left[row][k] = nvfp4::e2m1_to_float(static_cast<u8>(lane_of(lane)->a[i] >> (4 * j) & 15u)) *
+                         scale(lane_of(4 * g + row / 8)->scales_a, k / 16);
+        }
+      }
+      for (int i = 0; i < 2; ++i) {
+        for (int j = 0; j < 8; ++j) {
+          const int k = 8 * l + 32 * i + j;
+          right[g][k] = nvfp4::e2m1_to_float(static_cast<u8>(lane_of(lane)->b[i] >> (4 * j) & 15u)) *
+                        scale(lane_of(4 * g)->scales_b, k / 16);
+        }
+      }
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        const float* x = left[lane / 4 + 8 * (i / 2)];
+        const float* y = right[lane % 4 * 2 + i % 2];
+        float sum = 0.0f;
+        for (int k = 0; k < 64; ++k) sum += x[k] * y[k];
+        lane_of(lane)->d[i] += sum;
       }
     }
   });

@@ -251,6 +251,7 @@ std::string check_route(const LayerShape& shape, const LayerInput& in, int tile,
     const RouteTable table = make_table(device, in.ids.size(), shape, tile);
     const Routing routing{device.constant(in.ids, "ids"), device.constant(in.weights, "router weights"), in.tokens,
                           shape.top_k, shape.experts};
+    device.produced(routing.ids);
     launch_route(
         [&](const std::string& name, executor::Index3 grid, int threads, unsigned shared,
             const std::function<void()>& body) {
@@ -293,6 +294,10 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   a.routing = {device.constant(in.ids, "ids"), device.constant(in.weights, "router weights"), in.tokens, s.top_k,
                s.experts};
   a.route = table;
+  for (const void* p : {static_cast<const void*>(a.source), static_cast<const void*>(a.routing.ids),
+                        static_cast<const void*>(a.routing.weights)}) {
+    device.produced(p);
+  }
   GemmArgs d = a;
   d.weights = device.constant(w.down_packed, "down");
   d.expert_bytes = packed_bytes(s.hidden, stored);

@@ -32,6 +32,7 @@ inline u64 policy_evict_last() { return 2; }
 void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64 policy, Site site = Site::here());
 
 void async_copy16(u32 destination, const void* source, Site site = Site::here());
+void async_copy4(u32 destination, const void* source, Site site = Site::here());
 void async_copy_commit(Site site = Site::here());
 void async_copy_wait_groups(int pending, Site site);
 template <int Pending>
@@ -61,6 +62,7 @@ struct Vec2 {
 };
 Vec4 load_shared4(u32 address, Site site = Site::here());
 Vec2 load_shared2(u32 address, Site site = Site::here());
+u32 load_shared1(u32 address, Site site = Site::here());
 void load_matrix4(u32 (&r)[4], u32 address, Site site = Site::here());
 void barrier_sync(int id, int threads, Site site = Site::here());
 

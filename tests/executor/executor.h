@@ -21,7 +21,8 @@ namespace fourfold::executor {
 
 // When an asynchronous copy (or an asynchronous multiplication) takes place between its issue and the wait for it.
 enum class Delivery { kAtOnce, kRandom, kLate };
-// Which of the threads that can run goes on: any; one warp until it must wait; warps by random priorities.
+// Which of the threads that can run goes on: any; one warp until it must wait; warps and lanes by random priorities, so
+// that some stay behind for long.
 enum class Order { kUniform, kSticky, kPriority };
 
 // A call of a wrapper in a kernel's source.
@@ -41,6 +42,9 @@ enum class Op {
   kBarrierArrive,
   kBarrierFence,
   kBulkCopy,
+  kBulkStore,
+  kBulkStoreCommit,
+  kBulkStoreWait,
   kAsyncCopyCommit,
   kAsyncCopyWait,
   kAsyncFence,
@@ -50,6 +54,7 @@ enum class Op {
   kGridWait,
   kShuffle,
   kMatrixLoad,
+  kMatrixStore,
   kMma,
   kWgmma,
 };

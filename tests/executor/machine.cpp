@@ -138,6 +138,12 @@ std::string_view to_string(Op op) {
       return "fence_barrier_init";
     case Op::kBulkCopy:
       return "bulk_copy";
+    case Op::kBulkStore:
+      return "bulk_store";
+    case Op::kBulkStoreCommit:
+      return "bulk_store_commit";
+    case Op::kBulkStoreWait:
+      return "bulk_store_wait";
     case Op::kAsyncCopyCommit:
       return "async_copy_commit";
     case Op::kAsyncCopyWait:
@@ -156,6 +162,8 @@ std::string_view to_string(Op op) {
       return "a shuffle or vote";
     case Op::kMatrixLoad:
       return "load_matrix";
+    case Op::kMatrixStore:
+      return "store_matrix";
     case Op::kMma:
       return "mma";
     case Op::kWgmma:
@@ -306,7 +314,11 @@ Thread* Machine::pick() {
       break;
     }
     case Order::kPriority:
-      if (random_() % 256 == 0) warps_[random_() % static_cast<u32>(warps)].priority = random_();
+      if (random_() % 4096 == 0) {
+        Warp& w = warps_[random_() % static_cast<u32>(warps)];
+        w.priority = random_();
+        w.first_lane = random_() & 31u;
+      }
       for (int w = 0; w < warps; ++w) {
         const Warp& warp = warps_[static_cast<size_t>(w)];
         if (warp.ready != 0 && (chosen < 0 || warp.priority > warps_[static_cast<size_t>(chosen)].priority)) chosen = w;
@@ -316,7 +328,9 @@ Thread* Machine::pick() {
   if (chosen < 0) return nullptr;
   sticky_warp_ = chosen;
   const u32 ready = warps_[static_cast<size_t>(chosen)].ready;
-  const u32 turn = options_.order == Order::kSticky ? 0 : random_() & 31u;
+  const u32 turn = options_.order == Order::kSticky     ? 0
+                   : options_.order == Order::kPriority ? warps_[static_cast<size_t>(chosen)].first_lane
+                                                        : random_() & 31u;
   const u32 turned = turn == 0 ? ready : (ready >> turn) | (ready << (32 - turn));
   const u32 lane = (static_cast<u32>(__builtin_ctz(turned)) + turn) & 31u;
   return &threads_[static_cast<size_t>(chosen) * 32 + lane];
@@ -329,6 +343,11 @@ void Machine::end_thread() {
     if (!g.pieces.empty() && !g.done) violate("the thread ends with asynchronous copies under way");
   }
   if (!t.open_group.pieces.empty()) violate("the thread ends with asynchronous copies it has not committed");
+  if (!t.open_stores.empty()) violate("the thread ends with bulk stores it has not committed");
+  for (BulkStore& b : t.stores) {
+    if (!b.waited) violate("the thread ends before its bulk stores have read shared memory");
+    std::memcpy(b.destination, b.data.data(), b.data.size());
+  }
   Warp& w = warp_of(t);
   if (!w.groups.empty() || !w.open_ops.empty()) violate("the thread ends with wgmma under way");
   t.done = true;
@@ -366,7 +385,10 @@ void Machine::start_cta(Index3 cta) {
     warps_[static_cast<size_t>(t.warp)].alive |= 1u << t.lane;
     wake(t);
   }
-  for (Warp& w : warps_) w.priority = random_();
+  for (Warp& w : warps_) {
+    w.priority = random_();
+    w.first_lane = random_() & 31u;
+  }
   live_ = n;
   sticky_warp_ = 0;
 }

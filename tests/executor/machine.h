@@ -41,7 +41,8 @@ struct Cell {
   u16 reader = 0;      // component + 1, 0: nobody, kMany: a list
   u8 flags = 0;
   static constexpr u16 kMany = 0xffff;
-  static constexpr u8 kAtomic = 1;    // the last write was an atomic operation
+  static constexpr u32 kStillReading = 0xffffffffu;  // epoch of a bulk store's read that was not waited for
+  static constexpr u8 kAtomic = 1;                   // the last write was an atomic operation
   static constexpr u8 kInFlight = 2;  // an asynchronous copy of thread `writer` that it has not waited for
   static constexpr u8 kUnfenced = 4;  // written by an ordinary store or cp.async, no proxy fence by its thread since
 };
@@ -87,6 +88,16 @@ struct CopyGroup {
   bool done = false;
 };
 
+// From shared to global memory.
+struct BulkStore {
+  u8* destination;
+  u32 offset;
+  u32 bytes;
+  bool read = false;     // has taken place
+  bool waited = false;   // and was waited for
+  std::vector<u8> data;  // what was read, not yet in global memory
+};
+
 struct Thread {
   int index = 0;
   int lane = 0;
@@ -102,6 +113,8 @@ struct Thread {
   u32 own = 1;
   CopyGroup open_group;
   std::vector<CopyGroup> groups;  // committed, oldest first
+  std::vector<BulkStore> open_stores;
+  std::vector<BulkStore> stores;  // committed
   std::vector<Piece> unfenced;    // written since the last proxy fence, and landed
   // Writes without order beside another lane's, allowed if they do not change the value.
   struct Tentative {
@@ -144,7 +157,8 @@ struct WgmmaOp {
 struct Warp {
   u32 ready = 0;  // lanes
   u32 alive = 0;
-  unsigned priority = 0;
+  u32 priority = 0;    // Order::kPriority
+  u32 first_lane = 0;  // the lane that goes first; the one before it goes when no other can
   std::vector<Rendezvous> open;
   bool wgmma_fenced = false;
   std::vector<WgmmaOp> open_ops;
@@ -258,7 +272,8 @@ class Machine {
   void settle_tentative(Thread& t);
   u8* byte_at(u32 offset) { return offset < kMaxShared ? arena_ + offset : tls_begin_ + (offset - kMaxShared); }
   void engine_write(Thread& issuer, u32 offset, u32 bytes, u32 component, u32 epoch, u8 flags, const char* what);
-  void wgmma_read(Thread& t, u32 offset, u32 bytes);
+  void proxy_read(Thread& t, u32 offset, u32 bytes, const char* what);
+  void set_read_epoch(Cell& c, u32 component, u32 epoch);
   Cell& cell(u32 offset) { return cells_[offset / 2]; }
 
   // ---- barriers

@@ -140,6 +140,25 @@ void Machine::shared_access(Thread& t, u32 offset, u32 bytes, Access access, con
   if (access != Access::kRead && offset < kMaxShared) t.unfenced.push_back({offset, nullptr, bytes});
 }
 
+// A read through the asynchronous proxy: what ordinary stores wrote must have been fenced by their threads.
+void Machine::proxy_read(Thread& t, u32 offset, u32 bytes, const char* what) {
+  for (u32 at = offset; at < offset + bytes; at += 2) {
+    if (cell(at).flags & Cell::kUnfenced) {
+      violate(fmt::format("{} reads byte {} of shared memory, which thread {} wrote without fence_async_shared", what,
+                          at, cell(at).writer - 1));
+    }
+  }
+  shared_access(t, offset, bytes, Access::kRead, what);
+}
+
+void Machine::set_read_epoch(Cell& c, u32 component, u32 epoch) {
+  if (c.reader == component + 1) c.read_epoch = epoch;
+  if (c.reader != Cell::kMany) return;
+  for (Reader& r : readers_[c.read_epoch]) {
+    if (r.component == component) r.epoch = epoch;
+  }
+}
+
 void Machine::engine_write(Thread& issuer, u32 offset, u32 bytes, u32 component, u32 epoch, u8 flags,
                            const char* what) {
   for (u32 at = offset; at < offset + bytes; at += 2) {
@@ -242,6 +261,75 @@ void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64, Sit
   ++m.stats_.bulk_copies;
   if (m.options().delivery == Delivery::kAtOnce) m.deliver(m.copies_.size() - 1);
   m.maybe_yield();
+}
+
+// ---- bulk stores ----------------------------------------------------------------------------------------------------
+
+namespace {
+void read_now(Machine& m, BulkStore& b) {
+  if (b.read) return;
+  b.read = true;
+  b.data.assign(m.arena() + b.offset, m.arena() + b.offset + b.bytes);
+}
+}  // namespace
+
+void bulk_store(void* destination, u32 source, u32 bytes, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBulkStore, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kBulkStore, site)) return;
+  if (bytes == 0 || bytes % 16 != 0) m.violate(fmt::format("bulk_store of {} bytes, no multiple of 16", bytes));
+  if (reinterpret_cast<std::uintptr_t>(destination) % 16 != 0) {
+    m.violate("bulk_store: the destination is not aligned to 16");
+  }
+  m.check_bounds(source, bytes, 16, "bulk_store");
+  m.global_access(destination, bytes, Access::kWrite);
+  const u32 offset = source - kSharedBias;
+  m.proxy_read(t, offset, bytes, "bulk_store");
+  for (u32 at = offset; at < offset + bytes; at += 2)
+    m.set_read_epoch(m.cell(at), m.component_of(t), Cell::kStillReading);
+  t.open_stores.push_back({static_cast<u8*>(destination), offset, bytes, false, false, {}});
+  if (m.options().delivery == Delivery::kAtOnce) read_now(m, t.open_stores.back());
+}
+
+void bulk_store_commit(Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBulkStoreCommit, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kBulkStoreCommit, site)) return;
+  for (BulkStore& b : t.open_stores) {
+    if (m.options().delivery == Delivery::kRandom && m.coin()) read_now(m, b);
+    t.stores.push_back(std::move(b));
+  }
+  t.open_stores.clear();
+  m.maybe_yield();
+}
+
+namespace {
+void wait_for_stores(Machine& m, Thread& t, bool written) {
+  if (!t.stores.empty()) m.wait_for_idle();
+  for (BulkStore& b : t.stores) {
+    read_now(m, b);
+    if (!b.waited) {
+      for (u32 at = b.offset; at < b.offset + b.bytes; at += 2) m.set_read_epoch(m.cell(at), m.component_of(t), t.own);
+    }
+    b.waited = true;
+    if (written) std::memcpy(b.destination, b.data.data(), b.data.size());
+  }
+  if (written) t.stores.clear();
+}
+}  // namespace
+
+void bulk_store_wait_read(Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBulkStoreWait, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kBulkStoreWait, site)) return;
+  wait_for_stores(m, t, false);
+}
+
+void bulk_store_wait(Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBulkStoreWait, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kBulkStoreWait, site)) return;
+  wait_for_stores(m, t, true);
 }
 
 // ---- cp.async -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 // What the lanes of a warp do together: votes, shuffles, ldmatrix, mma.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -157,6 +158,11 @@ float reciprocal_approx(float x) {
   return std::fpclassify(y) == FP_SUBNORMAL ? std::copysign(0.0f, y) : y;
 }
 
+float max_magnitude(float x, float y) {
+  if (std::isnan(x) || std::isnan(y)) return std::nanf("");
+  return std::max(std::fabs(x), std::fabs(y));
+}
+
 // Matrix i: eight rows of 16 bytes at the addresses of lanes 8 i .. 8 i + 7; lane 4 r + c gets elements 2 c, 2 c + 1 of
 // row r.
 void load_matrix4(u32 (&r)[4], u32 address, Site site) {
@@ -174,6 +180,28 @@ void load_matrix4(u32 (&r)[4], u32 address, Site site) {
       for (int i = 0; i < 4; ++i) {
         const u32 row = static_cast<Payload*>(all.payload[8 * i + lane / 4])->address;
         std::memcpy(&registers[i], m.shared(row) + lane % 4 * 4, 4);
+      }
+    }
+  });
+}
+
+// The other way round, each matrix transposed: lane 4 c + p holds rows 2 p and 2 p + 1 of column c.
+void store_matrix4_transposed(u32 address, const u32 (&r)[4], Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kMatrixStore, site);
+  m.check_bounds(address, 16, 16, "store_matrix4_transposed");
+  m.shared_access(t, address - kSharedBias, 16, Access::kWrite, "store_matrix4_transposed");
+  struct Payload {
+    u32 address;
+    const u32* registers;
+  } p{address, r};
+  m.meet(t, Op::kMatrixStore, 0xffffffffu, site, &p, true, [&](const Rendezvous& all) {
+    for (int lane = 0; lane < 32; ++lane) {
+      u8* row = m.shared(static_cast<Payload*>(all.payload[lane])->address);
+      for (int c = 0; c < 8; ++c) {
+        const u32 pair = static_cast<Payload*>(all.payload[4 * c + lane % 8 / 2])->registers[lane / 8];
+        const u16 value = static_cast<u16>(pair >> (16 * (lane % 2)));
+        std::memcpy(row + 2 * c, &value, 2);
       }
     }
   });

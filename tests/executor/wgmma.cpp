@@ -15,16 +15,6 @@ namespace {
 constexpr u32 kUntouched = 0xffffffffu;  // what accumulators under way hold
 }
 
-void Machine::wgmma_read(Thread& t, u32 offset, u32 bytes) {
-  for (u32 at = offset; at < offset + bytes; at += 2) {
-    if (cell(at).flags & Cell::kUnfenced) {
-      violate(fmt::format("wgmma reads byte {} of shared memory, which thread {} wrote without fence_async_shared", at,
-                          cell(at).writer - 1));
-    }
-  }
-  shared_access(t, offset, bytes, Access::kRead, "wgmma");
-}
-
 void Machine::execute(Thread& t, WgmmaOp& op) {
   // K-major, 128-byte swizzle: row n at 128 n (1024-byte atoms of eight rows), 16-byte chunk c at c ^ (n % 8).
   const u32 start = static_cast<u32>(op.descriptor & 0x3fffu) << 4;
@@ -36,7 +26,7 @@ void Machine::execute(Thread& t, WgmmaOp& op) {
       const u32 linear = start + static_cast<u32>(n / 8) * atom_stride + static_cast<u32>(n % 8) * 128u + chunk * 16u;
       const u32 address = linear ^ ((linear >> 7 & 7u) << 4);
       check_bounds(address, 16, 16, "wgmma");
-      wgmma_read(t, address - kSharedBias, 16);
+      proxy_read(t, address - kSharedBias, 16, "wgmma");
       u16 values[8];
       std::memcpy(values, shared(address), 16);
       for (u32 i = 0; i < 8; ++i) b[static_cast<size_t>(n) * 16 + chunk * 8 + i] = nvfp4::bf16_to_float(values[i]);

@@ -13,6 +13,8 @@ struct ExpertKernel {
   std::string name;
   bool gate_up;
   bool few;        // at most 8 tokens, routed inside
+  bool slots;      // rows come and go in slot order, in the form of tables.h (wgmma)
+  bool gated;      // gate-up: SwiGLU, otherwise squared ReLU
   int tokens;      // of a block
   int max_tokens;  // few: of the batch
   int row_tiles;   // of a CTA
@@ -38,6 +40,12 @@ struct RouteKernels {
   void (*scatter)(const Routing&, const RouteTable&);
   void (*combine)(const float* partial, long long partial_stride, const int* pick_slot, const float* weights, int top_k,
                   int columns, unsigned short* out, long long out_stride);
+  int gather_threads;
+  int gather_units;  // of 64 columns, of one CTA
+  void (*gather)(const unsigned short* rows, long long row_stride, const RouteTable&, int units, unsigned short* out,
+                 long long stride);
+  void (*combine_packed)(const PackedGroup* partial, long long stride, const int* pick_slot, const Routing&,
+                         const float* scales, int columns, unsigned short* out, long long out_stride);
 };
 RouteKernels route_kernels();
 

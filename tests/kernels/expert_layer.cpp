@@ -34,10 +34,11 @@ struct Matrix {
 
 int up_to(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// `rows` x `k`, then zeros: an intermediate width that is no multiple of 64 is padded with rows of gate and up and
-// columns of down that are zero, so that the padding of the activations is zero too.
-Matrix random_matrix(int rows, int k, int stored_rows, int stored_k, std::mt19937& rng, bool adversarial) {
-  Matrix m(stored_rows, stored_k);
+// `rows` x `k`; beyond k, up to `stored_k`, codes and scales that must not be looked at.
+Matrix random_matrix(int rows, int k, int stored_k, std::mt19937& rng, bool adversarial) {
+  Matrix m(rows, stored_k);
+  std::fill(m.codes.begin(), m.codes.end(), 0xff);
+  std::fill(m.scales.begin(), m.scales.end(), 0x7f);
   for (int r = 0; r < rows; ++r) {
     for (int i = 0; i < k / 2; ++i) m.codes[static_cast<size_t>(r * (m.k / 2) + i)] = static_cast<unsigned char>(rng());
     for (int i = 0; i < k / 16; ++i) {
@@ -56,34 +57,35 @@ LayerWeights make_weights(const LayerShape& shape, unsigned seed, bool adversari
   w.shape = shape;
   const int h = shape.hidden;
   const int n = shape.intermediate;
-  const int stored = up_to(n, kUnitK);
   const auto unpack = [](const Matrix& m, int rows, int k, std::vector<float>* out) {
     for (int r = 0; r < rows; ++r)
       for (int i = 0; i < k; ++i) out->push_back(m.at(r, i));
   };
   std::vector<unsigned char> unit(kUnitBytes);
   for (int e = 0; e < shape.experts; ++e) {
-    const Matrix gate = random_matrix(n, h, stored, h, rng, adversarial);
-    const Matrix up = random_matrix(n, h, stored, h, rng, adversarial);
-    const Matrix down = random_matrix(h, n, h, stored, rng, adversarial);
+    const Matrix gate = random_matrix(n, h, up_to(h, kUnitK), rng, adversarial);
+    const Matrix up = random_matrix(n, h, up_to(h, kUnitK), rng, adversarial);
+    const Matrix down = random_matrix(h, n, up_to(n, kUnitK), rng, adversarial);
     unpack(gate, n, h, &w.gate);
     unpack(up, n, h, &w.up);
     unpack(down, h, n, &w.down);
-    for (int tile = 0; tile < stored / 8; ++tile) {
-      for (int u = 0; u < gate.k / kUnitK; ++u) {
-        repack_unit(gate.source(), tile * 8, up.source(), tile * 8, u, unit.data());
-        w.gate_up_packed.insert(w.gate_up_packed.end(), unit.begin(), unit.end());
+    const auto repack = [&](const Matrix& first, const Matrix& second, int k, bool paired, auto* out) {
+      for (int tile = 0; tile < first.rows / (paired ? 8 : 16); ++tile) {
+        for (int u = 0; u < first.k / kUnitK; ++u) {
+          const int row = tile * (paired ? 8 : 16);
+          if (!repack_unit(first.source(), row, second.source(), paired ? row : row + 8, u, unit.data(),
+                           (k - u * kUnitK) / kBlockK)) {
+            throw std::logic_error("repack_unit looked at the padding");
+          }
+          out->insert(out->end(), unit.begin(), unit.end());
+        }
       }
-    }
-    for (int tile = 0; tile < h / 16; ++tile) {
-      for (int u = 0; u < down.k / kUnitK; ++u) {
-        repack_unit(down.source(), tile * 16, down.source(), tile * 16 + 8, u, unit.data());
-        w.down_packed.insert(w.down_packed.end(), unit.begin(), unit.end());
-      }
-    }
+    };
+    repack(shape.gated ? gate : up, up, h, shape.gated, &w.gate_up_packed);
+    repack(down, down, n, false, &w.down_packed);
     const float rms = adversarial ? 2.9f * 140.0f : 2.9f * 1.1f;
     const auto vary = [&] { return 0.8f + 0.4f * static_cast<float>(rng() % 1000) / 1000.0f; };
-    w.gate_up_scales.push_back(vary() / (rms * std::sqrt(static_cast<float>(h))));
+    if (shape.gated) w.gate_up_scales.push_back(vary() / (rms * std::sqrt(static_cast<float>(h))));
     w.gate_up_scales.push_back(2.0f * vary() / (rms * std::sqrt(static_cast<float>(h))));
     w.down_scales.push_back(vary() / (rms * std::sqrt(static_cast<float>(n))));
   }
@@ -143,6 +145,11 @@ std::vector<float> reference(const LayerWeights& w, const LayerInput& in) {
           g += gate[i] * x[static_cast<size_t>(i)];
           u += up[i] * x[static_cast<size_t>(i)];
         }
+        if (!w.shape.gated) {
+          u = std::max(u * w.gate_up_scales[static_cast<size_t>(e)], 0.0f);
+          h[static_cast<size_t>(r)] = u * u;
+          continue;
+        }
         g *= w.gate_up_scales[static_cast<size_t>(e) * 2];
         u *= w.gate_up_scales[static_cast<size_t>(e) * 2 + 1];
         if (in.limit > 0.0f) {
@@ -173,7 +180,8 @@ RouteTable make_table(Device& device, size_t picks, const LayerShape& s, int til
   table.counts = device.alloc<int>(2, "route.counts");
   table.blocks = device.alloc<Block>(static_cast<size_t>(max_blocks(static_cast<long long>(picks), s.experts, tile)),
                                      "route.blocks");
-  table.slot_token = device.alloc<int>(picks, "route.slot_token");
+  table.slot_token =
+      device.alloc<int>(static_cast<size_t>(max_slots(static_cast<long long>(picks), s.experts)), "route.slot_token");
   table.pick_slot = device.alloc<int>(picks, "route.pick_slot");
   table.totals = device.alloc<int>(static_cast<size_t>(experts) + 1, "route.totals");
   std::fill_n(table.totals, experts + 1, 0);
@@ -208,8 +216,9 @@ std::string check_table(const Routing& r, const int* ids, const RouteTable& tabl
   for (int p = 0; p < picks; ++p) {
     if (ids[p] < 0 || ids[p] >= r.experts) continue;
     of_expert[static_cast<size_t>(ids[p])].push_back(p / r.top_k);
-    ++slots;
   }
+  for (const std::vector<int>& tokens : of_expert) slots += up_to(static_cast<int>(tokens.size()), 8);
+  if (slots > max_slots(picks, r.experts)) return "more slots than max_slots()";
   if (table.counts[1] != slots) return fmt::format("{} slots, wanted {}", table.counts[1], slots);
   const int blocks = table.counts[0];
   if (blocks < 0 || blocks > max_blocks(picks, r.experts, tile)) return fmt::format("{} blocks", blocks);
@@ -217,7 +226,7 @@ std::string check_table(const Routing& r, const int* ids, const RouteTable& tabl
   for (int b = 0; b < blocks; ++b) {
     const Block& block = table.blocks[b];
     if (block.expert < 0 || block.expert >= r.experts || block.count < 0 || block.count > tile || block.first < 0 ||
-        block.first + block.count > slots) {
+        block.first % 8 != 0 || block.first + block.count > slots) {
       return fmt::format("block {}: expert {}, slots {} + {}", b, block.expert, block.first, block.count);
     }
     for (int i = 0; i < block.count; ++i) {
@@ -269,51 +278,69 @@ std::string check_route(const LayerShape& shape, const LayerInput& in, int tile,
 LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKernel& up, const ExpertKernel& down,
                    const executor::Options& options, int sms) {
   const LayerShape& s = w.shape;
-  const int stored = up_to(s.intermediate, kUnitK);
+  const int wide = up_to(s.hidden, kUnitK);
+  const int deep = up_to(s.intermediate, kUnitK);
   const RouteKernels route = route_kernels();
   Device device(options);
   LayerRun run;
   const size_t picks = static_cast<size_t>(in.tokens) * static_cast<size_t>(s.top_k);
-  const size_t h_rows = up.few ? std::min(picks, static_cast<size_t>(s.experts)) * 8 : picks;
-  auto* h = device.alloc<unsigned short>(h_rows * static_cast<size_t>(stored), "activations");
-  auto* partial = device.alloc<float>(up.few ? 1 : picks * static_cast<size_t>(s.hidden), "down's rows");
+  const size_t slots = static_cast<size_t>(max_slots(static_cast<long long>(picks), s.experts));
+  const size_t h_rows = up.few ? std::min(picks, static_cast<size_t>(s.experts)) * 8 : slots;
+  auto* h = device.alloc<unsigned short>(h_rows * static_cast<size_t>(deep), "activations");
+  if (!up.slots) {  // columns past the intermediate size are zero, and stay it
+    for (size_t row = 0; row < h_rows; ++row) {
+      for (int i = s.intermediate; i < deep; ++i) h[row * static_cast<size_t>(deep) + static_cast<size_t>(i)] = 0;
+    }
+  }
+  // fp32 rows of down; for the wgmma kernels the gathered rows, then packed rows in their place.
+  const size_t group_bytes = static_cast<size_t>(packed_row_values(s.hidden)) * 2;
+  const size_t gathered_bytes = static_cast<size_t>(wide) * 2;
+  auto* partial = device.alloc<unsigned char>(
+      up.few ? 1 : slots * (up.slots ? std::max(group_bytes, gathered_bytes) : static_cast<size_t>(s.hidden) * 4),
+      "down's rows");
   auto* out = device.alloc<unsigned short>(static_cast<size_t>(in.tokens) * static_cast<size_t>(s.hidden), "out");
   const RouteTable table = make_table(device, picks, s, up.tokens);
+  std::vector<unsigned short> rows;  // padded
+  for (int t = 0; t < in.tokens; ++t) {
+    rows.insert(rows.end(), in.rows.begin() + t * s.hidden, in.rows.begin() + (t + 1) * s.hidden);
+    rows.resize(rows.size() + static_cast<size_t>(wide - s.hidden), 0);
+  }
+  const auto* x = device.constant(rows, "hidden states");
   GemmArgs a{};
   a.weights = device.constant(w.gate_up_packed, "gate and up");
-  a.expert_bytes = packed_bytes(2 * stored, s.hidden);
-  a.row_tiles = stored / 8;
-  a.units = s.hidden / kUnitK;
-  a.source = device.constant(in.rows, "hidden states");
-  a.source_stride = s.hidden;
+  a.expert_bytes = packed_bytes((s.gated ? 2 : 1) * s.intermediate, wide);
+  a.row_tiles = s.intermediate / (s.gated ? 8 : 16);
+  a.units = wide / kUnitK;
+  a.source = up.slots ? reinterpret_cast<const unsigned short*>(partial) : x;
+  a.source_stride = up.slots ? static_cast<long long>(slots) * kUnitK : wide;
   a.scales = device.constant(w.gate_up_scales, "gate and up scales");
   a.down_scales = device.constant(w.down_scales, "down scales");
   a.out = h;
-  a.out_stride = stored;
+  a.out_stride = up.slots ? static_cast<long long>(slots) * kUnitK : deep;
   a.limit = in.limit;
   a.routing = {device.constant(in.ids, "ids"), device.constant(in.weights, "router weights"), in.tokens, s.top_k,
                s.experts};
   a.route = table;
-  for (const void* p : {static_cast<const void*>(a.source), static_cast<const void*>(a.routing.ids),
+  for (const void* p : {static_cast<const void*>(x), static_cast<const void*>(a.routing.ids),
                         static_cast<const void*>(a.routing.weights)}) {
     device.produced(p);
   }
   GemmArgs d = a;
   d.weights = device.constant(w.down_packed, "down");
-  d.expert_bytes = packed_bytes(s.hidden, stored);
+  d.expert_bytes = packed_bytes(s.hidden, deep);
   d.row_tiles = s.hidden / 16;
-  d.units = stored / kUnitK;
+  d.units = deep / kUnitK;
   d.source = h;
-  d.source_stride = stored;
+  d.source_stride = a.out_stride;
   d.scales = a.down_scales;
   d.out = up.few ? static_cast<void*>(out) : static_cast<void*>(partial);
-  d.out_stride = s.hidden;
+  d.out_stride = up.slots ? packed_row_values(s.hidden) / 4 : s.hidden;
 
   const Launch launch = [&](const std::string& name, executor::Index3 grid, int threads, unsigned shared,
                             const std::function<void()>& body) {
     const executor::LaunchStats stats = device.launch({name, grid, threads, shared}, body);
     run.switches += stats.switches;
-    run.shared_high_water.push_back(stats.shared_high_water);
+    if (stats.shared_high_water > shared) throw executor::Violation(name + ": shared memory beyond the plan");
   };
   const auto groups = [](int tiles, const ExpertKernel& k) { return (tiles + k.row_tiles - 1) / k.row_tiles; };
   unsigned up_grid = static_cast<unsigned>(sms * up.ctas);
@@ -324,14 +351,28 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   } else {
     launch_route(launch, a.routing, table, up.tokens);
   }
-  if (in.tokens > 0) {
-    launch("gate-up " + up.name, {up_grid}, up.threads, up.shared_bytes, [&] { up.run(a); });
-    launch("down " + down.name, {down_grid}, down.threads, down.shared_bytes, [&] { down.run(d); });
-    if (!up.few) {
-      launch("combine", {static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(in.tokens)}, 256, 0,
-             [&] {
-               route.combine(partial, s.hidden, table.pick_slot, a.routing.weights, s.top_k, s.hidden, out, s.hidden);
-             });
+  if (up.slots) {
+    const int blocks = max_blocks(static_cast<long long>(picks), s.experts, up.tokens);
+    launch(
+        "gather",
+        {static_cast<unsigned>(blocks), static_cast<unsigned>((a.units + route.gather_units - 1) / route.gather_units)},
+        route.gather_threads, 0,
+        [&] { route.gather(x, wide, table, a.units, reinterpret_cast<unsigned short*>(partial), a.source_stride); });
+  }
+  launch("gate-up " + up.name, {up_grid}, up.threads, up.shared_bytes, [&] { up.run(a); });
+  launch("down " + down.name, {down_grid}, down.threads, down.shared_bytes, [&] { down.run(d); });
+  if (!up.few && in.tokens > 0) {
+    const executor::Index3 grid{static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(in.tokens)};
+    if (up.slots) {
+      launch("combine packed", grid, 128, 0, [&] {
+        route.combine_packed(reinterpret_cast<const PackedGroup*>(partial), d.out_stride, table.pick_slot, a.routing,
+                             d.scales, s.hidden, out, s.hidden);
+      });
+    } else {
+      launch("combine", grid, 256, 0, [&] {
+        route.combine(reinterpret_cast<const float*>(partial), s.hidden, table.pick_slot, a.routing.weights, s.top_k,
+                      s.hidden, out, s.hidden);
+      });
     }
   }
   run.out.assign(out, out + static_cast<size_t>(in.tokens) * static_cast<size_t>(s.hidden));

@@ -13,6 +13,7 @@ namespace fourfold::moe {
 
 struct LayerShape {
   int experts, top_k, hidden, intermediate;
+  bool gated = true;  // SwiGLU; otherwise squared ReLU
 };
 
 struct LayerWeights {
@@ -20,7 +21,7 @@ struct LayerWeights {
   // Values without tensor scales: [experts][intermediate or hidden][k].
   std::vector<float> gate, up, down;
   std::vector<unsigned char> gate_up_packed, down_packed;
-  std::vector<float> gate_up_scales, down_scales;  // [experts][2], [experts]
+  std::vector<float> gate_up_scales, down_scales;  // [experts][2] ([experts] without a gate), [experts]
 };
 // `adversarial`: every e4m3 scale, subnormal, zero and negative ones too.
 LayerWeights make_weights(const LayerShape& shape, unsigned seed, bool adversarial = false);
@@ -49,7 +50,6 @@ struct LayerRun {
   std::vector<unsigned short> out;  // bf16 [tokens][hidden]
   std::uint64_t switches = 0;
   std::set<executor::SeenSite> seen;
-  std::vector<unsigned> shared_high_water;
 };
 // Throws executor::Violation. `sms`: CTAs are sms * kernel.ctas at most.
 LayerRun run_layer(const LayerWeights& weights, const LayerInput& input, const ExpertKernel& up,

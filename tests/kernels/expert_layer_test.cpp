@@ -12,7 +12,7 @@ using executor::Options;
 using executor::schedules;
 
 // Pairs of kernels that run together: the same batch sizes and, when sorted, the same blocks.
-std::vector<std::pair<ExpertKernel, ExpertKernel>> pairs(bool few) {
+std::vector<std::pair<ExpertKernel, ExpertKernel>> pairs(bool few, bool gated = true) {
   std::vector<ExpertKernel> all = stream_kernels();
   if (!few) {
     for (ExpertKernel& k : prefill_kernels()) all.push_back(std::move(k));
@@ -20,7 +20,8 @@ std::vector<std::pair<ExpertKernel, ExpertKernel>> pairs(bool few) {
   std::vector<std::pair<ExpertKernel, ExpertKernel>> result;
   for (const ExpertKernel& up : all) {
     for (const ExpertKernel& down : all) {
-      if (up.gate_up && !down.gate_up && up.few == few && down.few == few && up.tokens == down.tokens) {
+      if (up.gate_up && !down.gate_up && up.few == few && down.few == few && up.tokens == down.tokens &&
+          up.slots == down.slots && up.gated == gated) {
         result.push_back({up, down});
       }
     }

@@ -4,26 +4,31 @@
 
 namespace fourfold::moe {
 namespace {
-template <bool GateUp, int Tokens, int Stages>
+template <bool GateUp, int Tokens, int Stages, bool Relu2 = false>
 ExpertKernel prefill(const char* name) {
-  using Tile = PrefillTileOf<GateUp, Tokens, Stages>;
-  return {name,
-          GateUp,
-          false,
-          Tokens,
-          0,
-          kPrefillRowTiles,
-          1,
-          kPrefillThreads,
-          prefill_map(Tile::value).total,
-          [](const GemmArgs& args) { moe_prefill<Tile>(args); }};
+  using Tile = PrefillTileOf<GateUp, Tokens, Stages, Relu2>;
+  ExpertKernel k = {};
+  k.name = name;
+  k.gate_up = GateUp;
+  k.slots = true;
+  k.gated = !Relu2;
+  k.tokens = Tokens;
+  k.row_tiles = kPrefillRowTiles;
+  k.ctas = 1;
+  k.threads = kPrefillThreads;
+  k.shared_bytes = prefill_map(Tile::value).total;
+  k.run = [](const GemmArgs& args) { moe_prefill<Tile>(args); };
+  return k;
 }
 }  // namespace
 
 #define PREFILL(...) prefill<__VA_ARGS__>("prefill {" #__VA_ARGS__ "}")
 
 std::vector<ExpertKernel> prefill_kernels() {
-  return {PREFILL(true, 160, 7), PREFILL(false, 160, 7), PREFILL(true, 32, 4), PREFILL(false, 32, 4)};
+  return {
+      PREFILL(true, 176, 4), PREFILL(false, 176, 6),     PREFILL(true, 32, 3),
+      PREFILL(false, 32, 2), PREFILL(true, 32, 6, true),
+  };
 }
 
 }  // namespace fourfold::moe

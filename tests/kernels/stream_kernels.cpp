@@ -4,13 +4,24 @@
 
 namespace fourfold::moe {
 namespace {
-template <bool GateUp, bool Few, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas>
+template <bool GateUp, bool Few, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas,
+          bool Relu2 = false>
 ExpertKernel stream(const char* name) {
-  using Tile = StreamTileOf<GateUp, Few, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas>;
+  using Tile = StreamTileOf<GateUp, Few, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas, Relu2>;
   constexpr StreamTile T = Tile::value;
-  return {
-      name,        GateUp, Few,         Few ? T.rows : T.nt * 8, T.rows,
-      T.mt * T.wm, T.ctas, T.threads(), stream_map(T).total,     [](const GemmArgs& args) { moe_stream<Tile>(args); }};
+  ExpertKernel k = {};
+  k.name = name;
+  k.gate_up = GateUp;
+  k.few = Few;
+  k.gated = !Relu2;
+  k.tokens = Few ? T.rows : T.nt * 8;
+  k.max_tokens = T.rows;
+  k.row_tiles = T.mt * T.wm;
+  k.ctas = T.ctas;
+  k.threads = T.threads();
+  k.shared_bytes = stream_map(T).total;
+  k.run = [](const GemmArgs& args) { moe_stream<Tile>(args); };
+  return k;
 }
 }  // namespace
 
@@ -26,9 +37,13 @@ std::vector<ExpertKernel> stream_kernels() {
       STREAM(false, true, 1, 1, 2, 4, 1, 8, 4, 4, 2),  //
       STREAM(false, true, 1, 2, 4, 1, 1, 8, 1, 8, 2),  //
       STREAM(true, false, 2, 2, 1, 2, 1, 8, 4, 3, 2),  // sorted, 8 tokens to a block
-      STREAM(true, false, 2, 2, 2, 1, 3, 24, 2, 2, 1),  STREAM(true, false, 4, 1, 1, 1, 4, 32, 1, 3, 1),
-      STREAM(false, false, 2, 2, 1, 2, 1, 8, 4, 3, 2),  STREAM(false, false, 2, 2, 2, 1, 3, 24, 2, 2, 1),
-      STREAM(false, false, 4, 1, 1, 1, 4, 32, 1, 3, 1),
+      STREAM(true, false, 2, 2, 2, 1, 3, 24, 2, 2, 1),
+      STREAM(true, false, 4, 1, 1, 1, 4, 32, 1, 3, 1),
+      STREAM(false, false, 2, 2, 1, 2, 1, 8, 4, 3, 2),
+      STREAM(false, false, 2, 2, 2, 1, 3, 24, 2, 2, 1),
+      STREAM(false, false, 2, 4, 1, 1, 4, 32, 1, 3, 1),
+      STREAM(true, true, 2, 1, 1, 4, 1, 8, 4, 4, 2, true),  // squared ReLU
+      STREAM(true, false, 2, 2, 1, 2, 1, 8, 4, 3, 2, true),
   };
 }
 

@@ -31,6 +31,11 @@ inline u64 policy_evict_first() { return 1; }
 inline u64 policy_evict_last() { return 2; }
 void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64 policy, Site site = Site::here());
 
+void bulk_store(void* destination, u32 source, u32 bytes, Site site = Site::here());
+void bulk_store_commit(Site site = Site::here());
+void bulk_store_wait_read(Site site = Site::here());
+void bulk_store_wait(Site site = Site::here());
+
 void async_copy16(u32 destination, const void* source, Site site = Site::here());
 void async_copy4(u32 destination, const void* source, Site site = Site::here());
 void async_copy_commit(Site site = Site::here());
@@ -64,6 +69,7 @@ Vec4 load_shared4(u32 address, Site site = Site::here());
 Vec2 load_shared2(u32 address, Site site = Site::here());
 u32 load_shared1(u32 address, Site site = Site::here());
 void load_matrix4(u32 (&r)[4], u32 address, Site site = Site::here());
+void store_matrix4_transposed(u32 address, const u32 (&r)[4], Site site = Site::here());
 void barrier_sync(int id, int threads, Site site = Site::here());
 
 template <u32 Mask>
@@ -82,6 +88,7 @@ inline u32 both_low(u32 a) { return (a & 0xffffu) | a << 16; }
 inline u32 both_high(u32 a) { return (a >> 16) | (a & 0xffff0000u); }
 float exp2_approx(float x);        // ftz, like the instruction
 float reciprocal_approx(float x);  //
+float max_magnitude(float x, float y);
 inline u16 to_bf16(float x) { return nvfp4::float_to_bf16(x); }
 inline u32 to_bf16x2(float low, float high) {
   return nvfp4::float_to_bf16(low) | static_cast<u32>(nvfp4::float_to_bf16(high)) << 16;

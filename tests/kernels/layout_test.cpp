@@ -120,7 +120,7 @@ TEST(MoeLayout, FourAndAHalfBitsPerWeight) {
 }
 
 TEST(MoeTiles, RegionsFollowEachOtherWithoutOverlap) {
-  constexpr StreamTile t{true, true, 2, 1, 2, 4, 1, 8, 4, 8, 2};
+  constexpr StreamTile t{true, true, 2, 1, 2, 4, 1, 8, 4, 8, 2, false};
   constexpr StreamMap m = stream_map(t);
   EXPECT_EQ(m.weight_stride, 2u * 4 * 576);
   EXPECT_GE(m.rows, m.weights + 8 * m.weight_stride);
@@ -128,9 +128,12 @@ TEST(MoeTiles, RegionsFollowEachOtherWithoutOverlap) {
   EXPECT_GE(m.few, m.partials + 2 * 8 * 2 * 512);
   EXPECT_GE(m.barriers, m.few + kFewTableBytes);
   EXPECT_EQ(m.total, m.barriers + 8 * 16);
-  constexpr PrefillMap p = prefill_map({true, 160, 7});
+  constexpr PrefillMap p = prefill_map({false, 160, 7, false});
   EXPECT_EQ(p.total, 7u * (160 * 128 + 16 * 576 + 16));
   EXPECT_LE(p.total, 232448u);
+  constexpr PrefillMap staged = prefill_map({true, 160, 5, false});
+  EXPECT_EQ(staged.total, 5u * (160 * 128 + 16 * 576 + 16) + 2 * 160 * 128);  // h on its way out
+  EXPECT_LE(staged.total, 232448u);
 }
 
 }  // namespace

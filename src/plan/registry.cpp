@@ -87,17 +87,8 @@ std::string_view region_name(RegionId id, const TileConfig& tile) {
   const bool down = tile.pass == Pass::kDown;
   const bool two = tile.operands == 2;
   switch (id) {
-    case RegionId::kWeights0:
-      if (packed(tile)) {
-        return down ? "down: codes and scales" : two ? "gate, up: codes and scales" : "up: codes and scales";
-      }
-      return down ? "down: codes" : two ? "gate: codes" : "up: codes";
-    case RegionId::kWeights1:
-      return "up: codes";
-    case RegionId::kScales0:
-      return down ? "down: scales" : two ? "gate: scales" : "up: scales";
-    case RegionId::kScales1:
-      return "up: scales";
+    case RegionId::kWeights:
+      return down ? "down: codes and scales" : two ? "gate, up: codes and scales" : "up: codes and scales";
     case RegionId::kActivations:
       return "activations";
     case RegionId::kActivationScales:

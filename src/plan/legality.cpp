@@ -226,13 +226,14 @@ int estimated_registers(const Candidate& c) {
   const int accumulators = static_cast<int>(ceil_div(int64_t{t.tokens} * t.operands * t.n, threads));
   switch (t.family) {
     case Family::kStreaming:
-    case Family::kMmaSync:
       // Gate-up holds two scales and the clamp through its epilogue.
       return t.pass == Pass::kGateUp ? 68 + accumulators * 3 / 2 : 58 + accumulators * 7 / 5;
+    case Family::kMmaSync:
+      return 76 + accumulators * 7 / 4;
     case Family::kWgmma:
       return 80 + accumulators;
     case Family::kFp4:
-      return 52 + accumulators * 6 / 5;
+      return std::max(98, 16 + accumulators * 158 / 100);
   }
   return accumulators;
 }

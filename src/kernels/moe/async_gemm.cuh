@@ -332,6 +332,18 @@ __device__ __forceinline__ void run(const GemmArgs& args, const RowSource& sourc
   async_copy_wait<0>();
 }
 
+// Gate-up's output type, or down's fp32.
+template <bool GateUp, typename T>
+struct OutputType {
+  using Type = T;
+};
+template <typename T>
+struct OutputType<false, T> {
+  using Type = float;
+};
+template <bool GateUp, typename T>
+using OutputOf = typename OutputType<GateUp, T>::Type;
+
 __device__ __forceinline__ float squared_relu(float x) { return x > 0.0f ? x * x : 0.0f; }
 
 // silu(gate) * up, both clamped first where `limit` is positive.

@@ -104,8 +104,10 @@ struct Fp4Math {
     }
   }
 
-  // One column's block of 16 outputs: this lane has numbers g and g + 8.
-  __device__ __forceinline__ void quantise_block(float low, float high, long long row, int group, bool valid) const {
+  // One column's block of 16 outputs, of which this lane has numbers g and g + 8, to the block's place in rows of codes
+  // and scales.
+  __device__ __forceinline__ void quantise_block(float low, float high, int group, bool valid, u8* codes,
+                                                 u8* scales) const {
     low = low == low ? low : 0.0f;
     high = high == high ? high : 0.0f;
     float largest = fmaxf(fabsf(low), fabsf(high));
@@ -117,56 +119,58 @@ struct Fp4Math {
     u32 word = (pair & 15u) << (4 * k_nibble(g)) | (pair >> 4) << (4 * k_nibble(8 + g));
     word |= __shfl_xor_sync(0xffffffffu, word, 4);
     word |= __shfl_xor_sync(0xffffffffu, word, 8);
-    if (!valid) return;
     const int place = group / 4 * 4 + group_place(group % 4);
-    if (g % 4 == 0) {
-      u8* out = static_cast<u8*>(args.gemm.out) + row * args.gemm.out_stride + place * 8 + g;
-      *reinterpret_cast<u32*>(out) = word;
-    }
-    if (g == 0) args.out_scales[row * args.out_scale_stride + place] = static_cast<u8>(code);
+    if (valid && g % 4 == 0) *reinterpret_cast<u32*>(codes + place * 8 + g) = word;
+    if (valid && g == 0) scales[place] = static_cast<u8>(code);
   }
 
   // A lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment.
   template <int NT>
   __device__ __forceinline__ void finish(Sum<NT>& sum, const Block& block, int tile0, int wn) const {
     const GemmArgs& gemm = args.gemm;
+    // Pointers step from column to column: multiples of the stride would be computed once and kept for all items.
+    using Out = OutputOf<S::kGateUp, u8>;
+    const int left = block.count - (wn * 8 + 2 * l);
+    const int tiles = gemm.row_tiles - tile0;
+    const long long row = block.first + wn * 8 + 2 * l;
+    Out* out = static_cast<Out*>(gemm.out) + row * gemm.out_stride + (S::kGateUp ? 0 : partial_place(tile0, g));
+    u8* scales = args.out_scales + row * args.out_scale_stride;
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int column = (n * S::kWn + wn) * 8 + 2 * l + e;
-        const bool there = column < block.count;
-        const long long row = block.first + static_cast<long long>(column);
+        const bool there = n * S::kWn * 8 + e < left;
         if constexpr (!S::kGateUp) {
-          if (!there) continue;
+          if (there) {
 #pragma unroll
-          for (int m = 0; m < kMt; ++m) {
-            const int tile = tile0 + m;
-            if (tile >= gemm.row_tiles) break;
-            float* out = static_cast<float*>(gemm.out) + row * gemm.out_stride + partial_place(tile, g);
-            *reinterpret_cast<float2*>(out) = make_float2(sum.v[m][n][e] * first, sum.v[m][n][2 + e] * first);
+            for (int m = 0; m < kMt; ++m) {
+              if (m >= tiles) break;
+              *reinterpret_cast<float2*>(out + m * kTileRows) =
+                  make_float2(sum.v[m][n][e] * first, sum.v[m][n][2 + e] * first);
+            }
           }
         } else if constexpr (S::kGated) {
 #pragma unroll
           for (int m = 0; m < kMt; m += 2) {
-            const int tile = tile0 + m;
-            if (tile >= gemm.row_tiles) break;
+            if (m >= tiles) break;
             float h[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
               h[i] = swiglu(sum.v[m + i][n][e] * first, sum.v[m + i][n][2 + e] * second, gemm.limit);
             }
-            quantise_block(h[0], h[1], row, tile / 2, there);
+            quantise_block(h[0], h[1], (tile0 + m) / 2, there, out, scales);
           }
         } else {
 #pragma unroll
           for (int m = 0; m < kMt; ++m) {
-            const int tile = tile0 + m;
-            if (tile >= gemm.row_tiles) break;
-            quantise_block(squared_relu(sum.v[m][n][e] * first), squared_relu(sum.v[m][n][2 + e] * first), row, tile,
-                           there);
+            if (m >= tiles) break;
+            quantise_block(squared_relu(sum.v[m][n][e] * first), squared_relu(sum.v[m][n][2 + e] * first), tile0 + m,
+                           there, out, scales);
           }
         }
+        const int step = e == 0 ? 1 : S::kWn * 8 - 1;
+        out += step * gemm.out_stride;
+        if (S::kGateUp) scales += step * args.out_scale_stride;
       }
   }
 };

@@ -5,9 +5,9 @@
 //        src/base/check.cpp -lfmt
 //   ./moe_async_check [--quick] [--time]
 //
-// Without the macro it wants an sm_120a or sm_121a card. Every kernel gets at most 101,376 bytes of shared memory, what a
-// block of those cards may have. The reference is fp32 on dequantised weights; activations are quantised on the host by
-// nvfp4::quantize_activations. Output and intermediate buffers are poisoned (NaN) before each run.
+// Without the macro it wants an sm_120a or sm_121a card. Every kernel gets at most 101,376 bytes of shared memory, what
+// a block of those cards may have. The reference is fp32 on dequantised weights; activations are quantised on the host
+// by nvfp4::quantize_activations. Output and intermediate buffers are poisoned (NaN) before each run.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -125,8 +125,8 @@ void check_multiplication() {
   }
   const bool ok = worst < 1e-6;
   failures += !ok;
-  std::printf("%s multiplication m16n8k64: largest error %.2e of the sum of magnitudes, %d tiles\n", ok ? "ok  " : "FAIL",
-              worst, kRounds);
+  std::printf("%s multiplication m16n8k64: largest error %.2e of the sum of magnitudes, %d tiles\n",
+              ok ? "ok  " : "FAIL", worst, kRounds);
 }
 
 // ---- kernels --------------------------------------------------------------------------------------------------------
@@ -214,9 +214,8 @@ std::vector<float> reference_product(const Buffer<u8>& codes, const Buffer<u8>& 
   const Buffer<int> de(experts);
   Buffer<float> out(experts.size() * static_cast<size_t>(rows));
   const long long warps = static_cast<long long>(experts.size()) * rows;
-  reference_rows<<<static_cast<unsigned>((warps + 7) / 8), 256>>>(codes.data, scales.data, dx.data, de.data,
-                                                                  static_cast<long long>(experts.size()), rows, k,
-                                                                  out.data);
+  reference_rows<<<static_cast<unsigned>((warps + 7) / 8), 256>>>(
+      codes.data, scales.data, dx.data, de.data, static_cast<long long>(experts.size()), rows, k, out.data);
   CUDA_CHECK(cudaDeviceSynchronize());
   return out.get();
 }
@@ -283,7 +282,10 @@ struct Layer {
 
 enum class Ids { kUniform, kOne, kMissing, kDuplicate };
 const char* name_of(Ids mode) {
-  return mode == Ids::kUniform ? "uniform" : mode == Ids::kOne ? "one expert" : mode == Ids::kMissing ? "missing" : "duplicate";
+  return mode == Ids::kUniform   ? "uniform"
+         : mode == Ids::kOne     ? "one expert"
+         : mode == Ids::kMissing ? "missing"
+                                 : "duplicate";
 }
 
 double relative(const std::vector<float>& got, const std::vector<float>& want, bool* finite) {
@@ -331,7 +333,8 @@ void check(const Layer& layer, const Set& set, bool fp4, int tokens, Ids mode, f
   const size_t slots = static_cast<size_t>(picks) + 8 * static_cast<size_t>(s.experts) + 8;
   Buffer<int> counts(4), slot_token(slots), pick_slot(picks), totals(1025);
   Buffer<Block> block_table(blocks);
-  Buffer<u8> x_codes(static_cast<size_t>(tokens) * hidden_units * 32), x_scales(static_cast<size_t>(tokens) * hidden_units * 4);
+  Buffer<u8> x_codes(static_cast<size_t>(tokens) * hidden_units * 32),
+      x_scales(static_cast<size_t>(tokens) * hidden_units * 4);
   Buffer<u8> h_codes(slots * inner_units * 32), h_scales(slots * inner_units * 4);
   Buffer<u16> h(slots * s.intermediate), y(static_cast<size_t>(tokens) * s.hidden);
   Buffer<float> partial(slots * s.hidden);
@@ -393,10 +396,9 @@ void check(const Layer& layer, const Set& set, bool fp4, int tokens, Ids mode, f
   }
   const auto run = [&] {
     if (fp4) {
-      moe_quantize<<<dim3((hidden_units * 4 + 127) / 128, tokens), 128>>>(dx.data, s.hidden, s.hidden, hidden_units,
-                                                                         layer.input.data, x_codes.data,
-                                                                         hidden_units * 32, x_scales.data,
-                                                                         hidden_units * 4);
+      moe_quantize<<<dim3((hidden_units * 4 + 127) / 128, tokens), 128>>>(
+          dx.data, s.hidden, s.hidden, hidden_units, layer.input.data, x_codes.data, hidden_units * 32, x_scales.data,
+          hidden_units * 4);
     }
     if (picks <= kRouteOnePass) {
       moe_route<<<1, kRouteThreads>>>(routing, route, set.down.tokens);
@@ -478,24 +480,28 @@ void check(const Layer& layer, const Set& set, bool fp4, int tokens, Ids mode, f
     if (fp4) {
       std::vector<u8> codes(inner / 2), scales(inner / 16);
       ff::nvfp4::quantize_activations(row, 1.0f / layer.down_input[e], codes, scales);
-      ff::nvfp4::dequantize_row(codes, scales, layer.down_input[e], {&want_input[p * inner], static_cast<size_t>(inner)});
+      ff::nvfp4::dequantize_row(codes, scales, layer.down_input[e],
+                                {&want_input[p * inner], static_cast<size_t>(inner)});
       decode_row(&hc[static_cast<size_t>(slot) * inner_units * 32], &hs[static_cast<size_t>(slot) * inner_units * 4],
                  inner, layer.down_input[e], &got_h[p * inner]);
       for (int c = 0; c < inner; ++c) differ += want_input[p * inner + c] != got_h[p * inner + c];
       of += inner;
     } else {
-      for (int c = 0; c < inner; ++c) got_h[p * inner + c] = ff::nvfp4::bf16_to_float(hb[static_cast<size_t>(slot) * inner + c]);
+      for (int c = 0; c < inner; ++c)
+        got_h[p * inner + c] = ff::nvfp4::bf16_to_float(hb[static_cast<size_t>(slot) * inner + c]);
     }
   }
   bool finite = true;
   const double h_error = relative(got_h, fp4 ? want_input : want_h, &finite);
   // Down from the device's own h: nothing but this product, the weights and the sum.
-  const std::vector<float> products = reference_product(layer.down, layer.down_scales, got_h, pick_expert, s.hidden, inner);
+  const std::vector<float> products =
+      reference_product(layer.down, layer.down_scales, got_h, pick_expert, s.hidden, inner);
   const std::vector<u16> out = y.get();
   std::vector<float> want_y(sample.size() * s.hidden, 0.0f), got_y(sample.size() * s.hidden);
   for (size_t p = 0; p < pick_expert.size(); ++p) {
     if (pick_expert[p] < 0) continue;
-    const float w = weights[static_cast<size_t>(sample[p / top_k]) * top_k + p % top_k] * layer.down_factor[pick_expert[p]];
+    const float w =
+        weights[static_cast<size_t>(sample[p / top_k]) * top_k + p % top_k] * layer.down_factor[pick_expert[p]];
     for (int c = 0; c < s.hidden; ++c) want_y[p / top_k * s.hidden + c] += products[p * s.hidden + c] * w;
   }
   for (size_t i = 0; i < sample.size(); ++i) {

@@ -20,8 +20,8 @@
 
 namespace fourfold::plan {
 
-// How the arithmetic of a tile is done. docs/plan.md describes each. All read the same stored copy of the weights: packed
-// units of 16 rows x 64 K, codes and scales together (kernels/moe/layout.h), the weights on the M side.
+// How the arithmetic of a tile is done. docs/plan.md describes each. All read the same stored copy of the weights:
+// packed units of 16 rows x 64 K, codes and scales together (kernels/moe/layout.h), the weights on the M side.
 enum class Family : int {
   kStreaming,  // few tokens per expert: a producer warp keeps bulk copies in flight, mma.sync m16n8k16
   kMmaSync,    // the same arithmetic with asynchronous copies issued by every warp; runs on sm_80 and later
@@ -139,8 +139,9 @@ inline constexpr unsigned kRowSkew = 16;             // bytes after an activatio
                                                      // ldmatrix fall into different banks
 inline constexpr unsigned kInlineRouteBytes = 8832;  // kFewTableBytes of kernels/moe/stream_tile.h
 
-// Warps that divide the weight rows of a tile; the others of a K slice divide its tokens. An FP4 warp keeps two row tiles
-// where it can: they share the fragments of the activations, and together make a whole block of 16 of the next product's.
+// Warps that divide the weight rows of a tile; the others of a K slice divide its tokens. An FP4 warp keeps two row
+// tiles where it can: they share the fragments of the activations, and together make a whole block of 16 of the next
+// product's.
 FOURFOLD_PLAN_FN int row_warps(const TileConfig& t) {
   const int slice = t.warps / t.k_warps;
   const int most = t.operands * t.n / 16 / (t.family == Family::kFp4 ? 2 : 1);

@@ -1,12 +1,12 @@
-// What the expert GEMMs without a producer warp share: tiles, work items, and a pipeline of stages that every warp fills
-// with cp.async. mma_sync.cuh (bf16 activations) and fp4_sm120.cuh (NVFP4 activations) supply the arithmetic.
+// What the expert GEMMs without a producer warp share: tiles, work items, and a pipeline of stages that every warp
+// fills with cp.async. mma_sync.cuh (bf16 activations) and fp4_sm120.cuh (NVFP4 activations) supply the arithmetic.
 //
 // A CTA is persistent over items: one block of tokens (tables.h) x `operands * n` weight rows. Its warps are WM (weight
 // rows) x WN (token tiles of 8, dealt round robin); a warp holds MT x NT fp32 fragments of 16 x 8. The pipeline runs on
 // across items: at every stage the loader is `stages - 1` ahead, be it in the same item or in a later one.
 //
-// One __syncthreads per stage. Behind it, what was copied before is visible to all, and the slot that was multiplied one
-// stage earlier is free: the loader refills exactly that one. With `stages` = 2 the copy of a stage overlaps the
+// One __syncthreads per stage. Behind it, what was copied before is visible to all, and the slot that was multiplied
+// one stage earlier is free: the loader refills exactly that one. With `stages` = 2 the copy of a stage overlaps the
 // multiplication of the one before. Nothing here depends on how many stages an item has: one is enough.
 //
 // Columns of a tile never mix, so token rows that are not loaded may hold anything: their columns are never stored. The
@@ -22,7 +22,8 @@ namespace fourfold::moe {
 using plan::make_smem_map;
 
 // A tile of the ledger as a type. `Rows` are weight rows of one operand, `Operands` 2 for gate and up.
-template <plan::Family Kind, bool GateUp, int Operands, int Tokens, int Rows, int Depth, int Stages, int Warps, int Ctas>
+template <plan::Family Kind, bool GateUp, int Operands, int Tokens, int Rows, int Depth, int Stages, int Warps,
+          int Ctas>
 struct AsyncTileOf {
   static constexpr plan::TileConfig value{.family = Kind,
                                           .pass = GateUp ? plan::Pass::kGateUp : plan::Pass::kDown,
@@ -61,12 +62,12 @@ struct Shape {
   static constexpr int kWn = T.warps / kWm;
   static constexpr int kMt = kRowTiles / kWm;
   static constexpr int kNt = T.tokens / 8 / kWn;
-  static constexpr int kUnits = T.k / kUnitK;                              // of a stage
-  static constexpr int kUnitRowBytes = kUnitK * T.activation_bits / 8;     // of an activation row
-  static constexpr int kPieces = kUnits * kUnitRowBytes / 16;              // 16-byte pieces of a stage's row
+  static constexpr int kUnits = T.k / kUnitK;                           // of a stage
+  static constexpr int kUnitRowBytes = kUnitK * T.activation_bits / 8;  // of an activation row
+  static constexpr int kPieces = kUnits * kUnitRowBytes / 16;           // 16-byte pieces of a stage's row
   static constexpr int kRowsPerPass = kThreads / kPieces;
   static constexpr int kRowRegisters = (T.tokens + kThreads - 1) / kThreads;
-  static constexpr u32 kStrip = kUnits * kUnitBytes;                       // of a row tile in a stage
+  static constexpr u32 kStrip = kUnits * kUnitBytes;  // of a row tile in a stage
   static constexpr u32 kWeights = plan::make_smem_map(T).regions[static_cast<int>(RegionId::kWeights)].offset;
   static constexpr u32 kWeightStride = plan::make_smem_map(T).regions[static_cast<int>(RegionId::kWeights)].stride;
   static constexpr u32 kRows = plan::make_smem_map(T).regions[static_cast<int>(RegionId::kActivations)].offset;
@@ -81,8 +82,8 @@ struct Shape {
   static_assert(kWeightStride == kRowTiles * kStrip && kThreads % kPieces == 0);
 };
 
-// Items of a CTA: first, first + step, ...; the row groups of one block follow each other, so that its weights' rows and
-// its tokens are wanted at about the same time everywhere.
+// Items of a CTA: first, first + step, ...; the row groups of one block follow each other, so that its weights' rows
+// and its tokens are wanted at about the same time everywhere.
 struct Work {
   int row_groups;
   int items;
@@ -171,8 +172,7 @@ struct Loader {
     const int tiles = args.row_tiles - row_group * S::kRowTiles;
     const u64 strip = static_cast<u64>(args.units) * kUnitBytes;
     const u8* from = args.weights + static_cast<u64>(expert) * args.expert_bytes +
-                     static_cast<u64>(row_group) * S::kRowTiles * strip +
-                     static_cast<u64>(k_chunk) * S::kStrip;
+                     static_cast<u64>(row_group) * S::kRowTiles * strip + static_cast<u64>(k_chunk) * S::kStrip;
     const u32 destination = base + S::kWeights + static_cast<u32>(to) * S::kWeightStride;
 #pragma unroll
     for (int i = 0; i < (S::kRowTiles * kShare + T.warps - 1) / T.warps; ++i) {
@@ -183,7 +183,8 @@ struct Loader {
       for (u32 j = 0; j < (S::kStrip + kStep - 1) / kStep; ++j) {
         const u32 at = j * kStep + static_cast<u32>(warp % kShare) * 512u + lane * 16u;
         if (at < bytes) {
-          async_copy16(destination + static_cast<u32>(tile) * S::kStrip + at, from + static_cast<u64>(tile) * strip + at);
+          async_copy16(destination + static_cast<u32>(tile) * S::kStrip + at,
+                       from + static_cast<u64>(tile) * strip + at);
         }
       }
     }
@@ -199,8 +200,8 @@ struct Loader {
     if (piece * 16 < left * S::kUnitRowBytes) {
       const u32 destination =
           base + S::kRows + static_cast<u32>(stage) * S::kRowsStride + static_cast<u32>(piece) * 16u;
-      const u8* from = source.rows + static_cast<u64>(chunk) * (S::kUnits * S::kUnitRowBytes) +
-                       static_cast<u64>(piece) * 16u;
+      const u8* from =
+          source.rows + static_cast<u64>(chunk) * (S::kUnits * S::kUnitRowBytes) + static_cast<u64>(piece) * 16u;
 #pragma unroll 4
       for (int column = static_cast<int>(threadIdx.x) / S::kPieces; column < block.count; column += S::kRowsPerPass) {
         async_copy16(destination + static_cast<u32>(column) * S::kRowStride,
@@ -272,8 +273,8 @@ __device__ __forceinline__ void run(const GemmArgs& args, const RowSource& sourc
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int wm = warp % S::kWm;
   const int wn = warp / S::kWm;
-  // The route's tables are complete when gate-up runs, and gate-up lets down start only then: down may read them and ask
-  // for weights before it waits for its activations.
+  // The route's tables are complete when gate-up runs, and gate-up lets down start only then: down may read them and
+  // ask for weights before it waits for its activations.
   if (S::kGateUp) {
     grid_dependency_wait();
     grid_launch_dependents();
@@ -299,12 +300,12 @@ __device__ __forceinline__ void run(const GemmArgs& args, const RowSource& sourc
       async_copy_wait<T.stages - 2>();
       __syncthreads();
       loader.step();
-      const u32 weights = base + S::kWeights + static_cast<u32>(stage) * S::kWeightStride +
-                          static_cast<u32>(wm * S::kMt) * S::kStrip;
+      const u32 weights =
+          base + S::kWeights + static_cast<u32>(stage) * S::kWeightStride + static_cast<u32>(wm * S::kMt) * S::kStrip;
       const u32 rows =
           base + S::kRows + static_cast<u32>(stage) * S::kRowsStride + static_cast<u32>(wn * 8) * S::kRowStride;
-      const u32 scales = base + S::kScales + static_cast<u32>(stage) * S::kScalesStride +
-                         static_cast<u32>(wn * 8 * S::kUnits) * 4u;
+      const u32 scales =
+          base + S::kScales + static_cast<u32>(stage) * S::kScalesStride + static_cast<u32>(wn * 8 * S::kUnits) * 4u;
       const int left = args.units - chunk * S::kUnits;
 #pragma unroll
       for (int unit = 0; unit < S::kUnits; ++unit) {

@@ -1,14 +1,14 @@
-// Expert GEMMs with NVFP4 weights and NVFP4 activations (W4A4) on block-scaled mma.m16n8k64: sm_120a and sm_121a, or any
-// card from sm_80 on with FOURFOLD_EMULATE_FP4_MMA. The weights are read from the same stored units as everywhere else
-// and are the A operand; fp4_layout.h says how.
+// Expert GEMMs with NVFP4 weights and NVFP4 activations (W4A4) on block-scaled mma.m16n8k64: sm_120a and sm_121a, or
+// any card from sm_80 on with FOURFOLD_EMULATE_FP4_MMA. The weights are read from the same stored units as everywhere
+// else and are the A operand; fp4_layout.h says how.
 //   moe_quantize  the layer's input, once per token
 //   gate-up       h = silu(gate) * up, or relu(up)^2, quantised to NVFP4 from the fp32 sums with down's input scale
 //   down          fp32 rows per slot, which moe_combine adds up
 // Tiles, items and the pipeline: async_gemm.cuh.
 //
-// Quantisation (nvfp4/quantize.h): with G = 1 / input scale a block of 16 gets the scale e4m3(min(G x largest / 6, 448)) and
-// codes e2m1(G x value / scale), saturating; where the scale is 0, and for a NaN, codes are 0. Input scales are static,
-// one for the layer's input and one per expert for h; nvfp4/input_scales.h makes them usable.
+// Quantisation (nvfp4/quantize.h): with G = 1 / input scale a block of 16 gets the scale e4m3(min(G x largest / 6,
+// 448)) and codes e2m1(G x value / scale), saturating; where the scale is 0, and for a NaN, codes are 0. Input scales
+// are static, one for the layer's input and one per expert for h; nvfp4/input_scales.h makes them usable.
 #pragma once
 
 #include "kernels/moe/async_gemm.cuh"
@@ -95,7 +95,8 @@ struct Fp4Math {
       load_matrix4(x, rows + row_at + tile * (S::kWn * 8) * S::kRowStride + static_cast<u32>(unit * kFp4UnitBytes));
 #pragma unroll
       for (int i = 0; i < 2 && n + i < NT; ++i) {
-        const u32 s = load_shared1(scales + row_scales_at + static_cast<u32>((n + i) * S::kWn * 8 * S::kUnits + unit) * 4u);
+        const u32 s =
+            load_shared1(scales + row_scales_at + static_cast<u32>((n + i) * S::kWn * 8 * S::kUnits + unit) * 4u);
 #pragma unroll
         for (int m = 0; m < kMt; ++m) {
           mma_m16n8k64_nvfp4(sum.v[m][n + i], a[m], x[2 * i], x[2 * i + 1], scale[m], s);
@@ -177,8 +178,8 @@ struct Fp4Math {
 
 }  // namespace async_detail
 
-// `Tile` is an AsyncTileOf<Family::kFp4, ...>. Grid: at most items, a persistent CTA takes every gridDim.x-th. Gated, I is
-// a multiple of 16 (row_tiles is even).
+// `Tile` is an AsyncTileOf<Family::kFp4, ...>. Grid: at most items, a persistent CTA takes every gridDim.x-th. Gated, I
+// is a multiple of 16 (row_tiles is even).
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::value.warps * 32, Tile::ctas) moe_fp4(const __grid_constant__ Fp4Args args) {
   using namespace async_detail;
@@ -190,9 +191,9 @@ __global__ void __launch_bounds__(Tile::value.warps * 32, Tile::ctas) moe_fp4(co
   run<Tile>(args.gemm, source, math, shared_address(smem), smem);
 }
 
-// bf16 rows [tokens][columns] to NVFP4 in the order of fp4_layout.h; columns a multiple of 16, `units` = ceil(columns / 64):
-// blocks beyond the columns are written as zeros. One thread per block of 16. Grid: (ceil(4 units / 128), tokens), 128
-// threads. Rounds exactly as nvfp4::quantize_activations with the global scale 1 / *input_scale.
+// bf16 rows [tokens][columns] to NVFP4 in the order of fp4_layout.h; columns a multiple of 16, `units` = ceil(columns /
+// 64): blocks beyond the columns are written as zeros. One thread per block of 16. Grid: (ceil(4 units / 128), tokens),
+// 128 threads. Rounds exactly as nvfp4::quantize_activations with the global scale 1 / *input_scale.
 __global__ void __launch_bounds__(128)
     moe_quantize(const ptx::u16* __restrict__ rows, long long stride, int columns, int units,
                  const float* __restrict__ input_scale, unsigned char* __restrict__ codes, long long code_stride,

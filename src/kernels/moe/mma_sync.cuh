@@ -105,7 +105,8 @@ struct Bf16Math {
     const int left = block.count - (wn * 8 + 2 * l);
     const int tiles = args.row_tiles - tile0;
     const int place = !S::kGateUp ? partial_place(tile0, g) : tile0 * (S::kGated ? 8 : kTileRows) + g;
-    Out* out = static_cast<Out*>(args.out) + static_cast<long long>(block.first + wn * 8 + 2 * l) * args.out_stride + place;
+    Out* out =
+        static_cast<Out*>(args.out) + static_cast<long long>(block.first + wn * 8 + 2 * l) * args.out_stride + place;
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -140,7 +141,8 @@ __global__ void __launch_bounds__(Tile::value.warps * 32, Tile::ctas)
   using namespace async_detail;
   static_assert(Tile::value.family == plan::Family::kMmaSync);
   FOURFOLD_DYNAMIC_SHARED(smem);
-  const RowSource source{reinterpret_cast<const u8*>(args.source), static_cast<u64>(args.source_stride) * 2, nullptr, 0};
+  const RowSource source{reinterpret_cast<const u8*>(args.source), static_cast<u64>(args.source_stride) * 2, nullptr,
+                         0};
   Bf16Math<Tile> math(args);
   run<Tile>(args, source, math, shared_address(smem), smem);
 }

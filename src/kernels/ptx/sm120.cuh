@@ -1,9 +1,9 @@
 // PTX wrappers of sm_120a and sm_121a: the block-scaled FP4 multiplication and the conversions around it.
 //
-// With FOURFOLD_EMULATE_FP4_MMA the same functions run on any card from sm_80 on: the same fragments in and out, the same
-// scales from the same lanes, fp32 accumulation. e2m1 x ue4m3 has at most 6 significant bits and lies between 2^-10 and
-// 2688, so that each scaled operand is exact in f16; four m16n8k16 then add up the products of 64 K. What may differ from
-// the instruction is the order and the internal width of that sum.
+// With FOURFOLD_EMULATE_FP4_MMA the same functions run on any card from sm_80 on: the same fragments in and out, the
+// same scales from the same lanes, fp32 accumulation. e2m1 x ue4m3 has at most 6 significant bits and lies between
+// 2^-10 and 2688, so that each scaled operand is exact in f16; four m16n8k16 then add up the products of 64 K. What may
+// differ from the instruction is the order and the internal width of that sum.
 #pragma once
 
 #include "kernels/ptx/sm90.cuh"
@@ -22,8 +22,9 @@ __device__ __forceinline__ u32 permute_bytes(u32 a, u32 b, u32 selector) {
 
 #ifndef FOURFOLD_EMULATE_FP4_MMA
 
-// d += (A x its scales) (B x its scales): e2m1 operands m16n8k64, one ue4m3 scale per 16 k. Fragments: moe/fp4_layout.h.
-// The scale words of A's rows g and g + 8 come from lanes 4 g and 4 g + 1, of B's column g from lane 4 g.
+// d += (A x its scales) (B x its scales): e2m1 operands m16n8k64, one ue4m3 scale per 16 k. Fragments:
+// moe/fp4_layout.h. The scale words of A's rows g and g + 8 come from lanes 4 g and 4 g + 1, of B's column g from lane
+// 4 g.
 __device__ __forceinline__ void mma_m16n8k64_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scales_a,
                                                    u32 scales_b) {
   asm volatile(
@@ -53,19 +54,18 @@ __device__ __forceinline__ u32 scaled_f16x2(u32 codes, float scale) {
   return one(codes) | one(codes >> 4) << 16;
 }
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 struct Fragment {
   float v[4];
 };
 
-// Group q + 2 p of 16 k lies in lanes l = 2 q and 2 q + 1, eight codes each. For m16n8k16 each of the four lanes takes four
-// of them; the order of k inside the group is the same for both operands, so it does not matter. A function of its own:
-// unrolled into every place where the instruction stands, it would take the compiler minutes.
+// Group q + 2 p of 16 k lies in lanes l = 2 q and 2 q + 1, eight codes each. For m16n8k16 each of the four lanes takes
+// four of them; the order of k inside the group is the same for both operands, so it does not matter. A function of its
+// own: unrolled into every place where the instruction stands, it would take the compiler minutes.
 __device__ __noinline__ Fragment multiply(Fragment d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, u32 scales_a,
                                           u32 scales_b) {
   const u32 lane = threadIdx.x % 32;
@@ -94,8 +94,8 @@ __device__ __noinline__ Fragment multiply(Fragment d, u32 a0, u32 a1, u32 a2, u3
 
 __device__ __forceinline__ void mma_m16n8k64_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scales_a,
                                                    u32 scales_b) {
-  const emulated::Fragment sum = emulated::multiply({{d[0], d[1], d[2], d[3]}}, a[0], a[1], a[2], a[3], b0, b1, scales_a,
-                                                    scales_b);
+  const emulated::Fragment sum =
+      emulated::multiply({{d[0], d[1], d[2], d[3]}}, a[0], a[1], a[2], a[3], b0, b1, scales_a, scales_b);
 #pragma unroll
   for (int i = 0; i < 4; ++i) d[i] = sum.v[i];
 }

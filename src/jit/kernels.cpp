@@ -26,8 +26,15 @@ std::string prefill_tile(const KernelSpec& spec) {
   return fmt::format("PrefillTileOf<{}, {}, {}>", gate_up(spec), t.tokens, t.stages);
 }
 
+std::string async_tile(const KernelSpec& spec) {
+  const plan::TileConfig& t = spec.candidate.tile;
+  return fmt::format("AsyncTileOf<fourfold::plan::Family({}), {}, {}, {}, {}, {}, {}, {}, {}>",
+                     static_cast<int>(t.family), gate_up(spec), t.operands, t.tokens, t.n, t.k, t.stages, t.warps,
+                     spec.candidate.ctas_per_sm);
+}
+
 // How the device headers of a family name a tile, its map of shared memory and its kernel, all in fourfold::moe.
-// Every kernel takes one GemmArgs (kernels/moe/tables.h).
+// Every kernel takes one GemmArgs, the FP4 kernels one Fp4Args (kernels/moe/tables.h).
 struct FamilySource {
   plan::Family family;
   std::string (*tile)(const KernelSpec& spec);
@@ -37,6 +44,8 @@ struct FamilySource {
 constexpr FamilySource kFamilySources[] = {
     {plan::Family::kStreaming, stream_tile, "stream_map", "moe_stream"},
     {plan::Family::kWgmma, prefill_tile, "prefill_map", "moe_prefill"},
+    {plan::Family::kMmaSync, async_tile, "make_smem_map", "moe_mma_sync"},
+    {plan::Family::kFp4, async_tile, "make_smem_map", "moe_fp4"},
 };
 
 const FamilySource& source_of(plan::Family family) {
@@ -87,6 +96,12 @@ KernelRequest route_request(std::string_view arch) {
                        "fourfold::moe::moe_combine"});
 }
 
+KernelRequest quantize_request(std::string_view arch, const CompileOptions& options) {
+  const std::string_view target = options.arch.empty() ? arch : std::string_view(options.arch);
+  return make_request("quantize", "#include \"kernels/moe/fp4_sm120.cuh\"\n", target, {"fourfold::moe::moe_quantize"},
+                      options.definitions);
+}
+
 KernelRequest prepare_request(std::string_view arch) {
   return make_request("prepare", "#include \"kernels/moe/prepare.cuh\"\n", arch,
                       {"fourfold::moe::moe_repack", "fourfold::moe::moe_pad_rows", "fourfold::moe::moe_append_shared"});
@@ -100,6 +115,7 @@ std::vector<KernelRequest> requests_of(const plan::MoeProblem& problem, const pl
   for (const plan::KernelSpec& spec : plan::kernels_of(problem, gpu, {.only_implemented = true})) {
     if (auto request = request_of(spec, gpu.arch)) requests.push_back(std::move(*request));
   }
+  if (problem.activation_bits() == 4) requests.push_back(quantize_request(gpu.arch));
   requests.push_back(route_request(gpu.arch));
   requests.push_back(prepare_request(gpu.arch));
   return requests;

@@ -28,6 +28,8 @@ std::string kernel_expression(const plan::KernelSpec& spec);
 // The kernels beside them: routing and the weighted sum; repacking of weights and padding of rows at load.
 KernelRequest route_request(std::string_view arch);
 KernelRequest prepare_request(std::string_view arch);
+// Quantises the input of a W4A4 layer.
+KernelRequest quantize_request(std::string_view arch, const CompileOptions& options = {});
 
 // Everything that an expert layer of this shape launches on the card, over all token buckets: the planned kernels and
 // those beside them. Error when no kernel of the card's architecture is built.

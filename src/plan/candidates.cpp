@@ -87,7 +87,6 @@ void add_mma_sync(const MoeProblem& problem, Pass pass, List* out) {
                   if (split > 1 && tokens > 16) continue;  // more rows mean more tiles: nothing is left to split
                   set_sizes(&t, tokens, rows, k, stages, warps);
                   t.swap_ab = swap;
-                  t.epilogue = tokens <= 16 ? Epilogue::kDirect : Epilogue::kOverlay;
                   out->push_back({t, ctas, split});
                 }
               }
@@ -120,7 +119,6 @@ void add_wgmma(const MoeProblem& problem, Pass pass, List* out) {
 
 void add_fp4(const MoeProblem& problem, Pass pass, List* out) {
   TileConfig t = base_tile(problem, pass, Family::kFp4);
-  t.producer_warps = 1;
   for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
     for (const int swap : {1, 0}) {
       if (swap == 0 && (tokens < 64 || tokens % 16 != 0)) continue;  // m16: fewer rows would be mostly padding
@@ -131,7 +129,6 @@ void add_fp4(const MoeProblem& problem, Pass pass, List* out) {
               for (const int ctas : {1, 2, 3}) {
                 set_sizes(&t, tokens, rows, k, stages, warps);
                 t.swap_ab = swap;
-                t.epilogue = tokens <= 16 ? Epilogue::kDirect : Epilogue::kDedicated;
                 out->push_back({t, ctas, 1});
               }
             }

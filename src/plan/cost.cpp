@@ -86,17 +86,17 @@ Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Ins
 }  // namespace
 
 Instructions instructions_of(const TileConfig& t) {
-  // The down pass of a streaming pair asks for its weights before the gate-up pass has ended.
+  // Down passes ask for their weights before the gate-up pass has ended (not so the wgmma family).
   const bool down = t.pass == Pass::kDown;
   switch (t.family) {
     case Family::kStreaming:
       return {2.1, 0.5, 16, 8, down ? 1 : 2, 8};
     case Family::kMmaSync:
-      return {2.1, 0.5, 28, 8, 2};
+      return {2.1, 1.1, 60, 8, down ? 1 : 2};
     case Family::kWgmma:
       return {2.1, 0.5, 20, 8, 2, 16};
     case Family::kFp4:
-      return {0.16, 0.4, 20, 12, 2};
+      return {1.6, 1.5, 60, down ? 4.0 : 30.0, down ? 1 : 2};
   }
   return {};
 }

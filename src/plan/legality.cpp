@@ -56,7 +56,7 @@ std::string tile_shape(const Context& x) {
     return "";
   }
   // Warps tile the m16 x n8 blocks: along M first, the rest along N.
-  const int row_warps = t.warps / t.k_warps;
+  const int slice = t.warps / t.k_warps;
   const int m_blocks = (t.swap_ab ? weight_rows : t.tokens) / 16;
   const int n_blocks = (t.swap_ab ? t.tokens : weight_rows) / 8;
   if (m_blocks == 0) {
@@ -66,12 +66,10 @@ std::string tile_shape(const Context& x) {
   if (m_blocks * 16 != (t.swap_ab ? weight_rows : t.tokens)) {
     return fmt::format("{} rows are not a multiple of the 16 of an mma", t.swap_ab ? weight_rows : t.tokens);
   }
-  const bool along_m = m_blocks % row_warps == 0;
   // Only mma-sync and FP4 tiles spread warps along the tokens too: a streaming warp sees all of them.
-  const bool both =
-      t.family != Family::kStreaming && row_warps % m_blocks == 0 && n_blocks % (row_warps / m_blocks) == 0;
-  if (!along_m && !both) {
-    return fmt::format("{} warps do not divide {} x {} blocks of 16 x 8", row_warps, m_blocks, n_blocks);
+  const int along_m = t.family == Family::kStreaming ? slice : row_warps(t);
+  if (m_blocks % along_m != 0 || slice % along_m != 0 || n_blocks % (slice / along_m) != 0) {
+    return fmt::format("{} warps do not divide {} x {} blocks of 16 x 8", slice, m_blocks, n_blocks);
   }
   return "";
 }
@@ -94,9 +92,9 @@ std::string depth_tile(const Context& x) {
   return "";
 }
 
-// The dequantising families keep one stored copy of the weights, in the register order of the mma's A operand.
+// There is one stored copy of the weights, in the register order of the mma's A operand.
 std::string stored_weights(const Context& x) {
-  if (packed(x.t) && !x.t.swap_ab) {
+  if (!x.t.swap_ab) {
     return "the stored weights are in the order of the mma's M side; tokens there would need a second copy";
   }
   return "";
@@ -110,13 +108,6 @@ std::string scale_factors(const Context& x) {
   if (s.block % s.per_mma != 0) {
     return fmt::format("a block of {} scales does not hold a whole number of the {} that one mma takes", s.block,
                        s.per_mma);
-  }
-  if (packed(x.t)) return "";  // part of the units
-  const int bytes = x.t.n * s.per_row;
-  if (bytes % 16 != 0) return fmt::format("{} bytes of scales per stage are not a multiple of 16 (one copy)", bytes);
-  if (x.t.activation_bits == 4 && x.t.tokens * s.per_row % 16 != 0) {
-    return fmt::format("{} bytes of activation scales per stage are not a multiple of 16 (one copy)",
-                       x.t.tokens * s.per_row);
   }
   return "";
 }
@@ -235,13 +226,14 @@ int estimated_registers(const Candidate& c) {
   const int accumulators = static_cast<int>(ceil_div(int64_t{t.tokens} * t.operands * t.n, threads));
   switch (t.family) {
     case Family::kStreaming:
-    case Family::kMmaSync:
       // Gate-up holds two scales and the clamp through its epilogue.
       return t.pass == Pass::kGateUp ? 68 + accumulators * 3 / 2 : 58 + accumulators * 7 / 5;
+    case Family::kMmaSync:
+      return 76 + accumulators * 7 / 4;
     case Family::kWgmma:
       return 80 + accumulators;
     case Family::kFp4:
-      return 52 + accumulators * 6 / 5;
+      return std::max(98, 16 + accumulators * 158 / 100);
   }
   return accumulators;
 }

@@ -5,6 +5,8 @@
 namespace fourfold::plan {
 namespace {
 constexpr std::string_view kStreamSource = "kernels/moe/stream_sm90.cuh";
+constexpr std::string_view kMmaSyncSource = "kernels/moe/mma_sync.cuh";
+constexpr std::string_view kFp4Source = "kernels/moe/fp4_sm120.cuh";
 
 // A family gets its source here when its kernel compiles for that architecture and the launcher takes it; what ran on
 // a card of that kind is in docs/cuda.md.
@@ -13,15 +15,15 @@ constexpr FamilyRow kFamilies[] = {
     {Family::kStreaming, "sm_100a", kStreamSource},
     {Family::kStreaming, "sm_120a", kStreamSource},
     {Family::kStreaming, "sm_121a", kStreamSource},
-    {Family::kMmaSync, "sm_80", ""},
-    {Family::kMmaSync, "sm_89", ""},
-    {Family::kMmaSync, "sm_90a", ""},
-    {Family::kMmaSync, "sm_100a", ""},
-    {Family::kMmaSync, "sm_120a", ""},
-    {Family::kMmaSync, "sm_121a", ""},
+    {Family::kMmaSync, "sm_80", kMmaSyncSource},
+    {Family::kMmaSync, "sm_89", kMmaSyncSource},
+    {Family::kMmaSync, "sm_90a", kMmaSyncSource},
+    {Family::kMmaSync, "sm_100a", kMmaSyncSource},
+    {Family::kMmaSync, "sm_120a", kMmaSyncSource},
+    {Family::kMmaSync, "sm_121a", kMmaSyncSource},
     {Family::kWgmma, "sm_90a", "kernels/moe/prefill_sm90.cuh"},
-    {Family::kFp4, "sm_120a", ""},
-    {Family::kFp4, "sm_121a", ""},
+    {Family::kFp4, "sm_120a", kFp4Source},
+    {Family::kFp4, "sm_121a", kFp4Source},
 };
 }  // namespace
 
@@ -39,7 +41,8 @@ std::string kernel_refuses(const MoeProblem& problem, Pass, const Candidate& can
   const FamilyRow* row = find_family(t.family, arch);
   if (row == nullptr || !row->implemented()) return "planned, kernel not built yet";
   if (problem.scale_vector() != 16) return "the kernels take NVFP4 scales (16 elements) only";
-  if (problem.activation == Activation::kRelu2) return "the kernels have no squared ReLU yet";
+  const bool async = t.family == Family::kMmaSync || t.family == Family::kFp4;  // kernels/moe/async_gemm.cuh
+  if (problem.activation == Activation::kRelu2 && !async) return "the family's kernels have no squared ReLU yet";
   // kernels/moe/route_sm90.cuh and the tables of inline routing.
   if (problem.all_experts() > 1024) return "the kernels sort over at most 1024 experts";
   if (t.inline_routes && problem.picks_per_token() > 16) return "inline routing takes at most 16 choices of a token";
@@ -87,17 +90,8 @@ std::string_view region_name(RegionId id, const TileConfig& tile) {
   const bool down = tile.pass == Pass::kDown;
   const bool two = tile.operands == 2;
   switch (id) {
-    case RegionId::kWeights0:
-      if (packed(tile)) {
-        return down ? "down: codes and scales" : two ? "gate, up: codes and scales" : "up: codes and scales";
-      }
-      return down ? "down: codes" : two ? "gate: codes" : "up: codes";
-    case RegionId::kWeights1:
-      return "up: codes";
-    case RegionId::kScales0:
-      return down ? "down: scales" : two ? "gate: scales" : "up: scales";
-    case RegionId::kScales1:
-      return "up: scales";
+    case RegionId::kWeights:
+      return down ? "down: codes and scales" : two ? "gate, up: codes and scales" : "up: codes and scales";
     case RegionId::kActivations:
       return "activations";
     case RegionId::kActivationScales:

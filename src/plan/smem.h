@@ -6,8 +6,8 @@
 //   constexpr fourfold::plan::TileConfig kTile = {...};                       // written by the planner, to_source()
 //   static_assert(fourfold::plan::smem_total<kTile> == PLANNED_SMEM_BYTES);
 //   extern __shared__ __align__(1024) unsigned char smem[];                   // no other shared variables in the
-//   kernel auto* weights = smem + fourfold::plan::smem_offset<kTile, RegionId::kWeights0>
-//                        + stage * fourfold::plan::smem_stride<kTile, RegionId::kWeights0>;
+//   kernel auto* weights = smem + fourfold::plan::smem_offset<kTile, RegionId::kWeights>
+//                        + stage * fourfold::plan::smem_stride<kTile, RegionId::kWeights>;
 //
 // Nobody else computes bytes. The header is freestanding (no include at all) so that NVRTC compiles it as it is.
 #pragma once
@@ -20,9 +20,8 @@
 
 namespace fourfold::plan {
 
-// How the arithmetic of a tile is done. docs/plan.md describes each. The three dequantising families read the same
-// stored copy of the weights: packed units of 16 rows x 64 K, codes and scales together (kernels/moe/layout.h), the
-// weights on the M side. The FP4 family takes codes and scales apart.
+// How the arithmetic of a tile is done. docs/plan.md describes each. All read the same stored copy of the weights:
+// packed units of 16 rows x 64 K, codes and scales together (kernels/moe/layout.h), the weights on the M side.
 enum class Family : int {
   kStreaming,  // few tokens per expert: a producer warp keeps bulk copies in flight, mma.sync m16n8k16
   kMmaSync,    // the same arithmetic with asynchronous copies issued by every warp; runs on sm_80 and later
@@ -96,12 +95,9 @@ FOURFOLD_PLAN_FN ScaleBlocks scale_blocks(int tile_k, int vector, Family family)
 // ---- the map --------------------------------------------------------------------------------------------------------
 
 enum class RegionId : int {
-  kWeights0,          // packed: [stage][operands * n / 16][k / 64] units; FP4: [stage][n][k] e2m1 of gate, or down
-  kWeights1,          // FP4: [stage][n][k] e2m1 of up
-  kScales0,           // FP4: [stage][block][n][scales of a block] bytes
-  kScales1,           //
+  kWeights,           // [stage][operands * n / 16][k / 64] packed units
   kActivations,       // [stage][token_rows][k] (wgmma: [stage][k / 64][tokens][64], rows of 128 bytes swizzled)
-  kActivationScales,  // FP4: [stage][block][tokens][scales of a block] bytes
+  kActivationScales,  // FP4: [stage][tokens][k / vector] bytes
   kPartials,          // [2][k_warps, or none for one][operands * n / 16][tokens / 8][32] float4
   kZeroRow,           // one activation row of zeros, for tokens that do not use an expert
   kRoutes,            // the tables of inline routing
@@ -143,7 +139,14 @@ inline constexpr unsigned kRowSkew = 16;             // bytes after an activatio
                                                      // ldmatrix fall into different banks
 inline constexpr unsigned kInlineRouteBytes = 8832;  // kFewTableBytes of kernels/moe/stream_tile.h
 
-FOURFOLD_PLAN_FN bool packed(const TileConfig& t) { return t.family != Family::kFp4; }
+// Warps that divide the weight rows of a tile; the others of a K slice divide its tokens. An FP4 warp keeps two row
+// tiles where it can: they share the fragments of the activations, and together make a whole block of 16 of the next
+// product's.
+FOURFOLD_PLAN_FN int row_warps(const TileConfig& t) {
+  const int slice = t.warps / t.k_warps;
+  const int most = t.operands * t.n / 16 / (t.family == Family::kFp4 ? 2 : 1);
+  return slice < most ? slice : most > 0 ? most : 1;
+}
 
 // Bytes of a packed unit: codes, then scales (576 for NVFP4, 544 for MXFP4).
 FOURFOLD_PLAN_FN unsigned unit_bytes(const TileConfig& t) {
@@ -164,22 +167,14 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
   const unsigned k = static_cast<unsigned>(t.k);
   const unsigned weight_rows = static_cast<unsigned>(t.operands) * n;
   const ScaleBlocks s = scale_blocks(t.k, t.scale_vector, t.family);
-  const unsigned scale_bytes = static_cast<unsigned>(s.blocks * s.block);
-  const bool two = t.operands == 2;
   const bool swizzled = t.family == Family::kWgmma;
   switch (id) {
-    case RegionId::kWeights0:
-      return packed(t) ? weight_rows / kUnitRows * (k / kUnitDepth) * unit_bytes(t) : n * k / 2;
-    case RegionId::kWeights1:
-      return !packed(t) && two ? n * k / 2 : 0;
-    case RegionId::kScales0:
-      return !packed(t) ? n * scale_bytes : 0;
-    case RegionId::kScales1:
-      return !packed(t) && two ? n * scale_bytes : 0;
+    case RegionId::kWeights:
+      return weight_rows / kUnitRows * (k / kUnitDepth) * unit_bytes(t);
     case RegionId::kActivations:
       return (swizzled ? rows : static_cast<unsigned>(t.token_rows)) * activation_stride(t);
     case RegionId::kActivationScales:
-      return !packed(t) ? rows * scale_bytes : 0;
+      return t.family == Family::kFp4 ? rows * static_cast<unsigned>(s.blocks * s.block) : 0;
     case RegionId::kPartials:
       return static_cast<unsigned>(2 * (t.k_warps == 1 ? 0 : t.k_warps)) * (weight_rows / kUnitRows) * (rows / 8) * 512;
     case RegionId::kZeroRow:
@@ -202,8 +197,7 @@ FOURFOLD_PLAN_FN unsigned region_align(const TileConfig& t, RegionId id) {
   switch (id) {
     case RegionId::kActivations:
       return t.family == Family::kWgmma ? kSwizzleAlign : kTileAlign;
-    case RegionId::kWeights0:
-    case RegionId::kWeights1:
+    case RegionId::kWeights:
     case RegionId::kPartials:
     case RegionId::kZeroRow:
     case RegionId::kRoutes:
@@ -216,17 +210,15 @@ FOURFOLD_PLAN_FN unsigned region_align(const TileConfig& t, RegionId id) {
   }
 }
 
-// From one copy to the next. Swizzled tiles and FP4 tiles keep their alignment in every stage; packed units and skewed
-// rows need 16 bytes only.
+// From one copy to the next. Swizzled tiles keep their alignment in every stage; packed units and skewed rows need 16
+// bytes only.
 FOURFOLD_PLAN_FN unsigned stride_align(const TileConfig& t, RegionId id) {
   if (id == RegionId::kActivations && t.family == Family::kWgmma) return kSwizzleAlign;
-  if (!packed(t) && (id == RegionId::kWeights0 || id == RegionId::kWeights1)) return kTileAlign;
   return kVectorAlign;
 }
 
 FOURFOLD_PLAN_FN bool staged(RegionId id) {
-  return id == RegionId::kWeights0 || id == RegionId::kWeights1 || id == RegionId::kScales0 ||
-         id == RegionId::kScales1 || id == RegionId::kActivations || id == RegionId::kActivationScales;
+  return id == RegionId::kWeights || id == RegionId::kActivations || id == RegionId::kActivationScales;
 }
 
 // The region that lies at position i. Swizzled activations go first, where their alignment costs nothing.

@@ -118,7 +118,7 @@ TEST(Compile, TheLedgerIsTheSameOnTheDevice) {
           text += fmt::format("static_assert(smem_offset<{}, RegionId({})> == {});\n", tile, i, map.regions[i].offset);
         }
         text += fmt::format(
-            "extern \"C\" __global__ void k{}(unsigned* x) {{ x[0] = smem_stride<{}, RegionId::kWeights0>; }}\n",
+            "extern \"C\" __global__ void k{}(unsigned* x) {{ x[0] = smem_stride<{}, RegionId::kWeights>; }}\n",
             kernel++, tile);
       }
       const auto result = Nvrtc::get().compile({with_embedded("ledger.cu", text), arch, {}, {}});

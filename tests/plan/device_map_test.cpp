@@ -35,8 +35,8 @@ TEST(DeviceMap, StreamingTilesAgreeWithTheLedger) {
         const moe::StreamMap device = moe::stream_map(tile);
         const SmemMap map = make_smem_map(t);
         ASSERT_EQ(device.total, map.total) << to_string(c);
-        ASSERT_EQ(device.weights, offset(map, RegionId::kWeights0)) << to_string(c);
-        ASSERT_EQ(device.weight_stride, region(map, RegionId::kWeights0).stride) << to_string(c);
+        ASSERT_EQ(device.weights, offset(map, RegionId::kWeights)) << to_string(c);
+        ASSERT_EQ(device.weight_stride, region(map, RegionId::kWeights).stride) << to_string(c);
         ASSERT_EQ(device.rows, offset(map, RegionId::kActivations)) << to_string(c);
         ASSERT_EQ(device.row_stage_stride, region(map, RegionId::kActivations).stride) << to_string(c);
         ASSERT_EQ(device.barriers, offset(map, RegionId::kBarriers)) << to_string(c);
@@ -70,8 +70,8 @@ TEST(DeviceMap, PrefillTilesAgreeWithTheLedger) {
       ASSERT_EQ(device.total, map.total) << to_string(c);
       ASSERT_EQ(device.rows, offset(map, RegionId::kActivations)) << to_string(c);
       ASSERT_EQ(device.row_stride, region(map, RegionId::kActivations).stride) << to_string(c);
-      ASSERT_EQ(device.weights, offset(map, RegionId::kWeights0)) << to_string(c);
-      ASSERT_EQ(device.weight_stride, region(map, RegionId::kWeights0).stride) << to_string(c);
+      ASSERT_EQ(device.weights, offset(map, RegionId::kWeights)) << to_string(c);
+      ASSERT_EQ(device.weight_stride, region(map, RegionId::kWeights).stride) << to_string(c);
       ASSERT_EQ(device.barriers, offset(map, RegionId::kBarriers)) << to_string(c);
       ASSERT_EQ(moe::kPrefillThreads, (t.warps + t.producer_warps) * 32) << to_string(c);
       ++checked;

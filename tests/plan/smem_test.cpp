@@ -35,7 +35,7 @@ constexpr TileConfig kFew = {.family = Family::kStreaming,
                              .inline_routes = 1,
                              .epilogue = Epilogue::kDirect};
 static_assert(unit_bytes(kFew) == 576);
-static_assert(smem_stride<kFew, RegionId::kWeights0> == 2 * 4 * 576);
+static_assert(smem_stride<kFew, RegionId::kWeights> == 2 * 4 * 576);
 static_assert(smem_offset<kFew, RegionId::kActivations> == 4 * 4608);
 static_assert(smem_stride<kFew, RegionId::kActivations> == 528);
 static_assert(smem_offset<kFew, RegionId::kPartials> == 20608);  // 20544 rounded up to 128
@@ -75,10 +75,10 @@ constexpr TileConfig kPrefill = {.family = Family::kWgmma,
 static_assert(smem_offset<kPrefill, RegionId::kActivations> == 0);
 static_assert(smem_stride<kPrefill, RegionId::kActivations> == 88 * 128);
 static_assert(smem_stride<kPrefill, RegionId::kActivations> % 1024 == 0);
-static_assert(smem_offset<kPrefill, RegionId::kWeights0> == 4 * 88 * 128);
-static_assert(smem_stride<kPrefill, RegionId::kWeights0> == 16 * 576);
+static_assert(smem_offset<kPrefill, RegionId::kWeights> == 4 * 88 * 128);
+static_assert(smem_stride<kPrefill, RegionId::kWeights> == 16 * 576);
 
-// FP4: codes and scales apart.
+// FP4: the same units; activations are codes and, apart from them, scales.
 constexpr TileConfig kFp4Tile = {.family = Family::kFp4,
                                  .pass = Pass::kDown,
                                  .tokens = 64,
@@ -87,7 +87,7 @@ constexpr TileConfig kFp4Tile = {.family = Family::kFp4,
                                  .k = 64,
                                  .stages = 3,
                                  .warps = 4,
-                                 .producer_warps = 1,
+                                 .producer_warps = 0,
                                  .operands = 1,
                                  .scale_vector = 16,
                                  .activation_bits = 4,
@@ -95,12 +95,13 @@ constexpr TileConfig kFp4Tile = {.family = Family::kFp4,
                                  .k_warps = 1,
                                  .stage_warps = 1,
                                  .inline_routes = 0,
-                                 .epilogue = Epilogue::kDedicated};
-static_assert(smem_stride<kFp4Tile, RegionId::kWeights0> == 128 * 32);
-static_assert(smem_stride<kFp4Tile, RegionId::kScales0> == 128 * 4);
+                                 .epilogue = Epilogue::kDirect};
+static_assert(smem_stride<kFp4Tile, RegionId::kWeights> == 8 * 576);
 static_assert(smem_stride<kFp4Tile, RegionId::kActivations> == 64 * (32 + 16));
 static_assert(smem_stride<kFp4Tile, RegionId::kActivationScales> == 64 * 4);
-static_assert(smem_size<kFp4Tile, RegionId::kOutput> == 64 * 128 * 2);
+static_assert(smem_offset<kFp4Tile, RegionId::kRows> == 3 * (8 * 576 + 64 * 48 + 64 * 4));
+static_assert(smem_total<kFp4Tile> == 3 * (8 * 576 + 64 * 48 + 64 * 4) + 2 * 64 * 4);
+static_assert(row_warps(kFp4Tile) == 4 && row_warps(kPrefill) == 8);
 
 // ---- scale-factor blocks
 // --------------------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ TEST(SmemMap, MxFp4UnitsAreSmallerByHalfTheirScales) {
   TileConfig t = kFew;
   t.scale_vector = 32;
   EXPECT_EQ(unit_bytes(t), 544u);
-  EXPECT_EQ(region(make_smem_map(t), RegionId::kWeights0).stride, 2u * 4 * 544);
+  EXPECT_EQ(region(make_smem_map(t), RegionId::kWeights).stride, 2u * 4 * 544);
 }
 
 TEST(SmemMap, OverlayCostsOnlyWhatTheStagesDoNotHold) {

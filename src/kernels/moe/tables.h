@@ -80,4 +80,17 @@ struct GemmArgs {
   RouteTable route;
 };
 
+// W4A4: what the GEMMs need beside GemmArgs. Activations are e2m1 codes and ue4m3 scales in the order of fp4_layout.h;
+// rows of codes are 32 bytes per unit of 64 K, rows of scales 4 bytes. The value is code x scale x input scale.
+// gemm.source points to codes and gemm.source_stride counts bytes; gate-up's gemm.out and gemm.out_stride likewise.
+struct Fp4Args {
+  GemmArgs gemm;
+  const unsigned char* source_scales;
+  long long source_scale_stride;  // bytes
+  const float* input_scales;      // of the source: gate-up [1], down [experts]; positive and normal
+  const float* output_scales;     // gate-up: [experts], what down will find in input_scales
+  unsigned char* out_scales;      // gate-up
+  long long out_scale_stride;     // bytes
+};
+
 }  // namespace fourfold::moe

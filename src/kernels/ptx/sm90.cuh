@@ -1,4 +1,5 @@
-// PTX wrappers used by the Hopper kernels: mbarriers, bulk copies, programmatic launch, ldmatrix, mma.sync, wgmma.
+// PTX wrappers: mbarriers, bulk copies, programmatic launch (sm_90 and later), cp.async, ldmatrix, mma.sync (sm_80 and
+// later). Code that only calls the latter compiles for every architecture.
 // Freestanding: compiles under NVRTC and nvcc without any include. All inline assembly of the kernels is in this
 // folder, behind plain C++ signatures: tests/executor implements the same wrappers on the host.
 #pragma once
@@ -89,6 +90,10 @@ __device__ __forceinline__ void bulk_store_wait() { asm volatile("cp.async.bulk.
 __device__ __forceinline__ void async_copy16(u32 destination, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
 }
+// 4 bytes, both addresses multiples of 4.
+__device__ __forceinline__ void async_copy4(u32 destination, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
+}
 __device__ __forceinline__ void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most `Pending` of this thread's groups are under way.
 template <int Pending>
@@ -116,9 +121,16 @@ __device__ __forceinline__ void keep_registers(float (&d)[Count]) {
 
 // ---- programmatic dependent launch ----------------------------------------------------------------------------------
 
-__device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Below sm_90 kernels follow each other without overlap, and there is nothing to wait for.
+__device__ __forceinline__ void grid_dependency_wait() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void grid_launch_dependents() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // ---- shared loads ---------------------------------------------------------------------------------------------------
@@ -137,6 +149,11 @@ __device__ __forceinline__ Vec4 load_shared4(u32 address) {
 __device__ __forceinline__ Vec2 load_shared2(u32 address) {
   Vec2 v;
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ u32 load_shared1(u32 address) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
   return v;
 }
 __device__ __forceinline__ void load_matrix4(u32 (&r)[4], u32 address) {
@@ -166,7 +183,11 @@ __device__ __forceinline__ u32 and_or(u32 x, u32 base) {
 }
 __device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) {
   u32 r;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#else  // the same instruction with an explicit addend: -0 changes no product
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
   return r;
 }
 // The same, but the compiler leaves it where it is: between the multiplications it is meant to overlap with.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/kernels/ptx/wgmma_sm90.cuh: wgmma m64nNk16 (bf16, A in registers, fp32 accumulators) for N = 16 .. 176.
+"""Writes src/kernels/ptx/wgmma_sm90.cuh: wgmma m64nNk16 (bf16, A in registers, fp32 accumulators) for N = 16, 24 .. 176.
 
     python3 tools/gen_wgmma.py > src/kernels/ptx/wgmma_sm90.cuh
 """
@@ -34,7 +34,7 @@ struct Wgmma;
 
 def main() -> None:
     print(HEAD)
-    for n in range(16, 177, 16):
+    for n in range(16, 177, 8):
         regs = n // 2
         print(f"template <>\nstruct Wgmma<{n}> {{")
         for name, mode, predicate in (("set", "=f", 0), ("add", "+f", 1)):

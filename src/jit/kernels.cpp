@@ -12,18 +12,23 @@ using plan::KernelSpec;
 
 std::string gate_up(const KernelSpec& spec) { return spec.pass == plan::Pass::kGateUp ? "true" : "false"; }
 
+// The last argument of a gate-up tile: squared ReLU instead of SwiGLU, one operand instead of two.
+std::string ungated(const KernelSpec& spec) {
+  return spec.pass == plan::Pass::kGateUp && spec.candidate.tile.operands == 1 ? "true" : "false";
+}
+
 std::string stream_tile(const KernelSpec& spec) {
   const plan::TileConfig& t = spec.candidate.tile;
   const int row_tiles = t.operands * t.n / 16, row_warps = t.warps / t.k_warps;
-  return fmt::format("StreamTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>", gate_up(spec),
+  return fmt::format("StreamTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>", gate_up(spec),
                      t.inline_routes ? "true" : "false", row_tiles / row_warps, row_warps, t.stage_warps,
                      t.k_warps / t.stage_warps, t.tokens / 8, t.token_rows, t.k / 64, t.stages,
-                     spec.candidate.ctas_per_sm);
+                     spec.candidate.ctas_per_sm, ungated(spec));
 }
 
 std::string prefill_tile(const KernelSpec& spec) {
   const plan::TileConfig& t = spec.candidate.tile;
-  return fmt::format("PrefillTileOf<{}, {}, {}>", gate_up(spec), t.tokens, t.stages);
+  return fmt::format("PrefillTileOf<{}, {}, {}, {}>", gate_up(spec), t.tokens, t.stages, ungated(spec));
 }
 
 std::string async_tile(const KernelSpec& spec) {

@@ -101,10 +101,11 @@ void add_mma_sync(const MoeProblem& problem, Pass pass, List* out) {
 void add_wgmma(const MoeProblem& problem, Pass pass, List* out) {
   TileConfig t = base_tile(problem, pass, Family::kWgmma);
   t.producer_warps = 4;  // a whole warpgroup: setmaxnreg moves registers between warpgroups
+  if (pass == Pass::kGateUp) t.epilogue = Epilogue::kDedicated;
   for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
     for (const int rows : {64, 128, 256, 512}) {
       for (const int k : kDepthTiles) {
-        for (const int stages : {2, 3, 4, 6, 8}) {
+        for (const int stages : {2, 3, 4, 5, 6, 7, 8}) {
           for (const int warps : {4, 8}) {
             for (const int ctas : {1, 2}) {
               set_sizes(&t, tokens, rows, k, stages, warps);

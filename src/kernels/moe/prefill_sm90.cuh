@@ -24,11 +24,11 @@ struct Ring {
   u32 phase;
 };
 
-// h of up to N tokens from one consumer warpgroup's accumulators: through shared memory in the form of tables.h, then
+// h of a block from one consumer warpgroup's accumulators: through shared memory in the form of tables.h, then
 // one bulk copy for each 64 columns.
-template <typename Tile, int N>
+template <typename Tile>
 __device__ __forceinline__ void store_activation(const GemmArgs& args, u32 base, int row_tile, const Block& block,
-                                                 const float (&acc)[2][N / 2]) {
+                                                 const float (&acc)[2][Tile::value.tokens / 2]) {
   static constexpr PrefillTile T = Tile::value;
   constexpr PrefillMap kMap = prefill_map(T);
   constexpr int kUnits = T.columns() / 128;  // of 64 columns, of this warpgroup
@@ -67,7 +67,7 @@ __device__ __forceinline__ void store_activation(const GemmArgs& args, u32 base,
   const u32 matrix = static_cast<u32>(lane / 8);
   const u32 r = static_cast<u32>(lane % 8);
 #pragma unroll
-  for (int n = 0; n < N / 8; n += 2) {
+  for (int n = 0; n < T.tokens / 8; n += 2) {
     if (n * 8 >= block.count) break;
     const u32 at = staging + static_cast<u32>(n) * 1024u + matrix / 2 * 1024u + r * 128u;
     if constexpr (T.relu2) {
@@ -110,8 +110,9 @@ __device__ __forceinline__ void store_activation(const GemmArgs& args, u32 base,
   }
 }
 
-// Four values with a common exponent (PackedGroup).
-__device__ __forceinline__ Vec2 pack_group(float x0, float x1, float x2, float x3) {
+// Four values with a common exponent (PackedGroup). `low28` is 0x0fffffff in a register: a selection of bits is then
+// one LOP3, with an immediate it would be two.
+__device__ __forceinline__ Vec2 pack_group(float x0, float x1, float x2, float x3, u32 low28) {
   const float largest = max_magnitude(max_magnitude(x0, x1), max_magnitude(x2, x3));
   // Rounding may not carry out of 13 bits, so magnitudes from 2 - 2^-12 of a binade on take the next exponent; 2^-100
   // keeps the factor finite.
@@ -123,39 +124,46 @@ __device__ __forceinline__ Vec2 pack_group(float x0, float x1, float x2, float x
   const u32 low1 = __float_as_uint(x2 * factor + 8396800.0f);
   const u32 high0 = __float_as_uint(x1 * factor + 8401920.0f);
   const u32 high1 = __float_as_uint(x3 * factor + 8401920.0f);
-  return {((high0 * 16384u + low0) & 0x0fffffffu) | (e << 5),
-          ((high1 * 16384u + low1) & 0x0fffffffu) | ((e << 1) & 0xf0000000u)};
+  return {((high0 * 16384u + low0) & low28) | ((e << 5) & ~low28),
+          ((high1 * 16384u + low1) & low28) | ((e << 1) & ~low28)};
 }
 
 // Down's rows of one consumer warpgroup.
-template <typename Tile, int N>
+template <typename Tile>
 __device__ __forceinline__ void store_groups(const GemmArgs& args, int row_tile, const Block& block,
-                                             const float (&acc)[2][N / 2]) {
+                                             float (&acc)[2][Tile::value.tokens / 2]) {
+  constexpr int N = Tile::value.tokens;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   const int tile = row_tile + (static_cast<int>(threadIdx.x) / 128 - 1) * 8 + warp * 2;
   if (tile >= args.row_tiles) return;
-  const bool second = tile + 1 < args.row_tiles;
-  PackedGroup* out =
-      static_cast<PackedGroup*>(args.out) + (block.first + lane % 4 * 2) * args.out_stride + tile * 4 + lane / 4;
+  if (tile + 1 >= args.row_tiles) {  // nothing came for these rows: they may not decide the exponent
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) acc[1][i] = 0.0f;
+  }
+  const u32 low28 = static_cast<u32>(args.zero - 1) >> 4;
+  const int column = lane % 4 * 2;
+  u8* out = reinterpret_cast<u8*>(static_cast<PackedGroup*>(args.out) + (block.first + column) * args.out_stride +
+                                  tile * 4 + lane / 4);
+  const long long row = args.out_stride * static_cast<long long>(sizeof(PackedGroup));
+  const long long rest = row * 7;
 #pragma unroll
   for (int n = 0; n < N / 8; ++n) {
     if (n * 8 >= block.count) break;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int i = n * 4 + e;
-      const Vec2 v = pack_group(acc[0][i], acc[0][i + 2], second ? acc[1][i] : 0.0f, second ? acc[1][i + 2] : 0.0f);
-      if (n * 8 + lane % 4 * 2 + e < block.count) {
-        *reinterpret_cast<uint2*>(out + (n * 8 + e) * args.out_stride) = make_uint2(v.x, v.y);
-      }
+      const Vec2 v = pack_group(acc[0][i], acc[0][i + 2], acc[1][i], acc[1][i + 2], low28);
+      if (n * 8 + column + e < block.count) *reinterpret_cast<uint2*>(out) = make_uint2(v.x, v.y);
+      out += e == 0 ? row : rest;
     }
   }
 }
 
-// One item of a consumer warpgroup: 128 rows x up to N tokens.
+// One item of a consumer warpgroup: 128 rows x up to N tokens, into the first N / 2 registers of each accumulator.
 template <typename Tile, int N>
-__device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ring, int row_tile, const Block& block,
-                                        u32 scale_base) {
+__device__ __forceinline__ void multiply_item(const GemmArgs& args, u32 base, Ring& ring, u32 scale_base,
+                                              float (&acc)[2][Tile::value.tokens / 2]) {
   static constexpr PrefillTile T = Tile::value;
   static constexpr PrefillMap kMap = prefill_map(T);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -165,10 +173,13 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
   const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
   const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
 
-  float acc[2][N / 2];
+  float(&acc0)[N / 2] = reinterpret_cast<float(&)[N / 2]>(acc[0]);
+  float(&acc1)[N / 2] = reinterpret_cast<float(&)[N / 2]>(acc[1]);
   Vec4 codes[2];
   Vec2 scale[2];
-  u32 a[2][2][4];
+  // Two pairs of fragments; wide tiles have registers for one pair only, whose halves then alternate (2 % slower).
+  constexpr bool kPairs = T.tokens <= 160;
+  u32 a[kPairs ? 2 : 1][2][4];
   u64 rows = 0;
   int stage = 0;
   int previous = -1;
@@ -189,58 +200,76 @@ __device__ __forceinline__ void consume(const GemmArgs& args, u32 base, Ring& ri
       ring.phase ^= 1u;
     }
   };
-  const auto fragments = [&]<int J>() {
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      const u32 word = J == 0 ? codes[m].x : J == 1 ? codes[m].y : J == 2 ? codes[m].z : codes[m].w;
-      dequantise<true>(word, scale_pair(J < 2 ? scale[m].x : scale[m].y, J % 2 != 0, scale_base), a[J % 2][m]);
+  const auto fragment = [&]<int J, int M>() {
+    const u32 word = J == 0 ? codes[M].x : J == 1 ? codes[M].y : J == 2 ? codes[M].z : codes[M].w;
+    dequantise<true>(word, scale_pair(J < 2 ? scale[M].x : scale[M].y, J % 2 != 0, scale_base),
+                     a[kPairs ? J % 2 : 0][M]);
+  };
+  // What is dequantised before block J is multiplied, while the block before it is.
+  const auto prepare = [&]<int J>() {
+    fragment.template operator()<J, 0>();
+    if constexpr (kPairs) fragment.template operator()<J, 1>();
+  };
+  const auto issue = [&]<int J, int M, bool First>() {
+    float(&d)[N / 2] = M == 0 ? acc0 : acc1;
+    if constexpr (First) {
+      Wgmma<N>::set(d, a[kPairs ? J % 2 : 0][M], rows + static_cast<u64>(2 * J));
+    } else {
+      Wgmma<N>::add(d, a[kPairs ? J % 2 : 0][M], rows + static_cast<u64>(2 * J));
     }
   };
   const auto multiply = [&]<int J, bool First>() {
     wgmma_fence();
-    if constexpr (First) {
-      Wgmma<N>::set(acc[0], a[J % 2][0], rows + static_cast<u64>(2 * J));
-      Wgmma<N>::set(acc[1], a[J % 2][1], rows + static_cast<u64>(2 * J));
-    } else {
-      Wgmma<N>::add(acc[0], a[J % 2][0], rows + static_cast<u64>(2 * J));
-      Wgmma<N>::add(acc[1], a[J % 2][1], rows + static_cast<u64>(2 * J));
+    issue.template operator()<J, 0, First>();
+    if constexpr (!kPairs) {
+      wgmma_commit();
+      wgmma_wait<1>();
+      fragment.template operator()<J, 1>();
+      wgmma_fence();
     }
+    issue.template operator()<J, 1, First>();
     wgmma_commit();
     wgmma_wait<1>();  // the multiplication before this one is done: its fragments may be overwritten
   };
   // While K block j is multiplied, block j + 1 is dequantised, across units.
   const auto unit_step = [&]<bool First>(bool more) {
     multiply.template operator()<0, First>();
-    if (!First) {
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(empty(previous));
-    }
-    fragments.template operator()<1>();
+    if (!First) mbarrier_arrive(empty(previous));
+    prepare.template operator()<1>();
     multiply.template operator()<1, false>();
-    fragments.template operator()<2>();
+    prepare.template operator()<2>();
     multiply.template operator()<2, false>();
-    fragments.template operator()<3>();
+    prepare.template operator()<3>();
     multiply.template operator()<3, false>();
     previous = stage;
     if (more) {
       take();
-      fragments.template operator()<0>();
+      prepare.template operator()<0>();
     }
   };
   take();
-  fragments.template operator()<0>();
+  prepare.template operator()<0>();
   unit_step.template operator()<true>(args.units > 1);
   for (int unit = 1; unit < args.units; ++unit) unit_step.template operator()<false>(unit + 1 < args.units);
   wgmma_wait<0>();
-  keep_registers(acc[0]);
-  keep_registers(acc[1]);
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(empty(previous));
+  keep_registers(acc0);
+  keep_registers(acc1);
+  mbarrier_arrive(empty(previous));
+}
 
-  if constexpr (T.gate_up) {
-    store_activation<Tile, N>(args, base, row_tile, block, acc);
+// Runs an item in the narrowest of the widths that holds it (prefill_width).
+template <typename Tile, int I>
+__device__ __forceinline__ void multiply_narrowest(const GemmArgs& args, u32 base, Ring& ring, int tokens,
+                                                   u32 scale_base, float (&acc)[2][Tile::value.tokens / 2]) {
+  constexpr int kWidth = prefill_width(Tile::value.tokens, I);
+  if constexpr (kWidth >= Tile::value.tokens) {
+    multiply_item<Tile, Tile::value.tokens>(args, base, ring, scale_base, acc);
   } else {
-    store_groups<Tile, N>(args, row_tile, block, acc);
+    if (tokens <= kWidth) {
+      multiply_item<Tile, kWidth>(args, base, ring, scale_base, acc);
+    } else {
+      multiply_narrowest<Tile, I + 1>(args, base, ring, tokens, scale_base, acc);
+    }
   }
 }
 
@@ -262,7 +291,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
   if (threadIdx.x == 0) {
     for (int s = 0; s < T.stages; ++s) {
       mbarrier_init(full(s), 1);
-      mbarrier_init(empty(s), 8);  // every consumer warp: each reads its own words of the stage
+      mbarrier_init(empty(s), 256);  // every consumer thread: each reads its own words of the stage
     }
     fence_barrier_init();
   }
@@ -329,17 +358,12 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
       const Block block = args.route.blocks[item / row_groups];
       const int row_tile = item % row_groups * kPrefillRowTiles;
-      // Few widths are compiled (prefill_width): every further one of nearly 160 tokens costs seconds of compile time.
-      constexpr int kQuarter = prefill_width(T.tokens, 0), kHalf = prefill_width(T.tokens, 1);
-      constexpr int kLess = prefill_width(T.tokens, 2);
-      if (kQuarter < kHalf && block.count <= kQuarter) {
-        consume<Tile, kQuarter>(args, base, ring, row_tile, block, scale_base);
-      } else if (kHalf < kLess && block.count <= kHalf) {
-        consume<Tile, kHalf>(args, base, ring, row_tile, block, scale_base);
-      } else if (kLess < T.tokens && block.count <= kLess) {
-        consume<Tile, kLess>(args, base, ring, row_tile, block, scale_base);
+      float acc[2][T.tokens / 2];
+      multiply_narrowest<Tile, 0>(args, base, ring, block.count, scale_base, acc);
+      if constexpr (T.gate_up) {
+        store_activation<Tile>(args, base, row_tile, block, acc);
       } else {
-        consume<Tile, T.tokens>(args, base, ring, row_tile, block, scale_base);
+        store_groups<Tile>(args, row_tile, block, acc);
       }
     }
     if (T.gate_up && threadIdx.x % 128 == 0) bulk_store_wait();

@@ -11,14 +11,22 @@ namespace fourfold::moe {
 
 inline constexpr int kPrefillRowTiles = 16;   // 256 weight rows: 2 consumer warpgroups x 2 x 64
 inline constexpr int kPrefillThreads = 384;   // one producer warpgroup and two consumers
-inline constexpr int kPrefillTokenStep = 16;  // the token side of a block is rounded up to this
+inline constexpr int kPrefillTokenStep = 16;  // tiles come in steps of this
 
-// The widths that a tile of `tokens` compiles beside its own, ascending (i = 0, 1, 2): 32, half, 16 less. A block runs
-// in the narrowest that holds it; equal ones are compiled once.
+// The widths that a tile of `tokens` compiles, ascending with i: 32, half, halfway from there to 24 less, 24, 16 and 8
+// less, its own. A block runs in the narrowest that holds it. They share accumulators and epilogue, so that a further
+// one costs little to compile.
 FOURFOLD_PREFILL_HD constexpr int prefill_width(int tokens, int i) {
-  const int half = (tokens / 2 + kPrefillTokenStep - 1) / kPrefillTokenStep * kPrefillTokenStep;
-  const int w = i == 0 ? 2 * kPrefillTokenStep : i == 1 ? half : tokens - kPrefillTokenStep;
-  return w < kPrefillTokenStep ? kPrefillTokenStep : w < tokens ? w : tokens;
+  const int half = (tokens / 2 + 7) / 8 * 8;
+  const int widths[7] = {32, half, (half + tokens - 24) / 16 * 8, tokens - 24, tokens - 16, tokens - 8, tokens};
+  // Narrow tiles have fewer: what does not ascend is left out.
+  int last = 0, at = 0;
+  for (int w : widths) {
+    if (w <= last || w < 16 || w > tokens) continue;
+    if (at++ == i) return w;
+    last = w;
+  }
+  return tokens;
 }
 
 struct PrefillTile {

@@ -56,6 +56,9 @@ struct Instructions {
   double per_stage;    // per warp and stage: barriers, copy issue
   double per_output;   // per output element and lane: epilogue
   int chain;           // dependent memory reads before the first weight arrives
+  // Bulk copies: clocks of the SM's copy engine for each, and of a producer warp to issue one; 0: the kernel has none.
+  double copy_clocks = 0;
+  double issue_clocks = 0;
   int token_step = 0;  // a narrower block is computed at its own width, in these steps; 0: always the whole tile
 };
 Instructions instructions_of(const TileConfig& tile);
@@ -69,6 +72,7 @@ struct Prediction {
   double matrix_us = 0;  // padded flops
   double smem_us = 0;    // shared-memory bytes
   double l2_us = 0;      // bytes from L2 into the SMs
+  double copy_us = 0;    // bulk copies, each of which has a fixed cost
   // Terms that add.
   double launch_us = 0;   // graph node
   double latency_us = 0;  // the chain before the first weight, and the last tile's way out

@@ -222,7 +222,7 @@ struct LayerBench::State {
     std::vector<float> gate_up, down;
     const float rms = 2.9f * 1.2f;
     for (int64_t e = 0; e < p.all_experts(); ++e) {
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < p.operands(plan::Pass::kGateUp); ++i) {
         gate_up.push_back(static_cast<float>(random.uniform(0.8, 1.2)) /
                           (rms * std::sqrt(static_cast<float>(p.hidden))));
       }

@@ -12,18 +12,23 @@ using plan::KernelSpec;
 
 std::string gate_up(const KernelSpec& spec) { return spec.pass == plan::Pass::kGateUp ? "true" : "false"; }
 
+// Gate-up without a gate: the activation is squared ReLU.
+std::string relu2(const KernelSpec& spec) {
+  return spec.pass == plan::Pass::kGateUp && spec.activation == plan::Activation::kRelu2 ? "true" : "false";
+}
+
 std::string stream_tile(const KernelSpec& spec) {
   const plan::TileConfig& t = spec.candidate.tile;
   const int row_tiles = t.operands * t.n / 16, row_warps = t.warps / t.k_warps;
-  return fmt::format("StreamTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>", gate_up(spec),
+  return fmt::format("StreamTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>", gate_up(spec),
                      t.inline_routes ? "true" : "false", row_tiles / row_warps, row_warps, t.stage_warps,
                      t.k_warps / t.stage_warps, t.tokens / 8, t.token_rows, t.k / 64, t.stages,
-                     spec.candidate.ctas_per_sm);
+                     spec.candidate.ctas_per_sm, relu2(spec));
 }
 
 std::string prefill_tile(const KernelSpec& spec) {
   const plan::TileConfig& t = spec.candidate.tile;
-  return fmt::format("PrefillTileOf<{}, {}, {}>", gate_up(spec), t.tokens, t.stages);
+  return fmt::format("PrefillTileOf<{}, {}, {}, {}>", gate_up(spec), t.tokens, t.stages, relu2(spec));
 }
 
 // How the device headers of a family name a tile, its map of shared memory and its kernel, all in fourfold::moe.
@@ -84,7 +89,7 @@ std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::strin
 KernelRequest route_request(std::string_view arch) {
   return make_request("route", "#include \"kernels/moe/route_sm90.cuh\"\n", arch,
                       {"fourfold::moe::moe_route", "fourfold::moe::moe_route_count", "fourfold::moe::moe_route_scatter",
-                       "fourfold::moe::moe_combine"});
+                       "fourfold::moe::moe_combine", "fourfold::moe::moe_gather", "fourfold::moe::moe_combine_packed"});
 }
 
 KernelRequest prepare_request(std::string_view arch) {

@@ -102,6 +102,7 @@ void add_mma_sync(const MoeProblem& problem, Pass pass, List* out) {
 void add_wgmma(const MoeProblem& problem, Pass pass, List* out) {
   TileConfig t = base_tile(problem, pass, Family::kWgmma);
   t.producer_warps = 4;  // a whole warpgroup: setmaxnreg moves registers between warpgroups
+  if (pass == Pass::kGateUp) t.epilogue = Epilogue::kDedicated;
   for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
     for (const int rows : {64, 128, 256, 512}) {
       for (const int k : kDepthTiles) {

@@ -16,9 +16,9 @@ constexpr double kTurnUs = 0.3;            // between two tiles of one CTA: head
 constexpr double kPowerUs = 300;           // time scale on which a card falls from boost to its sustained clock
 constexpr double kOverlap = 4;             // exponent of the norm that joins overlapping terms
 // Measured on an H200 over 450 layers: tiles that differ in the length of their copies only.
-constexpr double kCopyClocks = 42;         // of the SM's copy engine for each bulk copy
-constexpr double kIssueClocks = 100;       // of a producer warp to issue one
-constexpr double kL2Speedup = 2.5;         // L2 bandwidth over memory bandwidth
+constexpr double kCopyClocks = 42;    // of the SM's copy engine for each bulk copy
+constexpr double kIssueClocks = 100;  // of a producer warp to issue one
+constexpr double kL2Speedup = 2.5;    // L2 bandwidth over memory bandwidth
 
 // Joins terms that overlap: the largest, plus a little when others are close.
 double overlap(std::initializer_list<double> terms) {
@@ -215,10 +215,13 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   const double together = overlap({p.memory_us, p.issue_us, p.matrix_us, p.smem_us, p.l2_us, p.copy_us});
   p.total_us = p.launch_us + p.latency_us + together + p.drain_us + p.split_us;
 
-  const std::pair<double, const char*> terms[] = {
-      {p.memory_us, "memory"}, {p.issue_us, "issue"},
-      {p.matrix_us, "matrix"}, {p.smem_us, "shared memory"},
-      {p.l2_us, "L2"}, {p.copy_us, "copies"},        {p.launch_us + p.latency_us + p.drain_us + p.split_us, "latency"}};
+  const std::pair<double, const char*> terms[] = {{p.memory_us, "memory"},
+                                                  {p.issue_us, "issue"},
+                                                  {p.matrix_us, "matrix"},
+                                                  {p.smem_us, "shared memory"},
+                                                  {p.l2_us, "L2"},
+                                                  {p.copy_us, "copies"},
+                                                  {p.launch_us + p.latency_us + p.drain_us + p.split_us, "latency"}};
   p.bound =
       std::max_element(std::begin(terms), std::end(terms), [](auto& a, auto& b) { return a.first < b.first; })->second;
   return p;

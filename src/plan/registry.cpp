@@ -39,18 +39,17 @@ std::string kernel_refuses(const MoeProblem& problem, Pass, const Candidate& can
   const FamilyRow* row = find_family(t.family, arch);
   if (row == nullptr || !row->implemented()) return "planned, kernel not built yet";
   if (problem.scale_vector() != 16) return "the kernels take NVFP4 scales (16 elements) only";
-  if (problem.activation == Activation::kRelu2) return "the kernels have no squared ReLU yet";
   // kernels/moe/route_sm90.cuh and the tables of inline routing.
   if (problem.all_experts() > 1024) return "the kernels sort over at most 1024 experts";
   if (t.inline_routes && problem.picks_per_token() > 16) return "inline routing takes at most 16 choices of a token";
   if (candidate.split_k > 1) return "the kernels do not split K over CTAs";
   if (t.family == Family::kWgmma) {
     // kernels/moe/prefill_tile.h: 256 weight rows, two compute warpgroups, stages of 64, tokens in steps of 16 up to
-    // 160.
+    // 176.
     if (t.operands * t.n != 256 || t.warps != 8 || t.k != 64 || candidate.ctas_per_sm != 1) {
       return "the kernel takes tiles of 256 weight rows x 64, 8 + 4 warps and one CTA per SM";
     }
-    if (t.tokens % 16 != 0 || t.tokens > 160) return "the kernel takes tiles of 16 to 160 tokens in steps of 16";
+    if (t.tokens % 16 != 0 || t.tokens > 176) return "the kernel takes tiles of 16 to 176 tokens in steps of 16";
   }
   return "";
 }

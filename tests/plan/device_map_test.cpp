@@ -31,7 +31,8 @@ TEST(DeviceMap, StreamingTilesAgreeWithTheLedger) {
                                    t.token_rows,
                                    t.k / 64,
                                    t.stages,
-                                   c.ctas_per_sm};
+                                   c.ctas_per_sm,
+                                   false};
         const moe::StreamMap device = moe::stream_map(tile);
         const SmemMap map = make_smem_map(t);
         ASSERT_EQ(device.total, map.total) << to_string(c);
@@ -56,25 +57,28 @@ TEST(DeviceMap, StreamingTilesAgreeWithTheLedger) {
 }
 
 TEST(DeviceMap, PrefillTilesAgreeWithTheLedger) {
-  MoeProblem p = find_shape("122B-A10B");
-  p.tokens = 8192;
   int checked = 0;
-  for (const Pass pass : {Pass::kGateUp, Pass::kDown}) {
-    for (const Candidate& c : candidates(p, pass, find_arch("sm_90a"))) {
-      const TileConfig& t = c.tile;
-      if (t.family != Family::kWgmma || t.operands * t.n != moe::kPrefillRowTiles * 16 || t.warps != 8 || t.k != 64) {
-        continue;
+  for (const char* model : {"122B-A10B", "nemotron-30B"}) {
+    MoeProblem p = find_shape(model);
+    p.tokens = 8192;
+    for (const Pass pass : {Pass::kGateUp, Pass::kDown}) {
+      for (const Candidate& c : candidates(p, pass, find_arch("sm_90a"))) {
+        const TileConfig& t = c.tile;
+        if (t.family != Family::kWgmma || t.operands * t.n != moe::kPrefillRowTiles * 16 || t.warps != 8 || t.k != 64) {
+          continue;
+        }
+        const moe::PrefillMap device = moe::prefill_map(
+            {pass == Pass::kGateUp, t.tokens, t.stages, p.activation == Activation::kRelu2 && pass == Pass::kGateUp});
+        const SmemMap map = make_smem_map(t);
+        ASSERT_EQ(device.total, map.total) << to_string(c);
+        ASSERT_EQ(device.rows, offset(map, RegionId::kActivations)) << to_string(c);
+        ASSERT_EQ(device.row_stride, region(map, RegionId::kActivations).stride) << to_string(c);
+        ASSERT_EQ(device.weights, offset(map, RegionId::kWeights0)) << to_string(c);
+        ASSERT_EQ(device.weight_stride, region(map, RegionId::kWeights0).stride) << to_string(c);
+        ASSERT_EQ(device.barriers, offset(map, RegionId::kBarriers)) << to_string(c);
+        ASSERT_EQ(moe::kPrefillThreads, (t.warps + t.producer_warps) * 32) << to_string(c);
+        ++checked;
       }
-      const moe::PrefillMap device = moe::prefill_map({pass == Pass::kGateUp, t.tokens, t.stages});
-      const SmemMap map = make_smem_map(t);
-      ASSERT_EQ(device.total, map.total) << to_string(c);
-      ASSERT_EQ(device.rows, offset(map, RegionId::kActivations)) << to_string(c);
-      ASSERT_EQ(device.row_stride, region(map, RegionId::kActivations).stride) << to_string(c);
-      ASSERT_EQ(device.weights, offset(map, RegionId::kWeights0)) << to_string(c);
-      ASSERT_EQ(device.weight_stride, region(map, RegionId::kWeights0).stride) << to_string(c);
-      ASSERT_EQ(device.barriers, offset(map, RegionId::kBarriers)) << to_string(c);
-      ASSERT_EQ(moe::kPrefillThreads, (t.warps + t.producer_warps) * 32) << to_string(c);
-      ++checked;
     }
   }
   EXPECT_GT(checked, 100);

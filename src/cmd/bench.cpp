@@ -13,6 +13,7 @@
 #include "base/math.h"
 #include "base/progress.h"
 #include "base/random.h"
+#include "cmd/bench_kernels.h"
 #include "cmd/bench_ops.h"
 #include "cmd/chat_model.h"
 #include "cmd/commands.h"
@@ -275,6 +276,7 @@ void add_bench(CLI::App& app) {
   command->add_flag("--json", options->json, "Print one JSON object");
   command->callback([options] { run(*options); });
   add_bench_ops(*bench);
+  add_bench_kernels(*bench);
 }
 
 }  // namespace fourfold::cmd

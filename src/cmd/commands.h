@@ -20,5 +20,6 @@ void add_render(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_warm(CLI::App& app);
+void add_tune(CLI::App& app);
 
 }  // namespace fourfold::cmd

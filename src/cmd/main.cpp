@@ -47,6 +47,7 @@ int main(int argc, char** argv) {
     cmd::add_tokenize(app);
     cmd::add_plan(app);
     cmd::add_warm(app);
+    cmd::add_tune(app);
     check_command(app, argc, argv);
     app.parse(argc, argv);
     std::fflush(stdout);

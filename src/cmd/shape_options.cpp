@@ -15,8 +15,16 @@ std::string names(std::span<const Row> rows) {
 }  // namespace
 
 void ShapeOptions::add_to(CLI::App& command) {
+  add_card_to(command);
+  add_shape_to(command);
+}
+
+void ShapeOptions::add_card_to(CLI::App& command) {
   command.add_option("--gpu", gpu, "Card: " + names<plan::Gpu>(plan::kGpus) + " (default: h200)");
   command.add_option("--arch", arch, "Architecture instead of a card: " + names<plan::Arch>(plan::kArchs));
+}
+
+void ShapeOptions::add_shape_to(CLI::App& command) {
   command.add_option("--model", model, "Shape of a model: " + names<plan::NamedShape>(plan::named_shapes()));
   command.add_option("--experts", experts, "Number of routed experts");
   command.add_option("--top-k", top_k, "Experts per token");

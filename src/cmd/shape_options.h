@@ -18,7 +18,9 @@ struct ShapeOptions {
   int64_t experts = 0, top_k = 0, hidden = 0, intermediate = 0, ranks = 1;
   std::string activations = "bf16", weights = "nvfp4", activation, shared = "none";
 
-  void add_to(CLI::App& command);
+  void add_to(CLI::App& command);  // both of these
+  void add_card_to(CLI::App& command);
+  void add_shape_to(CLI::App& command);
   // The card named by --gpu, or the fastest of --arch, or an H200 when neither is given; Error when both contradict.
   const plan::Gpu& card() const;
   // The shape; its tokens are left 0. Error when neither a model nor a whole shape is given.

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "cuda/self_test.h"
 #include "cuda/tuned.h"
+#include "kernels/moe/tables.h"
 
 namespace fourfold::cuda {
 namespace {
@@ -45,14 +46,17 @@ int64_t fallback_buckets() {
 KernelLoader::KernelLoader(const Device& device, jit::KernelStore& store, const KernelOptions& options)
     : device_(device), store_(store), options_(options), card_(options.emulate ? *options.emulate : device.gpu()) {
   const std::string arch = device.info().arch();
-  const auto fixed = load(jit::route_request(arch), {{"fourfold::moe::moe_route", 1024},
-                                                     {"fourfold::moe::moe_route_count", 1024},
-                                                     {"fourfold::moe::moe_route_scatter", 256},
-                                                     {"fourfold::moe::moe_combine", 256}});
+  const auto fixed =
+      load(jit::route_request(arch), {{"fourfold::moe::moe_route", moe::kRouteThreads},
+                                      {"fourfold::moe::moe_route_count", moe::kRouteThreads},
+                                      {"fourfold::moe::moe_route_scatter", moe::kRouteManyThreads},
+                                      {"fourfold::moe::moe_combine", moe::kCombineThreads},
+                                      {"fourfold::moe::moe_gather", moe::kGatherThreads},
+                                      {"fourfold::moe::moe_combine_packed", moe::kCombinePackedThreads}});
   const auto prepare = load(jit::prepare_request(arch), {{"fourfold::moe::moe_repack", 128},
                                                          {"fourfold::moe::moe_pad_rows", 128},
                                                          {"fourfold::moe::moe_append_shared", 128}});
-  fixed_ = {fixed[0], fixed[1], fixed[2], fixed[3], prepare[0], prepare[1], prepare[2]};
+  fixed_ = {fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], fixed[5], prepare[0], prepare[1], prepare[2]};
 }
 
 std::vector<Kernel> KernelLoader::load(const jit::KernelRequest& request, const std::vector<Wanted>& wanted) {

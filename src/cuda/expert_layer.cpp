@@ -11,10 +11,6 @@
 namespace fourfold::cuda {
 namespace {
 
-// kernels/moe/route_sm90.cuh
-constexpr int kMaxExperts = 1024;
-constexpr int64_t kRouteOnePass = 1024 * 8;  // choices that one CTA sorts; more take two kernels
-constexpr int64_t kRouteManyPicks = 256 * 8;
 constexpr int kSmallestBlock = 8;  // tokens
 
 template <typename T>
@@ -31,12 +27,19 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
   const auto picks = static_cast<uint64_t>(max_tokens * p.picks_per_token());
   // Routed inline, every expert of the batch has a row for each of 8 tokens.
   const auto few = static_cast<uint64_t>(std::min<int64_t>(max_tokens, moe::kFewTokens) * p.picks_per_token());
-  const uint64_t rows = std::max(picks, few * moe::kFewTokens);
+  const auto slots =
+      static_cast<uint64_t>(moe::max_slots(static_cast<long long>(picks), static_cast<int>(p.all_experts())));
+  const uint64_t rows = std::max(slots, few * moe::kFewTokens);
   const auto padded = static_cast<uint64_t>(p.padded_depth(plan::Pass::kDown));
   const auto hidden = static_cast<uint64_t>(p.hidden);
   const auto experts = static_cast<int>(p.all_experts());
   hidden_ = Buffer(device, rows * padded * 2, "activations between the two GEMMs");
-  partial_ = Buffer(device, picks * hidden * 4, "rows to be summed");
+  // As swizzled units the last columns are others: the rows' zeros would not last.
+  if (static_cast<int64_t>(padded) != p.intermediate) {
+    swizzled_ = Buffer(device, slots * padded * 2, "activations between the two GEMMs");
+  }
+  const auto packed = static_cast<uint64_t>(moe::packed_row_values(static_cast<int>(hidden)));
+  partial_ = Buffer(device, std::max(slots * hidden * 4, slots * packed * 2), "rows to be summed");
   if (p.padded_depth(plan::Pass::kGateUp) != p.hidden) {
     const auto wide = static_cast<uint64_t>(p.padded_depth(plan::Pass::kGateUp));
     padded_x_ = Buffer(device, static_cast<uint64_t>(max_tokens) * wide * 2, "padded hidden states");
@@ -44,9 +47,9 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
   const auto blocks = static_cast<uint64_t>(moe::max_blocks(static_cast<long long>(picks), experts, kSmallestBlock));
   counts_ = Buffer(device, 2 * sizeof(int), "routing tables");
   blocks_ = Buffer(device, blocks * sizeof(moe::Block), "routing tables");
-  slot_token_ = Buffer(device, picks * sizeof(int), "routing tables");
+  slot_token_ = Buffer(device, slots * sizeof(int), "routing tables");
   pick_slot_ = Buffer(device, picks * sizeof(int), "routing tables");
-  totals_ = Buffer(device, (kMaxExperts + 1) * sizeof(int), "routing tables");
+  totals_ = Buffer(device, (moe::kMaxExperts + 1) * sizeof(int), "routing tables");
   Stream stream(device);
   totals_.fill(stream, 0);
   hidden_.fill(stream, 0);
@@ -55,7 +58,8 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
 
 uint64_t ExpertWorkspace::bytes() const {
   uint64_t sum = 0;
-  for (const Buffer* b : {&hidden_, &partial_, &padded_x_, &counts_, &blocks_, &slot_token_, &pick_slot_, &totals_}) {
+  for (const Buffer* b :
+       {&hidden_, &swizzled_, &partial_, &padded_x_, &counts_, &blocks_, &slot_token_, &pick_slot_, &totals_}) {
     sum += b->bytes();
   }
   return sum;
@@ -108,23 +112,46 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
   down.out = pair.inline_routes() ? pointer<void>(inputs.out) : workspace.partial().as<void>();
   down.out_stride = hidden;
 
+  // The wgmma kernels' forms of rows: see kernels/moe/tables.h.
+  const bool swizzled = plan::row_form(pair.gate_up.tile) == plan::RowForm::kSwizzled;
+  const long long slots = moe::max_slots(picks, routing.experts);
+  const long long groups = moe::packed_row_values(hidden) / 4;
+  if (swizzled) {
+    // The gathered rows are read by gate-up, the summed ones written by down: one buffer.
+    up.source = workspace.partial().as<unsigned short>();
+    up.source_stride = down.source_stride = up.out_stride = slots * moe::kUnitK;
+    up.out = workspace.swizzled().as<void>();
+    down.source = workspace.swizzled().as<unsigned short>();
+    down.out_stride = groups;
+  }
+
   if (!pair.inline_routes()) {
     const int block = pair.gate_up.tile.tokens;
-    if (picks <= kRouteOnePass) {
+    if (picks <= moe::kRouteOnePass) {
       launch(stream, fixed.route, {1, 1}, Overlap::kProgrammatic, routing, table, block);
     } else {
-      const auto ctas = static_cast<unsigned>(ceil_div(picks, kRouteManyPicks));
+      const auto ctas = static_cast<unsigned>(ceil_div(picks, moe::kRouteManyPicks));
       launch(stream, fixed.route_count, {ctas, 1}, Overlap::kProgrammatic, routing, table, block);
       launch(stream, fixed.route_scatter, {ctas, 1}, Overlap::kProgrammatic, routing, table);
     }
   }
+  if (swizzled) {
+    const auto blocks = static_cast<unsigned>(moe::max_blocks(picks, routing.experts, pair.gate_up.tile.tokens));
+    launch(stream, fixed.gather, {blocks, static_cast<unsigned>(ceil_div(up.units, moe::kGatherUnits))},
+           Overlap::kProgrammatic, x, static_cast<long long>(wide), table, up.units, workspace.partial().address(),
+           up.source_stride);
+  }
   launch(stream, pair.gate_up_kernel, {pair.gate_up_grid, 1}, Overlap::kProgrammatic, up);
   launch(stream, pair.down_kernel, {pair.down_grid, 1}, Overlap::kProgrammatic, down);
-  if (!pair.inline_routes()) {
-    launch(stream, fixed.combine, {static_cast<unsigned>(ceil_div(p.hidden, 1024)), static_cast<unsigned>(tokens)},
-           Overlap::kProgrammatic, workspace.partial().address(), static_cast<long long>(p.hidden),
-           workspace.pick_slot().address(), inputs.weights, picks_per_token, hidden, inputs.out,
+  const Grid sums = {static_cast<unsigned>(ceil_div(p.hidden, moe::kCombineColumns)), static_cast<unsigned>(tokens)};
+  if (swizzled) {
+    launch(stream, fixed.combine_packed, sums, Overlap::kProgrammatic, workspace.partial().address(), groups,
+           workspace.pick_slot().address(), routing, weights.down_scales().address(), hidden, inputs.out,
            static_cast<long long>(p.hidden));
+  } else if (!pair.inline_routes()) {
+    launch(stream, fixed.combine, sums, Overlap::kProgrammatic, workspace.partial().address(),
+           static_cast<long long>(p.hidden), workspace.pick_slot().address(), inputs.weights, picks_per_token, hidden,
+           inputs.out, static_cast<long long>(p.hidden));
   }
 }
 

@@ -6,7 +6,7 @@
 //   ExpertLayer layer(kernels, workspace, weights);
 //   layer.run(stream, {x, ids, router_weights, out, tokens});
 //
-// run() puts at most six launches on the stream and nothing else: no allocation, no wait, so that it can be captured.
+// run() puts at most eight launches on the stream and nothing else: no allocation, no wait, so that it can be captured.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,11 @@ class ExpertWorkspace {
   // stay zero.
   Buffer& hidden() { return hidden_; }
   const Buffer& hidden() const { return hidden_; }
-  // fp32 [slots][hidden], rows of a tile paired as in partial_place() (kernels/moe/tables.h).
+  // The same for the wgmma kernels: [padded intermediate / 64][slots][64], swizzled; shares hidden() where it can.
+  Buffer& swizzled() { return swizzled_.bytes() != 0 ? swizzled_ : hidden_; }
+  const Buffer& swizzled() const { return swizzled_.bytes() != 0 ? swizzled_ : hidden_; }
+  // fp32 [slots][hidden], rows of a tile paired as in partial_place() (kernels/moe/tables.h); for the wgmma kernels
+  // first the gathered rows, then groups with a common exponent.
   Buffer& partial() { return partial_; }
   const Buffer& partial() const { return partial_; }
   const Buffer& padded_x() const { return padded_x_; }  // bf16 [tokens][padded hidden]; empty where none is needed
@@ -49,7 +53,7 @@ class ExpertWorkspace {
 
  private:
   int64_t max_tokens_;
-  Buffer hidden_, partial_, padded_x_, counts_, blocks_, slot_token_, pick_slot_, totals_;
+  Buffer hidden_, swizzled_, partial_, padded_x_, counts_, blocks_, slot_token_, pick_slot_, totals_;
 };
 
 // Device addresses, rows contiguous. x and out must be multiples of 16.

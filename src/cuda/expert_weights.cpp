@@ -65,7 +65,8 @@ ExpertWeights::ExpertWeights(const LayerContext& context) : context_(context) {
   const Device& device = *context_.device;
   gate_up_ = Buffer(device, checked_mul(experts, gate_up_bytes(p), "gate-up weights"), "gate-up weights");
   down_ = Buffer(device, checked_mul(experts, down_bytes(p), "down weights"), "down weights");
-  gate_up_scales_ = Buffer(device, experts * 2 * sizeof(float), "tensor scales");
+  gate_up_scales_ =
+      Buffer(device, experts * static_cast<uint64_t>(p.operands(plan::Pass::kGateUp)) * sizeof(float), "tensor scales");
   down_scales_ = Buffer(device, experts * sizeof(float), "tensor scales");
 }
 
@@ -114,11 +115,13 @@ void ExpertWeights::upload(const Stream& stream, int64_t first, std::span<const 
   std::vector<float> gate_up, down;
   for (int64_t i = 0; i < count; ++i) {
     const ExpertMatrices& e = sources[static_cast<size_t>(i)];
-    const float gate = p.gated() ? e.gate.tensor_scale : e.up.tensor_scale;
-    finite(gate, first + i, "gate");
+    if (p.gated()) {
+      finite(e.gate.tensor_scale, first + i, "gate");
+      gate_up.push_back(e.gate.tensor_scale);
+    }
     finite(e.up.tensor_scale, first + i, "up");
     finite(e.down.tensor_scale, first + i, "down");
-    gate_up.insert(gate_up.end(), {gate, e.up.tensor_scale});
+    gate_up.push_back(e.up.tensor_scale);
     down.push_back(e.down.tensor_scale);
   }
   // A portion of experts in one host block [matrix][expert][codes], [matrix][expert][scales], copied at once.
@@ -162,7 +165,7 @@ void ExpertWeights::upload(const Stream& stream, int64_t first, std::span<const 
     stream.synchronize();  // the staging blocks are used again
   }
   gate_up_scales_.upload(stream, gate_up.data(), gate_up.size() * sizeof(float),
-                         static_cast<uint64_t>(first) * 2 * sizeof(float));
+                         static_cast<uint64_t>(first * p.operands(plan::Pass::kGateUp)) * sizeof(float));
   down_scales_.upload(stream, down.data(), down.size() * sizeof(float), static_cast<uint64_t>(first) * sizeof(float));
   check_bad(stream, bad);
 }
@@ -178,10 +181,10 @@ void ExpertWeights::repack(const Stream& stream, int64_t first, int64_t count, c
 void ExpertWeights::set_scales(const Stream& stream, const std::vector<float>& gate_up,
                                const std::vector<float>& down) {
   const auto experts = static_cast<size_t>(context_.problem.all_experts());
-  FF_ASSERT(gate_up.size() == 2 * experts && down.size() == experts);
+  const auto operands = static_cast<size_t>(context_.problem.operands(plan::Pass::kGateUp));
+  FF_ASSERT(gate_up.size() == operands * experts && down.size() == experts);
   for (size_t e = 0; e < experts; ++e) {
-    finite(gate_up[2 * e], static_cast<int64_t>(e), "gate");
-    finite(gate_up[2 * e + 1], static_cast<int64_t>(e), "up");
+    for (size_t i = 0; i < operands; ++i) finite(gate_up[operands * e + i], static_cast<int64_t>(e), "gate-up");
     finite(down[e], static_cast<int64_t>(e), "down");
   }
   gate_up_scales_.upload(stream, gate_up);

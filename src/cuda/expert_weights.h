@@ -53,7 +53,7 @@ class ExpertWeights {
     int64_t code_bytes, scale_bytes;  // of one matrix: all three have as many elements
   };
   void repack(const Stream& stream, int64_t first, int64_t count, const DeviceExperts& experts);
-  // gate_up: [experts][2] gate, up (without a gate: up in both); down: [experts].
+  // gate_up: [experts][2] gate, up, or [experts] without a gate; down: [experts].
   void set_scales(const Stream& stream, const std::vector<float>& gate_up, const std::vector<float>& down);
 
   // All of another layer's weights (same shape).

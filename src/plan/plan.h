@@ -51,11 +51,14 @@ int register_limit(const Arch& arch, const Candidate& candidate);
 
 // Warp instructions, in units per weight and lane unless noted; see docs/plan.md for where each figure comes from.
 struct Instructions {
-  double dequantise;   // decode, scale, fragment loads and addressing
-  double per_mma;      // issued per mma besides the mma itself (fragment loads of the other operand)
-  double per_stage;    // per warp and stage: barriers, copy issue
-  double per_output;   // per output element and lane: epilogue
-  int chain;           // dependent memory reads before the first weight arrives
+  double dequantise;  // decode, scale, fragment loads and addressing
+  double per_mma;     // issued per mma besides the mma itself (fragment loads of the other operand)
+  double per_stage;   // per warp and stage: barriers, copy issue
+  double per_output;  // per output element and lane: epilogue
+  int chain;          // dependent memory reads before the first weight arrives
+  // Bulk copies: clocks of the SM's copy engine for each, and of a producer warp to issue one; 0: the kernel has none.
+  double copy_clocks = 0;
+  double issue_clocks = 0;
   int token_step = 0;  // a narrower block is computed at its own width, in these steps; 0: always the whole tile
 };
 Instructions instructions_of(const TileConfig& tile);
@@ -69,6 +72,7 @@ struct Prediction {
   double matrix_us = 0;  // padded flops
   double smem_us = 0;    // shared-memory bytes
   double l2_us = 0;      // bytes from L2 into the SMs
+  double copy_us = 0;    // bulk copies, each of which has a fixed cost
   // Terms that add.
   double launch_us = 0;   // graph node
   double latency_us = 0;  // the chain before the first weight, and the last tile's way out
@@ -150,8 +154,16 @@ inline constexpr int64_t kInlineRouteTokens = 8;
 std::span<const int64_t> token_buckets();
 int64_t bucket_of(int64_t tokens);
 
-// Whether two tiles make a layer: both route inline or neither does, and the blocks of tokens that one takes are those
-// of the other (the routing kernel cuts them once).
+// The form in which a kernel takes token rows, and in which gate-up leaves its output for down.
+enum class RowForm {
+  kRows,      // bf16 rows
+  kSwizzled,  // bf16 in slot order, [K / 64][slots][64] (kernels/moe/tables.h); down leaves groups, not fp32 rows
+  kFp4,       // e2m1 rows and their scales
+};
+RowForm row_form(const TileConfig& tile);
+
+// Whether two tiles make a layer: both route inline or neither does, the blocks of tokens that one takes are those of
+// the other (the routing kernel cuts them once), and the rows have the same form.
 bool compatible(const TileConfig& gate_up, const TileConfig& down);
 
 // CTAs to launch for a batch of problem.tokens.

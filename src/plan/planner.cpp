@@ -16,8 +16,9 @@ constexpr int64_t kBuckets[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 204
 
 // Predictions closer than this are equal: the model cannot tell them apart, and the choice must not depend on the last
 // bits of a floating-point library. Then: less work outside the main loop, less shared memory, the name.
-constexpr double kRoutedPerUs = 4096;  // (token, expert) pairs that the routing kernel sorts in a microsecond
-constexpr double kL2Speedup = 2.5;     // L2 bandwidth over memory bandwidth
+constexpr double kRoutedPerUs = 4096;   // (token, expert) pairs that one CTA sorts in a microsecond
+constexpr double kRoutedAtOnce = 8192;  // more are sorted by many CTAs
+constexpr double kL2Speedup = 2.5;      // L2 bandwidth over memory bandwidth
 
 constexpr double kSameUs = 0.01;
 
@@ -113,33 +114,41 @@ int64_t grid_of(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Cand
   return std::min<int64_t>(tiles, static_cast<int64_t>(gpu.sms) * c.ctas_per_sm);
 }
 
-// The fastest candidate that cuts the tokens in this way; null when there is none.
-const Ranked* fastest(const GemmPlan& gemm, bool inline_routes, int tokens, bool implemented) {
+// The fastest candidate that can stand beside this one; null when there is none.
+const Ranked* fastest(const GemmPlan& gemm, const TileConfig& beside, bool implemented) {
   for (const Ranked& r : gemm.ranked) {
-    const TileConfig& t = r.candidate.tile;
-    if ((t.inline_routes == 1) == inline_routes && t.tokens == tokens && (r.implemented || !implemented)) return &r;
+    if (compatible(r.candidate.tile, beside) && (r.implemented || !implemented)) return &r;
   }
   return nullptr;
 }
 
-// Histogram, then scatter: a chain of reads and dependent writes in one CTA.
-double route_time(const MoeProblem& p, const Gpu& gpu) {
-  const double pairs = static_cast<double>(p.tokens * p.picks_per_token());
-  return gpu.graph_node_us + 4 * gpu.latency_us + pairs * 16 / (reachable_reads(gpu) * 1e6) + pairs / kRoutedPerUs;
+// Histogram, then scatter: a chain of reads and dependent writes in one CTA. The wgmma kernels' rows are then gathered:
+// read from L2 mostly, written.
+double route_time(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile) {
+  if (tile.inline_routes) return 0;
+  const double pairs = static_cast<double>(p.tokens * p.picks_per_token()), read = reachable_reads(gpu) * 1e6;
+  double us =
+      gpu.graph_node_us + 4 * gpu.latency_us + pairs * 16 / read + std::min(pairs, kRoutedAtOnce) / kRoutedPerUs;
+  if (row_form(tile) == RowForm::kSwizzled) {
+    us += gpu.graph_node_us + gpu.latency_us + pairs * static_cast<double>(p.hidden) * 2 * (1 + 1 / kL2Speedup) / read;
+  }
+  return us;
 }
 
-// Reads an fp32 row for each pair, writes a bf16 row for each token.
-double combine_time(const MoeProblem& p, const Gpu& gpu) {
+// Reads a row for each pair (fp32, or groups of two bytes a value), writes a bf16 row for each token.
+double combine_time(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile) {
+  if (tile.inline_routes) return 0;
   const double read = reachable_reads(gpu) * 1e6;
-  const double rows = static_cast<double>(p.tokens * p.picks_per_token() * p.hidden) * 4;
+  const double rows =
+      static_cast<double>(p.tokens * p.picks_per_token() * p.hidden) * (row_form(tile) == RowForm::kSwizzled ? 2 : 4);
   return gpu.graph_node_us + gpu.latency_us +
          (rows + static_cast<double>(p.tokens * p.hidden) * 2) / (rows < gpu.l2_mb * 0.5e6 ? read * kL2Speedup : read);
 }
 
 // What runs beside the two GEMMs.
-void time_the_rest(const MoeProblem& p, const Gpu& gpu, bool inline_routes, LayerPlan* plan) {
-  plan->route_us = inline_routes ? 0 : route_time(p, gpu);
-  plan->combine_us = inline_routes ? 0 : combine_time(p, gpu);
+void time_the_rest(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile, LayerPlan* plan) {
+  plan->route_us = route_time(p, gpu, tile);
+  plan->combine_us = combine_time(p, gpu, tile);
 }
 
 // The layer's figures once both GEMMs are chosen.
@@ -147,7 +156,7 @@ void add_up(LayerPlan* plan) {
   MoeProblem p = plan->problem;
   p.tokens = std::max<int64_t>(1, p.tokens);
   const Gpu& gpu = plan->gpu;
-  time_the_rest(p, gpu, plan->gate_up.chosen.candidate.tile.inline_routes != 0, plan);
+  time_the_rest(p, gpu, plan->gate_up.chosen.candidate.tile, plan);
   for (GemmPlan* gemm : {&plan->gate_up, &plan->down}) {
     gemm->grid = grid_of(p, gemm->pass, gpu, gemm->chosen.candidate);
   }
@@ -174,23 +183,22 @@ void add_up(LayerPlan* plan) {
 }
 
 // Both GEMMs as a unit: either both route inline, and nothing runs around them, or neither does, and both take the
-// blocks of tokens that the routing kernel cuts once.
+// blocks of tokens that the routing kernel cuts once and the rows in one form.
 void choose(const MoeProblem& p, const Gpu& gpu, LayerPlan* plan) {
   double best = std::numeric_limits<double>::infinity();
-  std::set<std::pair<bool, int>> cuts;
-  for (const Ranked& r : plan->gate_up.ranked) {
-    cuts.emplace(r.candidate.tile.inline_routes == 0, r.candidate.tile.tokens);
-  }
   for (const bool implemented : {true, false}) {
-    for (const auto& [sorted, tokens] : cuts) {
-      const Ranked* a = fastest(plan->gate_up, !sorted, tokens, implemented);
-      const Ranked* b = fastest(plan->down, !sorted, tokens, implemented);
-      if (a == nullptr || b == nullptr) continue;
-      time_the_rest(p, gpu, !sorted, plan);
-      const double total = plan->route_us + a->prediction.total_us + b->prediction.total_us + plan->combine_us;
+    std::set<std::tuple<int, RowForm, int>> seen;  // the first of each kind is the fastest
+    for (const Ranked& a : plan->gate_up.ranked) {
+      const TileConfig& t = a.candidate.tile;
+      if (implemented && !a.implemented) continue;
+      if (!seen.emplace(t.inline_routes, row_form(t), t.tokens).second) continue;
+      const Ranked* b = fastest(plan->down, t, implemented);
+      if (b == nullptr) continue;
+      time_the_rest(p, gpu, t, plan);
+      const double total = plan->route_us + a.prediction.total_us + b->prediction.total_us + plan->combine_us;
       if (total >= best) continue;
       best = total;
-      plan->gate_up.chosen = *a;
+      plan->gate_up.chosen = a;
       plan->down.chosen = *b;
     }
     if (best < std::numeric_limits<double>::infinity()) break;
@@ -212,7 +220,21 @@ int64_t bucket_of(int64_t tokens) {
 }
 
 bool compatible(const TileConfig& gate_up, const TileConfig& down) {
-  return gate_up.inline_routes == down.inline_routes && gate_up.tokens == down.tokens;
+  return gate_up.inline_routes == down.inline_routes && gate_up.tokens == down.tokens &&
+         row_form(gate_up) == row_form(down);
+}
+
+RowForm row_form(const TileConfig& tile) {
+  switch (tile.family) {
+    case Family::kWgmma:
+      return RowForm::kSwizzled;
+    case Family::kFp4:
+      return RowForm::kFp4;
+    case Family::kStreaming:
+    case Family::kMmaSync:
+      break;
+  }
+  return RowForm::kRows;
 }
 
 KernelSpec spec_of(const MoeProblem& problem, Pass pass, const Candidate& candidate) {

@@ -41,8 +41,6 @@ std::string kernel_refuses(const MoeProblem& problem, Pass, const Candidate& can
   const FamilyRow* row = find_family(t.family, arch);
   if (row == nullptr || !row->implemented()) return "planned, kernel not built yet";
   if (problem.scale_vector() != 16) return "the kernels take NVFP4 scales (16 elements) only";
-  const bool async = t.family == Family::kMmaSync || t.family == Family::kFp4;  // kernels/moe/async_gemm.cuh
-  if (problem.activation == Activation::kRelu2 && !async) return "the family's kernels have no squared ReLU yet";
   // kernels/moe/route_sm90.cuh and the tables of inline routing.
   if (problem.all_experts() > 1024) return "the kernels sort over at most 1024 experts";
   if (t.inline_routes && problem.picks_per_token() > 16) return "inline routing takes at most 16 choices of a token";

@@ -1,9 +1,12 @@
 // What can be tested without a GPU.
 #include <fstream>
+#include <set>
 
 #include "base/check.h"
 #include "base/file.h"
+#include "cuda/measure.h"
 #include "cuda/tuned.h"
+#include "jit/nvrtc.h"
 #include "testing.h"
 
 namespace fourfold::cuda {
@@ -207,6 +210,42 @@ TEST(Plans, DisabledCandidatesAreLeftOut) {
                                 }});
   EXPECT_NE(to_string(second.gate_up.chosen.candidate), banned);
   EXPECT_GE(second.predicted_us, first.predicted_us);
+}
+
+TEST(Ceilings, CompileForEveryArchitecture) {
+  std::string why;
+  if (jit::Nvrtc::find(&why) == nullptr) GTEST_SKIP() << "no NVRTC on this machine" << why;
+  for (const plan::Arch& arch : plan::kArchs) {
+    const auto result = jit::Nvrtc::get().compile(ceilings_request(arch.name).compile);
+    for (const jit::KernelUse& use : jit::read_cubin(result.cubin, "ceilings")) {
+      EXPECT_EQ(use.stack_bytes, 0) << arch.name << " " << use.name;
+    }
+    EXPECT_EQ(result.lowered.size(), arch.wgmma ? 6u : 5u);
+  }
+}
+
+TEST(Routing, ChoicesAreDistinctAndSkewedAsAsked) {
+  const plan::MoeProblem p = problem_of(256, 8, 64, 64);
+  for (const RoutingPattern pattern : {RoutingPattern::kUniform, RoutingPattern::kPowerLaw}) {
+    const auto ids = make_routing(p, 1000, pattern, 3);
+    ASSERT_EQ(ids.size(), 8000u);
+    std::vector<int> rows(256);
+    for (size_t t = 0; t < 1000; ++t) {
+      std::set<int> distinct(ids.begin() + static_cast<std::ptrdiff_t>(8 * t),
+                             ids.begin() + static_cast<std::ptrdiff_t>(8 * t + 8));
+      EXPECT_EQ(distinct.size(), 8u);
+      for (const int id : distinct) ++rows[static_cast<size_t>(id)];
+    }
+    const int busiest = *std::max_element(rows.begin(), rows.end());
+    if (pattern == RoutingPattern::kUniform) {
+      EXPECT_LT(busiest, 70);
+    } else {
+      EXPECT_GT(busiest, 500);
+    }
+  }
+  // As many choices as experts, most of them rare: it ends.
+  EXPECT_EQ(make_routing(problem_of(16, 16, 64, 64), 10, RoutingPattern::kPowerLaw, 1).size(), 160u);
+  EXPECT_THROW(parse_routing("fair"), Error);
 }
 
 TEST(NoGpu, IsOneClearError) {

@@ -34,6 +34,17 @@ INSTANTIATE_TEST_SUITE_P(Expert, Shapes,
                                          Shape{"padded", 9, 3, 272, 48}, Shape{"one", 1, 1, 512, 256}),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
 
+TEST(Layer, SquaredReluWithoutAGate) {
+  FOURFOLD_NEEDS_GPU();
+  plan::MoeProblem p = problem_of(12, 6, 2688, 1856);
+  p.activation = plan::Activation::kRelu2;
+  TestLayer layer(p, 2048, {}, 6);
+  for (const int64_t tokens : {1, 8, 63, 300, 2000}) {
+    SCOPED_TRACE(testing::Message() << tokens << " tokens");
+    layer.expect_right(Batch(p, tokens, Pattern::kHoles, static_cast<uint64_t>(tokens)), 8);
+  }
+}
+
 TEST(Layer, EveryTopKUpTo16) {
   FOURFOLD_NEEDS_GPU();
   for (int64_t top_k = 1; top_k <= 16; ++top_k) {

@@ -8,16 +8,6 @@
 
 namespace fourfold::moe {
 
-inline constexpr int kMaxExperts = 1024;
-inline constexpr int kRouteThreads = 1024;
-inline constexpr int kRouteOwn = 8;                              // picks a thread keeps in registers
-inline constexpr int kRouteOnePass = kRouteThreads * kRouteOwn;  // more picks than this take two kernels
-inline constexpr int kRouteManyThreads = 256;
-inline constexpr int kRouteManyPicks = kRouteManyThreads * kRouteOwn;  // of one CTA
-
-inline constexpr int kGatherThreads = 256;
-inline constexpr int kGatherUnits = 8;
-
 namespace route_detail {
 
 // One CTA of 1024 threads, thread t holding expert t's number of slots: writes the blocks and the counts, returns the

@@ -61,6 +61,20 @@ struct Routing {
   int experts;
 };
 
+// The routing, gathering and summing kernels (route_sm90.cuh): limits and launches.
+inline constexpr int kMaxExperts = 1024;
+inline constexpr int kRouteThreads = 1024;
+inline constexpr int kRouteOwn = 8;                              // picks a thread keeps in registers
+inline constexpr int kRouteOnePass = kRouteThreads * kRouteOwn;  // more picks than this take two kernels
+inline constexpr int kRouteManyThreads = 256;
+inline constexpr int kRouteManyPicks = kRouteManyThreads * kRouteOwn;  // of one CTA
+
+inline constexpr int kGatherThreads = 256;
+inline constexpr int kGatherUnits = 8;
+inline constexpr int kCombineThreads = 256;
+inline constexpr int kCombinePackedThreads = 128;
+inline constexpr int kCombineColumns = 1024;  // of one CTA, either kernel
+
 enum class Activation : int { kSwiGlu = 0, kRelu2 = 1 };
 
 struct GemmArgs {

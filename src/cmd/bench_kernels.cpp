@@ -1,0 +1,221 @@
+#include "cmd/bench_kernels.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "base/check.h"
+#include "base/json.h"
+#include "base/progress.h"
+#include "cmd/shape_options.h"
+#include "cuda/measure.h"
+
+namespace fourfold::cmd {
+namespace {
+
+struct Options {
+  ShapeOptions shape;
+  std::string tokens = "1,8,64,512,8192", routing = "uniform", store, compare, emulate;
+  int device = 0, replays = 15, threads = 0;
+  bool json = false, planned = false;
+};
+
+struct Result {
+  int64_t tokens = 0;
+  double us = 0, predicted_us = 0, floor_us = 0;
+  cuda::LayerBench::Work work;
+  bool cold = true, tuned = false;
+  std::string gate_up, down;
+  std::optional<double> before;  // us of the compared file
+};
+
+// What an earlier run measured for the same layer; nothing when it did not.
+std::optional<double> earlier(const Json& file, const std::string& what, const plan::MoeProblem& p,
+                              const std::string& routing, int64_t tokens) {
+  const auto number = [&](const Json& object, const char* field) -> std::optional<double> {
+    const auto it = object.find(field);
+    if (it == object.end() || !it->is_number()) return std::nullopt;
+    return it->get<double>();
+  };
+  if (!file.is_object() || !file.contains("results") || !file["results"].is_array() || !file.contains("problem") ||
+      !file["problem"].is_object()) {
+    fail("{}: no result of `fourfold bench kernels --json`; wanted an object with problem and results", what);
+  }
+  const Json& q = file["problem"];
+  const bool same =
+      number(q, "experts") == static_cast<double>(p.experts) && number(q, "top_k") == static_cast<double>(p.top_k) &&
+      number(q, "hidden") == static_cast<double>(p.hidden) &&
+      number(q, "intermediate") == static_cast<double>(p.intermediate) && q.value("routing", "") == routing;
+  if (!same) return std::nullopt;
+  for (const Json& row : file["results"]) {
+    if (row.is_object() && number(row, "tokens") == static_cast<double>(tokens)) return number(row, "us");
+  }
+  return std::nullopt;
+}
+
+void print_text(const Options& o, const cuda::Device& device, const plan::MoeProblem& p, const cuda::Ceilings& ceilings,
+                const std::vector<Result>& results) {
+  fmt::print(
+      "{}, {} experts, top-{}, hidden {}, intermediate {}{}, {} routing{}\n", device.info().name, p.experts, p.top_k,
+      p.hidden, p.intermediate,
+      p.shared_slices() > 0 ? fmt::format(", shared expert as {} more", p.shared_slices()) : "", o.routing,
+      o.emulate.empty() ? "" : fmt::format(", EMULATED plans of {}: times say nothing about that card", o.emulate));
+  fmt::print("measured in this run: reads {:.3f} TB/s, {} {:.0f} TFLOP/s\n", ceilings.read_tbs,
+             ceilings.matrix_instruction, ceilings.matrix_tflops);
+  fmt::print("{:>7} {:>10} {:>10} {:>9} {:>8} {:>8} {:>9}  {}\n", "tokens", "us", "predicted", "GB/s", "of read",
+             "TFLOP/s", "of matrix", o.compare.empty() ? "kernels" : "before, kernels");
+  for (const Result& r : results) {
+    const double gbs = r.work.bytes / r.us * 1e-3, tflops = r.work.flops / r.us * 1e-6;
+    std::string before;
+    if (!o.compare.empty()) {
+      before = r.before ? fmt::format("{:.2f} us ({:+.1f} %)  ", *r.before, 100 * (r.us / *r.before - 1))
+                        : std::string("not measured  ");
+    }
+    fmt::print("{:>7} {:>10.2f} {:>10.2f} {:>9.0f} {:>8.2f} {:>8.1f} {:>9.2f}  {}{} | {}{}{}\n", r.tokens, r.us,
+               r.predicted_us, gbs, gbs / ceilings.read_tbs * 1e-3, tflops, tflops / ceilings.matrix_tflops, before,
+               r.gate_up, r.down, r.tuned ? " (tuned)" : "", r.cold ? "" : " (weights partly from L2)");
+  }
+  const auto disabled = cuda::fallbacks();
+  fmt::print("fallbacks: {} kernels disabled, {} token buckets changed\n", disabled.size(), cuda::fallback_buckets());
+}
+
+Json to_json(const Options& o, const cuda::Device& device, const plan::MoeProblem& p, const cuda::Ceilings& ceilings,
+             const std::vector<Result>& results) {
+  Json list = Json::array();
+  for (const Result& r : results) {
+    const double gbs = r.work.bytes / r.us * 1e-3, tflops = r.work.flops / r.us * 1e-6;
+    Json row = {{"tokens", r.tokens},
+                {"us", r.us},
+                {"predicted_us", r.predicted_us},
+                {"gb_per_s", gbs},
+                {"fraction_of_read", gbs / ceilings.read_tbs * 1e-3},
+                {"tflops", tflops},
+                {"fraction_of_matrix", tflops / ceilings.matrix_tflops},
+                {"bytes", r.work.bytes},
+                {"flops", r.work.flops},
+                {"touched_experts", r.work.touched},
+                {"floor_us", r.floor_us},
+                {"cold", r.cold},
+                {"tuned", r.tuned},
+                {"gate_up", r.gate_up},
+                {"down", r.down}};
+    if (r.before) row["before_us"] = *r.before;
+    list.push_back(row);
+  }
+  Json disabled = Json::array();
+  for (const cuda::Fallback& f : cuda::fallbacks()) {
+    disabled.push_back({{"kernel", f.kernel}, {"device", f.device}, {"reason", f.reason}});
+  }
+  return {{"device", device.info().name},
+          {"driver", device.driver().version()},
+          {"emulated", o.emulate},
+          {"read_tbs", ceilings.read_tbs},
+          {"matrix_tflops", ceilings.matrix_tflops},
+          {"matrix_instruction", ceilings.matrix_instruction},
+          {"problem",
+           {{"model", p.name},
+            {"experts", p.experts},
+            {"top_k", p.top_k},
+            {"hidden", p.hidden},
+            {"intermediate", p.intermediate},
+            {"shared_slices", p.shared_slices()},
+            {"routing", o.routing}}},
+          {"results", list},
+          {"fallbacks", disabled},
+          {"fallback_buckets", cuda::fallback_buckets()}};
+}
+
+void run(Options o) {
+  const std::vector<int64_t> counts = parse_tokens(o.tokens);
+  const cuda::RoutingPattern routing = cuda::parse_routing(o.routing);
+  if (o.shape.model.empty() && o.shape.experts == 0) o.shape.model = "35B-A3B";
+  const plan::MoeProblem problem = o.shape.problem();
+  const Json before = o.compare.empty() ? Json() : parse_json_file(o.compare);
+  const cuda::Device device(o.device);
+  jit::KernelStore store(o.store.empty() ? jit::default_store_directory() : std::filesystem::path(o.store));
+  cuda::KernelOptions options;
+  options.max_tokens = counts.back();
+  options.threads = o.threads;
+  options.tuned = !o.planned;
+  if (!o.emulate.empty()) options.emulate = &plan::find_gpu(o.emulate);
+  cuda::ExpertKernels kernels(device, store, problem, options);
+  const cuda::Ceilings ceilings = cuda::measure_ceilings(kernels.loader());
+  cuda::LayerBench bench(kernels, counts.back());
+
+  std::vector<Result> results;
+  Progress progress("measuring", counts.size(), "batches");
+  for (const int64_t tokens : counts) {
+    const cuda::PlannedBucket& bucket = kernels.bucket(tokens);
+    Result r;
+    r.tokens = tokens;
+    r.work = bench.prepare(tokens, routing);
+    r.cold = bench.cold(tokens);
+    r.us = bench.time(bucket.pair, o.replays);
+    r.predicted_us = bucket.plan.predicted_us;
+    r.floor_us = std::max(r.work.bytes / ceilings.read_tbs, r.work.flops / ceilings.matrix_tflops) * 1e-6;
+    r.tuned = bucket.tuned;
+    r.gate_up = plan::to_string(bucket.pair.gate_up);
+    r.down = plan::to_string(bucket.pair.down);
+    if (!o.compare.empty()) r.before = earlier(before, o.compare, problem, o.routing, tokens);
+    results.push_back(std::move(r));
+    progress.advance(1);
+  }
+  progress.finish();
+  if (o.json) {
+    fmt::print("{}\n", to_json(o, device, problem, ceilings, results).dump(1));
+  } else {
+    print_text(o, device, problem, ceilings, results);
+  }
+}
+
+}  // namespace
+
+std::vector<int64_t> parse_tokens(const std::string& text) {
+  const int64_t most = plan::token_buckets().back();
+  std::vector<int64_t> counts;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    int64_t value = 0;
+    const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, value);
+    if (error != std::errc() || stop != text.data() + end || value < 1 || value > most) {
+      fail("--tokens '{}': '{}' is no token count, wanted numbers from 1 to {} separated by commas", printable(text),
+           printable(text.substr(at, end - at)), most);
+    }
+    counts.push_back(value);
+    at = end + 1;
+  }
+  std::sort(counts.begin(), counts.end());
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+  return counts;
+}
+
+void add_bench_kernels(CLI::App& bench_app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = bench_app.add_subcommand(
+      "kernels", "Expert layers on a GPU: time, bytes and flops, as fractions of measured bandwidth and matrix rate");
+  options->shape.add_shape_to(*command);
+  command->add_option("--tokens", options->tokens, "Token counts, separated by commas")->capture_default_str();
+  command->add_option("--routing", options->routing, "uniform or power-law (a few experts have most tokens)")
+      ->capture_default_str();
+  command->add_option("--device", options->device, "Number of the GPU")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 63));
+  command->add_option("--store", options->store,
+                      "Directory of compiled kernels (default: FOURFOLD_KERNELS or the cache)");
+  command->add_option("--replays", options->replays, "Timed replays; the median counts")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
+  command->add_option("--threads", options->threads, "Compilations at a time (default: the processors)")
+      ->check(CLI::Range(0, 1024));
+  command->add_option("--emulate", options->emulate,
+                      "Run the plans of this card, within its shared memory, with emulated FP4 multiplications");
+  command->add_flag("--planned", options->planned, "Ignore what `fourfold tune` stored");
+  command->add_option("--compare", options->compare, "An earlier --json output: print the differences");
+  command->add_flag("--json", options->json, "Print JSON");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace fourfold::cmd

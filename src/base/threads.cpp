@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <charconv>
 #include <exception>
 #include <utility>
@@ -42,9 +43,9 @@ int ThreadPool::default_threads() {
   return available;
 }
 
-ThreadPool::ThreadPool(int threads) {
-  if (threads <= 0) threads = default_threads();
-  for (int i = 1; i < threads; ++i) {
+ThreadPool::ThreadPool(int threads)
+    : ranges_(static_cast<size_t>(threads > 0 ? threads : default_threads())) {
+  for (int i = 1; i < static_cast<int>(ranges_.size()); ++i) {
     workers_.emplace_back([this, i] { work(i); });
   }
 }
@@ -65,6 +66,26 @@ void ThreadPool::execute(int thread) {
   } catch (...) {
     const std::lock_guard lock(mutex_);
     if (!error_) error_ = std::current_exception();
+  }
+}
+
+bool ThreadPool::take(int thread, int64_t grain, bool front, int64_t& begin, int64_t& end) {
+  std::atomic<uint64_t>& bounds = ranges_[static_cast<size_t>(thread)].bounds;
+  uint64_t now = bounds.load(std::memory_order_relaxed);
+  for (;;) {
+    begin = static_cast<int64_t>(now >> 32);
+    end = static_cast<int64_t>(now & 0xffffffff);
+    if (begin >= end) return false;
+    const int64_t count = std::clamp<int64_t>((end - begin + 3) / 4, 1, grain);
+    const uint64_t rest = front ? pack(begin + count, end) : pack(begin, end - count);
+    if (bounds.compare_exchange_weak(now, rest, std::memory_order_relaxed)) {
+      if (front) {
+        end = begin + count;
+      } else {
+        begin = end - count;
+      }
+      return true;
+    }
   }
 }
 

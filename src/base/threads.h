@@ -48,6 +48,31 @@ class ThreadPool {
     });
   }
 
+  // The same, but each thread begins with a range of its own, [split(t), split(t + 1)), and takes its pieces from the
+  // front in order, so that it reads memory in one stream; the last pieces are smaller than `grain`. A thread that is
+  // done takes pieces from the back of the others' ranges. split(0) = 0, split(size()) = n < 2^32, and it never falls.
+  template <typename S, typename F>
+  void parallel_ranges(int64_t n, int64_t grain, S&& split, F&& fn) {
+    const int threads = size();
+    if (threads == 1 || n <= 1) return parallel_for(n, grain, fn);
+    for (int t = 0; t < threads; ++t) {
+      ranges_[static_cast<size_t>(t)].bounds.store(pack(split(t), split(t + 1)), std::memory_order_relaxed);
+    }
+    run([&](int thread) {
+      int64_t begin = 0;
+      int64_t end = 0;
+      while (take(thread, grain, true, begin, end)) fn(begin, end);
+      for (int i = 1; i < threads; ++i) {
+        while (take((thread + i) % threads, grain, false, begin, end)) fn(begin, end);
+      }
+    });
+  }
+  // Ranges of the same length.
+  template <typename F>
+  void parallel_ranges(int64_t n, int64_t grain, F&& fn) {
+    parallel_ranges(n, grain, [&](int t) { return n * t / size(); }, fn);
+  }
+
   // FOURFOLD_THREADS, or the processors this process may run on.
   static int default_threads();
 
@@ -57,6 +82,17 @@ class ThreadPool {
   void work(int thread);
   void execute(int thread);
 
+  // What is left of a thread's range: first item in the high half, end in the low one.
+  struct alignas(64) Range {
+    std::atomic<uint64_t> bounds{0};
+  };
+  static uint64_t pack(int64_t begin, int64_t end) {
+    return static_cast<uint64_t>(begin) << 32 | static_cast<uint64_t>(end);
+  }
+  // Takes at most `grain` items, and at most a quarter of what is left, from one end of a thread's range.
+  bool take(int thread, int64_t grain, bool front, int64_t& begin, int64_t& end);
+
+  std::vector<Range> ranges_;
   std::vector<std::thread> workers_;
   void* context_ = nullptr;
   Entry entry_ = nullptr;

@@ -42,6 +42,7 @@ inline constexpr int kPairRows = 2 * kPanelRows;
 // and their row scales are 2^8 larger than the checkpoint's.
 struct Panel {
   const uint8_t* words = nullptr;
+  const uint8_t* ahead = nullptr;     // NVFP4: what is read after this panel, fetched while its end is worked on
   const float* row_scales = nullptr;  // [segments, 16] at a distance of row_scale_stride floats
   int64_t row_scale_stride = 0;
   int64_t segment = 0;  // columns that share row scales; at least `columns` when there is one segment

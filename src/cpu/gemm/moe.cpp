@@ -164,15 +164,19 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
           rows[i] = input_.rows[t];
           block_rows[i] = input_.blocks.empty() ? nullptr : input_.blocks[t];
         }
-        const auto product = [&](const PackedPart& part, float* sums) {
-          if (part.kind == Kind::kNvfp4) {
-            kernels_.gemv_nvfp4(part.panel(p), block_rows, n, sums);
+        const auto product = [&](const Panel& panel, float* sums) {
+          if (panel.kind == Kind::kNvfp4) {
+            kernels_.gemv_nvfp4(panel, block_rows, n, sums);
           } else {
-            kernels_.gemv_float(part.panel(p), rows, n, sums);
+            kernels_.gemv_float(panel, rows, n, sums);
           }
         };
-        product(expert.gate, gate);
-        product(expert.up, up);
+        product(expert.gate.panel(p), gate);
+        Panel last_panel = expert.up.panel(p);
+        if (p + 1 == pairs && a + 1 < active) {
+          last_panel.ahead = experts[r.experts[static_cast<size_t>(a) + 1]].gate.data;
+        }
+        product(last_panel, up);
         for (int i = 0; i < n; ++i) {
           kernels_.swiglu(gate + i * kPanelRows, up + i * kPanelRows, both, kPanelRows);
           if (quantize) kernels_.quantize(both, kBlockColumns, integers + (s + i) * blocks + p);
@@ -182,7 +186,7 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
       }
     }
   };
-  pool_.parallel_for(active * pairs, std::max<int64_t>(1, (128 << 10) / pair_bytes), gate_up);
+  pool_.parallel_ranges(active * pairs, std::max<int64_t>(1, (128 << 10) / pair_bytes), gate_up);
 
   // Down: a thread owns rows of the output and adds all experts to them.
   const PackedMatrix* shared_down = packed(params.shared_down);
@@ -216,10 +220,16 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
     for (int64_t a = 0; a < active; ++a) {
       const PackedPart& part = experts[r.experts[static_cast<size_t>(a)]].down;
       const int64_t last = r.begin[static_cast<size_t>(a) + 1];
+      // The same panels of the next expert are read after the last one of this.
+      const PackedPart* next = a + 1 < active ? &experts[r.experts[static_cast<size_t>(a) + 1]].down
+                               : aligned      ? &shared_down->parts()[0]
+                                              : nullptr;
       for (int64_t p = begin; p < end; ++p) {
+        Panel panel = part.panel(p);
+        if (p + 1 == end && next != nullptr) panel.ahead = next->panel(begin).words;
         for (int64_t s = r.begin[static_cast<size_t>(a)]; s < last; s += kGemvTokens) {
           const int n = static_cast<int>(std::min<int64_t>(kGemvTokens, last - s));
-          gemv_panel(part, p, hidden_input_, s, n, sums);
+          gemv_panel(panel, hidden_input_, s, n, sums);
           for (int i = 0; i < n; ++i) {
             const auto slot = static_cast<size_t>(s + i);
             add(r.token[slot], p, r.weight[slot], sums + i * kPanelRows);
@@ -229,9 +239,10 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
     }
     if (!aligned) return;
     for (int64_t p = begin; p < end; ++p) {
+      const Panel panel = shared_down->parts()[0].panel(p);
       for (int64_t t = 0; t < tokens; t += kGemvTokens) {
         const int n = static_cast<int>(std::min<int64_t>(kGemvTokens, tokens - t));
-        gemv_panel(shared_down->parts()[0], p, shared_input_, t, n, sums);
+        gemv_panel(panel, shared_input_, t, n, sums);
         for (int i = 0; i < n; ++i) {
           const float gate = gates.data != nullptr ? sigmoid(*gates.f32(t + i)) : 1.0f;
           add(t + i, p, gate, sums + i * kPanelRows);
@@ -239,8 +250,7 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
       }
     }
   };
-  const int64_t grain = std::clamp<int64_t>(panels / (4 * pool_.size()), 1, kMostPanels);
-  pool_.parallel_for(panels, grain, down);
+  pool_.parallel_ranges(panels, kMostPanels, down);
 }
 
 void Products::moe_many(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) {

@@ -48,29 +48,34 @@ class ThreadPool {
     });
   }
 
-  // The same, but each thread begins with a range of its own, [split(t), split(t + 1)), and takes its pieces from the
-  // front in order, so that it reads memory in one stream; the last pieces are smaller than `grain`. A thread that is
-  // done takes pieces from the back of the others' ranges. split(0) = 0, split(size()) = n < 2^32, and it never falls.
+  // fn(thread, begin, end) over disjoint pieces of [0, n), at most `grain` long. Each thread begins with a range of its
+  // own, [split(t), split(t + 1)), and takes its pieces from the front in order, so that it reads memory in one stream;
+  // the last pieces are smaller. A thread that is done takes pieces from the back of the others' ranges.
+  // split(0) = 0, split(size()) = n < 2^32, and it never falls.
   template <typename S, typename F>
   void parallel_ranges(int64_t n, int64_t grain, S&& split, F&& fn) {
     const int threads = size();
-    if (threads == 1 || n <= 1) return parallel_for(n, grain, fn);
+    if (threads == 1 || n <= 1) {
+      for (int64_t begin = 0; begin < n; begin += grain) fn(0, begin, begin + grain < n ? begin + grain : n);
+      return;
+    }
     for (int t = 0; t < threads; ++t) {
       ranges_[static_cast<size_t>(t)].bounds.store(pack(split(t), split(t + 1)), std::memory_order_relaxed);
     }
     run([&](int thread) {
       int64_t begin = 0;
       int64_t end = 0;
-      while (take(thread, grain, true, begin, end)) fn(begin, end);
+      while (take(thread, grain, true, begin, end)) fn(thread, begin, end);
       for (int i = 1; i < threads; ++i) {
-        while (take((thread + i) % threads, grain, false, begin, end)) fn(begin, end);
+        while (take((thread + i) % threads, grain, false, begin, end)) fn(thread, begin, end);
       }
     });
   }
   // Ranges of the same length.
   template <typename F>
   void parallel_ranges(int64_t n, int64_t grain, F&& fn) {
-    parallel_ranges(n, grain, [&](int t) { return n * t / size(); }, fn);
+    parallel_ranges(
+        n, grain, [&](int t) { return n * t / size(); }, fn);
   }
 
   // FOURFOLD_THREADS, or the processors this process may run on.

@@ -90,7 +90,7 @@ void Products::run_gemv(std::span<const GemvJob> jobs) {
     panels += job.matrix->panels();
     bytes += job.matrix->bytes();
   }
-  const auto work = [&](int64_t begin, int64_t end) {
+  const auto work = [&](int, int64_t begin, int64_t end) {
     alignas(64) float sums[kGemvTokens * kPanelRows];
     int64_t base = 0;
     for (const GemvJob& job : jobs) {
@@ -112,7 +112,7 @@ void Products::run_gemv(std::span<const GemvJob> jobs) {
       }
     }
   };
-  if (bytes * jobs[0].out.rows <= kSerialBytes) return work(0, panels);
+  if (bytes * jobs[0].out.rows <= kSerialBytes) return work(0, 0, panels);
   // As many bytes for each thread: the first panel that begins at or behind its share.
   const auto split = [&](int thread) {
     const int64_t wanted = bytes / pool_.size() * thread;

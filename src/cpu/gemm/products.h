@@ -77,7 +77,7 @@ class Products {
       return;
     }
     std::atomic<int64_t> next{0};
-    pool_.run([&](int thread) {
+    pool_.share([&](int thread) {
       for (int64_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) fn(thread, i);
     });
   }

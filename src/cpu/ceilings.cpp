@@ -115,6 +115,11 @@ double Ceilings::peak(Isa isa) const {
   return 0;
 }
 
+double Ceilings::peak_bf16(Isa isa) const {
+  if (isa == Isa::kAmx) return std::max(bf16_avx512, bf16_amx);
+  return isa == Isa::kAvx512Bf16 ? bf16_avx512 : 0;
+}
+
 Ceilings measure_ceilings(int threads, Isa isa) {
   const std::vector<Isa> supported = supported_isas();
   const auto has = [&](Isa wanted) {

@@ -17,6 +17,8 @@ struct Ceilings {
 
   // The highest arithmetic rate an instruction set offers to a kernel of fp32 or bf16 operands.
   double peak(Isa isa) const;
+  // Of bf16 products alone; 0 when the instruction set has none.
+  double peak_bf16(Isa isa) const;
   double read_per_core() const { return threads > 0 ? read_bytes_per_second / threads : 0; }
 };
 

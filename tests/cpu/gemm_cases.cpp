@@ -176,9 +176,9 @@ void check_matrix(Checker& checker, const Weights& weights, const char* what) {
   }
 
   const bool bf16 = std::strstr(kernels.name, "bf16") != nullptr || std::strstr(kernels.name, "amx") != nullptr;
-  const double each = bf16 ? kEpsilonBf16 : kEpsilonF32;
-  const bool narrow = source.format == ops::Format::kF32 || source.format == ops::Format::kF16;
-  if (narrow && !kernels.gemm_wide) return;
+  const bool integers = std::strstr(kernels.name, "vnni") != nullptr;
+  const double each = bf16 ? kEpsilonBf16 : integers ? 0x1p-12 : kEpsilonF32;
+  if ((kernels.gemm_kinds & kind_bit(part.kind)) == 0) return;
   HostBuffer scratch(kernels.gemm_scratch);
   for (const int64_t m : {int64_t{1}, int64_t{5}, int64_t{13}, int64_t{17}, most}) {
     HostBuffer packed(kernels.packed_bytes(m, columns));

@@ -237,18 +237,9 @@ struct DotNvfp4 {
 
 const KernelTable* avx2_kernels() {
   static constexpr KernelTable kernels = {
-      "avx2",
-      8,
-      quantize_activations,
-      gemv_nvfp4<DotNvfp4>,
-      gemv_float<Avx2>,
-      packed_bytes_f32,
-      pack_f32<6>,
-      gemm_f32<Avx2, 6>,
-      kPieceF32 * kPanelRows * 4,
-      true,
-      swiglu<Avx2>,
-      axpy<Avx2>,
+      "avx2",           8,           quantize_activations, gemv_nvfp4<DotNvfp4>,       gemv_float<Avx2>,
+      packed_bytes_f32, pack_f32<6>, gemm_f32<Avx2, 6>,    kPieceF32 * kPanelRows * 4, kAllKinds,
+      swiglu<Avx2>,     axpy<Avx2>,
   };
   return &kernels;
 }

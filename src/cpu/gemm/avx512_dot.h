@@ -1,5 +1,5 @@
-// What the AVX-512 sources with and without VNNI share: the dot product of NVFP4 panels with integer activations and the
-// kernel table; unnamed namespace, see float_kernels.h.
+// What the AVX-512 sources with and without VNNI share: the dot product of NVFP4 panels with integer activations and
+// the kernel table; unnamed namespace, see float_kernels.h.
 #pragma once
 
 #include "cpu/gemm/avx512_vector.h"
@@ -78,7 +78,7 @@ constexpr KernelTable avx512_table(const char* name, int gemv_limit) {
       pack_f32<12>,
       gemm_f32<Avx512, 12>,
       2 * kPieceF32 * kPanelRows * 4,
-      true,
+      kAllKinds,
       swiglu<Avx512>,
       axpy<Avx512>,
   };

@@ -96,8 +96,8 @@ void gemm_bf16(const Panel* panels, int count, const void* packed, int64_t token
 
 const KernelTable* avx512bf16_kernels() {
   static constexpr KernelTable kernels = {
-      "avx512bf16", 6,         nullptr,         nullptr, nullptr, packed_bytes,
-      pack,         gemm_bf16, 2 * kPieceBytes, false,   nullptr, nullptr,
+      "avx512bf16", 6,         nullptr,         nullptr,    nullptr, packed_bytes,
+      pack,         gemm_bf16, 2 * kPieceBytes, kBf16Kinds, nullptr, nullptr,
   };
   return &kernels;
 }

@@ -56,10 +56,9 @@ const KernelTable& kernels_for(Isa isa) {
       if (avx512_kernels() != nullptr) return avx512_table();
       break;
     case Isa::kAvx512Bf16:
-      // The fp32 products. Those with vdpbf16ps (bf16_table) round activations to bf16, and then routers with a near
-      // tie choose other experts than the reference does: mean KL 1e-3 to 2e-2 on random checkpoints, wanted below
-      // 1e-3. In two parts, as AMX has them, they are no faster than fp32: Intel's cores multiply bf16 vectors at half
-      // the rate of fp32 vectors, AMD's at twice the rate. They stay in runnable_kernels(), tested and measured.
+      // Integers (VNNI) for NVFP4, fp32 for the rest. vdpbf16ps would round activations to bf16, and then routers with
+      // a near tie choose other experts than the reference does: mean KL 1e-3 to 2e-2 on random checkpoints, wanted
+      // below 1e-3. In two parts, as AMX has them, it is slower than integers of 16 bits, which have its rate.
       if (avx512_kernels() != nullptr) return avx512_table();
       break;
     case Isa::kAmx:
@@ -73,7 +72,8 @@ const KernelTable& kernels_for(Isa isa) {
 }
 
 const KernelTable& wide_kernels_for(Isa isa) {
-  return kernels_for(isa).gemm_wide ? kernels_for(isa) : kernels_for(Isa::kAvx512);
+  const KernelTable& kernels = kernels_for(isa);
+  return kernels.gemm_kinds == kAllKinds ? kernels : *avx512_kernels();
 }
 
 std::vector<const KernelTable*> runnable_kernels() {

@@ -21,8 +21,8 @@ namespace fourfold::cpu::gemm {
 
 class Products {
  public:
-  // `wide` multiplies with matrices that `kernels` would round (KernelTable::gemm_wide). `nvfp4_activations`: inputs of
-  // matrices with an input scale are quantised to NVFP4 and back first.
+  // `wide` multiplies with the kinds of weights that `kernels` does not take (KernelTable::gemm_kinds), and with
+  // routers. `nvfp4_activations`: inputs of matrices with an input scale are quantised to NVFP4 and back first.
   Products(const KernelTable& kernels, const KernelTable& wide, ThreadPool& pool, bool nvfp4_activations);
 
   void linear(const ops::Tensor& x, const PackedMatrix& weight, const ops::Tensor& out);
@@ -42,6 +42,7 @@ class Products {
     ops::Tensor out;
   };
 
+  bool takes(Kind kind) const { return (kernels_.gemm_kinds & kind_bit(kind)) != 0; }
   float scale_of(const PackedPart& part) const {
     return nvfp4_activations_ && part.kind == Kind::kNvfp4 ? part.input_scale : 0.0f;
   }

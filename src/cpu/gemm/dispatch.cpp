@@ -15,8 +15,7 @@ bool has_vnni_and_vbmi() {
 #endif
 }
 
-// The bf16 and AMX files bring their own matrix products; the integer dot products come from the VNNI or the plain
-// AVX-512 file.
+// The AMX file brings its own matrix products; the integer dot products come from the VNNI or the plain AVX-512 file.
 KernelTable with_dot_products(const KernelTable& base) {
   KernelTable kernels = base;
   const KernelTable* dot = has_vnni_and_vbmi() ? avx512vnni_kernels() : avx512_kernels();
@@ -34,11 +33,6 @@ bool has_fp16_vectors() {
 #else
   return false;
 #endif
-}
-
-const KernelTable& bf16_table() {
-  static const KernelTable kernels = with_dot_products(*avx512bf16_kernels());
-  return kernels;
 }
 
 const KernelTable& avx512_table() { return has_vnni_and_vbmi() ? *avx512vnni_kernels() : *avx512_kernels(); }
@@ -81,7 +75,6 @@ std::vector<const KernelTable*> runnable_kernels() {
   for (const Isa isa : supported_isas()) {
     if (isa == Isa::kReference) continue;
     if (isa == Isa::kAvx512) all.push_back(avx512_kernels());
-    if (isa == Isa::kAvx512Bf16) all.push_back(&bf16_table());
     const KernelTable* kernels = &kernels_for(isa);
     if (std::find(all.begin(), all.end(), kernels) == all.end()) all.push_back(kernels);
   }

@@ -106,7 +106,6 @@ struct KernelTable {
 const KernelTable* avx2_kernels();
 const KernelTable* avx512_kernels();      // F, BW, DQ, VL
 const KernelTable* avx512vnni_kernels();  // and VNNI, VBMI
-const KernelTable* avx512bf16_kernels();  // and BF16
 const KernelTable* amx_kernels();         // and AMX-TILE, AMX-BF16
 
 }  // namespace fourfold::cpu::gemm

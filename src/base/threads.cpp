@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <charconv>
 #include <exception>
 #include <utility>
@@ -42,9 +43,9 @@ int ThreadPool::default_threads() {
   return available;
 }
 
-ThreadPool::ThreadPool(int threads) {
-  if (threads <= 0) threads = default_threads();
-  for (int i = 1; i < threads; ++i) {
+ThreadPool::ThreadPool(int threads)
+    : ranges_(static_cast<size_t>(threads > 0 ? threads : default_threads())), states_(ranges_.size() - 1) {
+  for (int i = 1; i < static_cast<int>(ranges_.size()); ++i) {
     workers_.emplace_back([this, i] { work(i); });
   }
 }
@@ -68,31 +69,57 @@ void ThreadPool::execute(int thread) {
   }
 }
 
-void ThreadPool::run_erased(void* context, Entry entry) {
+bool ThreadPool::take(int thread, int64_t grain, bool front, int64_t& begin, int64_t& end) {
+  std::atomic<uint64_t>& bounds = ranges_[static_cast<size_t>(thread)].bounds;
+  uint64_t now = bounds.load(std::memory_order_relaxed);
+  for (;;) {
+    begin = static_cast<int64_t>(now >> 32);
+    end = static_cast<int64_t>(now & 0xffffffff);
+    if (begin >= end) return false;
+    const int64_t count = std::clamp<int64_t>((end - begin + 3) / 4, 1, grain);
+    const uint64_t rest = front ? pack(begin + count, end) : pack(begin, end - count);
+    if (bounds.compare_exchange_weak(now, rest, std::memory_order_relaxed)) {
+      if (front) {
+        end = begin + count;
+      } else {
+        begin = end - count;
+      }
+      return true;
+    }
+  }
+}
+
+void ThreadPool::run_erased(void* context, Entry entry, bool everyone) {
   if (workers_.empty()) {
     entry(context, 0);
     return;
   }
   context_ = context;
   entry_ = entry;
-  pending_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  const uint64_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+  epoch_.store(epoch, std::memory_order_seq_cst);
   if (sleeping_.load(std::memory_order_seq_cst) > 0) {
     const std::lock_guard lock(mutex_);
     wake_.notify_all();
   }
   execute(0);
-  for (int spin = 0; pending_.load(std::memory_order_acquire) > 0; ++spin) {
-    if (spin < kSpins) {
-      relax();
-    } else {
-      std::this_thread::yield();
+  int spin = 0;
+  for (Worker& worker : states_) {
+    uint64_t before = epoch - 1;
+    if (!everyone && worker.begun.compare_exchange_strong(before, epoch, std::memory_order_acq_rel)) continue;
+    for (; worker.done.load(std::memory_order_acquire) != epoch; ++spin) {
+      if (spin < kSpins) {
+        relax();
+      } else {
+        std::this_thread::yield();
+      }
     }
   }
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 void ThreadPool::work(int thread) {
+  Worker& state = states_[static_cast<size_t>(thread - 1)];
   uint64_t seen = 0;
   for (;;) {
     uint64_t now = 0;
@@ -112,8 +139,11 @@ void ThreadPool::work(int thread) {
     }
     seen = now;
     if (stop_.load()) return;
+    // Region `now` has not ended while this worker is neither in it nor left out of it, so what follows belongs to it.
+    uint64_t before = now - 1;
+    if (!state.begun.compare_exchange_strong(before, now, std::memory_order_acq_rel)) continue;
     execute(thread);
-    pending_.fetch_sub(1, std::memory_order_release);
+    state.done.store(now, std::memory_order_release);
   }
 }
 

@@ -28,9 +28,15 @@ class ThreadPool {
   // rethrown on the caller. Not reentrant: one region at a time.
   template <typename F>
   void run(F&& fn) {
-    run_erased(&fn, [](void* context, int thread) { (*static_cast<std::remove_reference_t<F>*>(context))(thread); });
+    run_erased(&fn, call<F>, true);
   }
 
+  // As run(), for work that threads take from each other until there is none: threads that have not begun when the
+  // caller is done are left out. On a machine with other work, nobody waits for a thread that has no processor.
+  template <typename F>
+  void share(F&& fn) {
+    run_erased(&fn, call<F>, false);
+  }
   // Calls fn(begin, end) over disjoint pieces of [0, n), at most `grain` long, handed out as threads become free.
   template <typename F>
   void parallel_for(int64_t n, int64_t grain, F&& fn) {
@@ -39,7 +45,7 @@ class ThreadPool {
       return;
     }
     std::atomic<int64_t> next{0};
-    run([&](int) {
+    share([&](int) {
       for (;;) {
         const int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
         if (begin >= n) return;
@@ -48,20 +54,71 @@ class ThreadPool {
     });
   }
 
+  // fn(thread, begin, end) over disjoint pieces of [0, n), at most `grain` long. Each thread begins with a range of its
+  // own, [split(t), split(t + 1)), and takes its pieces from the front in order, so that it reads memory in one stream;
+  // the last pieces are smaller. A thread that is done takes pieces from the back of the others' ranges.
+  // split(0) = 0, split(size()) = n < 2^32, and it never falls.
+  template <typename S, typename F>
+  void parallel_ranges(int64_t n, int64_t grain, S&& split, F&& fn) {
+    const int threads = size();
+    if (threads == 1 || n <= 1) {
+      for (int64_t begin = 0; begin < n; begin += grain) fn(0, begin, begin + grain < n ? begin + grain : n);
+      return;
+    }
+    for (int t = 0; t < threads; ++t) {
+      ranges_[static_cast<size_t>(t)].bounds.store(pack(split(t), split(t + 1)), std::memory_order_relaxed);
+    }
+    share([&](int thread) {
+      int64_t begin = 0;
+      int64_t end = 0;
+      while (take(thread, grain, true, begin, end)) fn(thread, begin, end);
+      for (int i = 1; i < threads; ++i) {
+        while (take((thread + i) % threads, grain, false, begin, end)) fn(thread, begin, end);
+      }
+    });
+  }
+  // Ranges of the same length.
+  template <typename F>
+  void parallel_ranges(int64_t n, int64_t grain, F&& fn) {
+    parallel_ranges(
+        n, grain, [&](int t) { return n * t / size(); }, fn);
+  }
+
   // FOURFOLD_THREADS, or the processors this process may run on.
   static int default_threads();
 
  private:
   using Entry = void (*)(void* context, int thread);
-  void run_erased(void* context, Entry entry);
+  template <typename F>
+  static void call(void* context, int thread) {
+    (*static_cast<std::remove_reference_t<F>*>(context))(thread);
+  }
+  void run_erased(void* context, Entry entry, bool everyone);
   void work(int thread);
   void execute(int thread);
 
+  // What is left of a thread's range: first item in the high half, end in the low one.
+  struct alignas(64) Range {
+    std::atomic<uint64_t> bounds{0};
+  };
+  static uint64_t pack(int64_t begin, int64_t end) {
+    return static_cast<uint64_t>(begin) << 32 | static_cast<uint64_t>(end);
+  }
+  // Takes at most `grain` items, and at most a quarter of what is left, from one end of a thread's range.
+  bool take(int thread, int64_t grain, bool front, int64_t& begin, int64_t& end);
+
+  // The last region that a worker began or was left out of, and the last one that it finished.
+  struct alignas(64) Worker {
+    std::atomic<uint64_t> begun{0};
+    std::atomic<uint64_t> done{0};
+  };
+
+  std::vector<Range> ranges_;
+  std::vector<Worker> states_;  // of thread 1 on
   std::vector<std::thread> workers_;
   void* context_ = nullptr;
   Entry entry_ = nullptr;
   std::atomic<uint64_t> epoch_{0};  // counts regions; a worker that sees it move has work
-  std::atomic<int> pending_{0};
   std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;

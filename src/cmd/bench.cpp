@@ -189,6 +189,7 @@ void run(const Options& options) {
   // The higher of the two measurements: a fraction is never flattered by a disturbed ceiling.
   const double bandwidth = std::max(before.read_bytes_per_second, after.read_bytes_per_second);
   const double peak = std::max(before.peak(isa), after.peak(isa));
+  const double bf16_peak = std::max(before.peak_bf16(isa), after.peak_bf16(isa));
   const double decode_rate = bytes / decode.median;
   const double prefill_tokens_per_s = static_cast<double>(options.prompt) / prefill.median;
   const double prefill_rate = flops * prefill_tokens_per_s;
@@ -225,6 +226,7 @@ void run(const Options& options) {
                       {"flops_per_token", flops},
                       {"gflops_per_core", prefill_rate / 1e9 / threads},
                       {"peak_gflops_per_core", peak / 1e9 / threads},
+                      {"peak_bf16_gflops_per_core", bf16_peak / 1e9 / threads},
                       {"fraction", peak > 0 ? prefill_rate / peak : 0.0},
                       {"seconds", prefill.median},
                       {"floor_seconds", peak > 0 ? prefill_cost.flops / peak : 0.0}};
@@ -249,6 +251,10 @@ void run(const Options& options) {
   if (peak > 0) {
     fmt::print("  {:9.2f} GFLOP/s per core, {:.1f} % of the measured peak of {:.2f} ({})\n",
                prefill_rate / 1e9 / threads, 100 * prefill_rate / peak, peak / 1e9 / threads, cpu::isa_name(isa));
+    if (bf16_peak > 0) {
+      fmt::print("  {:9.1f} % of the measured peak of bf16 products, {:.2f}\n", 100 * prefill_rate / bf16_peak,
+                 bf16_peak / 1e9 / threads);
+    }
     fmt::print("  {:9.3f} s, floor {:.3f} s\n\n", prefill.median, prefill_cost.flops / peak);
   } else {
     fmt::print("  {:9.2f} GFLOP/s per core (no peak measured for {})\n\n", prefill_rate / 1e9 / threads,

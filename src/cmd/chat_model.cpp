@@ -16,7 +16,6 @@
 #include "base/progress.h"
 #include "base/threads.h"
 #include "cpu/ceilings.h"
-#include "cpu/ceilings_kernels.h"
 #include "model/checkpoint.h"
 #include "model/random_weights.h"
 
@@ -129,10 +128,7 @@ double quick_read_bandwidth(int threads) {
   const auto seconds_since = [](Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
-  auto read = cpu::ceilings::read_plain;
-#if defined(__x86_64__)
-  if (cpu::best_isa() >= cpu::Isa::kAvx2) read = cpu::ceilings::read_avx2;
-#endif
+  const cpu::ReadLoop read = cpu::read_loop(cpu::best_isa());
   ThreadPool pool(threads);
   // Larger than the last-level cache, if that much memory can be had in a tenth of a second: on some virtual machines
   // the first touch of a page is what takes the time.

@@ -162,7 +162,7 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
     if (threads == 1 || count * most_splits * max_rows * padded < 20000) {
       worker(0);
     } else {
-      pool_.run(worker);
+      pool_.share(worker);
     }
     return;
   }
@@ -174,7 +174,7 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
   for (int64_t base = 0; base < most_splits; base += wave) {
     const int64_t splits = std::min(wave, most_splits - base);
     std::atomic<int64_t> next{0};
-    pool_.run([&](int thread) {
+    pool_.share([&](int thread) {
       for (int64_t item = next.fetch_add(1); item < count * splits; item = next.fetch_add(1)) {
         const int64_t i = item / splits;
         const int64_t split = base + item % splits;

@@ -32,7 +32,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Loop = float (*)(int64_t);
-using Read = float (*)(const void*, int64_t);
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -68,7 +67,7 @@ int64_t available_memory() {
 }
 
 // The best of three medians of five passes: other work on the machine only ever lowers a pass.
-double read_rate(ThreadPool& pool, Read read) {
+double read_rate(ThreadPool& pool, ReadLoop read) {
   int64_t bytes = std::max<int64_t>(int64_t{512} << 20, 16 * last_level_cache_bytes());
   bytes = std::min(bytes, std::max<int64_t>(available_memory() / 4, int64_t{64} << 20));
   const int64_t piece = bytes / pool.size() / 4096 * 4096;
@@ -94,6 +93,15 @@ double read_rate(ThreadPool& pool, Read read) {
 
 }  // namespace
 
+ReadLoop read_loop(Isa isa) {
+#if defined(__x86_64__)
+  if (isa >= Isa::kAvx512) return ceilings::read_avx512;
+  if (isa == Isa::kAvx2) return ceilings::read_avx2;
+#endif
+  (void)isa;
+  return ceilings::read_plain;
+}
+
 long long last_level_cache_bytes() {
   long long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
   if (bytes <= 0) bytes = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -115,6 +123,11 @@ double Ceilings::peak(Isa isa) const {
   return 0;
 }
 
+double Ceilings::peak_bf16(Isa isa) const {
+  if (isa == Isa::kAmx) return std::max(bf16_avx512, bf16_amx);
+  return isa == Isa::kAvx512Bf16 ? bf16_avx512 : 0;
+}
+
 Ceilings measure_ceilings(int threads, Isa isa) {
   const std::vector<Isa> supported = supported_isas();
   const auto has = [&](Isa wanted) {
@@ -125,14 +138,11 @@ Ceilings measure_ceilings(int threads, Isa isa) {
   ThreadPool pool(threads);
   Ceilings result;
   result.threads = pool.size();
-  Read read = ceilings::read_plain;
 #if defined(__x86_64__)
   if (has(Isa::kAvx2)) {
-    read = ceilings::read_avx2;
     result.fma_avx2 = arithmetic_rate(pool, ceilings::fma_avx2, ceilings::kFlopsPerRoundAvx2);
   }
   if (has(Isa::kAvx512)) {
-    read = ceilings::read_avx512;
     result.fma_avx512 = arithmetic_rate(pool, ceilings::fma_avx512, ceilings::kFlopsPerRoundAvx512);
   }
   if (has(Isa::kAvx512Bf16)) {
@@ -140,7 +150,11 @@ Ceilings measure_ceilings(int threads, Isa isa) {
   }
   if (has(Isa::kAmx)) result.bf16_amx = arithmetic_rate(pool, ceilings::dot_bf16_amx, ceilings::kFlopsPerRoundAmx);
 #endif
-  result.read_bytes_per_second = read_rate(pool, read);
+  Isa widest = Isa::kReference;
+  for (const Isa each : supported) {
+    if (has(each)) widest = each;
+  }
+  result.read_bytes_per_second = read_rate(pool, read_loop(widest));
   return result;
 }
 

@@ -1,6 +1,8 @@
 // What this machine can do at most, measured: the figures that benchmarks divide by.
 #pragma once
 
+#include <cstdint>
+
 #include "cpu/backend.h"
 
 namespace fourfold::cpu {
@@ -17,11 +19,18 @@ struct Ceilings {
 
   // The highest arithmetic rate an instruction set offers to a kernel of fp32 or bf16 operands.
   double peak(Isa isa) const;
+  // Of bf16 products alone; 0 when the instruction set has none.
+  double peak_bf16(Isa isa) const;
   double read_per_core() const { return threads > 0 ? read_bytes_per_second / threads : 0; }
 };
 
 // Takes about a second. threads = 0: ThreadPool::default_threads(). Measures what `isa` includes.
 Ceilings measure_ceilings(int threads, Isa isa);
+
+// Reads all of [data, data + bytes), a multiple of 512, with the widest loads of `isa`; the result depends on all of
+// it.
+using ReadLoop = float (*)(const void* data, int64_t bytes);
+ReadLoop read_loop(Isa isa);
 
 // The last-level cache as the system reports it, in bytes; 0 when unknown.
 long long last_level_cache_bytes();

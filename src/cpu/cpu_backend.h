@@ -182,6 +182,14 @@ class CpuBackend : public ops::Backend {
     pool_.parallel_for(n, grain, fn);
   }
 
+  // fn(thread, item) over [0, n) in parallel, each thread with items that follow each other.
+  template <typename F>
+  void for_ranges(int64_t n, F&& fn) {
+    pool_.parallel_ranges(n, 1, [&](int thread, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) fn(thread, i);
+    });
+  }
+
  private:
   void compute_rope(const ops::AttentionParams& params);
 

@@ -1,6 +1,5 @@
 // Gated DeltaNet of the fast instruction sets: the convolution head by head, then each value head on its own.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "cpu/cpu_backend.h"
@@ -47,12 +46,28 @@ void CpuBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor&
   float* beta = decay + tokens * heads;
   float* scratch = beta + tokens * heads;
 
-  // Items of the first region: heads of the convolution of each sequence, then the gates of each token.
+  // Items of the first region: the gates of each token, then heads of the convolution of each sequence.
   const int64_t conv_heads = 2 * key_heads + heads;
-  const int64_t items = sequences * conv_heads + tokens;
+  const int64_t items = tokens + sequences * conv_heads;
+  struct ConvHead {
+    const ops::Sequence& sequence;
+    bool is_value;
+    bool is_query;
+    int64_t first;  // channel
+    int64_t channels;
+    const float* history;
+  };
+  const auto conv_head = [&](int64_t item) {
+    const ops::Sequence& sequence = batch_.sequences[static_cast<size_t>(item / conv_heads)];
+    const int64_t head = item % conv_heads;
+    const bool is_value = head >= 2 * key_heads;
+    const int64_t first = is_value ? 2 * key_heads * dk + (head - 2 * key_heads) * dv : head * dk;
+    const float* history = sequence.position == 0 ? nullptr : states.convolution(layer, sequence.state_in) + first;
+    return ConvHead{sequence, is_value, head < key_heads, first, is_value ? dv : dk, history};
+  };
   const auto prepare = [&](int thread, int64_t item) {
-    if (item >= sequences * conv_heads) {
-      const int64_t t = item - sequences * conv_heads;
+    if (item < tokens) {
+      const int64_t t = item;
       for (int64_t h = 0; h < heads; ++h) {
         const float x = a.f32(t)[h] + params.dt_bias->data()[h];
         const float softplus = x > 20.0f ? x : std::log1p(std::exp(x));
@@ -63,15 +78,19 @@ void CpuBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor&
       }
       return;
     }
-    const ops::Sequence& sequence = batch_.sequences[static_cast<size_t>(item / conv_heads)];
-    const int64_t head = item % conv_heads;
-    const bool is_value = head >= 2 * key_heads;
-    const int64_t first = is_value ? 2 * key_heads * dk + (head - 2 * key_heads) * dv : head * dk;
-    const float* history = sequence.position == 0 ? nullptr : states.convolution(layer, sequence.state_in) + first;
-    kernels.convolve(qkv.f32(sequence.first) + first, sequence.count, qkv.stride, is_value ? dv : dk, params.conv_taps,
-                     params.conv->data() + first * params.conv_taps, history,
-                     states.convolution(layer, sequence.state_out) + first, qkv.cols, !is_value,
-                     head < key_heads ? 1.0f / std::sqrt(static_cast<float>(dk)) : 1.0f,
+    const ConvHead head = conv_head(item - tokens);
+    if (item + 1 < items) {  // a head is too short for the processor to foresee the next one's lines
+      const ConvHead next = conv_head(item + 1 - tokens);
+      const float* weights = params.conv->data() + next.first * params.conv_taps;
+      for (int64_t i = 0; i < next.channels * params.conv_taps; i += 16) __builtin_prefetch(weights + i);
+      for (int64_t j = 0; next.history != nullptr && j + 1 < params.conv_taps; ++j) {
+        for (int64_t i = 0; i < next.channels; i += 16) __builtin_prefetch(next.history + j * qkv.cols + i);
+      }
+    }
+    kernels.convolve(qkv.f32(head.sequence.first) + head.first, head.sequence.count, qkv.stride, head.channels,
+                     params.conv_taps, params.conv->data() + head.first * params.conv_taps, head.history,
+                     states.convolution(layer, head.sequence.state_out) + head.first, qkv.cols, !head.is_value,
+                     head.is_query ? 1.0f / std::sqrt(static_cast<float>(dk)) : 1.0f,
                      scratch + thread * scratch_floats);
   };
 
@@ -106,19 +125,8 @@ void CpuBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor&
     }
   };
 
-  if (threads == 1) {
-    for (int64_t i = 0; i < items; ++i) prepare(0, i);
-    for (int64_t i = 0; i < sequences * heads; ++i) run_head(0, i);
-    return;
-  }
-  std::atomic<int64_t> next{0};
-  pool_.run([&](int thread) {
-    for (int64_t i = next.fetch_add(1); i < items; i = next.fetch_add(1)) prepare(thread, i);
-  });
-  next = 0;
-  pool_.run([&](int thread) {
-    for (int64_t i = next.fetch_add(1); i < sequences * heads; i = next.fetch_add(1)) run_head(thread, i);
-  });
+  for_ranges(items, prepare);
+  for_ranges(sequences * heads, run_head);
 }
 
 }  // namespace fourfold::cpu

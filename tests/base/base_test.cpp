@@ -50,6 +50,43 @@ TEST(Threads, EveryIndexOnceForAnyGrainAndSize) {
   }
 }
 
+TEST(Threads, RangesCoverEveryIndexOnce) {
+  for (int threads : {1, 2, 3, 7}) {
+    ThreadPool pool(threads);
+    for (int64_t n : {0, 1, 5, 1000}) {
+      for (int64_t grain : {1, 64}) {
+        std::vector<std::atomic<int>> hits(static_cast<size_t>(n));
+        const auto count = [&](int thread, int64_t begin, int64_t end) {
+          ASSERT_TRUE(thread >= 0 && thread < threads && end - begin <= grain);
+          for (int64_t i = begin; i < end; ++i) hits[static_cast<size_t>(i)]++;
+        };
+        pool.parallel_ranges(n, grain, count);
+        for (auto& hit : hits) EXPECT_EQ(hit.exchange(0), 1);
+        pool.parallel_ranges(
+            n, grain, [&](int t) { return t == 0 ? 0 : n; }, count);  // the others only take away
+        for (auto& hit : hits) EXPECT_EQ(hit, 1);
+      }
+    }
+  }
+}
+
+// More threads than processors and regions that are over before most threads begin.
+TEST(Threads, RegionsWithoutThoseThatComeLate) {
+  ThreadPool pool(9);
+  for (int64_t round = 0; round < 2000; ++round) {
+    int64_t local = round;  // a late thread that still ran would see another region's
+    std::atomic<int64_t> sum{0};
+    std::atomic<int64_t> next{0};
+    pool.share([&](int) {
+      while (next.fetch_add(1) < 20) sum += local;
+    });
+    ASSERT_EQ(sum, 20 * round);
+  }
+  std::atomic<int> count{0};
+  pool.run([&](int) { count++; });
+  EXPECT_EQ(count, 9);
+}
+
 TEST(Threads, ExceptionReachesTheCallerAndThePoolSurvives) {
   ThreadPool pool(3);
   for (int round = 0; round < 20; ++round) {

@@ -210,10 +210,7 @@ int main(int argc, char** argv) {
   if (layers_only) return wrong;
   for (const KernelTable* kernels : gemm::runnable_kernels()) {
     const std::string name = kernels->name;
-    const double peak = name == "amx"          ? limits.bf16_amx
-                        : name == "avx512bf16" ? limits.bf16_avx512
-                        : name == "avx2"       ? limits.fma_avx2
-                                               : limits.fma_avx512;
+    const double peak = name == "amx" ? limits.bf16_amx : name == "avx2" ? limits.fma_avx2 : limits.fma_avx512;
     fmt::print("{}\n", kernels->name);
     measure(*kernels, quick ? 0.02 : 0.1, limits.read_bytes_per_second, peak);
   }

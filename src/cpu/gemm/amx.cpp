@@ -212,8 +212,8 @@ void gemm_amx(const Panel* panels, int count, const void* packed, int64_t tokens
 
 const KernelTable* amx_kernels() {
   static constexpr KernelTable kernels = {
-      "amx", 4,       nullptr, nullptr, nullptr, packed_bytes, pack, gemm_amx, 2 * kPieceSteps * kTileBytes,
-      false, nullptr, nullptr,
+      "amx",      4,       nullptr, nullptr, nullptr, packed_bytes, pack, gemm_amx, 2 * kPieceSteps * kTileBytes,
+      kBf16Kinds, nullptr, nullptr,
   };
   return &kernels;
 }

@@ -123,105 +123,113 @@ inline __m256i spread(const int8_t* four) {
 
 // Keeps the compiler from moving work across: it would start all products at once and spill them.
 #define FOURFOLD_PIN4(a, b, c, d) __asm__("" : "+x"(a), "+x"(b), "+x"(c), "+x"(d))
+#define FOURFOLD_PIN2(a, b) __asm__("" : "+x"(a), "+x"(b))
 
-// M tokens; the codes of 8 rows x 16 columns are decoded once and meet every token.
-template <int M>
-void dot_nvfp4(const Panel& panel, const ActivationBlock* const* x, float* out) {
-  const __m256i table = _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,  //
-                                         12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-  const __m256i nibble = _mm256_set1_epi8(15);
-  const __m256i ones = _mm256_set1_epi16(1);
-  const __m256i weight_hi = _mm256_set1_epi16(256);
-  const int64_t blocks = panel.columns / kBlockColumns;
-  const uint8_t* group = panel.words;
-  __m256 acc[M][2];
-#pragma GCC unroll 4
-  for (int t = 0; t < M; ++t) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
-  const auto low = [&](__m256i v) __attribute__((always_inline)) {
-    return _mm256_shuffle_epi8(table, _mm256_and_si256(v, nibble));
-  };
-  const auto high = [&](__m256i v) __attribute__((always_inline)) {
-    return _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(v, 4), nibble));
-  };
-  for (int64_t first = 0; first < blocks; first += 4, group += kGroupBytes) {
-    Avx2::prefetch(group + kPrefetch);
-    const int64_t last = blocks - first < 4 ? blocks : first + 4;
-    const uint8_t* scales = group;
-    const uint8_t* words = group + kGroupScales;
-    for (int64_t b = first; b < last; ++b, words += 128, scales += 16) {
-      Avx2::prefetch(words + kPrefetch);
-      Avx2::prefetch(words + kPrefetch + 64);
-      const auto finish = [&](__m256i sum_hi, __m256i sum_lo, int t, int h) __attribute__((always_inline)) {
-        const ActivationBlock& block = x[t][b];
-        const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(sum_hi, weight_hi), _mm256_madd_epi16(sum_lo, ones));
-        const __m256 value = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, _mm256_set1_epi32(block.correction)));
-        const __m256 scale = _mm256_mul_ps(Avx2::block_scales(scales + h * 8), _mm256_set1_ps(block.scale));
-        acc[t][h] = _mm256_fmadd_ps(value, scale, acc[t][h]);
-      };
-      if constexpr (M == 1) {  // both halves of the panel at once: activations are loaded once
-        const ActivationBlock& block = x[0][b];
-        __m256i hi[2], lo[2];
-        const auto step = [&](int g, __m256i w0, __m256i w1) __attribute__((always_inline)) {
-          const __m256i x_hi = spread(block.hi + 4 * g), x_lo = spread(block.lo + 4 * g);
-          const __m256i h0 = _mm256_maddubs_epi16(w0, x_hi), h1 = _mm256_maddubs_epi16(w1, x_hi);
-          const __m256i l0 = _mm256_maddubs_epi16(w0, x_lo), l1 = _mm256_maddubs_epi16(w1, x_lo);
-          hi[0] = g == 0 ? h0 : _mm256_add_epi16(hi[0], h0);
-          hi[1] = g == 0 ? h1 : _mm256_add_epi16(hi[1], h1);
-          lo[0] = g == 0 ? l0 : _mm256_add_epi16(lo[0], l0);
-          lo[1] = g == 0 ? l1 : _mm256_add_epi16(lo[1], l1);
-          FOURFOLD_PIN4(hi[0], hi[1], lo[0], lo[1]);
-        };
-        const __m256i v00 = Avx2::load_words(words), v01 = Avx2::load_words(words + 32);
-        step(0, low(v00), low(v01));
-        step(1, high(v00), high(v01));
-        const __m256i v10 = Avx2::load_words(words + 64), v11 = Avx2::load_words(words + 96);
-        step(2, low(v10), low(v11));
-        step(3, high(v10), high(v11));
-        finish(hi[0], lo[0], 0, 0);
-        finish(hi[1], lo[1], 0, 1);
-      } else {
+// M tokens; the codes of 8 rows x 16 columns are decoded once and meet every token. What binds one token is the number
+// of instructions (84 for 256 weights), so whole groups are unrolled.
+struct DotNvfp4 {
+  static inline __m256i low(__m256i v) { return look_up(_mm256_and_si256(v, _mm256_set1_epi8(15))); }
+  static inline __m256i high(__m256i v) {
+    return look_up(_mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)));
+  }
+  static inline __m256i look_up(__m256i codes) {
+    const __m256i table = _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,  //
+                                           12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+    return _mm256_shuffle_epi8(table, codes);
+  }
+
+  // Adds a finished block of 8 rows to `acc`.
+  static inline __m256 finish(__m256i sum_hi, __m256i sum_lo, const ActivationBlock& block, const uint8_t* scales,
+                              __m256 acc) {
+    const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(sum_hi, _mm256_set1_epi16(256)),
+                                         _mm256_madd_epi16(sum_lo, _mm256_set1_epi16(1)));
+    const __m256 value = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, _mm256_set1_epi32(block.correction)));
+    return _mm256_fmadd_ps(value, _mm256_mul_ps(Avx2::block_scales(scales), _mm256_set1_ps(block.scale)), acc);
+  }
+
+  // One block and one token, both halves of the panel at once: activations are loaded once.
+  __attribute__((always_inline)) static inline void block_one(const ActivationBlock& block, const uint8_t* scales,
+                                                              const uint8_t* words, __m256* acc) {
+    __m256i hi[2], lo[2];
+    const auto step = [&](int g, __m256i w0, __m256i w1) __attribute__((always_inline)) {
+      const __m256i x_hi = spread(block.hi + 4 * g), x_lo = spread(block.lo + 4 * g);
+      const __m256i h0 = _mm256_maddubs_epi16(w0, x_hi), l0 = _mm256_maddubs_epi16(w0, x_lo);
+      const __m256i h1 = _mm256_maddubs_epi16(w1, x_hi), l1 = _mm256_maddubs_epi16(w1, x_lo);
+      hi[0] = g == 0 ? h0 : _mm256_add_epi16(hi[0], h0);
+      hi[1] = g == 0 ? h1 : _mm256_add_epi16(hi[1], h1);
+      lo[0] = g == 0 ? l0 : _mm256_add_epi16(lo[0], l0);
+      lo[1] = g == 0 ? l1 : _mm256_add_epi16(lo[1], l1);
+      FOURFOLD_PIN4(hi[0], hi[1], lo[0], lo[1]);
+    };
 #pragma GCC unroll 2
-        for (int h = 0; h < 2; ++h) {
-          const __m256i v0 = Avx2::load_words(words + h * 32), v1 = Avx2::load_words(words + 64 + h * 32);
-          __m256i w0 = low(v0), w1 = high(v0), w2 = low(v1), w3 = high(v1);
-          FOURFOLD_PIN4(w0, w1, w2, w3);
+    for (int d = 0; d < 2; ++d) {
+      __m256i v0 = Avx2::load_words(words + d * 64), v1 = Avx2::load_words(words + d * 64 + 32);
+      FOURFOLD_PIN2(v0, v1);  // else they are loaded twice
+      step(2 * d, low(v0), low(v1));
+      step(2 * d + 1, high(v0), high(v1));
+    }
+    acc[0] = finish(hi[0], lo[0], block, scales, acc[0]);
+    acc[1] = finish(hi[1], lo[1], block, scales + 8, acc[1]);
+    FOURFOLD_PIN2(acc[0], acc[1]);
+  }
+
+  template <int M>
+  static inline void block_many(const ActivationBlock* const* x, int64_t b, const uint8_t* scales, const uint8_t* words,
+                                __m256 (*acc)[2]) {
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      const __m256i v0 = Avx2::load_words(words + h * 32), v1 = Avx2::load_words(words + 64 + h * 32);
+      __m256i w0 = low(v0), w1 = high(v0), w2 = low(v1), w3 = high(v1);
+      FOURFOLD_PIN4(w0, w1, w2, w3);
 #pragma GCC unroll 4
-          for (int t = 0; t < M; ++t) {
-            const ActivationBlock& block = x[t][b];
-            const auto plane = [&](const int8_t* q) __attribute__((always_inline)) {
-              return _mm256_add_epi16(
-                  _mm256_add_epi16(_mm256_maddubs_epi16(w0, spread(q)), _mm256_maddubs_epi16(w1, spread(q + 4))),
-                  _mm256_add_epi16(_mm256_maddubs_epi16(w2, spread(q + 8)), _mm256_maddubs_epi16(w3, spread(q + 12))));
-            };
-            const __m256i sum_hi = plane(block.hi), sum_lo = plane(block.lo);
-            finish(sum_hi, sum_lo, t, h);
-          }
-        }
+      for (int t = 0; t < M; ++t) {
+        const ActivationBlock& block = x[t][b];
+        const auto plane = [&](const int8_t* q) __attribute__((always_inline)) {
+          return _mm256_add_epi16(
+              _mm256_add_epi16(_mm256_maddubs_epi16(w0, spread(q)), _mm256_maddubs_epi16(w1, spread(q + 4))),
+              _mm256_add_epi16(_mm256_maddubs_epi16(w2, spread(q + 8)), _mm256_maddubs_epi16(w3, spread(q + 12))));
+        };
+        const __m256i sum_hi = plane(block.hi), sum_lo = plane(block.lo);
+        acc[t][h] = finish(sum_hi, sum_lo, block, scales + h * 8, acc[t][h]);
       }
     }
   }
+
+  template <int M>
+  static void run(const Panel& panel, const ActivationBlock* const* x, float* out) {
+    const int64_t blocks = panel.columns / kBlockColumns;
+    const uint8_t* group = panel.words;
+    const uint8_t* end = group + (blocks + 3) / 4 * kGroupBytes;
+    __m256 acc[M][2];
 #pragma GCC unroll 4
-  for (int t = 0; t < M; ++t) {
+    for (int t = 0; t < M; ++t) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
+    const auto block = [&](int64_t b, int64_t i) __attribute__((always_inline)) {
+      const uint8_t* words = group + kGroupScales + i * 128;
+      if constexpr (M == 1) {
+        block_one(x[0][b], group + i * 16, words, acc[0]);
+      } else {
+        block_many<M>(x, b, group + i * 16, words, acc);
+      }
+    };
+    int64_t b = 0;
+    for (; b + 4 <= blocks; b += 4, group += kGroupBytes) {
+      const uint8_t* fetch = fetch_address(panel, group, end);
+#pragma GCC unroll 9
+      for (int i = 0; i < kGroupBytes; i += 64) Avx2::prefetch(fetch + i);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) block(b + i, i);
+    }
+    for (int64_t i = 0; b + i < blocks; ++i) block(b + i, i);
+#pragma GCC unroll 4
+    for (int t = 0; t < M; ++t) {
 #pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) {
-      const __m256 scale = _mm256_mul_ps(_mm256_loadu_ps(panel.row_scales + h * 8), _mm256_set1_ps(kDotScale));
-      _mm256_storeu_ps(out + t * kPanelRows + h * 8, _mm256_mul_ps(acc[t][h], scale));
+      for (int h = 0; h < 2; ++h) {
+        const __m256 scale = _mm256_mul_ps(_mm256_loadu_ps(panel.row_scales + h * 8), _mm256_set1_ps(kDotScale));
+        _mm256_storeu_ps(out + t * kPanelRows + h * 8, _mm256_mul_ps(acc[t][h], scale));
+      }
     }
   }
-}
-
-void gemv_nvfp4(const Panel& panel, const ActivationBlock* const* x, int tokens, float* out) {
-  switch (tokens) {
-    case 1:
-      return dot_nvfp4<1>(panel, x, out);
-    case 2:
-      return dot_nvfp4<2>(panel, x, out);
-    case 3:
-      return dot_nvfp4<3>(panel, x, out);
-    default:
-      return dot_nvfp4<4>(panel, x, out);
-  }
-}
+};
 
 #include "cpu/gemm/quantize_avx2.inc"
 
@@ -229,18 +237,9 @@ void gemv_nvfp4(const Panel& panel, const ActivationBlock* const* x, int tokens,
 
 const KernelTable* avx2_kernels() {
   static constexpr KernelTable kernels = {
-      "avx2",
-      8,
-      quantize_activations,
-      gemv_nvfp4,
-      gemv_float<Avx2>,
-      packed_bytes_f32,
-      pack_f32<6>,
-      gemm_f32<Avx2, 6>,
-      kPieceF32 * kPanelRows * 4,
-      true,
-      swiglu<Avx2>,
-      axpy<Avx2>,
+      "avx2",           8,           quantize_activations, gemv_nvfp4<DotNvfp4>,       gemv_float<Avx2>,
+      packed_bytes_f32, pack_f32<6>, gemm_f32<Avx2, 6>,    kPieceF32 * kPanelRows * 4, kAllKinds,
+      swiglu<Avx2>,     axpy<Avx2>,
   };
   return &kernels;
 }

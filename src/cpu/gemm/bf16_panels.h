@@ -1,4 +1,4 @@
-// Panels as bf16 pairs [columns / 2, 16 rows, 2], the weight operand of vdpbf16ps and of AMX; unnamed namespace, see
+// Panels as bf16 pairs [columns / 2, 16 rows, 2], the weight operand of AMX; unnamed namespace, see
 // float_kernels.h. Exact for NVFP4 (e2m1 x e4m3 has at most 6 significant bits), e4m3 and bf16.
 #pragma once
 
@@ -6,10 +6,6 @@
 
 namespace fourfold::cpu::gemm {
 namespace {
-
-// Columns of a piece: 8 KiB of pairs for each panel.
-inline constexpr int64_t kPieceBf16 = 256;
-inline constexpr int64_t kPieceBytes = kPieceBf16 * kPanelRows * 2;
 
 // Two exact bf16 values as fp32 to a pair: the low halves are zero.
 inline __m512i pair_bf16(__m512 even, __m512 odd) {
@@ -82,30 +78,6 @@ inline __m512 load_columns(const float* x, int64_t k, int64_t columns) {
   const int64_t left = columns - k;
   const __mmask16 mask = left >= 16 ? 0xffff : left <= 0 ? 0 : static_cast<__mmask16>((1u << left) - 1);
   return _mm512_maskz_loadu_ps(mask, x + k);
-}
-
-// Cuts the columns of one or two panels into pieces with constant row scales, and calls
-// piece(weights[2], scales[2], first column, columns of the piece, first) for each.
-template <typename F>
-inline void for_pieces(const Panel* panels, int count, void* scratch, F&& piece) {
-  const int64_t columns = panels[0].columns;
-  bool first = true;
-  for (int64_t begin = 0; begin < columns; first = false) {
-    int64_t end = columns - begin < kPieceBf16 ? columns : begin + kPieceBf16;
-    const float* scales[2] = {nullptr, nullptr};
-    for (int p = 0; p < count; ++p) {
-      const int64_t segment = begin / panels[p].segment;
-      const int64_t segment_end = (segment + 1) * panels[p].segment;
-      if (segment_end < end) end = segment_end;
-      scales[p] = panels[p].row_scales + segment * panels[p].row_scale_stride;
-    }
-    const uint8_t* weights[2] = {nullptr, nullptr};
-    for (int p = 0; p < count; ++p) {
-      weights[p] = bf16_piece(panels[p], begin, end, static_cast<uint8_t*>(scratch) + p * kPieceBytes);
-    }
-    piece(weights, scales, begin, end - begin, first);
-    begin = end;
-  }
 }
 
 }  // namespace

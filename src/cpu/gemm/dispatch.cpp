@@ -15,8 +15,7 @@ bool has_vnni_and_vbmi() {
 #endif
 }
 
-// The bf16 and AMX files bring their own matrix products; the integer dot products come from the VNNI or the plain
-// AVX-512 file.
+// The AMX file brings its own matrix products; the integer dot products come from the VNNI or the plain AVX-512 file.
 KernelTable with_dot_products(const KernelTable& base) {
   KernelTable kernels = base;
   const KernelTable* dot = has_vnni_and_vbmi() ? avx512vnni_kernels() : avx512_kernels();
@@ -36,11 +35,6 @@ bool has_fp16_vectors() {
 #endif
 }
 
-const KernelTable& bf16_table() {
-  static const KernelTable kernels = with_dot_products(*avx512bf16_kernels());
-  return kernels;
-}
-
 const KernelTable& avx512_table() { return has_vnni_and_vbmi() ? *avx512vnni_kernels() : *avx512_kernels(); }
 
 }  // namespace
@@ -56,10 +50,9 @@ const KernelTable& kernels_for(Isa isa) {
       if (avx512_kernels() != nullptr) return avx512_table();
       break;
     case Isa::kAvx512Bf16:
-      // The fp32 products. Those with vdpbf16ps (bf16_table) round activations to bf16, and then routers with a near
-      // tie choose other experts than the reference does: mean KL 1e-3 to 2e-2 on random checkpoints, wanted below
-      // 1e-3. In two parts, as AMX has them, they are no faster than fp32: Intel's cores multiply bf16 vectors at half
-      // the rate of fp32 vectors, AMD's at twice the rate. They stay in runnable_kernels(), tested and measured.
+      // Integers (VNNI) for NVFP4, fp32 for the rest. vdpbf16ps would round activations to bf16, and then routers with
+      // a near tie choose other experts than the reference does: mean KL 1e-3 to 2e-2 on random checkpoints, wanted
+      // below 1e-3. In two parts, as AMX has them, it is slower than integers of 16 bits, which have its rate.
       if (avx512_kernels() != nullptr) return avx512_table();
       break;
     case Isa::kAmx:
@@ -73,7 +66,8 @@ const KernelTable& kernels_for(Isa isa) {
 }
 
 const KernelTable& wide_kernels_for(Isa isa) {
-  return kernels_for(isa).gemm_wide ? kernels_for(isa) : kernels_for(Isa::kAvx512);
+  const KernelTable& kernels = kernels_for(isa);
+  return kernels.gemm_kinds == kAllKinds ? kernels : *avx512_kernels();
 }
 
 std::vector<const KernelTable*> runnable_kernels() {
@@ -81,7 +75,6 @@ std::vector<const KernelTable*> runnable_kernels() {
   for (const Isa isa : supported_isas()) {
     if (isa == Isa::kReference) continue;
     if (isa == Isa::kAvx512) all.push_back(avx512_kernels());
-    if (isa == Isa::kAvx512Bf16) all.push_back(&bf16_table());
     const KernelTable* kernels = &kernels_for(isa);
     if (std::find(all.begin(), all.end(), kernels) == all.end()) all.push_back(kernels);
   }

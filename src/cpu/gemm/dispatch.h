@@ -12,7 +12,7 @@ namespace fourfold::cpu::gemm {
 // support `isa`; kReference has none.
 const KernelTable& kernels_for(Isa isa);
 
-// For matrices that kernels_for(isa).gemm does not take (gemm_wide is false): fp32 throughout.
+// For matrices that kernels_for(isa).gemm does not take (gemm_kinds): fp32 throughout.
 const KernelTable& wide_kernels_for(Isa isa);
 
 // Every kernel table that this processor can run, ascending: more than one may belong to one Isa. For tests and

@@ -13,6 +13,27 @@
 namespace fourfold::cpu::gemm {
 namespace {
 
+// Where to prefetch while `group` of an NVFP4 panel that ends at `end` is worked on.
+inline const uint8_t* fetch_address(const Panel& panel, const uint8_t* group, const uint8_t* end) {
+  const int64_t left = end - group;
+  return left > kPrefetch ? group + kPrefetch : panel.ahead + (kPrefetch - left);
+}
+
+// KernelTable::gemv_nvfp4 over K::run<tokens>().
+template <class K>
+void gemv_nvfp4(const Panel& panel, const ActivationBlock* const* x, int tokens, float* out) {
+  switch (tokens) {
+    case 1:
+      return K::template run<1>(panel, x, out);
+    case 2:
+      return K::template run<2>(panel, x, out);
+    case 3:
+      return K::template run<3>(panel, x, out);
+    default:
+      return K::template run<4>(panel, x, out);
+  }
+}
+
 template <class V>
 struct ExpandF32 {
   static constexpr int kColumns = 1;  // in a word
@@ -50,7 +71,7 @@ inline void dot_words(const uint8_t* words, int64_t count, const float* const* x
     for (int h = 0; h < kVectors; ++h) {
       typename V::F weight[E::kColumns];
       const uint8_t* at = words + (w * kPanelRows + h * V::kLanes) * 4;
-      V::prefetch(at + kPrefetch);
+      if (h == 0) V::prefetch(at + kPrefetch);
       E::run(V::load_words(at), weight);
 #pragma GCC unroll 4
       for (int k = 0; k < E::kColumns; ++k) {

@@ -38,10 +38,16 @@ inline constexpr int kTileTokens = 16;   // most tokens of one packed activation
 inline constexpr int kGemmTokens = 96;   // most tokens that one gemm call takes
 inline constexpr int kPairRows = 2 * kPanelRows;
 
+constexpr uint32_t kind_bit(Kind kind) { return 1u << static_cast<int>(kind); }
+inline constexpr uint32_t kAllKinds = 31;
+// Exact in bf16.
+inline constexpr uint32_t kBf16Kinds = kind_bit(Kind::kBf16) | kind_bit(Kind::kFp8) | kind_bit(Kind::kNvfp4);
+
 // One panel as a kernel sees it. The true weight is element x row_scale; fp8 elements are read as their value x 2^-8,
 // and their row scales are 2^8 larger than the checkpoint's.
 struct Panel {
   const uint8_t* words = nullptr;
+  const uint8_t* ahead = nullptr;     // NVFP4: what is read after this panel, fetched while its end is worked on
   const float* row_scales = nullptr;  // [segments, 16] at a distance of row_scale_stride floats
   int64_t row_scale_stride = 0;
   int64_t segment = 0;  // columns that share row scales; at least `columns` when there is one segment
@@ -87,8 +93,8 @@ struct KernelTable {
   void (*gemm)(const Panel* panels, int count, const void* packed, int64_t tokens, void* scratch, float* out);
   int64_t gemm_scratch;
 
-  // False: gemm rounds weights to bf16, which is exact for NVFP4, e4m3 and bf16 only; f32 and f16 go elsewhere.
-  bool gemm_wide;
+  // Kinds that pack and gemm take, as bits 1 << kind; the others go to a table that takes all.
+  uint32_t gemm_kinds;
 
   // out[i] = silu(gate[i]) x up[i], n a multiple of 16.
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);
@@ -100,7 +106,6 @@ struct KernelTable {
 const KernelTable* avx2_kernels();
 const KernelTable* avx512_kernels();      // F, BW, DQ, VL
 const KernelTable* avx512vnni_kernels();  // and VNNI, VBMI
-const KernelTable* avx512bf16_kernels();  // and BF16
 const KernelTable* amx_kernels();         // and AMX-TILE, AMX-BF16
 
 }  // namespace fourfold::cpu::gemm

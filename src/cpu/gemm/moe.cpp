@@ -145,7 +145,7 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
   }
   const int64_t pairs = ceil_div(width, int64_t{kPanelRows});
   const int64_t pair_bytes = std::max<int64_t>(1, experts.bytes_per_expert() * 2 / 3 / pairs);
-  const auto gate_up = [&](int64_t begin, int64_t end) {
+  const auto gate_up = [&](int, int64_t begin, int64_t end) {
     alignas(64) float gate[kGemvTokens * kPanelRows];
     alignas(64) float up[kGemvTokens * kPanelRows];
     alignas(64) float both[kPanelRows];
@@ -164,15 +164,19 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
           rows[i] = input_.rows[t];
           block_rows[i] = input_.blocks.empty() ? nullptr : input_.blocks[t];
         }
-        const auto product = [&](const PackedPart& part, float* sums) {
-          if (part.kind == Kind::kNvfp4) {
-            kernels_.gemv_nvfp4(part.panel(p), block_rows, n, sums);
+        const auto product = [&](const Panel& panel, float* sums) {
+          if (panel.kind == Kind::kNvfp4) {
+            kernels_.gemv_nvfp4(panel, block_rows, n, sums);
           } else {
-            kernels_.gemv_float(part.panel(p), rows, n, sums);
+            kernels_.gemv_float(panel, rows, n, sums);
           }
         };
-        product(expert.gate, gate);
-        product(expert.up, up);
+        product(expert.gate.panel(p), gate);
+        Panel last_panel = expert.up.panel(p);
+        if (p + 1 == pairs && a + 1 < active) {
+          last_panel.ahead = experts[r.experts[static_cast<size_t>(a) + 1]].gate.data;
+        }
+        product(last_panel, up);
         for (int i = 0; i < n; ++i) {
           kernels_.swiglu(gate + i * kPanelRows, up + i * kPanelRows, both, kPanelRows);
           if (quantize) kernels_.quantize(both, kBlockColumns, integers + (s + i) * blocks + p);
@@ -182,7 +186,7 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
       }
     }
   };
-  pool_.parallel_for(active * pairs, std::max<int64_t>(1, (128 << 10) / pair_bytes), gate_up);
+  pool_.parallel_ranges(active * pairs, std::max<int64_t>(1, (128 << 10) / pair_bytes), gate_up);
 
   // Down: a thread owns rows of the output and adds all experts to them.
   const PackedMatrix* shared_down = packed(params.shared_down);
@@ -193,54 +197,66 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
   }
   const int64_t panels = ceil_div(hidden, int64_t{kPanelRows});
   constexpr int64_t kMostPanels = 16;
-  const auto down = [&](int64_t begin, int64_t end) {
-    alignas(64) float sums[kGemvTokens * kPanelRows];
-    for (int64_t t = 0; t < tokens && !(shared && !aligned); ++t) {
-      std::fill(out.f32(t) + begin * kPanelRows, out.f32(t) + std::min(end * kPanelRows, hidden), 0.0f);
-    }
-    if (shared && !aligned) {
-      for (int64_t t = 0; t < tokens; ++t) {
+  const auto down = [&](int, int64_t begin, int64_t end) {
+    const int64_t first_row = begin * kPanelRows;
+    const int64_t rows = std::min(end * kPanelRows, hidden) - first_row;
+    for (int64_t t = 0; t < tokens; ++t) {
+      float* to = out.f32(t) + first_row;
+      if (!shared || aligned) {
+        std::fill(to, to + rows, 0.0f);
+      } else {
         const float gate = gates.data != nullptr ? sigmoid(*gates.f32(t)) : 1.0f;
-        for (int64_t i = begin * kPanelRows; i < std::min(end * kPanelRows, hidden); ++i) out.f32(t)[i] *= gate;
+        for (int64_t i = 0; i < rows; ++i) to[i] *= gate;
       }
     }
-    const auto add = [&](int64_t t, int64_t p, float weight, const float* from) {
-      const int64_t n = std::min<int64_t>(kPanelRows, hidden - p * kPanelRows);
-      float* to = out.f32(t) + p * kPanelRows;
-      if (n == kPanelRows) return kernels_.axpy(weight, from, to, kPanelRows);
-      alignas(64) float padded_row[kPanelRows] = {};
-      std::memcpy(padded_row, to, static_cast<size_t>(n) * 4);
-      kernels_.axpy(weight, from, padded_row, kPanelRows);
-      std::memcpy(to, padded_row, static_cast<size_t>(n) * 4);
+    // Adds weight(i) x (part x the inputs from `first` on) to rows of token(i), i < n <= kGemvTokens, all panels.
+    alignas(64) float sums[kGemvTokens * kPanelRows];
+    alignas(64) float products[kGemvTokens][kMostPanels * kPanelRows];
+    const auto add = [&](const PackedPart& part, const uint8_t* ahead, const Input& input, int64_t first, int n,
+                         const auto& token, const auto& weight) {
+      for (int64_t p = begin; p < end; ++p) {
+        Panel panel = part.panel(p);
+        if (p + 1 == end && ahead != nullptr) panel.ahead = ahead;
+        gemv_panel(panel, input, first, n, sums);
+        for (int i = 0; i < n; ++i) {
+          std::memcpy(&products[i][(p - begin) * kPanelRows], sums + i * kPanelRows, sizeof(float) * kPanelRows);
+        }
+      }
+      const int64_t whole = rows / kPanelRows * kPanelRows;
+      for (int i = 0; i < n; ++i) {
+        float* to = out.f32(token(i)) + first_row;
+        kernels_.axpy(weight(i), products[i], to, whole);
+        if (whole == rows) continue;
+        alignas(64) float tail[kPanelRows] = {};
+        std::memcpy(tail, to + whole, static_cast<size_t>(rows - whole) * 4);
+        kernels_.axpy(weight(i), &products[i][whole], tail, kPanelRows);
+        std::memcpy(to + whole, tail, static_cast<size_t>(rows - whole) * 4);
+      }
     };
     for (int64_t a = 0; a < active; ++a) {
       const PackedPart& part = experts[r.experts[static_cast<size_t>(a)]].down;
       const int64_t last = r.begin[static_cast<size_t>(a) + 1];
-      for (int64_t p = begin; p < end; ++p) {
-        for (int64_t s = r.begin[static_cast<size_t>(a)]; s < last; s += kGemvTokens) {
-          const int n = static_cast<int>(std::min<int64_t>(kGemvTokens, last - s));
-          gemv_panel(part, p, hidden_input_, s, n, sums);
-          for (int i = 0; i < n; ++i) {
-            const auto slot = static_cast<size_t>(s + i);
-            add(r.token[slot], p, r.weight[slot], sums + i * kPanelRows);
-          }
-        }
+      // The same panels of the next expert are read after the last one of this.
+      const PackedPart* next = a + 1 < active ? &experts[r.experts[static_cast<size_t>(a) + 1]].down
+                               : aligned      ? &shared_down->parts()[0]
+                                              : nullptr;
+      for (int64_t s = r.begin[static_cast<size_t>(a)]; s < last; s += kGemvTokens) {
+        add(
+            part, next != nullptr ? next->panel(begin).words : nullptr, hidden_input_, s,
+            static_cast<int>(std::min<int64_t>(kGemvTokens, last - s)),
+            [&](int i) { return r.token[static_cast<size_t>(s + i)]; },
+            [&](int i) { return r.weight[static_cast<size_t>(s + i)]; });
       }
     }
     if (!aligned) return;
-    for (int64_t p = begin; p < end; ++p) {
-      for (int64_t t = 0; t < tokens; t += kGemvTokens) {
-        const int n = static_cast<int>(std::min<int64_t>(kGemvTokens, tokens - t));
-        gemv_panel(shared_down->parts()[0], p, shared_input_, t, n, sums);
-        for (int i = 0; i < n; ++i) {
-          const float gate = gates.data != nullptr ? sigmoid(*gates.f32(t + i)) : 1.0f;
-          add(t + i, p, gate, sums + i * kPanelRows);
-        }
-      }
+    for (int64_t t = 0; t < tokens; t += kGemvTokens) {
+      add(
+          shared_down->parts()[0], nullptr, shared_input_, t,
+          static_cast<int>(std::min<int64_t>(kGemvTokens, tokens - t)), [&](int i) { return t + i; },
+          [&](int i) { return gates.data != nullptr ? sigmoid(*gates.f32(t + i)) : 1.0f; });
     }
   };
-  const int64_t grain = std::clamp<int64_t>(panels / (4 * pool_.size()), 1, kMostPanels);
-  pool_.parallel_for(panels, grain, down);
+  pool_.parallel_ranges(panels, kMostPanels, down);
 }
 
 void Products::moe_many(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) {
@@ -317,8 +333,7 @@ void Products::moe_many(const ops::MoeParams& params, const ops::Tensor& x, cons
     const KernelTable* table = nullptr;
     float scale = 0.0f;
     void pack(const float* const* rows, int64_t n, const PackedPart& part) {
-      const bool narrow = self.kernels_.gemm_wide || (part.kind != Kind::kF32 && part.kind != Kind::kF16);
-      const KernelTable* wanted_table = narrow ? &self.kernels_ : &self.wide_;
+      const KernelTable* wanted_table = self.takes(part.kind) ? &self.kernels_ : &self.wide_;
       const float wanted_scale = self.scale_of(part);
       if (table == wanted_table && scale == wanted_scale) return;
       table = wanted_table;

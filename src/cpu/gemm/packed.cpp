@@ -162,6 +162,7 @@ void check_no_nan(const ops::MatrixSource& source, const uint8_t* bytes, int64_t
 Panel PackedPart::panel(int64_t i) const {
   Panel panel;
   panel.words = data + i * stride;
+  panel.ahead = panel.words + panel_bytes;
   panel.row_scales = row_scales.data() + i * row_scale_step;
   panel.row_scale_stride = panels * row_scale_step;
   panel.segment = segment;

@@ -75,12 +75,11 @@ void Products::prepare(const ops::Tensor& x, float input_scale, bool blocks, Inp
   }
 }
 
-void Products::gemv_panel(const PackedPart& part, int64_t panel, const Input& input, int64_t first, int tokens,
-                          float* out) {
-  if (part.kind == Kind::kNvfp4) {
-    kernels_.gemv_nvfp4(part.panel(panel), input.blocks.data() + first, tokens, out);
+void Products::gemv_panel(const Panel& panel, const Input& input, int64_t first, int tokens, float* out) {
+  if (panel.kind == Kind::kNvfp4) {
+    kernels_.gemv_nvfp4(panel, input.blocks.data() + first, tokens, out);
   } else {
-    kernels_.gemv_float(part.panel(panel), input.rows.data() + first, tokens, out);
+    kernels_.gemv_float(panel, input.rows.data() + first, tokens, out);
   }
 }
 
@@ -91,7 +90,7 @@ void Products::run_gemv(std::span<const GemvJob> jobs) {
     panels += job.matrix->panels();
     bytes += job.matrix->bytes();
   }
-  const auto work = [&](int64_t begin, int64_t end) {
+  const auto work = [&](int, int64_t begin, int64_t end) {
     alignas(64) float sums[kGemvTokens * kPanelRows];
     int64_t base = 0;
     for (const GemvJob& job : jobs) {
@@ -100,9 +99,10 @@ void Products::run_gemv(std::span<const GemvJob> jobs) {
         const int64_t to = std::min(end - base, part.panels);
         for (int64_t p = from; p < to; ++p) {
           const auto n = static_cast<size_t>(part.rows_of(p)) * sizeof(float);
+          const Panel panel = part.panel(p);
           for (int64_t t = 0; t < job.out.rows; t += kGemvTokens) {
             const int tokens = static_cast<int>(std::min<int64_t>(kGemvTokens, job.out.rows - t));
-            gemv_panel(part, p, *job.input, t, tokens, sums);
+            gemv_panel(panel, *job.input, t, tokens, sums);
             for (int i = 0; i < tokens; ++i) {
               std::memcpy(job.out.f32(t + i) + part.first_row + p * kPanelRows, sums + i * kPanelRows, n);
             }
@@ -112,8 +112,23 @@ void Products::run_gemv(std::span<const GemvJob> jobs) {
       }
     }
   };
-  if (bytes * jobs[0].out.rows <= kSerialBytes) return work(0, panels);
-  pool_.parallel_for(panels, std::max<int64_t>(1, panels * kUnitBytes / bytes), work);
+  if (bytes * jobs[0].out.rows <= kSerialBytes) return work(0, 0, panels);
+  // As many bytes for each thread: the first panel that begins at or behind its share.
+  const auto split = [&](int thread) {
+    const int64_t wanted = bytes / pool_.size() * thread;
+    int64_t first = 0;
+    int64_t at = 0;
+    for (const GemvJob& job : jobs) {
+      for (const PackedPart& part : job.matrix->parts()) {
+        const int64_t whole = part.panels * part.stride;
+        if (thread < pool_.size() && at + whole > wanted) return first + (wanted - at + part.stride - 1) / part.stride;
+        at += whole;
+        first += part.panels;
+      }
+    }
+    return panels;
+  };
+  pool_.parallel_ranges(panels, std::max<int64_t>(1, panels * kUnitBytes / bytes), split, work);
 }
 
 void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int only_part, float input_scale, bool wide,
@@ -129,10 +144,7 @@ void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int on
     int64_t stride = 0;
     bool used = false;
   } packed[2] = {{&kernels_}, {&wide_}};
-  const auto table_of = [&](const PackedPart& part) -> Packed& {
-    const bool narrow = kernels_.gemm_wide || (!wide && part.kind != Kind::kF32 && part.kind != Kind::kF16);
-    return packed[narrow ? 0 : 1];
-  };
+  const auto table_of = [&](const PackedPart& part) -> Packed& { return packed[takes(part.kind) && !wide ? 0 : 1]; };
   struct PartWork {
     const PackedPart* part;
     int64_t first_pair;

@@ -21,8 +21,8 @@ namespace fourfold::cpu::gemm {
 
 class Products {
  public:
-  // `wide` multiplies with matrices that `kernels` would round (KernelTable::gemm_wide). `nvfp4_activations`: inputs of
-  // matrices with an input scale are quantised to NVFP4 and back first.
+  // `wide` multiplies with the kinds of weights that `kernels` does not take (KernelTable::gemm_kinds), and with
+  // routers. `nvfp4_activations`: inputs of matrices with an input scale are quantised to NVFP4 and back first.
   Products(const KernelTable& kernels, const KernelTable& wide, ThreadPool& pool, bool nvfp4_activations);
 
   void linear(const ops::Tensor& x, const PackedMatrix& weight, const ops::Tensor& out);
@@ -42,6 +42,7 @@ class Products {
     ops::Tensor out;
   };
 
+  bool takes(Kind kind) const { return (kernels_.gemm_kinds & kind_bit(kind)) != 0; }
   float scale_of(const PackedPart& part) const {
     return nvfp4_activations_ && part.kind == Kind::kNvfp4 ? part.input_scale : 0.0f;
   }
@@ -50,7 +51,7 @@ class Products {
 
   void prepare(const ops::Tensor& x, float input_scale, bool blocks, Input& input);
   void run_gemv(std::span<const GemvJob> jobs);
-  void gemv_panel(const PackedPart& part, int64_t panel, const Input& input, int64_t first, int tokens, float* out);
+  void gemv_panel(const Panel& panel, const Input& input, int64_t first, int tokens, float* out);
   // One part of a matrix, or all (part -1), for many tokens.
   void run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int part, float input_scale, bool wide,
                 const ops::Tensor& out);
@@ -77,7 +78,7 @@ class Products {
       return;
     }
     std::atomic<int64_t> next{0};
-    pool_.run([&](int thread) {
+    pool_.share([&](int thread) {
       for (int64_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) fn(thread, i);
     });
   }

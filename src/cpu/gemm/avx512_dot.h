@@ -1,0 +1,88 @@
+// What the AVX-512 sources with and without VNNI share: the dot product of NVFP4 panels with integer activations and
+// the kernel table; unnamed namespace, see float_kernels.h.
+#pragma once
+
+#include "cpu/gemm/avx512_vector.h"
+
+namespace fourfold::cpu::gemm {
+namespace {
+
+#include "cpu/gemm/quantize_avx2.inc"
+
+inline __m512i spread(const int8_t* four) {
+  int32_t word;
+  __builtin_memcpy(&word, four, 4);
+  return _mm512_set1_epi32(word);
+}
+
+// Codes to 2 w + 12 for a byte shuffle within 128-bit lanes.
+inline __m512i code_table() {
+  return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+}
+
+// Integers: low(v), high(v): the codes in the low and high nibbles of bytes as 2 w + 12; sum(w, block): the exact sum
+// of w[0 .. 3] times the activations of a block, before the correction.
+template <class Integers>
+struct DotNvfp4 {
+  template <int M>
+  static inline void block(const ActivationBlock* const* x, int64_t b, const uint8_t* scales, const uint8_t* words,
+                           __m512* acc) {
+    const __m512 scale = Avx512::block_scales(scales);
+    const __m512i v0 = Avx512::load_words(words), v1 = Avx512::load_words(words + 64);
+    const __m512i w[4] = {Integers::low(v0), Integers::high(v0), Integers::low(v1), Integers::high(v1)};
+#pragma GCC unroll 4
+    for (int t = 0; t < M; ++t) {
+      const ActivationBlock& block = x[t][b];
+      const __m512i sum = Integers::sum(w, block);
+      const __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(block.correction)));
+      acc[t] = _mm512_fmadd_ps(value, _mm512_mul_ps(scale, _mm512_set1_ps(block.scale)), acc[t]);
+    }
+  }
+
+  template <int M>
+  static void run(const Panel& panel, const ActivationBlock* const* x, float* out) {
+    const int64_t blocks = panel.columns / kBlockColumns;
+    const uint8_t* group = panel.words;
+    const uint8_t* end = group + (blocks + 3) / 4 * kGroupBytes;
+    __m512 acc[M];
+#pragma GCC unroll 4
+    for (int t = 0; t < M; ++t) acc[t] = _mm512_setzero_ps();
+    int64_t b = 0;
+    for (; b + 4 <= blocks; b += 4, group += kGroupBytes) {
+      const uint8_t* fetch = fetch_address(panel, group, end);
+#pragma GCC unroll 9
+      for (int i = 0; i < kGroupBytes; i += 64) Avx512::prefetch(fetch + i);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) block<M>(x, b + i, group + i * 16, group + kGroupScales + i * 128, acc);
+    }
+    for (int64_t i = 0; b + i < blocks; ++i) {
+      block<M>(x, b + i, group + i * 16, group + kGroupScales + i * 128, acc);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < M; ++t) {
+      const __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(panel.row_scales), _mm512_set1_ps(kDotScale));
+      _mm512_storeu_ps(out + t * kPanelRows, _mm512_mul_ps(acc[t], scale));
+    }
+  }
+};
+
+template <class Integers>
+constexpr KernelTable avx512_table(const char* name, int gemv_limit) {
+  return {
+      name,
+      gemv_limit,
+      quantize_activations,
+      gemv_nvfp4<DotNvfp4<Integers>>,
+      gemv_float<Avx512>,
+      packed_bytes_f32,
+      pack_f32<12>,
+      gemm_f32<Avx512, 12>,
+      2 * kPieceF32 * kPanelRows * 4,
+      kAllKinds,
+      swiglu<Avx512>,
+      axpy<Avx512>,
+  };
+}
+
+}  // namespace
+}  // namespace fourfold::cpu::gemm

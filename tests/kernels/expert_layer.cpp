@@ -174,6 +174,18 @@ std::vector<float> reference(const LayerWeights& w, const LayerInput& in) {
 
 namespace {
 
+// `count` pieces, far apart.
+template <typename T>
+const T* spread(Device& device, const std::vector<T>& values, int count, size_t stride, const char* name) {
+  T* p = static_cast<T*>(device.reserve(static_cast<size_t>(std::max(count, 1)) * stride * sizeof(T), name));
+  const size_t each = count == 0 ? 0 : values.size() / static_cast<size_t>(count);
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i * each), each, p + i * stride);
+  }
+  device.make_constant(p);
+  return p;
+}
+
 RouteTable make_table(Device& device, size_t picks, const LayerShape& s, int tile) {
   const int experts = route_kernels().max_experts;
   RouteTable table;
@@ -305,14 +317,21 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
     rows.insert(rows.end(), in.rows.begin() + t * s.hidden, in.rows.begin() + (t + 1) * s.hidden);
     rows.resize(rows.size() + static_cast<size_t>(wide - s.hidden), 0);
   }
-  const auto* x = device.constant(rows, "hidden states");
+  const auto* x = w.row_stride == 0
+                      ? device.constant(rows, "hidden states")
+                      : spread(device, rows, in.tokens, static_cast<size_t>(w.row_stride), "hidden states");
+  const long long row_stride = w.row_stride == 0 ? wide : w.row_stride;
+  const auto weights = [&](const std::vector<unsigned char>& packed, const char* name) {
+    return w.expert_stride == 0 ? device.constant(packed, name)
+                                : spread(device, packed, s.experts, w.expert_stride, name);
+  };
   GemmArgs a{};
-  a.weights = device.constant(w.gate_up_packed, "gate and up");
-  a.expert_bytes = packed_bytes((s.gated ? 2 : 1) * s.intermediate, wide);
+  a.weights = weights(w.gate_up_packed, "gate and up");
+  a.expert_bytes = w.expert_stride != 0 ? w.expert_stride : packed_bytes((s.gated ? 2 : 1) * s.intermediate, wide);
   a.row_tiles = s.intermediate / (s.gated ? 8 : 16);
   a.units = wide / kUnitK;
   a.source = up.slots ? reinterpret_cast<const unsigned short*>(partial) : x;
-  a.source_stride = up.slots ? static_cast<long long>(slots) * kUnitK : wide;
+  a.source_stride = up.slots ? static_cast<long long>(slots) * kUnitK : row_stride;
   a.scales = device.constant(w.gate_up_scales, "gate and up scales");
   a.down_scales = device.constant(w.down_scales, "down scales");
   a.out = h;
@@ -326,8 +345,8 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
     device.produced(p);
   }
   GemmArgs d = a;
-  d.weights = device.constant(w.down_packed, "down");
-  d.expert_bytes = packed_bytes(s.hidden, deep);
+  d.weights = weights(w.down_packed, "down");
+  d.expert_bytes = w.expert_stride != 0 ? w.expert_stride : packed_bytes(s.hidden, deep);
   d.row_tiles = s.hidden / 16;
   d.units = deep / kUnitK;
   d.source = h;
@@ -356,8 +375,9 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
     launch(
         "gather",
         {static_cast<unsigned>(blocks), static_cast<unsigned>((a.units + route.gather_units - 1) / route.gather_units)},
-        route.gather_threads, 0,
-        [&] { route.gather(x, wide, table, a.units, reinterpret_cast<unsigned short*>(partial), a.source_stride); });
+        route.gather_threads, 0, [&] {
+          route.gather(x, row_stride, table, a.units, reinterpret_cast<unsigned short*>(partial), a.source_stride);
+        });
   }
   launch("gate-up " + up.name, {up_grid}, up.threads, up.shared_bytes, [&] { up.run(a); });
   launch("down " + down.name, {down_grid}, down.threads, down.shared_bytes, [&] { down.run(d); });

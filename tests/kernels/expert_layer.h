@@ -21,6 +21,9 @@ struct LayerWeights {
   // Values without tensor scales: [experts][intermediate or hidden][k].
   std::vector<float> gate, up, down;
   std::vector<unsigned char> gate_up_packed, down_packed;
+  // Bytes from one expert's packed matrix to the next, elements from one token's row to the next; 0: contiguous.
+  unsigned long long expert_stride = 0;
+  long long row_stride = 0;
   std::vector<float> gate_up_scales, down_scales;  // [experts][2] ([experts] without a gate), [experts]
 };
 // `adversarial`: every e4m3 scale, subnormal, zero and negative ones too.

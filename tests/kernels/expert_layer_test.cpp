@@ -19,21 +19,16 @@ using Pair = std::pair<ExpertKernel, ExpertKernel>;
 // Kernels that run together: the same batch sizes and, when sorted, the same blocks. Every kernel is in one pair at
 // least; `all`: every combination.
 std::vector<Pair> pairs(bool few, bool gated = true, bool all = false) {
-  std::vector<ExpertKernel> list = stream_kernels();
-  for (ExpertKernel& k : prefill_kernels()) list.push_back(std::move(k));
-  const auto fit = [&](const ExpertKernel& up, const ExpertKernel& down) {
-    return up.gate_up && !down.gate_up && up.few == few && down.few == few && up.tokens == down.tokens &&
-           up.slots == down.slots && up.gated == gated;
-  };
+  const std::vector<ExpertKernel> list = all_kernels();
   std::vector<Pair> result;
+  const auto seen = [&](const std::string& name) {
+    return std::any_of(result.begin(), result.end(),
+                       [&](const Pair& p) { return p.first.name == name || p.second.name == name; });
+  };
   for (const ExpertKernel& up : list) {
     for (const ExpertKernel& down : list) {
-      if (!fit(up, down)) continue;
-      const bool seen_up =
-          std::any_of(result.begin(), result.end(), [&](const Pair& p) { return p.first.name == up.name; });
-      const bool seen_down =
-          std::any_of(result.begin(), result.end(), [&](const Pair& p) { return p.second.name == down.name; });
-      if (all || !seen_up || !seen_down) result.push_back({up, down});
+      if (!fit(up, down) || up.few != few || up.gated != gated) continue;
+      if (all || !seen(up.name) || !seen(down.name)) result.push_back({up, down});
     }
   }
   return result;
@@ -42,7 +37,7 @@ std::vector<Pair> pairs(bool few, bool gated = true, bool all = false) {
 std::vector<Pair> families(bool gated = true) {
   std::vector<Pair> result;
   for (const Pair& p : pairs(false, gated)) {
-    if (std::none_of(result.begin(), result.end(), [&](const Pair& q) { return q.first.slots == p.first.slots; })) {
+    if (std::none_of(result.begin(), result.end(), [&](const Pair& q) { return q.first.family == p.first.family; })) {
       result.push_back(p);
     }
   }
@@ -57,7 +52,7 @@ void expect_equal(const LayerWeights& weights, const std::vector<Pair>& list, in
     if (up.few && (tokens > std::min(up.max_tokens, down.max_tokens) || tokens * weights.shape.top_k > 128)) continue;
     LayerInput input = make_input(weights.shape, tokens, pattern, ++g_seed);
     input.limit = limit;
-    const std::vector<float> want = reference(weights, input);
+    const std::vector<float> want = reference(weights, input, up.fp4());
     // The schedules are dealt out over the cases, so that each kernel meets all of them.
     for (Options o : schedules(runs, g_seed * 9)) {
       constexpr executor::Delivery kDeliveries[] = {executor::Delivery::kLate, executor::Delivery::kAtOnce,
@@ -68,7 +63,7 @@ void expect_equal(const LayerWeights& weights, const std::vector<Pair>& list, in
       o.order = kOrders[o.seed / 3 % 3];
       std::string got;
       try {
-        got = compare(input, want, run_layer(weights, input, up, down, o).out);
+        got = compare(input, want, run_layer(weights, input, up, down, o).out, tolerance_of(up));
       } catch (const executor::Violation& v) {
         got = v.what();
       }
@@ -151,20 +146,18 @@ TEST(ExpertLayer, RoutesOfAnySize) {
 
 // What is instantiated here is in the planner's list: a tile that was dropped there must go here, too.
 TEST(ExpertLayer, TilesAreInTheList) {
-  const plan::Gpu& gpu = plan::find_gpu("h200");
-  std::vector<ExpertKernel> list = stream_kernels();
-  for (ExpertKernel& k : prefill_kernels()) list.push_back(std::move(k));
-  for (const ExpertKernel& k : list) {
+  for (const ExpertKernel& k : all_kernels()) {
     plan::MoeProblem problem = plan::find_shape("397B-A17B");
     if (!k.gated) problem.activation = plan::Activation::kRelu2;
+    if (k.fp4()) problem.activations = plan::ActivationFormat::kNvfp4;
     problem.tokens = k.few ? k.max_tokens : 64;
     const plan::Pass pass = k.gate_up ? plan::Pass::kGateUp : plan::Pass::kDown;
+    const plan::Gpu& gpu = plan::find_gpu(k.fp4() ? "rtx-pro-6000" : "h200");
     const std::vector<plan::Candidate> candidates = plan::candidates(problem, pass, plan::arch_of(gpu));
     const bool found = std::any_of(candidates.begin(), candidates.end(), [&](const plan::Candidate& c) {
       plan::TileConfig t = c.tile;
-      if (k.slots && k.gate_up) t.epilogue = plan::Epilogue::kDedicated;  // h goes out through shared memory
-      return t.family == (k.slots ? plan::Family::kWgmma : plan::Family::kStreaming) &&
-             t.operands * t.n == k.row_tiles * 16 && t.tokens == (k.few ? 8 : k.tokens) &&
+      if (k.slots() && k.gate_up) t.epilogue = plan::Epilogue::kDedicated;  // h goes out through shared memory
+      return t.family == k.family && t.operands * t.n == k.row_tiles * 16 && t.tokens == (k.few ? 8 : k.tokens) &&
              (t.warps + t.producer_warps) * 32 == k.threads && (t.inline_routes != 0) == k.few &&
              c.ctas_per_sm == k.ctas && plan::make_smem_map(t).total == k.shared_bytes;
     });

@@ -19,16 +19,14 @@ using executor::schedules;
 
 using Pair = std::pair<ExpertKernel, ExpertKernel>;
 
-// A pair of each kind: few tokens, sorted, wgmma.
-std::vector<Pair> kinds(int sorted_tokens = 0) {
-  std::vector<ExpertKernel> list = stream_kernels();
-  for (ExpertKernel& k : prefill_kernels()) list.push_back(std::move(k));
+// A pair of each kind: few tokens, sorted, wgmma, mma.sync, FP4 activations.
+std::vector<Pair> kinds() {
+  const std::vector<ExpertKernel> list = all_kernels();
   std::vector<Pair> result;
-  const auto add = [&](bool few, bool slots, int tokens) {
+  const auto add = [&](plan::Family family, bool few, int tokens) {
     for (const ExpertKernel& up : list) {
       for (const ExpertKernel& down : list) {
-        if (up.gate_up && !down.gate_up && up.gated && up.few == few && down.few == few && up.slots == slots &&
-            down.slots == slots && up.tokens == down.tokens && up.tokens == tokens) {
+        if (fit(up, down) && up.gated && up.family == family && up.few == few && up.tokens == tokens) {
           result.push_back({up, down});
           return;
         }
@@ -36,18 +34,20 @@ std::vector<Pair> kinds(int sorted_tokens = 0) {
     }
     throw std::logic_error("no such pair");
   };
-  if (sorted_tokens == 0) add(true, false, 8);
-  add(false, false, sorted_tokens == 0 ? 24 : sorted_tokens);
-  add(false, true, 32);
+  add(plan::Family::kStreaming, true, 8);
+  add(plan::Family::kStreaming, false, 24);
+  add(plan::Family::kWgmma, false, 32);
+  add(plan::Family::kMmaSync, false, 16);
+  add(plan::Family::kFp4, false, 16);
   return result;
 }
 
 void expect_layer(const LayerWeights& weights, const LayerInput& input, const std::vector<Pair>& list, int runs = 2) {
-  const std::vector<float> want = reference(weights, input);
   for (const auto& [up, down] : list) {
+    const std::vector<float> want = reference(weights, input, up.fp4());
     for (const Options& o : schedules(runs, 100)) {
       try {
-        EXPECT_EQ(compare(input, want, run_layer(weights, input, up, down, o).out), "")
+        EXPECT_EQ(compare(input, want, run_layer(weights, input, up, down, o).out, tolerance_of(up)), "")
             << up.name << " seed " << o.seed;
       } catch (const executor::Violation& v) {
         ADD_FAILURE() << up.name << ": " << v.what();
@@ -116,8 +116,8 @@ void kernels_use_what_was_planned_and_no_more() {
   for (Pair p : kinds()) {
     const LayerInput input = make_input(weights.shape, 7, Pattern::kDistinct, 1);
     EXPECT_EQ(check_layer(weights, input, p.first, p.second, {}), "");
-    // With 16 bytes less, the kernel's last barriers are outside.
-    p.second.shared_bytes -= 16;
+    // With fewer, the kernel's last region is outside.
+    p.second.shared_bytes -= p.second.family == plan::Family::kMmaSync || p.second.fp4() ? 2048 : 16;
     EXPECT_NE(check_layer(weights, input, p.first, p.second, {}).find("planned"), std::string::npos) << p.second.name;
   }
 }
@@ -126,7 +126,8 @@ void kernels_use_what_was_planned_and_no_more() {
 
 void more_than_64_rows_of_one_expert() {
   const LayerWeights weights = make_weights({4, 1, 128, 64}, 2);
-  std::vector<Pair> list = kinds(24);
+  std::vector<Pair> list = kinds();
+  list.erase(list.begin());  // takes 8 tokens at most
   std::vector<ExpertKernel> wide = prefill_kernels();
   list.push_back({wide[0], wide[1]});
   ASSERT_EQ(wide[0].tokens, 176);

@@ -11,6 +11,7 @@ ExpertKernel stream(const char* name) {
   constexpr StreamTile T = Tile::value;
   ExpertKernel k = {};
   k.name = name;
+  k.family = plan::Family::kStreaming;
   k.gate_up = GateUp;
   k.few = Few;
   k.gated = !Relu2;

@@ -1,6 +1,7 @@
 // The part of CUDA C++ that the kernels use, for a host compiler. Threads are fibers of the executor.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 
 #include "executor/executor.h"

@@ -6,14 +6,15 @@
 #include <vector>
 
 #include "kernels/moe/tables.h"
+#include "plan/smem.h"
 
 namespace fourfold::moe {
 
 struct ExpertKernel {
   std::string name;
+  plan::Family family;
   bool gate_up;
   bool few;        // at most 8 tokens, routed inside
-  bool slots;      // rows come and go in slot order, in the form of tables.h (wgmma)
   bool gated;      // gate-up: SwiGLU, otherwise squared ReLU
   int tokens;      // of a block
   int max_tokens;  // few: of the batch
@@ -22,10 +23,18 @@ struct ExpertKernel {
   int threads;
   unsigned shared_bytes;
   void (*run)(const GemmArgs&);
+  void (*run_fp4)(const Fp4Args&);
+
+  bool slots() const { return family == plan::Family::kWgmma; }  // rows in slot order, in the form of tables.h
+  bool fp4() const { return family == plan::Family::kFp4; }
 };
 
 std::vector<ExpertKernel> stream_kernels();
 std::vector<ExpertKernel> prefill_kernels();
+std::vector<ExpertKernel> async_kernels();  // mma.sync and FP4
+std::vector<ExpertKernel> all_kernels();
+// Whether the two run in one layer.
+bool fit(const ExpertKernel& up, const ExpertKernel& down);
 
 // Threads and grid as the launcher chooses them.
 struct RouteKernels {
@@ -48,5 +57,7 @@ struct RouteKernels {
                          const float* scales, int columns, unsigned short* out, long long out_stride);
 };
 RouteKernels route_kernels();
+void quantize_kernel(const unsigned short* rows, long long stride, int columns, int units, const float* input_scale,
+                     unsigned char* codes, long long code_stride, unsigned char* scales, long long scale_stride);
 
 }  // namespace fourfold::moe

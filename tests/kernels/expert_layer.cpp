@@ -7,6 +7,7 @@
 #include <random>
 
 #include "kernels/moe/layout.h"
+#include "nvfp4/quantize.h"
 
 namespace fourfold::moe {
 namespace {
@@ -123,56 +124,124 @@ LayerInput make_input(const LayerShape& shape, int tokens, Pattern pattern, unsi
   return in;
 }
 
-std::vector<float> reference(const LayerWeights& w, const LayerInput& in) {
-  const int hidden = w.shape.hidden;
-  const int n = w.shape.intermediate;
-  std::vector<float> out(static_cast<size_t>(in.tokens) * static_cast<size_t>(hidden), 0.0f);
-  std::vector<float> x(static_cast<size_t>(hidden));
-  std::vector<float> h(static_cast<size_t>(n));
+std::vector<ExpertKernel> all_kernels() {
+  std::vector<ExpertKernel> all = stream_kernels();
+  for (const auto& more : {prefill_kernels(), async_kernels()}) all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+bool fit(const ExpertKernel& up, const ExpertKernel& down) {
+  return up.gate_up && !down.gate_up && up.few == down.few && up.tokens == down.tokens && up.family == down.family;
+}
+
+namespace {
+
+// What is left of a row after quantisation.
+void through_fp4(std::vector<float>* row, float input_scale) {
+  for (float& v : *row) v = std::isnan(v) ? 0.0f : v;
+  std::vector<std::uint8_t> codes(row->size() / 2);
+  std::vector<std::uint8_t> scales(row->size() / 16);
+  nvfp4::quantize_activations(*row, 1.0f / input_scale, codes, scales);
+  for (size_t i = 0; i < row->size(); ++i) {
+    const std::uint8_t pair = codes[i / 2];
+    (*row)[i] = nvfp4::nvfp4_product(static_cast<std::uint8_t>(i % 2 != 0 ? pair >> 4 : pair & 15), scales[i / 16]) *
+                input_scale;
+  }
+}
+
+// Gate-up of one token and expert, into h.
+void activation(const LayerWeights& w, float limit, int expert, const std::vector<float>& x, std::vector<float>* h) {
+  const size_t hidden = static_cast<size_t>(w.shape.hidden);
+  const size_t n = h->size();
+  for (size_t r = 0; r < n; ++r) {
+    const size_t row = (static_cast<size_t>(expert) * n + r) * hidden;
+    float g = 0.0f;
+    float u = 0.0f;
+    for (size_t i = 0; i < hidden; ++i) {
+      g += w.gate[row + i] * x[i];
+      u += w.up[row + i] * x[i];
+    }
+    if (!w.shape.gated) {
+      u = std::max(u * w.gate_up_scales[static_cast<size_t>(expert)], 0.0f);
+      (*h)[r] = u * u;
+      continue;
+    }
+    g *= w.gate_up_scales[static_cast<size_t>(expert) * 2];
+    u *= w.gate_up_scales[static_cast<size_t>(expert) * 2 + 1];
+    if (limit > 0.0f) {
+      g = std::min(g, limit);
+      u = std::clamp(u, -limit, limit);
+    }
+    (*h)[r] = g / (1.0f + std::exp(-g)) * u;
+  }
+}
+
+std::vector<float> token_row(const LayerWeights& w, const LayerInput& in, int token) {
+  std::vector<float> x(static_cast<size_t>(w.shape.hidden));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = bf16_to_float(in.rows[static_cast<size_t>(token) * x.size() + i]);
+  return x;
+}
+
+template <typename F>
+void for_each_pick(const LayerWeights& w, const LayerInput& in, F&& f) {
   for (int t = 0; t < in.tokens; ++t) {
-    for (int i = 0; i < hidden; ++i)
-      x[static_cast<size_t>(i)] = bf16_to_float(in.rows[static_cast<size_t>(t * hidden + i)]);
     for (int k = 0; k < w.shape.top_k; ++k) {
-      const int e = in.ids[static_cast<size_t>(t * w.shape.top_k + k)];
-      if (e < 0 || e >= w.shape.experts) continue;
-      for (int r = 0; r < n; ++r) {
-        const float* gate = w.gate.data() + (static_cast<size_t>(e) * static_cast<size_t>(n) + static_cast<size_t>(r)) *
-                                                static_cast<size_t>(hidden);
-        const float* up = w.up.data() + (gate - w.gate.data());
-        float g = 0.0f;
-        float u = 0.0f;
-        for (int i = 0; i < hidden; ++i) {
-          g += gate[i] * x[static_cast<size_t>(i)];
-          u += up[i] * x[static_cast<size_t>(i)];
-        }
-        if (!w.shape.gated) {
-          u = std::max(u * w.gate_up_scales[static_cast<size_t>(e)], 0.0f);
-          h[static_cast<size_t>(r)] = u * u;
-          continue;
-        }
-        g *= w.gate_up_scales[static_cast<size_t>(e) * 2];
-        u *= w.gate_up_scales[static_cast<size_t>(e) * 2 + 1];
-        if (in.limit > 0.0f) {
-          g = std::min(g, in.limit);
-          u = std::clamp(u, -in.limit, in.limit);
-        }
-        h[static_cast<size_t>(r)] = g / (1.0f + std::exp(-g)) * u;
-      }
-      for (int r = 0; r < hidden; ++r) {
-        const float* down =
-            w.down.data() +
-            (static_cast<size_t>(e) * static_cast<size_t>(hidden) + static_cast<size_t>(r)) * static_cast<size_t>(n);
-        float sum = 0.0f;
-        for (int i = 0; i < n; ++i) sum += down[i] * h[static_cast<size_t>(i)];
-        out[static_cast<size_t>(t * hidden + r)] +=
-            sum * w.down_scales[static_cast<size_t>(e)] * in.weights[static_cast<size_t>(t * w.shape.top_k + k)];
-      }
+      const size_t pick = static_cast<size_t>(t * w.shape.top_k + k);
+      if (in.ids[pick] >= 0 && in.ids[pick] < w.shape.experts) f(t, in.ids[pick], in.weights[pick]);
     }
   }
+}
+
+}  // namespace
+
+std::vector<float> input_scales(const LayerWeights& w, const LayerInput& in) {
+  std::vector<float> largest(static_cast<size_t>(w.shape.experts) + 1, 0.0f);
+  std::vector<float> h(static_cast<size_t>(w.shape.intermediate));
+  for_each_pick(w, in, [&](int t, int e, float) {
+    const std::vector<float> x = token_row(w, in, t);
+    for (const float v : x) largest[0] = std::max(largest[0], std::fabs(v));
+    activation(w, in.limit, e, x, &h);
+    for (const float v : h)
+      largest[static_cast<size_t>(e) + 1] = std::max(largest[static_cast<size_t>(e) + 1], std::fabs(v));
+  });
+  for (float& v : largest) v = v == 0.0f ? 1.0f : v / (nvfp4::kE2m1Max * nvfp4::kE4m3Max);
+  return largest;
+}
+
+std::vector<float> reference(const LayerWeights& w, const LayerInput& in, bool fp4) {
+  const size_t hidden = static_cast<size_t>(w.shape.hidden);
+  const size_t n = static_cast<size_t>(w.shape.intermediate);
+  const std::vector<float> scales = fp4 ? input_scales(w, in) : std::vector<float>();
+  std::vector<float> out(static_cast<size_t>(in.tokens) * hidden, 0.0f);
+  std::vector<float> h(n);
+  for_each_pick(w, in, [&](int t, int e, float weight) {
+    std::vector<float> x = token_row(w, in, t);
+    if (fp4) through_fp4(&x, scales[0]);
+    activation(w, in.limit, e, x, &h);
+    if (fp4) through_fp4(&h, scales[static_cast<size_t>(e) + 1]);
+    for (size_t r = 0; r < hidden; ++r) {
+      const float* down = w.down.data() + (static_cast<size_t>(e) * hidden + r) * n;
+      float sum = 0.0f;
+      for (size_t i = 0; i < n; ++i) sum += down[i] * h[i];
+      out[static_cast<size_t>(t) * hidden + r] += sum * w.down_scales[static_cast<size_t>(e)] * weight;
+    }
+  });
   return out;
 }
 
 namespace {
+
+// `count` pieces, far apart.
+template <typename T>
+const T* spread(Device& device, const std::vector<T>& values, int count, size_t stride, const char* name) {
+  T* p = static_cast<T*>(device.reserve(static_cast<size_t>(std::max(count, 1)) * stride * sizeof(T), name));
+  const size_t each = count == 0 ? 0 : values.size() / static_cast<size_t>(count);
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i * each), each, p + i * stride);
+  }
+  device.make_constant(p);
+  return p;
+}
 
 RouteTable make_table(Device& device, size_t picks, const LayerShape& s, int tile) {
   const int experts = route_kernels().max_experts;
@@ -287,7 +356,7 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   const size_t slots = static_cast<size_t>(max_slots(static_cast<long long>(picks), s.experts));
   const size_t h_rows = up.few ? std::min(picks, static_cast<size_t>(s.experts)) * 8 : slots;
   auto* h = device.alloc<unsigned short>(h_rows * static_cast<size_t>(deep), "activations");
-  if (!up.slots) {  // columns past the intermediate size are zero, and stay it
+  if (!up.slots()) {  // columns past the intermediate size are zero, and stay it
     for (size_t row = 0; row < h_rows; ++row) {
       for (int i = s.intermediate; i < deep; ++i) h[row * static_cast<size_t>(deep) + static_cast<size_t>(i)] = 0;
     }
@@ -296,7 +365,7 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   const size_t group_bytes = static_cast<size_t>(packed_row_values(s.hidden)) * 2;
   const size_t gathered_bytes = static_cast<size_t>(wide) * 2;
   auto* partial = device.alloc<unsigned char>(
-      up.few ? 1 : slots * (up.slots ? std::max(group_bytes, gathered_bytes) : static_cast<size_t>(s.hidden) * 4),
+      up.few ? 1 : slots * (up.slots() ? std::max(group_bytes, gathered_bytes) : static_cast<size_t>(s.hidden) * 4),
       "down's rows");
   auto* out = device.alloc<unsigned short>(static_cast<size_t>(in.tokens) * static_cast<size_t>(s.hidden), "out");
   const RouteTable table = make_table(device, picks, s, up.tokens);
@@ -305,18 +374,25 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
     rows.insert(rows.end(), in.rows.begin() + t * s.hidden, in.rows.begin() + (t + 1) * s.hidden);
     rows.resize(rows.size() + static_cast<size_t>(wide - s.hidden), 0);
   }
-  const auto* x = device.constant(rows, "hidden states");
+  const auto* x = w.row_stride == 0
+                      ? device.constant(rows, "hidden states")
+                      : spread(device, rows, in.tokens, static_cast<size_t>(w.row_stride), "hidden states");
+  const long long row_stride = w.row_stride == 0 ? wide : w.row_stride;
+  const auto weights = [&](const std::vector<unsigned char>& packed, const char* name) {
+    return w.expert_stride == 0 ? device.constant(packed, name)
+                                : spread(device, packed, s.experts, w.expert_stride, name);
+  };
   GemmArgs a{};
-  a.weights = device.constant(w.gate_up_packed, "gate and up");
-  a.expert_bytes = packed_bytes((s.gated ? 2 : 1) * s.intermediate, wide);
+  a.weights = weights(w.gate_up_packed, "gate and up");
+  a.expert_bytes = w.expert_stride != 0 ? w.expert_stride : packed_bytes((s.gated ? 2 : 1) * s.intermediate, wide);
   a.row_tiles = s.intermediate / (s.gated ? 8 : 16);
   a.units = wide / kUnitK;
-  a.source = up.slots ? reinterpret_cast<const unsigned short*>(partial) : x;
-  a.source_stride = up.slots ? static_cast<long long>(slots) * kUnitK : wide;
+  a.source = up.slots() ? reinterpret_cast<const unsigned short*>(partial) : x;
+  a.source_stride = up.slots() ? static_cast<long long>(slots) * kUnitK : row_stride;
   a.scales = device.constant(w.gate_up_scales, "gate and up scales");
   a.down_scales = device.constant(w.down_scales, "down scales");
   a.out = h;
-  a.out_stride = up.slots ? static_cast<long long>(slots) * kUnitK : deep;
+  a.out_stride = up.slots() ? static_cast<long long>(slots) * kUnitK : deep;
   a.limit = in.limit;
   a.routing = {device.constant(in.ids, "ids"), device.constant(in.weights, "router weights"), in.tokens, s.top_k,
                s.experts};
@@ -326,16 +402,45 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
     device.produced(p);
   }
   GemmArgs d = a;
-  d.weights = device.constant(w.down_packed, "down");
-  d.expert_bytes = packed_bytes(s.hidden, deep);
+  d.weights = weights(w.down_packed, "down");
+  d.expert_bytes = w.expert_stride != 0 ? w.expert_stride : packed_bytes(s.hidden, deep);
   d.row_tiles = s.hidden / 16;
   d.units = deep / kUnitK;
   d.source = h;
   d.source_stride = a.out_stride;
   d.scales = a.down_scales;
   d.out = up.few ? static_cast<void*>(out) : static_cast<void*>(partial);
-  d.out_stride = up.slots ? packed_row_values(s.hidden) / 4 : s.hidden;
+  d.out_stride = up.slots() ? packed_row_values(s.hidden) / 4 : s.hidden;
 
+  // W4A4: codes and scales of the input and of h; what lies beyond their columns is zero.
+  Fp4Args fp4_up{};
+  Fp4Args fp4_down{};
+  const auto zeroed = [&](size_t bytes, const char* name) {
+    auto* p = device.alloc<unsigned char>(bytes, name);
+    std::fill_n(p, bytes, static_cast<unsigned char>(0));
+    return p;
+  };
+  unsigned char* x_codes = nullptr;
+  unsigned char* x_scales = nullptr;
+  const float* scales = nullptr;
+  if (up.fp4()) {
+    const size_t x_units = static_cast<size_t>(a.units);
+    const size_t h_units = static_cast<size_t>(d.units);
+    scales = device.constant(input_scales(w, in), "input scales");
+    x_codes = device.alloc<unsigned char>(static_cast<size_t>(in.tokens) * x_units * 32, "codes of the input");
+    x_scales = device.alloc<unsigned char>(static_cast<size_t>(in.tokens) * x_units * 4, "scales of the input");
+    auto* h_codes = zeroed(slots * h_units * 32, "codes of the activations");
+    auto* h_scales = zeroed(slots * h_units * 4, "scales of the activations");
+    a.source = reinterpret_cast<const unsigned short*>(x_codes);
+    a.source_stride = static_cast<long long>(x_units) * 32;
+    a.out = h_codes;
+    a.out_stride = static_cast<long long>(h_units) * 32;
+    d.source = reinterpret_cast<const unsigned short*>(h_codes);
+    d.source_stride = a.out_stride;
+    fp4_up = {a,          x_scales, static_cast<long long>(x_units) * 4, scales,
+              scales + 1, h_scales, static_cast<long long>(h_units) * 4};
+    fp4_down = {d, h_scales, static_cast<long long>(h_units) * 4, scales + 1, nullptr, nullptr, 0};
+  }
   const Launch launch = [&](const std::string& name, executor::Index3 grid, int threads, unsigned shared,
                             const std::function<void()>& body) {
     const executor::LaunchStats stats = device.launch({name, grid, threads, shared}, body);
@@ -345,25 +450,35 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   const auto groups = [](int tiles, const ExpertKernel& k) { return (tiles + k.row_tiles - 1) / k.row_tiles; };
   unsigned up_grid = static_cast<unsigned>(sms * up.ctas);
   unsigned down_grid = static_cast<unsigned>(sms * down.ctas);
+  if (up.fp4() && in.tokens > 0) {
+    launch("quantize", {static_cast<unsigned>((4 * a.units + 127) / 128), static_cast<unsigned>(in.tokens)}, 128, 0,
+           [&] {
+             quantize_kernel(x, row_stride, s.hidden, a.units, scales, x_codes, a.source_stride, x_scales,
+                             fp4_up.source_scale_stride);
+           });
+  }
   if (up.few) {
     up_grid = std::min(up_grid, static_cast<unsigned>(groups(a.row_tiles, up)) * static_cast<unsigned>(picks));
     down_grid = std::min(down_grid, static_cast<unsigned>(groups(d.row_tiles, down)));
   } else {
     launch_route(launch, a.routing, table, up.tokens);
   }
-  if (up.slots) {
+  if (up.slots()) {
     const int blocks = max_blocks(static_cast<long long>(picks), s.experts, up.tokens);
     launch(
         "gather",
         {static_cast<unsigned>(blocks), static_cast<unsigned>((a.units + route.gather_units - 1) / route.gather_units)},
-        route.gather_threads, 0,
-        [&] { route.gather(x, wide, table, a.units, reinterpret_cast<unsigned short*>(partial), a.source_stride); });
+        route.gather_threads, 0, [&] {
+          route.gather(x, row_stride, table, a.units, reinterpret_cast<unsigned short*>(partial), a.source_stride);
+        });
   }
-  launch("gate-up " + up.name, {up_grid}, up.threads, up.shared_bytes, [&] { up.run(a); });
-  launch("down " + down.name, {down_grid}, down.threads, down.shared_bytes, [&] { down.run(d); });
+  launch("gate-up " + up.name, {up_grid}, up.threads, up.shared_bytes,
+         [&] { up.fp4() ? up.run_fp4(fp4_up) : up.run(a); });
+  launch("down " + down.name, {down_grid}, down.threads, down.shared_bytes,
+         [&] { up.fp4() ? down.run_fp4(fp4_down) : down.run(d); });
   if (!up.few && in.tokens > 0) {
     const executor::Index3 grid{static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(in.tokens)};
-    if (up.slots) {
+    if (up.slots()) {
       launch("combine packed", grid, 128, 0, [&] {
         route.combine_packed(reinterpret_cast<const PackedGroup*>(partial), d.out_stride, table.pick_slot, a.routing,
                              d.scales, s.hidden, out, s.hidden);
@@ -406,7 +521,7 @@ std::string check_layer(const LayerWeights& weights, const LayerInput& input, co
                         const ExpertKernel& down, const executor::Options& options, int sms) {
   try {
     const LayerRun run = run_layer(weights, input, up, down, options, sms);
-    return compare(input, reference(weights, input), run.out);
+    return compare(input, reference(weights, input, up.fp4()), run.out, tolerance_of(up));
   } catch (const executor::Violation& v) {
     return v.what();
   }

@@ -21,6 +21,9 @@ struct LayerWeights {
   // Values without tensor scales: [experts][intermediate or hidden][k].
   std::vector<float> gate, up, down;
   std::vector<unsigned char> gate_up_packed, down_packed;
+  // Bytes from one expert's packed matrix to the next, elements from one token's row to the next; 0: contiguous.
+  unsigned long long expert_stride = 0;
+  long long row_stride = 0;
   std::vector<float> gate_up_scales, down_scales;  // [experts][2] ([experts] without a gate), [experts]
 };
 // `adversarial`: every e4m3 scale, subnormal, zero and negative ones too.
@@ -43,8 +46,10 @@ struct LayerInput {
 };
 LayerInput make_input(const LayerShape& shape, int tokens, Pattern pattern, unsigned seed);
 
-// fp32, nothing rounded between.
-std::vector<float> reference(const LayerWeights& weights, const LayerInput& input);
+// fp32, nothing rounded between. With `fp4`, activations are quantised to NVFP4 on the way into each multiplication.
+std::vector<float> reference(const LayerWeights& weights, const LayerInput& input, bool fp4 = false);
+// Input scales for NVFP4 activations: x, then h of each expert.
+std::vector<float> input_scales(const LayerWeights& weights, const LayerInput& input);
 
 struct LayerRun {
   std::vector<unsigned short> out;  // bf16 [tokens][hidden]
@@ -59,9 +64,11 @@ LayerRun run_layer(const LayerWeights& weights, const LayerInput& input, const E
 std::string check_route(const LayerShape& shape, const LayerInput& input, int tile, const executor::Options& options,
                         std::set<executor::SeenSite>* seen = nullptr);
 
-// Empty when every token agrees; otherwise the worst one. Relative L2 error of a token at most `tolerance`.
+// Empty when every token agrees; otherwise the worst one. Relative L2 error of a token at most `tolerance`. (Bf16
+// activations and outputs cost 0.003; with FP4 activations a value at the border of two codes may fall to either side.)
 std::string compare(const LayerInput& input, const std::vector<float>& want, const std::vector<unsigned short>& got,
                     double tolerance = 6e-3);
+inline double tolerance_of(const ExpertKernel& kernel) { return kernel.fp4() ? 3e-2 : 6e-3; }
 
 // run_layer() and compare(): empty, or what went wrong (also a violation's message).
 std::string check_layer(const LayerWeights& weights, const LayerInput& input, const ExpertKernel& up,

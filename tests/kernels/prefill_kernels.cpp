@@ -9,8 +9,8 @@ ExpertKernel prefill(const char* name) {
   using Tile = PrefillTileOf<GateUp, Tokens, Stages, Relu2>;
   ExpertKernel k = {};
   k.name = name;
+  k.family = plan::Family::kWgmma;
   k.gate_up = GateUp;
-  k.slots = true;
   k.gated = !Relu2;
   k.tokens = Tokens;
   k.row_tiles = kPrefillRowTiles;

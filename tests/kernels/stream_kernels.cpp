@@ -11,6 +11,7 @@ ExpertKernel stream(const char* name) {
   constexpr StreamTile T = Tile::value;
   ExpertKernel k = {};
   k.name = name;
+  k.family = plan::Family::kStreaming;
   k.gate_up = GateUp;
   k.few = Few;
   k.gated = !Relu2;
@@ -38,7 +39,7 @@ std::vector<ExpertKernel> stream_kernels() {
       STREAM(false, true, 1, 2, 4, 1, 1, 8, 1, 8, 2),  //
       STREAM(true, false, 2, 2, 1, 2, 1, 8, 4, 3, 2),  // sorted, 8 tokens to a block
       STREAM(true, false, 2, 2, 2, 1, 3, 24, 2, 2, 1),
-      STREAM(true, false, 4, 1, 1, 1, 4, 32, 1, 3, 1),
+      STREAM(true, false, 2, 4, 1, 1, 4, 32, 1, 3, 1),
       STREAM(false, false, 2, 2, 1, 2, 1, 8, 4, 3, 2),
       STREAM(false, false, 2, 2, 2, 1, 3, 24, 2, 2, 1),
       STREAM(false, false, 2, 4, 1, 1, 4, 32, 1, 3, 1),

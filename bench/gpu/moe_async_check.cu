@@ -3,7 +3,7 @@
 //   nvcc -std=c++20 -O2 -I. -Isrc --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a
 //        -DFOURFOLD_EMULATE_FP4_MMA -o moe_async_check bench/gpu/moe_async_check.cu src/nvfp4/quantize.cpp
 //        src/base/check.cpp -lfmt
-//   ./moe_async_check [--quick] [--time]
+//   ./moe_async_check [--quick] [--small] [--time]
 //
 // Without the macro it wants an sm_120a or sm_121a card. Every kernel gets at most 101,376 bytes of shared memory, what
 // a block of those cards may have. The reference is fp32 on dequantised weights; activations are quantised on the host
@@ -535,9 +535,10 @@ void check(const Layer& layer, const Set& set, bool fp4, int tokens, Ids mode, f
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool quick = false, timed = false;
+  bool quick = false, small = false, timed = false;
   for (int i = 1; i < argc; ++i) {
     quick |= std::strcmp(argv[i], "--quick") == 0;
+    small |= std::strcmp(argv[i], "--small") == 0;  // the smallest shapes, for tools that slow everything down
     timed |= std::strcmp(argv[i], "--time") == 0;
   }
   check_multiplication();
@@ -571,9 +572,11 @@ int main(int argc, char** argv) {
   int number = 0;
   for (const Shape& shape : shapes) {
     for (const bool adversarial : {false, true}) {
+      if (small && shape.hidden > 128) continue;
       const Layer layer(shape, adversarial);
       const float limit = adversarial && !shape.relu2 ? 1.0f : 0.0f;
       for (const int tokens : {1, 7, 63, 300}) {
+        if (small && tokens > 63) continue;
         for (const Ids mode : {Ids::kUniform, Ids::kOne, Ids::kMissing, Ids::kDuplicate}) {
           // Every tile meets every shape; with --quick one tile per case.
           for (size_t i = 0; i < std::max(fp4.size(), bf16.size()); ++i) {

@@ -307,7 +307,8 @@ __device__ __forceinline__ void run(const GemmArgs& args, const RowSource& sourc
       const u32 scales =
           base + S::kScales + static_cast<u32>(stage) * S::kScalesStride + static_cast<u32>(wn * 8 * S::kUnits) * 4u;
       const int left = args.units - chunk * S::kUnits;
-#pragma unroll
+      // Unrolled, a wide tile's fragments of two units are more than the registers hold.
+#pragma unroll(S::kMt* NT >= 8 ? 1 : S::kUnits)
       for (int unit = 0; unit < S::kUnits; ++unit) {
         if (unit >= left) break;
         math.template unit<NT>(sum, weights, rows, scales, unit);

@@ -52,6 +52,9 @@ std::string kernel_refuses(const MoeProblem& problem, Pass, const Candidate& can
       return "the kernel takes tiles of 256 weight rows x 64, 8 + 4 warps and one CTA per SM";
     }
     if (t.tokens % 16 != 0 || t.tokens > 176) return "the kernel takes tiles of 16 to 176 tokens in steps of 16";
+    if (t.pass == Pass::kGateUp && t.operands == 1 && t.tokens > 160) {
+      return "without a gate, ptxas serialises the multiplications of more than 160 tokens";
+    }
   }
   return "";
 }

@@ -303,8 +303,9 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
 
   if (group == 0) {
     registers_decrease<kProducerRegisters>();
-    // No more producers than stages: one that is two rounds ahead of a barrier could not tell its phases apart.
-    constexpr int kProducers = T.stages < 4 ? T.stages : 4;
+    // Fewer producers than stages: one that is two rounds ahead of a barrier could not tell its phases apart. (With as
+    // many as stages, ptxas runs out of registers in the consumers of wide tiles and serialises their multiplications.)
+    constexpr int kProducers = T.stages <= 4 ? T.stages - 1 : 4;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const u64 policy = policy_evict_first();

@@ -229,7 +229,7 @@ int estimated_registers(const Candidate& c) {
       // Gate-up holds two scales and the clamp through its epilogue.
       return t.pass == Pass::kGateUp ? 68 + accumulators * 3 / 2 : 58 + accumulators * 7 / 5;
     case Family::kMmaSync:
-      return (t.pass == Pass::kGateUp && t.operands == 2 ? 88 : 76) + accumulators * 7 / 4;
+      return (t.pass == Pass::kGateUp && t.operands == 2 ? 88 : 76) + accumulators * 15 / 8;
     case Family::kWgmma:
       return 80 + accumulators;
     case Family::kFp4:

@@ -11,6 +11,10 @@
 
 #include "executor/cuda.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 uint3 threadIdx;
 uint3 blockIdx;
 dim3 blockDim;
@@ -80,6 +84,9 @@ class FiberSlot {
 
   void start(Machine* m) {
     namespace ctx = boost::context;
+#ifdef __SANITIZE_ADDRESS__
+    __asan_unpoison_memory_region(stack_, kStackBytes);  // what a forgotten fiber left
+#endif
     ctx::stack_context sctx;
     sctx.size = kStackBytes;
     sctx.sp = stack_ + kStackBytes;

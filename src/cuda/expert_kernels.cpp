@@ -124,6 +124,11 @@ ExpertKernels::ExpertKernels(const Device& device, jit::KernelStore& store, cons
   if (max_tokens_ < 1 || max_tokens_ > plan::token_buckets().back()) {
     fail("expert layer for {} tokens: wanted 1 to {}", max_tokens_, plan::token_buckets().back());
   }
+  if (problem.activation_bits() != 16) {
+    fail(
+        "expert layer: NVFP4 activations (W4A4) have kernels, but the launcher does not quantise for them yet; wanted "
+        "--activations bf16");
+  }
   context_ = {&device, problem, &loader_.fixed()};
   plan_buckets(store);
 }

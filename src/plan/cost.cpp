@@ -11,6 +11,8 @@ namespace {
 
 constexpr double kIssueEfficiency = 0.80;  // of the issue slots; fitted to tuned kernels seen at 0.79 to 0.82 busy
 constexpr double kIssuePerWarp = 0.55;     // instructions per clock that one warp's own parallelism sustains
+constexpr double kIssueInline = 0.15;      // the same where short items follow each other: waits, sums, stores
+constexpr double kInlineUs = 1.0;          // sorting the choices, and the first stage of each expert
 constexpr double kEpilogueUs = 0.4;        // from the last mma to the last byte
 constexpr double kTurnUs = 0.3;            // between two tiles of one CTA: header, barriers, first fragments
 constexpr double kPowerUs = 300;           // time scale on which a card falls from boost to its sustained clock
@@ -176,7 +178,8 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   // Compute terms at a clock that falls as the kernel gets long; two rounds suffice.
   const double resident = std::min<double>(c.ctas_per_sm, std::ceil(p.tiles / gpu.sms));
   const double warps = t.warps * resident;
-  const double per_clock = std::min<double>(arch.issue_per_clock * kIssueEfficiency, warps * kIssuePerWarp);
+  const double per_clock = std::min<double>(arch.issue_per_clock * kIssueEfficiency,
+                                            warps * (t.inline_routes ? kIssueInline : kIssuePerWarp));
   const bool wgmma = t.family == Family::kWgmma;
   for (int round = 0; round < 2; ++round) {
     const double hot = p.memory_us / (p.memory_us + kPowerUs);
@@ -200,7 +203,7 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   const double sharing = static_cast<double>(t.warps) / t.stage_warps;
   const double last_stage = w.instructions / std::max(1.0, w.stage_count) /
                             (std::min(arch.issue_per_clock * kIssueEfficiency, sharing * kIssuePerWarp) * p.ghz * 1e3);
-  p.latency_us = per.chain * gpu.latency_us + kEpilogueUs + last_stage;
+  p.latency_us = per.chain * gpu.latency_us + kEpilogueUs + last_stage + (t.inline_routes ? kInlineUs : 0);
   const double turns = std::ceil(p.waves) - 1;
   if (turns > 0) {
     // Between tiles: the pipeline refills (a producer is ahead already) and the output leaves; CTAs hide each other's.

@@ -1,0 +1,18 @@
+#!/bin/sh
+# Checks, tunes and measures the expert layer on a machine with a GPU, from binaries that were built elsewhere.
+#   tools/device/moe_layer.sh BINARIES [OUT_DIR]
+# BINARIES: a folder with `fourfold`, `cuda_test` and the shared libraries they need (libfmt, libpcre2-8, libutf8proc).
+set -u
+bin=${1:?wanted the folder of the binaries}
+out=${2:-${OUT:-out}}
+mkdir -p "$out"
+export LD_LIBRARY_PATH="$bin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export FOURFOLD_KERNELS="${FOURFOLD_KERNELS:-$out/kernels}"
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+timeout 240 "$bin/cuda_test" > "$out/cuda_test.txt" 2>&1 || echo "cuda_test failed"
+grep -E "^\[  (PASSED|FAILED|SKIPPED)" "$out/cuda_test.txt"
+for model in ${MODELS:-35B-A3B 122B-A10B 397B-A17B}; do
+  timeout 120 "$bin/fourfold" tune --model "$model" --top "${TOP:-6}" --json > "$out/tune_$model.json" || exit 1
+  timeout 60 "$bin/fourfold" bench kernels --model "$model" --json > "$out/bench_$model.json" || exit 1
+  timeout 60 "$bin/fourfold" bench kernels --model "$model"
+done

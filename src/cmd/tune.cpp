@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/json.h"
@@ -42,9 +43,10 @@ struct Case {
   }
 };
 
-// The ways to cut the tokens: inline, or sorted into blocks of so many.
-using Cut = std::pair<int, int>;
-Cut cut_of(const plan::Candidate& c) { return {c.tile.inline_routes, c.tile.tokens}; }
+// The ways to cut the tokens: inline, or sorted into blocks of so many, in a form of rows. Tiles of one cut are
+// compatible().
+using Cut = std::tuple<int, plan::RowForm, int>;
+Cut cut_of(const plan::Candidate& c) { return {c.tile.inline_routes, plan::row_form(c.tile), c.tile.tokens}; }
 
 // The fastest predicted candidates of one cut, but not many of a kind: the ranking is full of near twins.
 std::vector<const plan::Ranked*> best_of(const plan::GemmPlan& gemm, Cut cut, int count) {

@@ -107,7 +107,8 @@ void add_wgmma(const MoeProblem& problem, Pass pass, List* out) {
   for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
     for (const int rows : {64, 128, 256, 512}) {
       for (const int k : kDepthTiles) {
-        for (const int stages : {2, 3, 4, 5, 6, 7, 8}) {
+        // 8 stages measured up to 10 % slower than 7.
+        for (const int stages : {2, 3, 4, 5, 6, 7}) {
           for (const int warps : {4, 8}) {
             for (const int ctas : {1, 2}) {
               set_sizes(&t, tokens, rows, k, stages, warps);

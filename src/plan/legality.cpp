@@ -227,7 +227,7 @@ int estimated_registers(const Candidate& c) {
   switch (t.family) {
     case Family::kStreaming:
       // Gate-up holds two scales and the clamp through its epilogue.
-      return t.pass == Pass::kGateUp ? 68 + accumulators * 3 / 2 : 58 + accumulators * 7 / 5;
+      return (t.pass == Pass::kGateUp ? 68 : 62) + accumulators * (t.pass == Pass::kGateUp ? 15 : 14) / 10;
     case Family::kMmaSync:
       return (t.pass == Pass::kGateUp && t.operands == 2 ? 88 : 76) + accumulators * 15 / 8;
     case Family::kWgmma:

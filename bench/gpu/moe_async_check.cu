@@ -1,8 +1,8 @@
 // Checks the expert-layer kernels without a producer warp (mma_sync.cuh, fp4_sm120.cuh) on whatever card is there.
 //
 //   nvcc -std=c++20 -O2 -I. -Isrc --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a
-//        -DFOURFOLD_EMULATE_FP4_MMA -o moe_async_check bench/gpu/moe_async_check.cu src/nvfp4/quantize.cpp
-//        src/base/check.cpp -lfmt
+//        -DFOURFOLD_EMULATE_FP4_MMA -o moe_async_check bench/gpu/moe_async_check.cu
+//        build/release/src/nvfp4/libfourfold_nvfp4.a build/release/src/base/libfourfold_base.a -lfmt
 //   ./moe_async_check [--quick] [--small] [--time]
 //
 // Without the macro it wants an sm_120a or sm_121a card. Every kernel gets at most 101,376 bytes of shared memory, what

@@ -1,10 +1,12 @@
 #include "jit/build.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "base/progress.h"
@@ -24,15 +26,40 @@ int64_t spill_bytes_in(std::string_view log) {
   return total;
 }
 
+namespace {
+
+// The compiler whose kernels are wanted. Keys hold its version, so on a machine without one (the store was imported
+// from a pack) it is the version that made the entries of the store; of several, one that has everything that is asked
+// for.
+std::string compiler_version(KernelStore& store, const std::vector<KernelRequest>& requests) {
+  if (const Nvrtc* nvrtc = Nvrtc::find(nullptr)) return nvrtc->version();
+  std::set<std::string> versions;
+  const std::vector<Key> keys = store.keys();
+  for (const Key& key : keys) {
+    if (const auto entry = store.load(key)) versions.insert(entry->compiler);
+  }
+  for (const std::string& version : versions) {
+    if (std::all_of(requests.begin(), requests.end(), [&](const KernelRequest& request) {
+          return std::find(keys.begin(), keys.end(), key_of(request.compile, version)) != keys.end();
+        })) {
+      return version;
+    }
+  }
+  return Nvrtc::get().version();  // which says what was looked for
+}
+
+}  // namespace
+
 std::vector<BuiltKernel> build(KernelStore& store, const std::vector<KernelRequest>& requests,
                                const BuildOptions& options) {
-  const Nvrtc& nvrtc = Nvrtc::get();
+  if (requests.empty()) return {};
+  const std::string compiler = compiler_version(store, requests);
   std::vector<BuiltKernel> built(requests.size());
   std::map<Key, size_t> first;
   std::vector<size_t> work;
   for (size_t i = 0; i < requests.size(); ++i) {
     built[i].name = requests[i].name;
-    built[i].key = key_of(requests[i].compile, nvrtc.version());
+    built[i].key = key_of(requests[i].compile, compiler);
     if (first.emplace(built[i].key, i).second) work.push_back(i);
   }
 
@@ -55,12 +82,12 @@ std::vector<BuiltKernel> build(KernelStore& store, const std::vector<KernelReque
         } else {
           const auto start = std::chrono::steady_clock::now();
           const CompileRequest& request = requests[i].compile;
-          CompileResult result = nvrtc.compile(request);
+          CompileResult result = Nvrtc::get().compile(request);
           kernel.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
           kernel.compiled = true;
           kernel.entry = {.name = requests[i].name,
                           .arch = request.arch,
-                          .compiler = nvrtc.version(),
+                          .compiler = compiler,
                           .lowered = std::move(result.lowered),
                           .spill_bytes = spill_bytes_in(result.log),
                           .cubin = std::move(result.cubin),

@@ -28,8 +28,8 @@ struct BuildOptions {
   bool progress = true;  // a bar on stderr, when that is a terminal
 };
 
-// In the order of the requests; requests with equal keys are compiled once. Needs NVRTC only when something is missing
-// and to know the compiler's version: `compiler` names the version whose kernels are wanted (Nvrtc::get().version()).
+// In the order of the requests; requests with equal keys are compiled once. Without NVRTC everything must be in the
+// store, made by one version of the compiler (an imported pack); otherwise an Error says where NVRTC was looked for.
 // The first compile error is rethrown after the running compilations have ended.
 std::vector<BuiltKernel> build(KernelStore& store, const std::vector<KernelRequest>& requests,
                                const BuildOptions& options = {});

@@ -12,7 +12,7 @@ std::optional<SharedLibrary> SharedLibrary::open(const std::vector<std::filesyst
     // NOTE: never closed again while anything of it is in use; these libraries keep threads and global state.
     if (void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return SharedLibrary(handle, path);
     const char* error = ::dlerror();
-    *tried += fmt::format("\n  {}", printable(error != nullptr ? error : path.c_str(), 300));
+    *tried += fmt::format("{}{}", tried->empty() ? " " : "; ", printable(error != nullptr ? error : path.c_str(), 300));
   }
   return std::nullopt;
 }

@@ -13,7 +13,7 @@ namespace fourfold::jit {
 class SharedLibrary {
  public:
   // Opens the first of the candidates that loads (a bare name is searched by the system); nothing when none does, with
-  // what was tried and why in *tried, one per line.
+  // what was tried and why in *tried.
   static std::optional<SharedLibrary> open(const std::vector<std::filesystem::path>& candidates, std::string* tried);
 
   SharedLibrary(SharedLibrary&& other) noexcept;

@@ -20,8 +20,8 @@ struct LayerInputScales {
 // Finite, positive, and normal: its inverse must be finite too.
 bool usable_input_scale(float scale);
 
-// 0 or NaN stands for a missing scale. Nothing when there is no usable scale among `gate_up`, or none among `down`: such a
-// layer has no W4A4 plan, its activations stay bf16.
+// 0 or NaN stands for a missing scale. Nothing when there is no usable scale among `gate_up`, or none among `down`:
+// such a layer has no W4A4 plan, its activations stay bf16.
 std::optional<LayerInputScales> layer_input_scales(std::span<const float> gate_up, std::span<const float> down);
 
 }  // namespace fourfold::nvfp4

@@ -249,6 +249,21 @@ TEST_F(Cmd, PlanNeedsNoCard) {
   expect_refused("plan --gpu h200 --model 398B --tokens 8", {"398B", "397B-A17B"});
 }
 
+TEST_F(Cmd, APackServesAMachineWithoutACompiler) {
+  const std::string shape = " --arch sm_90a --experts 8 --top-k 2 --hidden 128 --intermediate 64";
+  const Outcome packed = run("warm" + shape + " --store " + path("a").string() + " --pack " + path("pack").string());
+  if (packed.err.find("no NVRTC") != std::string::npos) GTEST_SKIP() << "no NVRTC on this machine";
+  ASSERT_EQ(packed.status, 0) << packed.err;
+  ::setenv("FOURFOLD_NVRTC", path("no-such-library.so").c_str(), 1);
+  const std::string store = " --store " + path("b").string();
+  expect_refused("warm" + shape + store, {"NVRTC"});
+  EXPECT_EQ(run("warm --import " + path("pack").string() + store).status, 0);
+  const Json found = run_json("warm" + shape + store + " --json");
+  ::unsetenv("FOURFOLD_NVRTC");
+  EXPECT_GT(found.at("kernels").get<int>(), 0);
+  EXPECT_EQ(found.at("compiled").get<int>(), 0);
+}
+
 // ---- the program itself ---------------------------------------------------------------------------------------------
 
 TEST_F(Cmd, HelpAndVersion) {

@@ -10,7 +10,8 @@ namespace fourfold::nvfp4 {
 namespace {
 
 TEST(InputScales, GateAndUpShareTheLargest) {
-  const auto scales = layer_input_scales(std::vector<float>{0.01f, 0.03f, 0.02f, 0.0f}, std::vector<float>{0.5f, 0.25f});
+  const auto scales =
+      layer_input_scales(std::vector<float>{0.01f, 0.03f, 0.02f, 0.0f}, std::vector<float>{0.5f, 0.25f});
   ASSERT_TRUE(scales.has_value());
   EXPECT_EQ(scales->gate_up, 0.03f);
   EXPECT_EQ(scales->down, (std::vector<float>{0.5f, 0.25f}));

@@ -71,7 +71,25 @@ std::vector<fs::path> nvrtc_candidates() {
   return list;
 }
 
-Nvrtc::Nvrtc(SharedLibrary library) : library_(std::move(library)) {
+namespace {
+
+// NVRTC opens its companion libnvrtc-builtins by bare name, which the system finds for an installed toolkit but not
+// beside a PyPI package. One that is loaded already is found by its name, so it is loaded from NVRTC's own directory
+// first.
+std::optional<SharedLibrary> open_builtins(const fs::path& nvrtc) {
+  std::error_code ignored;
+  const fs::path directory = fs::canonical(nvrtc, ignored).parent_path();
+  std::vector<fs::path> found;
+  for (fs::directory_iterator it(directory, ignored), end; !ignored && it != end; it.increment(ignored)) {
+    if (it->path().filename().string().starts_with("libnvrtc-builtins.so.")) found.push_back(it->path());
+  }
+  std::string tried;
+  return nvrtc.has_parent_path() ? SharedLibrary::open(found, &tried) : std::nullopt;
+}
+
+}  // namespace
+
+Nvrtc::Nvrtc(SharedLibrary library) : library_(std::move(library)), builtins_(open_builtins(library_.path())) {
   auto call = std::make_shared<Functions>();
   library_.load("nvrtcGetErrorString", &call->error_string);
   library_.load("nvrtcVersion", &call->version);

@@ -56,6 +56,7 @@ class Nvrtc {
   explicit Nvrtc(SharedLibrary library);
   struct Functions;
   SharedLibrary library_;
+  std::optional<SharedLibrary> builtins_;  // where the system would not find them by itself
   std::shared_ptr<const Functions> call_;
   int major_ = 0, minor_ = 0;
   std::vector<int> archs_;

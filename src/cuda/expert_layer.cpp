@@ -5,7 +5,6 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "cuda/expert_kernels.h"
-#include "kernels/moe/stream_tile.h"
 #include "kernels/moe/tables.h"
 
 namespace fourfold::cuda {
@@ -25,15 +24,12 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
   if (max_tokens < 1 || max_tokens > 1 << 20) fail("workspace for {} tokens: wanted 1 to {}", max_tokens, 1 << 20);
   const Device& device = *context.device;
   const auto picks = static_cast<uint64_t>(max_tokens * p.picks_per_token());
-  // Routed inline, every expert of the batch has a row for each of 8 tokens.
-  const auto few = static_cast<uint64_t>(std::min<int64_t>(max_tokens, moe::kFewTokens) * p.picks_per_token());
   const auto slots =
       static_cast<uint64_t>(moe::max_slots(static_cast<long long>(picks), static_cast<int>(p.all_experts())));
-  const uint64_t rows = std::max(slots, few * moe::kFewTokens);
   const auto padded = static_cast<uint64_t>(p.padded_depth(plan::Pass::kDown));
   const auto hidden = static_cast<uint64_t>(p.hidden);
   const auto experts = static_cast<int>(p.all_experts());
-  hidden_ = Buffer(device, rows * padded * 2, "activations between the two GEMMs");
+  hidden_ = Buffer(device, slots * padded * 2, "activations between the two GEMMs");
   // As swizzled units the last columns are others: the rows' zeros would not last.
   if (static_cast<int64_t>(padded) != p.intermediate) {
     swizzled_ = Buffer(device, slots * padded * 2, "activations between the two GEMMs");
@@ -111,6 +107,7 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
   down.scales = weights.down_scales().as<float>();
   down.out = pair.inline_routes() ? pointer<void>(inputs.out) : workspace.partial().as<void>();
   down.out_stride = hidden;
+  down.ready = up.row_tiles;
 
   // The wgmma kernels' forms of rows: see kernels/moe/tables.h.
   const bool swizzled = plan::row_form(pair.gate_up.tile) == plan::RowForm::kSwizzled;

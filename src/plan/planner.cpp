@@ -22,8 +22,9 @@ constexpr double kL2Speedup = 2.5;      // L2 bandwidth over memory bandwidth
 
 constexpr double kSameUs = 0.01;
 
-constexpr double kApartUs = 1.0;  // one token: what it costs when down's CTAs have no room beside gate-up's (measured)
-constexpr int kMostInline = 64;   // gate-up candidates for one token that are tried beside down's
+constexpr double kApartUs =
+    2.0;                         // one token: what it costs when down has no room beside gate-up (best pairs: 1.4, 2.6)
+constexpr int kMostInline = 64;  // gate-up candidates for one token that are tried beside down's
 
 bool faster(const Ranked& a, const Ranked& b) {
   const TileConfig &ta = a.candidate.tile, &tb = b.candidate.tile;

@@ -191,9 +191,10 @@ __global__ void __launch_bounds__(Tile::value.warps * 32, Tile::ctas) moe_fp4(co
   run<Tile>(args.gemm, source, math, shared_address(smem), smem);
 }
 
-// bf16 rows [tokens][columns] to NVFP4 in the order of fp4_layout.h; columns a multiple of 16, `units` = ceil(columns /
-// 64): blocks beyond the columns are written as zeros. One thread per block of 16. Grid: (ceil(4 units / 128), tokens),
-// 128 threads. Rounds exactly as nvfp4::quantize_activations with the global scale 1 / *input_scale.
+// bf16 rows [tokens][columns] to NVFP4 in the order of fp4_layout.h; columns and stride multiples of 16 and 8, rows on
+// a multiple of 16 bytes, `units` = ceil(columns / 64): blocks beyond the columns are written as zeros. One thread per
+// block of 16. Grid: (ceil(4 units / 128), tokens), 128 threads. Rounds exactly as nvfp4::quantize_activations with the
+// global scale 1 / *input_scale.
 __global__ void __launch_bounds__(128)
     moe_quantize(const ptx::u16* __restrict__ rows, long long stride, int columns, int units,
                  const float* __restrict__ input_scale, unsigned char* __restrict__ codes, long long code_stride,
@@ -207,13 +208,15 @@ __global__ void __launch_bounds__(128)
   u32 words[2] = {0, 0};
   u32 code = 0;
   if (group * 16 < columns) {
-    const u16* row = rows + token * stride + group * 16;
+    const uint4* row = reinterpret_cast<const uint4*>(rows + token * stride + group * 16);
+    const uint4 low = row[0], high = row[1];
+    const u32 pairs[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     const float global = 1.0f / *input_scale;
     float x[16];
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      x[i] = nvfp4::bf16_to_float(row[i]);
+      x[i] = nvfp4::bf16_to_float(static_cast<u16>(pairs[i / 2] >> (16 * (i % 2))));
       x[i] = x[i] == x[i] ? x[i] : 0.0f;
       largest = fmaxf(largest, fabsf(x[i]));
     }

@@ -213,7 +213,7 @@ INSTANTIATE_TEST_SUITE_P(Expert, Fp4Shapes,
                          testing::Values(Shape{"e397", 16, 10, 4096, 1024}, Shape{"e35", 24, 8, 2048, 512},
                                          Shape{"i320", 16, 10, 2560, 320},
                                          Shape{"i1856", 8, 6, 2688, 1856, plan::Activation::kRelu2},
-                                         Shape{"i704", 12, 8, 2816, 704}, Shape{"padded", 9, 3, 272, 48},
+                                         Shape{"i704", 12, 8, 2816, 704}, Shape{"padded", 9, 3, 272, 112},
                                          Shape{"top16", 20, 16, 512, 128}, Shape{"one", 1, 1, 512, 256}),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
 
@@ -314,6 +314,18 @@ TEST(Fp4Layer, WithoutInputScalesItIsAnErrorThatSaysSo) {
     EXPECT_NE(std::string(error.what()).find("no input scale of the layer can be used"), std::string::npos)
         << error.what();
   }
+}
+
+// No W4A4 tile is as narrow as 48 rows of gate and up; whichever is faster is then W4A16.
+TEST(Fp4Layer, ShapesWithoutATileSaySo) {
+  FOURFOLD_NEEDS_GPU();
+  KernelOptions options = emulated();
+  options.max_tokens = 2;
+  EXPECT_THROW(ExpertKernels(test_device(), test_store(), w4a4(9, 3, 272, 48), options), Error);
+  const plan::MoeProblem p = with_activations(problem_of(9, 3, 272, 48), ActivationFormat::kAuto);
+  TestLayer layer(p, 2, options);
+  EXPECT_FALSE(layer.runs_fp4(2));
+  layer.expect_right(Batch(p, 2, Pattern::kUniform, 1));
 }
 
 TEST(Fp4Layer, CardsWithoutTheMultiplicationSaySo) {

@@ -51,7 +51,7 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
     fp4_hidden_ = make(slots, p.padded_depth(plan::Pass::kDown), "activations between the two GEMMs");
   }
   const auto packed = static_cast<uint64_t>(moe::packed_row_values(static_cast<int>(hidden)));
-  partial_ = Buffer(device, std::max(slots * hidden * 4, slots * packed * 2), "rows to be summed");
+  partial_ = Buffer(device, std::max(bf16 ? slots * hidden * 4 : 0, slots * packed * 2), "rows to be summed");
   if (bf16 && p.padded_depth(plan::Pass::kGateUp) != p.hidden) {
     const auto wide = static_cast<uint64_t>(p.padded_depth(plan::Pass::kGateUp));
     padded_x_ = Buffer(device, static_cast<uint64_t>(max_tokens) * wide * 2, "padded hidden states");
@@ -153,6 +153,7 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
     up.out = between.codes.as<void>();
     up.out_stride = down.source_stride = between.code_stride();
     down.source = between.codes.as<unsigned short>();
+    down.out_stride = groups;
     fp4_up = {up,         rows.scales.as<unsigned char>(),    rows.scale_stride(),   scales,
               scales + 1, between.scales.as<unsigned char>(), between.scale_stride()};
     fp4_down = {down, between.scales.as<unsigned char>(), between.scale_stride(), scales + 1, nullptr, nullptr, 0};
@@ -187,10 +188,11 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
     launch(stream, pair.down_kernel, {pair.down_grid, 1}, Overlap::kProgrammatic, down);
   }
   const Grid sums = {static_cast<unsigned>(ceil_div(p.hidden, moe::kCombineColumns)), static_cast<unsigned>(tokens)};
-  if (swizzled) {
+  if (swizzled || fp4) {
+    // The FP4 kernels multiply with both scales of the expert themselves.
+    const DeviceAddress scales = fp4 ? 0 : weights.down_scales().address();
     launch(stream, fixed.combine_packed, sums, Overlap::kProgrammatic, workspace.partial().address(), groups,
-           workspace.pick_slot().address(), routing, weights.down_scales().address(), hidden, inputs.out,
-           static_cast<long long>(p.hidden));
+           workspace.pick_slot().address(), routing, scales, hidden, inputs.out, static_cast<long long>(p.hidden));
   } else if (!pair.inline_routes()) {
     launch(stream, fixed.combine, sums, Overlap::kProgrammatic, workspace.partial().address(),
            static_cast<long long>(p.hidden), workspace.pick_slot().address(), inputs.weights, picks_per_token, hidden,

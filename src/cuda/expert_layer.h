@@ -43,8 +43,8 @@ class ExpertWorkspace {
   // The same for the wgmma kernels: [padded intermediate / 64][slots][64], swizzled; shares hidden() where it can.
   Buffer& swizzled() { return swizzled_.bytes() != 0 ? swizzled_ : hidden_; }
   const Buffer& swizzled() const { return swizzled_.bytes() != 0 ? swizzled_ : hidden_; }
-  // fp32 [slots][hidden], rows of a tile paired as in partial_place() (kernels/moe/tables.h); for the wgmma kernels
-  // first the gathered rows, then groups with a common exponent.
+  // fp32 [slots][hidden], rows of a tile paired as in partial_place() (kernels/moe/tables.h); groups with a common
+  // exponent from the FP4 and wgmma kernels, for which the gathered rows come first.
   Buffer& partial() { return partial_; }
   const Buffer& partial() const { return partial_; }
   const Buffer& padded_x() const { return padded_x_; }  // bf16 [tokens][padded hidden]; empty where none is needed

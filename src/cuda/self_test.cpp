@@ -115,7 +115,8 @@ Data make_data(const plan::MoeProblem& p, const PlannedPair& pair) {
       d.x.push_back(t == padding ? uint16_t{0x7fc0}
                                  : nvfp4::float_to_bf16(magnitude * static_cast<float>(random.normal())));
     }
-    const int second = t % 5 == 0 ? 1 : t % 5 == 1 ? 0 : -1;  // 0: a duplicate
+    if (pair.fp4()) d.x[d.x.size() - 1 - static_cast<size_t>(t % p.hidden)] = 0x7fc0;  // a NaN counts as 0
+    const int second = t % 5 == 0 ? 1 : t % 5 == 1 ? 0 : -1;                           // 0: a duplicate
     const int third = t % 3 == 0 ? 2 + static_cast<int>(t / 3 % 3) : static_cast<int>(p.experts) + 7;
     for (const int id : {0, second, third}) {
       d.ids.push_back(t == padding ? -1 : id);
@@ -224,7 +225,7 @@ class Check {
   };
   Partial partial_at(int64_t row, int64_t i, float scale) const {
     const int64_t hidden = problem_.hidden;
-    if (!swizzled()) {
+    if (!swizzled() && !pair_.fp4()) {
       const auto tile = static_cast<int>(i / 16), g = static_cast<int>(i % 16);
       const int place = g < 8 ? moe::partial_place(tile, g) : moe::partial_place(tile, g - 8) + 1;
       return {nvfp4::float_of(partial_[static_cast<size_t>(row * hidden + place)]), 0};
@@ -237,8 +238,8 @@ class Check {
     const uint32_t field = ((member < 2 ? w0 : w1) >> (14 * (member % 2))) & 0x3fffu;
     const auto exponent = static_cast<int>(w0 >> 28 | (w1 >> 28) << 4);
     if (exponent == 255) return {NAN, 0};
-    // Without the 2^20 that the epilogues of the other kernels multiply with.
-    const float unit = scale * moe::kEpilogueScale;
+    // The wgmma kernels' groups are without the tensor scale, and the 2^20 that other epilogues multiply with.
+    const float unit = pair_.fp4() ? 1.0f : scale * moe::kEpilogueScale;
     return {std::ldexp(static_cast<float>(static_cast<int>(field) - 8192), exponent - 139) * unit,
             std::ldexp(2.0f, exponent - 127) * std::fabs(unit)};
   }

@@ -180,7 +180,7 @@ int64_t bucket_of(int64_t tokens);
 enum class RowForm {
   kRows,      // bf16 rows
   kSwizzled,  // bf16 in slot order, [K / 64][slots][64] (kernels/moe/tables.h); down leaves groups, not fp32 rows
-  kFp4,       // e2m1 rows and their scales
+  kFp4,       // e2m1 rows and their scales; down leaves groups
 };
 RowForm row_form(const TileConfig& tile);
 

@@ -144,7 +144,7 @@ double combine_time(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile)
   if (tile.inline_routes) return 0;
   const double read = reachable_reads(gpu) * 1e6;
   const double rows =
-      static_cast<double>(p.tokens * p.picks_per_token() * p.hidden) * (row_form(tile) == RowForm::kSwizzled ? 2 : 4);
+      static_cast<double>(p.tokens * p.picks_per_token() * p.hidden) * (row_form(tile) == RowForm::kRows ? 4 : 2);
   return gpu.graph_node_us + gpu.latency_us +
          (rows + static_cast<double>(p.tokens * p.hidden) * 2) / (rows < gpu.l2_mb * 0.5e6 ? read * kL2Speedup : read);
 }

@@ -213,7 +213,7 @@ INSTANTIATE_TEST_SUITE_P(Expert, Fp4Shapes,
                          testing::Values(Shape{"e397", 16, 10, 4096, 1024}, Shape{"e35", 24, 8, 2048, 512},
                                          Shape{"i320", 16, 10, 2560, 320},
                                          Shape{"i1856", 8, 6, 2688, 1856, plan::Activation::kRelu2},
-                                         Shape{"i704", 12, 8, 2816, 704}, Shape{"padded", 9, 3, 272, 112},
+                                         Shape{"i704", 12, 8, 2816, 704}, Shape{"padded", 9, 3, 336, 112},
                                          Shape{"top16", 20, 16, 512, 128}, Shape{"one", 1, 1, 512, 256}),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
 

@@ -100,7 +100,7 @@ TEST(SelfTest, AWrongQuantisingKernelIsAnError) {
   KernelOptions options = emulated();
   options.max_tokens = 1;
   options.rewrite = [&](jit::KernelRequest& request) {
-    // A NaN no longer counts as 0: the row of padding becomes one of sixes.
+    // A NaN no longer counts as 0 and becomes 6.
     if (request.name == "quantize")
       mutate(request, "kernels/moe/fp4_sm120.cuh", "x[i] = x[i] == x[i] ? x[i] : 0.0f;", "");
   };

@@ -6,7 +6,7 @@
 //   ExpertLayer layer(kernels, workspace, weights);
 //   layer.run(stream, {x, ids, router_weights, out, tokens});
 //
-// run() puts at most nine launches on the stream and nothing else: no allocation, no wait, so that it can be captured.
+// run() puts at most eight launches on the stream and nothing else: no allocation, no wait, so that it can be captured.
 #pragma once
 
 #include <cstdint>

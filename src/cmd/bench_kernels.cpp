@@ -29,6 +29,7 @@ struct Result {
   cuda::LayerBench::Work work;
   bool cold = true, tuned = false;
   std::string gate_up, down;
+  std::string_view formats;      // W4A16 or W4A4
   std::optional<double> before;  // us of the compared file
 };
 
@@ -48,7 +49,8 @@ std::optional<double> earlier(const Json& file, const std::string& what, const p
   const bool same =
       number(q, "experts") == static_cast<double>(p.experts) && number(q, "top_k") == static_cast<double>(p.top_k) &&
       number(q, "hidden") == static_cast<double>(p.hidden) &&
-      number(q, "intermediate") == static_cast<double>(p.intermediate) && q.value("routing", "") == routing;
+      number(q, "intermediate") == static_cast<double>(p.intermediate) && q.value("routing", "") == routing &&
+      q.value("activations", "bf16") == plan::to_string(p.activations);
   if (!same) return std::nullopt;
   for (const Json& row : file["results"]) {
     if (row.is_object() && number(row, "tokens") == static_cast<double>(tokens)) return number(row, "us");
@@ -65,8 +67,8 @@ void print_text(const Options& o, const cuda::Device& device, const plan::MoePro
       o.emulate.empty() ? "" : fmt::format(", EMULATED plans of {}: times say nothing about that card", o.emulate));
   fmt::print("measured in this run: reads {:.3f} TB/s, {} {:.0f} TFLOP/s\n", ceilings.read_tbs,
              ceilings.matrix_instruction, ceilings.matrix_tflops);
-  fmt::print("{:>7} {:>10} {:>10} {:>9} {:>8} {:>8} {:>9}  {}\n", "tokens", "us", "predicted", "GB/s", "of read",
-             "TFLOP/s", "of matrix", o.compare.empty() ? "kernels" : "before, kernels");
+  fmt::print("{:>7} {:>10} {:>10} {:>9} {:>8} {:>8} {:>9} {:>6}  {}\n", "tokens", "us", "predicted", "GB/s", "of read",
+             "TFLOP/s", "of matrix", "format", o.compare.empty() ? "kernels" : "before, kernels");
   for (const Result& r : results) {
     const double gbs = r.work.bytes / r.us * 1e-3, tflops = r.work.flops / r.us * 1e-6;
     std::string before;
@@ -74,9 +76,9 @@ void print_text(const Options& o, const cuda::Device& device, const plan::MoePro
       before = r.before ? fmt::format("{:.2f} us ({:+.1f} %)  ", *r.before, 100 * (r.us / *r.before - 1))
                         : std::string("not measured  ");
     }
-    fmt::print("{:>7} {:>10.2f} {:>10.2f} {:>9.0f} {:>8.2f} {:>8.1f} {:>9.2f}  {}{} | {}{}{}\n", r.tokens, r.us,
-               r.predicted_us, gbs, gbs / ceilings.read_tbs * 1e-3, tflops, tflops / ceilings.matrix_tflops, before,
-               r.gate_up, r.down, r.tuned ? " (tuned)" : "", r.cold ? "" : " (weights partly from L2)");
+    fmt::print("{:>7} {:>10.2f} {:>10.2f} {:>9.0f} {:>8.2f} {:>8.1f} {:>9.2f} {:>6}  {}{} | {}{}{}\n", r.tokens, r.us,
+               r.predicted_us, gbs, gbs / ceilings.read_tbs * 1e-3, tflops, tflops / ceilings.matrix_tflops, r.formats,
+               before, r.gate_up, r.down, r.tuned ? " (tuned)" : "", r.cold ? "" : " (weights partly from L2)");
   }
   const auto disabled = cuda::fallbacks();
   fmt::print("fallbacks: {} kernels disabled, {} token buckets changed\n", disabled.size(), cuda::fallback_buckets());
@@ -100,6 +102,7 @@ Json to_json(const Options& o, const cuda::Device& device, const plan::MoeProble
                 {"floor_us", r.floor_us},
                 {"cold", r.cold},
                 {"tuned", r.tuned},
+                {"formats", r.formats},
                 {"gate_up", r.gate_up},
                 {"down", r.down}};
     if (r.before) row["before_us"] = *r.before;
@@ -121,6 +124,7 @@ Json to_json(const Options& o, const cuda::Device& device, const plan::MoeProble
             {"top_k", p.top_k},
             {"hidden", p.hidden},
             {"intermediate", p.intermediate},
+            {"activations", plan::to_string(p.activations)},
             {"shared_slices", p.shared_slices()},
             {"routing", o.routing}}},
           {"results", list},
@@ -159,6 +163,7 @@ void run(Options o) {
     r.tuned = bucket.tuned;
     r.gate_up = plan::to_string(bucket.pair.gate_up);
     r.down = plan::to_string(bucket.pair.down);
+    r.formats = bucket.pair.fp4() ? "W4A4" : "W4A16";
     if (!o.compare.empty()) r.before = earlier(before, o.compare, problem, o.routing, tokens);
     results.push_back(std::move(r));
     progress.advance(1);

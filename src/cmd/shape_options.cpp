@@ -31,7 +31,10 @@ void ShapeOptions::add_shape_to(CLI::App& command) {
   command.add_option("--hidden", hidden, "Hidden size");
   command.add_option("--intermediate", intermediate, "Intermediate size of one expert");
   command.add_option("--tp", ranks, "Tensor-parallel ranks: plan the slice of one")->capture_default_str();
-  command.add_option("--activations", activations, "Activation format: bf16 (W4A16) or nvfp4 (W4A4)")
+  command
+      .add_option("--activations", activations,
+                  "Activations that kernels multiply: bf16 (W4A16), nvfp4 (W4A4), or auto (the faster one for each "
+                  "number of tokens)")
       ->capture_default_str();
   command.add_option("--weights", weights, "Weight format: nvfp4 or mxfp4")->capture_default_str();
   command.add_option("--activation", activation, "Activation function: swiglu, swiglu-clamp or relu2");
@@ -67,13 +70,7 @@ plan::MoeProblem ShapeOptions::problem() const {
   } else {
     fail("--weights '{}': wanted nvfp4 or mxfp4", printable(weights));
   }
-  if (activations == "bf16") {
-    p.activations = plan::ActivationFormat::kBf16;
-  } else if (activations == "nvfp4") {
-    p.activations = plan::ActivationFormat::kNvfp4;
-  } else {
-    fail("--activations '{}': wanted bf16 or nvfp4", printable(activations));
-  }
+  p.activations = plan::parse_activations(activations);
   if (activation == "swiglu") {
     p.activation = plan::Activation::kSwiGlu;
   } else if (activation == "swiglu-clamp") {

@@ -56,7 +56,17 @@ KernelLoader::KernelLoader(const Device& device, jit::KernelStore& store, const 
   const auto prepare = load(jit::prepare_request(arch), {{"fourfold::moe::moe_repack", 128},
                                                          {"fourfold::moe::moe_pad_rows", 128},
                                                          {"fourfold::moe::moe_append_shared", 128}});
-  fixed_ = {fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], fixed[5], prepare[0], prepare[1], prepare[2]};
+  fixed_ = {fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], fixed[5], prepare[0], prepare[1], prepare[2], {}};
+}
+
+jit::CompileOptions KernelLoader::compile_options() const {
+  if (options_.emulate == nullptr) return {};
+  return {device_.info().arch(), {"FOURFOLD_EMULATE_FP4_MMA"}};
+}
+
+void KernelLoader::load_quantise() {
+  fixed_.quantise =
+      load(jit::quantize_request(card_.arch, compile_options()), {{"fourfold::moe::moe_quantize", 128}}).front();
 }
 
 std::vector<Kernel> KernelLoader::load(const jit::KernelRequest& request, const std::vector<Wanted>& wanted) {
@@ -77,11 +87,7 @@ std::vector<Kernel> KernelLoader::load(const jit::KernelRequest& request, const 
 }
 
 std::vector<Kernel> KernelLoader::load(const std::vector<plan::KernelSpec>& specs) {
-  jit::CompileOptions options;
-  if (options_.emulate != nullptr) {
-    options.arch = device_.info().arch();
-    options.definitions = {"FOURFOLD_EMULATE_FP4_MMA"};
-  }
+  const jit::CompileOptions options = compile_options();
   std::vector<const plan::KernelSpec*> missing;
   std::vector<jit::KernelRequest> requests;
   std::set<std::string> seen;
@@ -124,12 +130,11 @@ ExpertKernels::ExpertKernels(const Device& device, jit::KernelStore& store, cons
   if (max_tokens_ < 1 || max_tokens_ > plan::token_buckets().back()) {
     fail("expert layer for {} tokens: wanted 1 to {}", max_tokens_, plan::token_buckets().back());
   }
-  if (problem.activation_bits() != 16) {
-    fail(
-        "expert layer: NVFP4 activations (W4A4) have kernels, but the launcher does not quantise for them yet; wanted "
-        "--activations bf16");
-  }
   context_ = {&device, problem, &loader_.fixed()};
+  if (problem.allows(plan::ActivationFormat::kNvfp4) &&
+      plan::find_family(plan::Family::kFp4, loader_.card().arch) != nullptr) {
+    loader_.load_quantise();
+  }
   plan_buckets(store);
 }
 
@@ -154,11 +159,11 @@ void ExpertKernels::plan_buckets(jit::KernelStore& store) {
       bucket.tokens = tokens;
       plan::MoeProblem p = context_.problem;
       p.tokens = tokens;
-      bucket.plan =
-          plan::plan_layer(p, loader_.card(),
-                           {.only_implemented = true,
-                            .usable = [&](plan::Pass pass, const plan::Candidate& c) { return !disabled(pass, c); },
-                            .explain = false});
+      const plan::PlanOptions plan_options = {
+          .only_implemented = true,
+          .usable = [&](plan::Pass pass, const plan::Candidate& c) { return !disabled(pass, c); },
+          .explain = false};
+      bucket.plan = plan::plan_layer(p, loader_.card(), plan_options);
       if (tuned) {
         const TunedChoice* choice = tuned->find(tokens);
         bucket.tuned = choice != nullptr && plan::choose_by_name(&bucket.plan, choice->gate_up, choice->down);
@@ -169,10 +174,22 @@ void ExpertKernels::plan_buckets(jit::KernelStore& store) {
                           tuned->path().string(), tokens, choice->gate_up, choice->down));
         }
       }
-      for (const plan::GemmPlan* gemm : {&bucket.plan.gate_up, &bucket.plan.down}) {
-        specs.push_back(plan::spec_of(p, gemm->pass, gemm->chosen.candidate));
-        gemm == &bucket.plan.gate_up ? bucket.plan.gate_up.rejected.clear() : bucket.plan.down.rejected.clear();
+      std::vector<const plan::LayerPlan*> plans = {&bucket.plan};
+      std::optional<plan::LayerPlan> bf16;
+      if (plan::needs_input_scales(bucket.plan)) {
+        bf16 = plan::plan_without_input_scales(bucket.plan, plan_options);
+        bucket.without_input_scales.emplace();
+        bucket.without_input_scales->gate_up = bf16->gate_up.chosen.candidate;
+        bucket.without_input_scales->down = bf16->down.chosen.candidate;
+        plans.push_back(&*bf16);
       }
+      for (const plan::LayerPlan* plan : plans) {
+        for (const plan::GemmPlan* gemm : {&plan->gate_up, &plan->down}) {
+          specs.push_back(plan::spec_of(p, gemm->pass, gemm->chosen.candidate));
+        }
+      }
+      bucket.plan.gate_up.rejected.clear();
+      bucket.plan.down.rejected.clear();
       buckets.push_back(std::move(bucket));
     }
     loader_.load(specs);
@@ -180,6 +197,10 @@ void ExpertKernels::plan_buckets(jit::KernelStore& store) {
     for (PlannedBucket& bucket : buckets) {
       bucket.pair = load_pair(bucket.plan.gate_up.chosen.candidate, bucket.plan.down.chosen.candidate, bucket.tokens);
       if (options_.self_test && !test(bucket.pair)) right = false;
+      if (auto& other = bucket.without_input_scales) {
+        other = load_pair(other->gate_up, other->down, bucket.tokens);
+        if (options_.self_test && !test(*other)) right = false;
+      }
     }
     if (right) {
       int64_t changed = 0;
@@ -252,6 +273,14 @@ bool ExpertKernels::test(const PlannedPair& pair) {
     record().fallbacks.push_back({*names[i], device, *result[i]});
   }
   return right;
+}
+
+const PlannedPair& PlannedBucket::pair_for(const ExpertWeights& weights) const {
+  if (!pair.fp4() || weights.input_scales()) return pair;
+  if (without_input_scales) return *without_input_scales;
+  fail(
+      "expert layer: planned with NVFP4 activations only, but no input scale of the layer can be used; wanted "
+      "activations bf16 or auto");
 }
 
 const PlannedBucket& ExpertKernels::bucket(int64_t tokens) const {

@@ -51,6 +51,8 @@ class KernelLoader {
 
   // The kernels of these candidates, in order; compiled in parallel where the store lacks them.
   std::vector<Kernel> load(const std::vector<plan::KernelSpec>& specs);
+  // The kernel that quantises a layer's input to NVFP4.
+  void load_quantise();
   const FixedKernels& fixed() const { return fixed_; }
   // Of the card that is planned for: the present one, or the one that is emulated.
   const plan::Gpu& card() const { return card_; }
@@ -75,6 +77,8 @@ class KernelLoader {
   std::map<std::string, Kernel> kernels_;  // by name of the spec
   std::map<std::string, jit::Key> keys_;
   FixedKernels fixed_;
+  // How kernels of the planned card are compiled for the present one.
+  jit::CompileOptions compile_options() const;
 };
 
 struct PlannedBucket {
@@ -82,6 +86,11 @@ struct PlannedBucket {
   plan::LayerPlan plan;
   PlannedPair pair;
   bool tuned = false;  // measured to be the fastest, rather than predicted
+  // With activations kAuto and a plan that multiplies NVFP4: what layers run that have no usable input scales.
+  std::optional<PlannedPair> without_input_scales;
+
+  // Error when the kernels want input scales, the weights have none, and bf16 is not allowed.
+  const PlannedPair& pair_for(const ExpertWeights& weights) const;
 };
 
 class ExpertKernels {

@@ -120,7 +120,9 @@ std::vector<KernelRequest> requests_of(const plan::MoeProblem& problem, const pl
   for (const plan::KernelSpec& spec : plan::kernels_of(problem, gpu, {.only_implemented = true})) {
     if (auto request = request_of(spec, gpu.arch)) requests.push_back(std::move(*request));
   }
-  if (problem.activation_bits() == 4) requests.push_back(quantize_request(gpu.arch));
+  if (problem.allows(plan::ActivationFormat::kNvfp4) && plan::find_family(plan::Family::kFp4, gpu.arch) != nullptr) {
+    requests.push_back(quantize_request(gpu.arch));
+  }
   requests.push_back(route_request(gpu.arch));
   requests.push_back(prepare_request(gpu.arch));
   return requests;

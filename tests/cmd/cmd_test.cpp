@@ -245,6 +245,12 @@ TEST_F(Cmd, PlanNeedsNoCard) {
   EXPECT_GT(plan.at("predicted_us").get<double>(), 0);
   EXPECT_LE(plan.at("plan").at("smem_bytes").get<int64_t>(), 101376);
   EXPECT_FALSE(plan.at("rejected").empty());
+  const std::string activations = "plan --gpu rtx-pro-6000 --model 35B-A3B --tokens 8192 --json --activations ";
+  for (const char* format : {"bf16", "nvfp4"}) {
+    EXPECT_EQ(run_json(activations + format).at("activations").at("chosen"), format);
+  }
+  EXPECT_EQ(run_json(activations + "auto").at("activations").at("predicted_us").size(), 2u);
+  expect_refused(activations + "fp8", {"fp8", "bf16, nvfp4 or auto"});
   expect_refused("plan --gpu gtx-1080 --model 397B-A17B --tokens 8", {"gtx-1080", "h200"});
   expect_refused("plan --gpu h200 --model 398B --tokens 8", {"398B", "397B-A17B"});
 }

@@ -187,7 +187,17 @@ TEST_P(BuiltKernels, CompileWithTheirPlannedMapsAndWithoutSpills) {
   if (!any) GTEST_SKIP() << "no family has a kernel for " << arch.name << " yet";
   const TemporaryDirectory dir;
   KernelStore store(dir.path());
-  const auto requests = requests_of(plan::find_shape("35B-A3B"), plan::representative_gpu(arch));
+  plan::MoeProblem problem = plan::find_shape("35B-A3B");
+  const bool fp4 = plan::find_family(plan::Family::kFp4, arch.name) != nullptr;
+  if (fp4) problem.activations = plan::ActivationFormat::kAuto;
+  const auto requests = requests_of(problem, plan::representative_gpu(arch));
+  const auto has = [&](std::string_view part) {
+    return std::any_of(requests.begin(), requests.end(),
+                       [&](const KernelRequest& r) { return r.name.find(part) != std::string::npos; });
+  };
+  EXPECT_EQ(has("quantize"), fp4);
+  EXPECT_EQ(has("gate-up_fp4"), fp4);
+  EXPECT_TRUE(has("gate-up_mma-sync") || has("gate-up_streaming"));
   for (const BuiltKernel& kernel : build(store, requests, {.progress = false})) {
     EXPECT_EQ(kernel.entry.spill_bytes, 0) << kernel.name;
     for (const KernelUse& use : kernel.entry.kernels) EXPECT_EQ(use.stack_bytes, 0) << kernel.name;
@@ -196,6 +206,27 @@ TEST_P(BuiltKernels, CompileWithTheirPlannedMapsAndWithoutSpills) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, BuiltKernels, testing::ValuesIn(plan::kArchs),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
+
+// What the workstation card's plans become on another card: the FP4 multiplication emulated.
+TEST(Kernels, Fp4KernelsCompileEmulated) {
+  FOURFOLD_NEEDS_NVRTC();
+  plan::MoeProblem p = plan::find_shape("35B-A3B");
+  p.activations = plan::ActivationFormat::kNvfp4;
+  p.tokens = 8;
+  const plan::LayerPlan layer = plan::plan_layer(p, plan::find_gpu("rtx-pro-6000"), {.explain = false});
+  for (const char* arch : {"sm_90a", "sm_80"}) {
+    const CompileOptions options = {arch, {"FOURFOLD_EMULATE_FP4_MMA"}};
+    std::vector<KernelRequest> requests = {quantize_request("sm_120a", options)};
+    for (const plan::GemmPlan* gemm : {&layer.gate_up, &layer.down}) {
+      const auto request = request_of(plan::spec_of(p, gemm->pass, gemm->chosen.candidate), layer.gpu.arch, options);
+      ASSERT_TRUE(request.has_value());
+      requests.push_back(*request);
+    }
+    for (const KernelRequest& request : requests) {
+      EXPECT_EQ(Nvrtc::get().compile(request.compile).lowered.size(), 1u) << arch << " " << request.name;
+    }
+  }
+}
 
 TEST(Kernels, AnArchitectureWithoutKernelsSaysSo) {
   for (const plan::Arch& arch : plan::kArchs) {

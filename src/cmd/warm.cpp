@@ -52,7 +52,7 @@ void run(const Options& options) {
   if (compile) {
     const plan::Gpu& card = options.shape.card();
     arch = card.arch;
-    kernels = jit::build(store, jit::requests_of(options.shape.problem(), card), {.threads = options.threads});
+    kernels = jit::build_all(store, options.shape.problem(), card, {.threads = options.threads});
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   int64_t spills = 0, stack = 0;

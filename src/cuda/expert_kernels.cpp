@@ -26,6 +26,8 @@ Record& record() {
 
 // If this many plans in a row have a wrong kernel, something else is wrong.
 constexpr int kMostRounds = 6;
+// The same for kernels that the compiler spoils: neighbouring tiles often share that fate.
+constexpr int kMostRefusals = 24;
 
 void warn(const std::string& text) { fmt::print(stderr, "fourfold: warning: {}\n", text); }
 
@@ -92,7 +94,7 @@ std::vector<Kernel> KernelLoader::load(const std::vector<plan::KernelSpec>& spec
   std::vector<jit::KernelRequest> requests;
   std::set<std::string> seen;
   for (const plan::KernelSpec& spec : specs) {
-    if (kernels_.contains(spec.name) || !seen.insert(spec.name).second) continue;
+    if (kernels_.contains(spec.name) || refused_.contains(spec.name) || !seen.insert(spec.name).second) continue;
     auto request = jit::request_of(spec, card_.arch, options);
     if (!request) fail("{}: no kernel of this family is built for {}", spec.name, card_.arch);
     if (options_.rewrite) options_.rewrite(*request);
@@ -104,6 +106,10 @@ std::vector<Kernel> KernelLoader::load(const std::vector<plan::KernelSpec>& spec
     for (size_t i = 0; i < built.size(); ++i) {
       const plan::KernelSpec& spec = *missing[i];
       const plan::TileConfig& tile = spec.candidate.tile;
+      if (std::string why = jit::refusal_of(built[i].entry); !why.empty()) {
+        refused_[spec.name] = std::move(why);
+        continue;
+      }
       const int64_t smem = plan::make_smem_map(tile).total;
       const int64_t limit = std::min(plan::find_arch(card_.arch).smem_per_block, device_.info().smem_per_block);
       if (smem > limit) fail("{}: {} bytes of shared memory, wanted at most {}", spec.name, smem, limit);
@@ -118,8 +124,15 @@ std::vector<Kernel> KernelLoader::load(const std::vector<plan::KernelSpec>& spec
     }
   }
   std::vector<Kernel> kernels;
-  for (const plan::KernelSpec& spec : specs) kernels.push_back(kernels_.at(spec.name));
+  for (const plan::KernelSpec& spec : specs) {
+    kernels.push_back(refused_.contains(spec.name) ? Kernel{} : kernels_.at(spec.name));
+  }
   return kernels;
+}
+
+std::string KernelLoader::refusal(const std::string& spec_name) const {
+  const auto it = refused_.find(spec_name);
+  return it == refused_.end() ? "" : it->second;
 }
 
 // ---- plans ----------------------------------------------------------------------------------------------------------
@@ -147,9 +160,10 @@ void ExpertKernels::plan_buckets(jit::KernelStore& store) {
       options_.tuned && options_.emulate == nullptr
           ? TunedTable::load(store.directory(), tuned_identity(*context_.device, context_.problem))
           : std::nullopt;
-  for (int round = 0;; ++round) {
-    if (round == kMostRounds) {
-      fail("{} kernels failed their self-test on {}; nothing is run", disabled_.size(), context_.device->info().name);
+  for (int round = 0, refusals = 0;;) {
+    if (round == kMostRounds || refusals == kMostRefusals) {
+      fail("{} kernels failed their self-test on {} or were spoilt by the compiler; nothing is run", disabled_.size(),
+           context_.device->info().name);
     }
     std::vector<PlannedBucket> buckets;
     std::vector<plan::KernelSpec> specs;
@@ -193,6 +207,11 @@ void ExpertKernels::plan_buckets(jit::KernelStore& store) {
       buckets.push_back(std::move(bucket));
     }
     loader_.load(specs);
+    if (!compiled_as_planned(specs)) {
+      ++refusals;
+      if (buckets_.empty()) buckets_ = std::move(buckets);
+      continue;
+    }
     bool right = true;
     for (PlannedBucket& bucket : buckets) {
       bucket.pair = load_pair(bucket.plan.gate_up.chosen.candidate, bucket.plan.down.chosen.candidate, bucket.tokens);
@@ -205,14 +224,16 @@ void ExpertKernels::plan_buckets(jit::KernelStore& store) {
     if (right) {
       int64_t changed = 0;
       for (size_t i = 0; i < buckets_.size(); ++i) {  // those of the first round
-        changed += buckets_[i].pair.gate_up_kernel.name != buckets[i].pair.gate_up_kernel.name ||
-                   buckets_[i].pair.down_kernel.name != buckets[i].pair.down_kernel.name;
+        const plan::LayerPlan &first = buckets_[i].plan, &last = buckets[i].plan;
+        changed += to_string(first.gate_up.chosen.candidate) != to_string(last.gate_up.chosen.candidate) ||
+                   to_string(first.down.chosen.candidate) != to_string(last.down.chosen.candidate);
       }
       buckets_ = std::move(buckets);
       const std::lock_guard lock(record().mutex);
       record().buckets += changed;
       return;
     }
+    ++round;
     if (buckets_.empty()) buckets_ = std::move(buckets);
   }
 }
@@ -238,9 +259,32 @@ std::optional<PlannedPair> ExpertKernels::pair(const plan::Candidate& gate_up, c
                                                int64_t tokens) {
   FF_ASSERT(plan::compatible(gate_up.tile, down.tile));
   if (disabled(plan::Pass::kGateUp, gate_up) || disabled(plan::Pass::kDown, down)) return std::nullopt;
+  const std::vector<plan::KernelSpec> specs = {plan::spec_of(context_.problem, plan::Pass::kGateUp, gate_up),
+                                               plan::spec_of(context_.problem, plan::Pass::kDown, down)};
+  loader_.load(specs);
+  if (!compiled_as_planned(specs)) return std::nullopt;
   PlannedPair pair = load_pair(gate_up, down, tokens);
   if (options_.self_test && !test(pair)) return std::nullopt;
   return pair;
+}
+
+void ExpertKernels::disable(const std::string& name, const std::string& what, const std::string& reason) {
+  if (!disabled_.insert(name).second) return;
+  const std::string& device = context_.device->info().name;
+  warn(fmt::format("kernel {} {} {}: {}; it is disabled, the next one is used", name, what, device, reason));
+  const std::lock_guard lock(record().mutex);
+  record().fallbacks.push_back({name, device, reason});
+}
+
+bool ExpertKernels::compiled_as_planned(const std::vector<plan::KernelSpec>& specs) {
+  bool all = true;
+  for (const plan::KernelSpec& spec : specs) {
+    const std::string why = loader_.refusal(spec.name);
+    if (why.empty()) continue;
+    all = false;
+    disable(spec.name, "is refused on", why);
+  }
+  return all;
 }
 
 bool ExpertKernels::test(const PlannedPair& pair) {
@@ -266,11 +310,7 @@ bool ExpertKernels::test(const PlannedPair& pair) {
   for (int i = 0; i < 2; ++i) {
     if (!result[i] || result[i]->empty()) continue;
     right = false;
-    if (!disabled_.insert(*names[i]).second) continue;
-    warn(fmt::format("kernel {} failed its self-test on {}: {}; it is disabled, the next one is used", *names[i],
-                     device, *result[i]));
-    const std::lock_guard lock(record().mutex);
-    record().fallbacks.push_back({*names[i], device, *result[i]});
+    disable(*names[i], "failed its self-test on", *result[i]);
   }
   return right;
 }

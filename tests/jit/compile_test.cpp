@@ -68,6 +68,37 @@ TEST(Compile, SpillsAreReadFromTheLog) {
             32);
 }
 
+TEST(Compile, SeesSerializedMultiplications) {
+  EXPECT_FALSE(serialized_in("ptxas info    : Used 168 registers, used 16 barriers"));
+  EXPECT_TRUE(
+      serialized_in("ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized "
+                    "due to insufficient register resources for the wgmma pipeline in the function 'k'"));
+  EXPECT_EQ(refusal_of({}), "");
+  Entry entry;
+  entry.spill_bytes = 8;
+  EXPECT_EQ(refusal_of(entry), "the compiler spills 8 bytes of registers");
+  entry.serialized = true;
+  EXPECT_EQ(refusal_of(entry), "the compiler serialises its multiplications");
+  FOURFOLD_NEEDS_NVRTC();
+  // Accumulators that something else writes between two multiplications under way.
+  const auto log = [](bool between) {
+    CompileRequest r = simple(
+        "#include \"kernels/ptx/wgmma_sm90.cuh\"\nusing namespace fourfold::ptx;\n"
+        "extern \"C\" __global__ void k(float* x, unsigned long long rows) {\n"
+        "  float d[8]; unsigned a[4] = {1, 2, 3, 4};\n"
+        "  wgmma_fence(); Wgmma<16>::set(d, a, rows); wgmma_commit();\n" +
+        std::string(between ? "  d[0] = x[8];\n" : "") +
+        "  Wgmma<16>::add(d, a, rows); wgmma_commit(); wgmma_wait<0>();\n"
+        "  for (int i = 0; i < 8; ++i) x[threadIdx.x * 8 + i] = d[i]; }\n");
+    r.sources = with_embedded("test.cu", r.sources.text);
+    r.flags = {"--device-as-default-execution-space"};
+    return Nvrtc::get().compile(r).log;
+  };
+  EXPECT_FALSE(serialized_in(log(false)));
+  const std::string warned = log(true);
+  EXPECT_TRUE(serialized_in(warned)) << warned;
+}
+
 TEST(Compile, TemplatesAreFoundByTheirCxxName) {
   FOURFOLD_NEEDS_NVRTC();
   CompileRequest r = simple("namespace ns { template <int N> __global__ void k(int* x) { x[0] = N; } }");

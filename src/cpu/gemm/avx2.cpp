@@ -128,6 +128,8 @@ inline __m256i spread(const int8_t* four) {
 // M tokens; the codes of 8 rows x 16 columns are decoded once and meet every token. What binds one token is the number
 // of instructions (84 for 256 weights), so whole groups are unrolled.
 struct DotNvfp4 {
+  static constexpr int kPairTokens = 1;
+
   static inline __m256i low(__m256i v) { return look_up(_mm256_and_si256(v, _mm256_set1_epi8(15))); }
   static inline __m256i high(__m256i v) {
     return look_up(_mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)));
@@ -143,7 +145,7 @@ struct DotNvfp4 {
                               __m256 acc) {
     const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(sum_hi, _mm256_set1_epi16(256)),
                                          _mm256_madd_epi16(sum_lo, _mm256_set1_epi16(1)));
-    const __m256 value = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, _mm256_set1_epi32(block.correction)));
+    const __m256 value = _mm256_cvtepi32_ps(_mm256_add_epi32(sum, _mm256_set1_epi32(block.correction)));
     return _mm256_fmadd_ps(value, _mm256_mul_ps(Avx2::block_scales(scales), _mm256_set1_ps(block.scale)), acc);
   }
 
@@ -195,37 +197,52 @@ struct DotNvfp4 {
     }
   }
 
-  template <int M>
-  static void run(const Panel& panel, const ActivationBlock* const* x, float* out) {
-    const int64_t blocks = panel.columns / kBlockColumns;
-    const uint8_t* group = panel.words;
-    const uint8_t* end = group + (blocks + 3) / 4 * kGroupBytes;
-    __m256 acc[M][2];
+  template <int M, int P>
+  static void run(const Panel* panels, const ActivationBlock* const* x, float* out) {
+    const int64_t blocks = panels[0].columns / kBlockColumns;
+    const int64_t bytes = (blocks + 3) / 4 * kGroupBytes;
+    __m256 acc[P][M][2];
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 4
-    for (int t = 0; t < M; ++t) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
-    const auto block = [&](int64_t b, int64_t i) __attribute__((always_inline)) {
+      for (int t = 0; t < M; ++t) acc[p][t][0] = acc[p][t][1] = _mm256_setzero_ps();
+    }
+    int64_t at = 0;
+    const auto block = [&](int p, int64_t b, int64_t i) __attribute__((always_inline)) {
+      const uint8_t* group = panels[p].words + at;
       const uint8_t* words = group + kGroupScales + i * 128;
       if constexpr (M == 1) {
-        block_one(x[0][b], group + i * 16, words, acc[0]);
+        block_one(x[0][b], group + i * 16, words, acc[p][0]);
       } else {
-        block_many<M>(x, b, group + i * 16, words, acc);
+        block_many<M>(x, b, group + i * 16, words, acc[p]);
       }
     };
     int64_t b = 0;
-    for (; b + 4 <= blocks; b += 4, group += kGroupBytes) {
-      const uint8_t* fetch = fetch_address(panel, group, end);
+    for (; b + 4 <= blocks; b += 4, at += kGroupBytes) {
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) {
+        const uint8_t* fetch = fetch_address(panels[p], panels[p].words + at, panels[p].words + bytes);
 #pragma GCC unroll 9
-      for (int i = 0; i < kGroupBytes; i += 64) Avx2::prefetch(fetch + i);
+        for (int i = 0; i < kGroupBytes; i += 64) Avx2::prefetch(fetch + i);
+      }
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) block(b + i, i);
+      for (int i = 0; i < 4; ++i) {
+#pragma GCC unroll 2
+        for (int p = 0; p < P; ++p) block(p, b + i, i);
+      }
     }
-    for (int64_t i = 0; b + i < blocks; ++i) block(b + i, i);
-#pragma GCC unroll 4
-    for (int t = 0; t < M; ++t) {
+    for (int64_t i = 0; b + i < blocks; ++i) {
+      for (int p = 0; p < P; ++p) block(p, b + i, i);
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) {
-        const __m256 scale = _mm256_mul_ps(_mm256_loadu_ps(panel.row_scales + h * 8), _mm256_set1_ps(kDotScale));
-        _mm256_storeu_ps(out + t * kPanelRows + h * 8, _mm256_mul_ps(acc[t][h], scale));
+        const __m256 scale = _mm256_mul_ps(_mm256_loadu_ps(panels[p].row_scales + h * 8), _mm256_set1_ps(kDotScale));
+#pragma GCC unroll 4
+        for (int t = 0; t < M; ++t) {
+          _mm256_storeu_ps(out + p * kPanelOut + t * kPanelRows + h * 8, _mm256_mul_ps(acc[p][t][h], scale));
+        }
       }
     }
   }

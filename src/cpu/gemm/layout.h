@@ -106,6 +106,7 @@ struct KernelTable {
 
 // Null where this build has none (other processors).
 const KernelTable* avx2_kernels();
+const KernelTable* avxvnni_kernels();     // AVX2 and AVX-VNNI
 const KernelTable* avx512_kernels();      // F, BW, DQ, VL
 const KernelTable* avx512vnni_kernels();  // and VNNI, VBMI
 const KernelTable* amx_kernels();         // and AMX-TILE, AMX-BF16

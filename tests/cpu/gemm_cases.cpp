@@ -158,18 +158,34 @@ void check_matrix(Checker& checker, const Weights& weights, const char* what) {
     block_rows.push_back(row);
   }
   for (int m = 1; m <= kGemvTokens; ++m) {
-    alignas(64) float out[kGemvTokens * kPanelRows];
-    for (int64_t p = 0; p < part.panels; ++p) {
-      // Heap memory of the exact size would show reads beyond a panel; prefetches may go there.
+    constexpr int kOut = kGemvTokens * kPanelRows;
+    alignas(64) float alone[kOut];
+    alignas(64) float out[kGemvPanels * kOut];
+    // Heap memory of the exact size would show reads beyond a panel; prefetches may go there.
+    const auto gemv = [&](const Panel* panels, int count, float* to) {
       if (source.format == ops::Format::kNvfp4) {
-        kernels.gemv_nvfp4(part.panel(p), block_rows.data(), m, out);
+        kernels.gemv_nvfp4(panels, count, block_rows.data(), m, to);
       } else {
-        kernels.gemv_float(part.panel(p), rows.data(), m, out);
+        kernels.gemv_float(panels, count, rows.data(), m, to);
       }
-      for (int t = 0; t < m; ++t) {
-        for (int64_t r = 0; r < part.rows_of(p); ++r) {
-          check(t, p * kPanelRows + r, out[t * kPanelRows + r],
-                source.format == ops::Format::kNvfp4 ? kEpsilonSplit : kEpsilonF32, "gemv");
+    };
+    for (int64_t i = 0; i < part.pairs(); ++i) {
+      Panel pair[kGemvPanels];
+      const int count = part.pair(i, pair);
+      gemv(pair, count, out);
+      for (int k = 0; k < count; ++k) {
+        const int64_t p = i * kGemvPanels + k;
+        gemv(pair + k, 1, alone);
+        for (int t = 0; t < m; ++t) {
+          for (int64_t r = 0; r < part.rows_of(p); ++r) {
+            const float found = out[k * kOut + t * kPanelRows + r];
+            check(t, p * kPanelRows + r, found, source.format == ops::Format::kNvfp4 ? kEpsilonSplit : kEpsilonF32,
+                  "gemv");
+            // A panel's result does not depend on the one beside it.
+            if (std::memcmp(&found, &alone[t * kPanelRows + r], sizeof(float)) != 0) {
+              check(t, p * kPanelRows + r, std::numeric_limits<float>::quiet_NaN(), 0, "gemv alone");
+            }
+          }
         }
       }
     }

@@ -162,13 +162,23 @@ void check_no_nan(const ops::MatrixSource& source, const uint8_t* bytes, int64_t
 Panel PackedPart::panel(int64_t i) const {
   Panel panel;
   panel.words = data + i * stride;
-  panel.ahead = panel.words + panel_bytes;
+  panel.ahead = panel.words + stride;
   panel.row_scales = row_scales.data() + i * row_scale_step;
   panel.row_scale_stride = panels * row_scale_step;
   panel.segment = segment;
   panel.columns = columns;
   panel.kind = kind;
   return panel;
+}
+
+int PackedPart::pair(int64_t i, Panel* out) const {
+  const int64_t first = i * kGemvPanels;
+  const int count = first + 1 < panels ? kGemvPanels : 1;
+  for (int p = 0; p < count; ++p) {
+    out[p] = panel(first + p);
+    out[p].ahead = out[p].words + kGemvPanels * stride;
+  }
+  return count;
 }
 
 PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {

@@ -1,10 +1,10 @@
 #include "cuda/expert_kernels.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <mutex>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "cuda/self_test.h"
 #include "cuda/tuned.h"
 #include "kernels/moe/tables.h"
@@ -26,8 +26,6 @@ Record& record() {
 
 // If this many plans in a row have a wrong kernel, something else is wrong.
 constexpr int kMostRounds = 6;
-
-void warn(const std::string& text) { fmt::print(stderr, "fourfold: warning: {}\n", text); }
 
 }  // namespace
 

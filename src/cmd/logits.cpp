@@ -1,6 +1,7 @@
 // fourfold logits: what the model computes for given tokens, as a safetensors file.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <numeric>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/json.h"
 #include "base/math.h"
 #include "base/progress.h"
@@ -115,8 +117,16 @@ void run(const Options& options) {
   }
   if (options.mtp) tensors.push_back({"mtp.logits", {count - 1, config.vocabulary}, mtp_logits});
   model::write_safetensors_f32(options.output, tensors);
-  fmt::print(stderr, "{}: {} tokens, {} ({})\n", options.output, count,
-             options.hidden ? "logits and hidden states" : "logits", model->backend().description());
+  const auto bad = std::find_if(logits.begin(), logits.end(), [](float x) { return !std::isfinite(x); });
+  if (bad != logits.end()) {
+    const int64_t place = bad - logits.begin();
+    fail(
+        "{} was written, but row {} has the logit {} of token {}, wanted finite numbers; `fourfold inspect --deep {}` "
+        "names weights that are not finite",
+        options.output, place / config.vocabulary, *bad, place % config.vocabulary, options.directory);
+  }
+  eprint("{}: {} tokens, {} ({})\n", options.output, count, options.hidden ? "logits and hidden states" : "logits",
+         model->backend().description());
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "cmd/bench_kernels.h"
 #include "cmd/commands.h"
+#include "cmd/options.h"
 #include "cmd/shape_options.h"
 #include "cuda/measure.h"
 #include "cuda/tuned.h"
@@ -24,8 +25,9 @@ constexpr double kClose = 1.10;  // the planner's pick is good when it is within
 
 struct Options {
   ShapeOptions shape;
-  std::string tokens, routing = "uniform", store, emulate;
-  int device = 0, top = 6, replays = 7, threads = 0;
+  GpuOptions gpu{.replays = 7};
+  std::string tokens, routing = "uniform", emulate;
+  int top = 6;
   bool json = false, all = false, dry = false;
 };
 
@@ -128,7 +130,7 @@ class Tuner {
       if (known != c.measured.end()) return known->us;
       const auto pair = kernels_.pair(up, down, work.tokens);
       if (!pair) return 1e30;
-      Measured m{up, down, 0, bench_.time(*pair, options_.replays)};
+      Measured m{up, down, 0, bench_.time(*pair, options_.gpu.replays)};
       plan::LayerPlan layer = work.layer;
       if (plan::choose_by_name(&layer, plan::to_string(up), plan::to_string(down))) m.predicted_us = layer.predicted_us;
       c.measured.push_back(m);
@@ -229,13 +231,13 @@ void run(Options o) {
     }
   }
   cuda::parse_routing(o.routing);
-  if (o.shape.model.empty() && o.shape.experts == 0) o.shape.model = "35B-A3B";
+  if (!o.shape.any_shape()) o.shape.model = "35B-A3B";
   const plan::MoeProblem problem = o.shape.problem();
-  const cuda::Device device(o.device);
-  jit::KernelStore store(o.store.empty() ? jit::default_store_directory() : std::filesystem::path(o.store));
+  const cuda::Device device(o.gpu.device);
+  jit::KernelStore store(o.gpu.store_directory());
   cuda::KernelOptions options;
   options.max_tokens = counts.back();
-  options.threads = o.threads;
+  options.threads = o.gpu.threads;
   options.tuned = false;
   if (!o.emulate.empty()) options.emulate = &plan::find_gpu(o.emulate);
   cuda::ExpertKernels kernels(device, store, problem, options);
@@ -290,16 +292,7 @@ void add_tune(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::Range(1, 200));
   command->add_option("--routing", options->routing, "uniform or power-law")->capture_default_str();
-  command->add_option("--device", options->device, "Number of the GPU")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 63));
-  command->add_option("--store", options->store,
-                      "Directory of compiled kernels (default: FOURFOLD_KERNELS or the cache)");
-  command->add_option("--replays", options->replays, "Timed replays; the median counts")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
-  command->add_option("--threads", options->threads, "Compilations at a time (default: the processors)")
-      ->check(CLI::Range(0, 1024));
+  options->gpu.add_to(*command);
   command->add_option(
       "--emulate", options->emulate,
       "Tune another card's candidates as `bench kernels --emulate` runs them: a check that stores nothing");

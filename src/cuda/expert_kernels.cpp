@@ -1,10 +1,10 @@
 #include "cuda/expert_kernels.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <mutex>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "cuda/self_test.h"
 #include "cuda/tuned.h"
 #include "kernels/moe/tables.h"
@@ -28,8 +28,6 @@ Record& record() {
 constexpr int kMostRounds = 6;
 // The same for kernels that the compiler spoils: neighbouring tiles often share that fate.
 constexpr int kMostRefusals = 24;
-
-void warn(const std::string& text) { fmt::print(stderr, "fourfold: warning: {}\n", text); }
 
 }  // namespace
 

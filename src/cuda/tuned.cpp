@@ -1,9 +1,9 @@
 #include "cuda/tuned.h"
 
 #include <cmath>
-#include <cstdio>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "jit/sha256.h"
@@ -93,7 +93,7 @@ std::optional<TunedTable> TunedTable::load(const fs::path& store, const std::str
     }
     return table;
   } catch (const Error& damage) {
-    fmt::print(stderr, "fourfold: warning: {}; the plans are used instead\n", damage.what());
+    warn(fmt::format("{}; the plans are used instead", damage.what()));
     return std::nullopt;
   }
 }

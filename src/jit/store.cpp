@@ -6,10 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <set>
 
+#include "base/console.h"
 #include "base/env.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -50,8 +50,6 @@ std::string key_bytes(const Key& key) {
 }
 
 std::string error_text(int error) { return std::strerror(error); }
-
-void warn(const std::string& message) { fmt::print(stderr, "fourfold: warning: {}\n", message); }
 
 }  // namespace
 

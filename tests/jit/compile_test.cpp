@@ -213,9 +213,6 @@ class BuiltKernels : public testing::TestWithParam<plan::Arch> {};
 TEST_P(BuiltKernels, CompileWithTheirPlannedMapsAndWithoutSpills) {
   FOURFOLD_NEEDS_NVRTC();
   const plan::Arch& arch = GetParam();
-  const bool any = std::any_of(plan::families().begin(), plan::families().end(),
-                               [&](const auto& row) { return row.arch == arch.name && row.implemented(); });
-  if (!any) GTEST_SKIP() << "no family has a kernel for " << arch.name << " yet";
   const TemporaryDirectory dir;
   KernelStore store(dir.path());
   plan::MoeProblem problem = plan::find_shape("35B-A3B");
@@ -259,12 +256,9 @@ TEST(Kernels, Fp4KernelsCompileEmulated) {
   }
 }
 
-TEST(Kernels, AnArchitectureWithoutKernelsSaysSo) {
+TEST(Kernels, EveryArchitectureHasSome) {
   for (const plan::Arch& arch : plan::kArchs) {
-    bool any = false;
-    for (const plan::FamilyRow& row : plan::families()) any = any || (row.arch == arch.name && row.implemented());
-    if (any) continue;
-    EXPECT_THROW(requests_of(plan::find_shape("35B-A3B"), plan::representative_gpu(arch)), Error);
+    EXPECT_FALSE(requests_of(plan::find_shape("35B-A3B"), plan::representative_gpu(arch)).empty()) << arch.name;
   }
 }
 

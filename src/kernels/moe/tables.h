@@ -42,11 +42,11 @@ FOURFOLD_MOE_HD constexpr int partial_place(int tile, int g) { return tile * 16 
 // bf16, where 16-byte piece c of slot s lies at place c ^ (s % 8). A block's rows of 64 K are then one flat copy.
 // moe_gather writes gate-up's, gate-up writes down's; source_stride and out_stride are from one 64 K to the next.
 //
-// Their down, and that of the FP4 kernels, writes groups of four values with a common exponent: rows 32 w + g + {0, 8, 16, 24} of its weight matrix
+// Their down writes groups of four values with a common exponent: rows 32 w + g + {0, 8, 16, 24} of its weight matrix
 // are group 8 w + g of a slot's row, 8 bytes, rows padded to a multiple of 128 values. Value i is
 // (field - 8192) x 2^(e - 139), its field bits 14 (i % 2) .. of word i / 2; e is the exponent of the group's largest
 // magnitude as float32 has it, its low half in bits 28..31 of word 0 and its high half in word 1's; 255: not finite.
-// The error is at most 2^-14 of the group's largest magnitude.
+// The error is at most 2^-14 of the group's largest magnitude. The FP4 kernels' down writes the same.
 struct PackedGroup {
   unsigned words[2];
 };

@@ -50,7 +50,7 @@ Weights make_weights(ops::Format format, int64_t rows, int64_t columns, uint64_t
         while (nvfp4::e4m3_is_nan(byte));
       }
       source.scale_rows = grid == 0 ? rows : grid == 1 ? 1 : 128;
-      source.scale_columns = grid == 2 ? 128 : columns;
+      source.scale_columns = grid == 2 ? 128 : grid == 3 ? 20 : columns;
       weights.grid_scales.resize(
           static_cast<size_t>(ceil_div(rows, source.scale_rows) * ceil_div(columns, source.scale_columns)));
       for (float& scale : weights.grid_scales) scale = static_cast<float>(random.uniform(0.001, 0.01));
@@ -255,7 +255,7 @@ int check_kernels(const KernelTable& kernels, std::string& problem) {
     check_matrix(checker, make_weights(ops::Format::kBf16, shape[0], shape[1], seed++), "bf16");
     check_matrix(checker, make_weights(ops::Format::kF16, shape[0], shape[1], seed++), "f16");
     check_matrix(checker, make_weights(ops::Format::kF32, shape[0], shape[1], seed++), "f32");
-    for (int grid = 0; grid < 3; ++grid) {
+    for (int grid = 0; grid < 4; ++grid) {
       check_matrix(checker, make_weights(ops::Format::kFp8, shape[0], shape[1], seed++, grid), "fp8");
     }
   }

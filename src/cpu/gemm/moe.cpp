@@ -204,6 +204,7 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
   }
   const int64_t down_pairs = ceil_div(hidden, int64_t{kPairRows});
   constexpr int64_t kMostPairs = 8;
+  const PackedPart& first_part = experts[r.experts[0]].down;
   const auto down = [&](int, int64_t begin, int64_t end) {
     const int64_t first_row = begin * kPairRows;
     const int64_t rows = std::min(end * kPairRows, hidden) - first_row;
@@ -219,13 +220,16 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
     // Adds weight(i) x (part x the inputs from `first` on) to rows of token(i), i < n <= kGemvTokens, all panels.
     alignas(64) float sums[kGemvPanels * kGemvTokens * kPanelRows];
     alignas(64) float products[kGemvTokens][kMostPairs * kPairRows];
-    const auto add = [&](const PackedPart& part, const PackedPart* next, const Input& input, int64_t first, int n,
+    const auto add = [&](const PackedPart& part, const PackedPart& next, const Input& input, int64_t first, int n,
                          const auto& token, const auto& weight) {
       for (int64_t u = begin; u < end; ++u) {
         Panel pair[kGemvPanels];
         const int count = part.pair(u, pair);
-        if (u + 1 == end && next != nullptr) {  // the same panels of the next expert follow
-          for (int p = 0; p < count; ++p) pair[p].ahead = next->panel(begin * kGemvPanels + p).words;
+        if (u + 1 == end) {  // the same panels of the next expert follow, at last the next panels of the first one
+          const int64_t follows = &next == &first_part ? end : begin;
+          for (int p = 0; p < count; ++p) {
+            pair[p].ahead = next.data + (follows * kGemvPanels + p) * next.stride;  // may be behind its end
+          }
         }
         gemv_panels(pair, count, input, first, n, sums);
         for (int p = 0; p < count; ++p) {
@@ -249,9 +253,9 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
     for (int64_t a = 0; a < active; ++a) {
       const PackedPart& part = experts[r.experts[static_cast<size_t>(a)]].down;
       const int64_t last = r.begin[static_cast<size_t>(a) + 1];
-      const PackedPart* next = a + 1 < active ? &experts[r.experts[static_cast<size_t>(a) + 1]].down
-                               : aligned      ? &shared_down->parts()[0]
-                                              : nullptr;
+      const PackedPart& next = a + 1 < active ? experts[r.experts[static_cast<size_t>(a) + 1]].down
+                               : aligned      ? shared_down->parts()[0]
+                                              : first_part;
       for (int64_t s = r.begin[static_cast<size_t>(a)]; s < last; s += kGemvTokens) {
         add(
             part, next, hidden_input_, s, static_cast<int>(std::min<int64_t>(kGemvTokens, last - s)),
@@ -262,7 +266,7 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
     if (!aligned) return;
     for (int64_t t = 0; t < tokens; t += kGemvTokens) {
       add(
-          shared_down->parts()[0], nullptr, shared_input_, t,
+          shared_down->parts()[0], first_part, shared_input_, t,
           static_cast<int>(std::min<int64_t>(kGemvTokens, tokens - t)), [&](int i) { return t + i; },
           [&](int i) { return gates.data != nullptr ? sigmoid(*gates.f32(t + i)) : 1.0f; });
     }

@@ -169,8 +169,7 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
   b.ids = device_alloc<int>(picks * layers);
   b.router = device_alloc<float>(picks * layers);
   b.slots = max_slots(static_cast<long long>(picks), s.experts);
-  b.h = device_alloc<u16>(std::max(static_cast<size_t>(b.slots), static_cast<size_t>(kFewPicks * kFewTokens)) *
-                          s.intermediate);
+  b.h = device_alloc<u16>(static_cast<size_t>(b.slots) * s.intermediate);
   b.partial_bytes = static_cast<size_t>(b.slots) * packed_row_values(s.hidden) * (tokens > 2500 ? 2 : 4);
   b.partial = device_alloc<u8>(b.partial_bytes);
   b.out = device_alloc<u16>(static_cast<size_t>(tokens) * s.hidden);
@@ -239,15 +238,16 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
   d.source = b.h;
   d.source_stride = s.intermediate;
   d.scales = layer.down_scales;
-  d.out = down.few ? static_cast<void*>(b.out) : b.partial;
+  d.out = down.one ? static_cast<void*>(b.out) : b.partial;
   d.out_stride = s.hidden;
+  d.ready = a.row_tiles;
   if (up.many) {
     a.source = reinterpret_cast<const u16*>(b.partial);
     a.source_stride = a.out_stride = d.source_stride = b.slots * kUnitK;
     d.out_stride = packed_row_values(s.hidden) / 4;
   }
   const auto groups = [](int tiles, const Candidate& c) { return (tiles + c.row_tiles - 1) / c.row_tiles; };
-  if (up.few) {
+  if (up.one) {
     const long long most_up = static_cast<long long>(groups(a.row_tiles, up)) * static_cast<long long>(picks);
     const long long most_down = groups(d.row_tiles, down);
     launch(up.kernel, dim3(static_cast<unsigned>(std::min<long long>(g_sms * up.ctas, most_up))), up.threads, up.smem,
@@ -302,7 +302,7 @@ double check(const Layer& layer, Buffers& b, const Candidate& up, const Candidat
   }
   CUDA_CHECK(cudaMemcpy(b.ids, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice));
   CUDA_CHECK(cudaMemcpy(b.router, weights.data(), weights.size() * 4, cudaMemcpyHostToDevice));
-  const size_t h_rows = std::max(static_cast<size_t>(b.slots), static_cast<size_t>(kFewPicks * kFewTokens));
+  const size_t h_rows = static_cast<size_t>(b.slots);
   CUDA_CHECK(cudaMemset(b.h, 0xff, h_rows * s.intermediate * 2));
   CUDA_CHECK(cudaMemset(b.partial, 0xff, b.partial_bytes));
   CUDA_CHECK(cudaMemset(b.out, 0xff, static_cast<size_t>(b.tokens) * s.hidden * 2));
@@ -479,13 +479,13 @@ int main(int argc, char** argv) {
               const Candidate &up = ups[u], &down = downs[d];
               if (!up.fits(s.hidden, tokens, s.top_k) || !down.fits(s.intermediate, tokens, s.top_k)) continue;
               if (up.relu2 != s.relu2) continue;
-              if (up.few != down.few || up.tokens != down.tokens || up.many != down.many) continue;
+              if (up.one != down.one || up.tokens != down.tokens || up.many != down.many) continue;
               bool first_up = true, first_down = true;
               for (size_t i = 0; i < u; ++i)
-                first_up &= !(ups[i].few == up.few && ups[i].tokens == up.tokens && ups[i].relu2 == up.relu2 &&
+                first_up &= !(ups[i].one == up.one && ups[i].tokens == up.tokens && ups[i].relu2 == up.relu2 &&
                               ups[i].many == up.many && ups[i].fits(s.hidden, tokens, s.top_k));
               for (size_t i = 0; i < d; ++i)
-                first_down &= !(downs[i].few == down.few && downs[i].tokens == down.tokens &&
+                first_down &= !(downs[i].one == down.one && downs[i].tokens == down.tokens &&
                                 downs[i].many == down.many && downs[i].fits(s.intermediate, tokens, s.top_k));
               if (!first_up && !first_down) continue;
               const bool all = first_up && first_down;
@@ -541,15 +541,12 @@ int main(int argc, char** argv) {
             const Candidate &up = ups[u], &down = downs[d];
             if (!up.fits(s.hidden, tokens, s.top_k) || !down.fits(s.intermediate, tokens, s.top_k)) return 1e30;
             if (up.relu2 != s.relu2) return 1e30;
-            if (up.few != down.few || up.tokens != down.tokens) return 1e30;
+            if (up.one != down.one || up.tokens != down.tokens) return 1e30;
             if (tokens > 512 && !up.many) return 1e30;
             if (up.many != down.many || (up.many && tokens < 256)) return 1e30;
-            if (up.few ? up.max_tokens == 8 && tokens == 1
-                       : !up.many && (tokens <= 8    ? up.tokens > 8
-                                      : tokens <= 64 ? up.tokens > 16
-                                                     : up.tokens < 16))
+            if (!up.one && !up.many && (tokens <= 8 ? up.tokens > 8 : tokens <= 64 ? up.tokens > 16 : up.tokens < 16))
               return 1e30;
-            if (!up.few && tokens == 1) return 1e30;
+            if (!up.one && tokens == 1) return 1e30;
             const double us = time_layers(layer, b, up, down, count);
             if (sweep)
               std::printf("  %s M=%d up %zu %s down %zu %s: %.2f us\n", s.name, tokens, u, up.name, d, down.name, us);
@@ -564,22 +561,23 @@ int main(int argc, char** argv) {
           if (only_up >= 0 && only_down >= 0) {
             measure(static_cast<size_t>(only_up), static_cast<size_t>(only_down));
           } else {
-            // For each kind (few or not, tile): all ups with the first fitting down, then all downs with the best up.
+            // For each kind (one token or not, tile): all ups with the first fitting down, then all downs with the best
+            // up.
             std::vector<std::pair<bool, int>> kinds;
             for (const Candidate& c : ups) {
-              const std::pair<bool, int> kind{c.few, c.tokens};
+              const std::pair<bool, int> kind{c.one, c.tokens};
               if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
             }
             for (const auto& kind : kinds) {
               double kind_best = 1e30;
               size_t kind_up = ups.size(), first_down = downs.size();
               for (size_t d = downs.size(); d-- > 0;)
-                if (downs[d].few == kind.first && downs[d].tokens == kind.second &&
+                if (downs[d].one == kind.first && downs[d].tokens == kind.second &&
                     downs[d].fits(s.intermediate, tokens, s.top_k))
                   first_down = d;
               if (first_down == downs.size()) continue;
               for (size_t u = 0; u < ups.size(); ++u) {
-                if (ups[u].few != kind.first || ups[u].tokens != kind.second) continue;
+                if (ups[u].one != kind.first || ups[u].tokens != kind.second) continue;
                 const double us = measure(u, first_down);
                 if (us < kind_best) kind_best = us, kind_up = u;
               }

@@ -8,11 +8,10 @@
 
 struct Candidate {
   const char* name;
-  bool few;
-  bool many;       // suited to more than 512 tokens
-  bool relu2;      // gate-up: without a gate
-  int tokens;      // tokens per block
-  int max_tokens;  // few: room for this many
+  bool one;    // one token
+  bool many;   // suited to more than 512 tokens
+  bool relu2;  // gate-up: without a gate
+  int tokens;  // tokens per block
   int row_tiles;
   int ctas;
   int threads;
@@ -21,7 +20,7 @@ struct Candidate {
 
   bool fits(int k, int m, int top_k) const {
     if (k % 64 != 0) return false;
-    if (few) return m <= max_tokens && m * top_k <= fourfold::moe::kFewPicks;
+    if (one) return m == 1 && top_k <= fourfold::moe::kOnePicks;
     return true;
   }
 };

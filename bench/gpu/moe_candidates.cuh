@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bench/gpu/moe_candidate.h"
+#include "kernels/moe/one_sm90.cuh"
 #include "kernels/moe/route_sm90.cuh"
 #include "kernels/moe/stream_sm90.cuh"
 
@@ -14,30 +15,35 @@ Candidate stream_candidate(const char* name) {
   constexpr StreamMap map = stream_map(T);
   static_assert(map.total <= 232448);
   static_assert(T.ctas * (map.total + 1024) <= 233472);
-  return Candidate{name,        T.few,  false,       T.relu2,   T.few ? T.rows : T.nt * 8, T.rows,
-                   T.mt * T.wm, T.ctas, T.threads(), map.total, moe_stream<Tile>};
+  void (*kernel)(const GemmArgs);
+  if constexpr (T.one) {
+    kernel = moe_one<Tile>;
+  } else {
+    kernel = moe_stream<Tile>;
+  }
+  return Candidate{name,        T.one,  false,       T.relu2,   T.one ? T.rows : T.nt * 8,
+                   T.mt * T.wm, T.ctas, T.threads(), map.total, kernel};
 }
 
 #define STREAM(...) stream_candidate<fourfold::moe::StreamTileOf<__VA_ARGS__>>("{" #__VA_ARGS__ "}")
 
-//     gate_up, few, mt, wm, ws, wu, nt, rows, ku, stages, ctas
+//     gate_up, one, mt, wm, ws, wu, nt, rows, ku, stages, ctas
 inline std::vector<Candidate> gate_up_candidates() {
   std::vector<Candidate> all = {
-      STREAM(true, true, 2, 1, 1, 8, 1, 1, 8, 4, 2),         STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 5, 2),
-      STREAM(true, true, 2, 1, 1, 8, 1, 1, 16, 3, 2),        STREAM(true, true, 2, 1, 1, 8, 1, 1, 16, 4, 2),
-      STREAM(true, true, 2, 1, 1, 8, 1, 1, 32, 2, 2),        STREAM(true, true, 2, 1, 1, 8, 1, 1, 32, 2, 1),
-      STREAM(true, true, 1, 1, 1, 8, 1, 1, 32, 3, 2),        STREAM(true, true, 2, 1, 1, 8, 1, 8, 8, 4, 2),
-      STREAM(true, true, 2, 1, 1, 8, 1, 4, 16, 3, 2),        STREAM(true, true, 2, 1, 1, 8, 1, 2, 16, 3, 2),
-      STREAM(true, false, 4, 2, 1, 2, 1, 8, 4, 4, 2),        STREAM(true, false, 2, 4, 1, 2, 1, 8, 4, 4, 2),
-      STREAM(true, false, 4, 2, 2, 1, 1, 8, 4, 4, 2),        STREAM(true, false, 2, 4, 2, 1, 1, 8, 4, 4, 2),
-      STREAM(true, false, 4, 4, 1, 2, 1, 8, 4, 4, 1),        STREAM(true, false, 2, 4, 1, 2, 1, 8, 8, 2, 2),
-      STREAM(true, false, 4, 2, 1, 2, 2, 16, 4, 3, 2),       STREAM(true, false, 2, 8, 1, 1, 2, 16, 4, 5, 1),
-      STREAM(true, false, 2, 8, 1, 1, 2, 16, 8, 2, 1),       STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 3, 1),
-      STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 4, 1),       STREAM(true, false, 2, 8, 1, 1, 3, 24, 8, 2, 1),
-      STREAM(true, false, 1, 16, 1, 1, 3, 24, 4, 4, 1),      STREAM(true, false, 2, 8, 1, 1, 4, 32, 4, 3, 1),
-      STREAM(true, true, 2, 1, 1, 8, 1, 8, 8, 4, 2, true),   STREAM(true, false, 2, 4, 1, 2, 1, 8, 4, 4, 2, true),
-      STREAM(true, false, 4, 2, 1, 2, 2, 16, 4, 3, 2, true), STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 3, 1, true),
-      STREAM(true, false, 2, 8, 1, 1, 4, 32, 4, 3, 1, true),
+      STREAM(true, true, 2, 1, 1, 8, 1, 1, 8, 4, 2),         STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 3, 3),
+      STREAM(true, true, 2, 1, 1, 8, 1, 1, 16, 2, 2),        STREAM(true, true, 2, 1, 1, 8, 1, 1, 16, 4, 1),
+      STREAM(true, true, 2, 1, 1, 4, 1, 1, 16, 2, 3),        STREAM(true, true, 2, 1, 1, 4, 1, 1, 16, 3, 2),
+      STREAM(true, true, 2, 1, 1, 8, 1, 1, 32, 2, 1),        STREAM(true, true, 1, 1, 1, 8, 1, 1, 32, 2, 2),
+      STREAM(true, true, 4, 1, 1, 8, 1, 1, 8, 4, 1),         STREAM(true, false, 4, 2, 1, 2, 1, 8, 4, 4, 2),
+      STREAM(true, false, 2, 4, 1, 2, 1, 8, 4, 4, 2),        STREAM(true, false, 4, 2, 2, 1, 1, 8, 4, 4, 2),
+      STREAM(true, false, 2, 4, 2, 1, 1, 8, 4, 4, 2),        STREAM(true, false, 4, 4, 1, 2, 1, 8, 4, 4, 1),
+      STREAM(true, false, 2, 4, 1, 2, 1, 8, 8, 2, 2),        STREAM(true, false, 4, 2, 1, 2, 2, 16, 4, 3, 2),
+      STREAM(true, false, 2, 8, 1, 1, 2, 16, 4, 5, 1),       STREAM(true, false, 2, 8, 1, 1, 2, 16, 8, 2, 1),
+      STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 3, 1),       STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 4, 1),
+      STREAM(true, false, 2, 8, 1, 1, 3, 24, 8, 2, 1),       STREAM(true, false, 1, 16, 1, 1, 3, 24, 4, 4, 1),
+      STREAM(true, false, 2, 8, 1, 1, 4, 32, 4, 3, 1),       STREAM(true, true, 2, 1, 1, 8, 1, 1, 8, 4, 2, true),
+      STREAM(true, false, 2, 4, 1, 2, 1, 8, 4, 4, 2, true),  STREAM(true, false, 4, 2, 1, 2, 2, 16, 4, 3, 2, true),
+      STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 3, 1, true), STREAM(true, false, 2, 8, 1, 1, 4, 32, 4, 3, 1, true),
   };
   for (const Candidate& c : prefill_candidates(true)) all.push_back(c);
   return all;
@@ -45,10 +51,10 @@ inline std::vector<Candidate> gate_up_candidates() {
 
 inline std::vector<Candidate> down_candidates() {
   std::vector<Candidate> all = {
-      STREAM(false, true, 1, 1, 2, 4, 1, 1, 8, 12, 2),   STREAM(false, true, 1, 1, 2, 4, 1, 1, 16, 6, 2),
-      STREAM(false, true, 1, 1, 1, 8, 1, 1, 16, 6, 2),   STREAM(false, true, 1, 1, 4, 2, 1, 1, 16, 8, 2),
-      STREAM(false, true, 1, 1, 2, 2, 1, 1, 16, 6, 2),   STREAM(false, true, 1, 1, 2, 4, 1, 8, 16, 4, 1),
-      STREAM(false, true, 1, 1, 2, 4, 1, 4, 16, 4, 2),   STREAM(false, true, 1, 1, 2, 4, 1, 2, 16, 6, 2),
+      STREAM(false, true, 1, 1, 2, 4, 1, 1, 8, 8, 1),    STREAM(false, true, 1, 1, 2, 4, 1, 1, 16, 6, 2),
+      STREAM(false, true, 1, 1, 2, 4, 1, 1, 16, 8, 1),   STREAM(false, true, 2, 1, 2, 4, 1, 1, 16, 4, 1),
+      STREAM(false, true, 2, 1, 1, 8, 1, 1, 16, 3, 1),   STREAM(false, true, 1, 2, 1, 4, 1, 1, 16, 4, 1),
+      STREAM(false, true, 1, 1, 1, 4, 1, 1, 16, 4, 2),   STREAM(false, true, 1, 1, 4, 2, 1, 1, 8, 8, 1),
       STREAM(false, false, 4, 2, 1, 2, 1, 8, 4, 4, 2),   STREAM(false, false, 2, 4, 1, 2, 1, 8, 4, 4, 2),
       STREAM(false, false, 4, 2, 2, 1, 1, 8, 4, 4, 2),   STREAM(false, false, 2, 4, 2, 1, 1, 8, 4, 4, 2),
       STREAM(false, false, 4, 4, 1, 2, 1, 8, 4, 4, 1),   STREAM(false, false, 2, 4, 1, 2, 1, 8, 8, 2, 2),

@@ -6,7 +6,6 @@
 #include "base/math.h"
 #include "cuda/expert_kernels.h"
 #include "kernels/moe/fp4_layout.h"
-#include "kernels/moe/stream_tile.h"
 #include "kernels/moe/tables.h"
 
 namespace fourfold::cuda {
@@ -27,16 +26,13 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
   if (max_tokens < 1 || max_tokens > 1 << 20) fail("workspace for {} tokens: wanted 1 to {}", max_tokens, 1 << 20);
   const Device& device = *context.device;
   const auto picks = static_cast<uint64_t>(max_tokens * p.picks_per_token());
-  // Routed inline, every expert of the batch has a row for each of 8 tokens.
-  const auto few = static_cast<uint64_t>(std::min<int64_t>(max_tokens, moe::kFewTokens) * p.picks_per_token());
   const auto slots =
       static_cast<uint64_t>(moe::max_slots(static_cast<long long>(picks), static_cast<int>(p.all_experts())));
-  const uint64_t rows = std::max(slots, few * moe::kFewTokens);
   const auto padded = static_cast<uint64_t>(p.padded_depth(plan::Pass::kDown));
   const auto hidden = static_cast<uint64_t>(p.hidden);
   const auto experts = static_cast<int>(p.all_experts());
   const bool bf16 = p.allows(plan::ActivationFormat::kBf16), fp4 = p.allows(plan::ActivationFormat::kNvfp4);
-  if (bf16) hidden_ = Buffer(device, rows * padded * 2, "activations between the two GEMMs");
+  if (bf16) hidden_ = Buffer(device, slots * padded * 2, "activations between the two GEMMs");
   // As swizzled units the last columns are others: the rows' zeros would not last.
   if (bf16 && static_cast<int64_t>(padded) != p.intermediate) {
     swizzled_ = Buffer(device, slots * padded * 2, "activations between the two GEMMs");
@@ -129,6 +125,7 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
   down.scales = weights.down_scales().as<float>();
   down.out = pair.inline_routes() ? pointer<void>(inputs.out) : workspace.partial().as<void>();
   down.out_stride = hidden;
+  down.ready = up.row_tiles;
 
   // The wgmma kernels' forms of rows: see kernels/moe/tables.h.
   const bool swizzled = plan::row_form(pair.gate_up.tile) == plan::RowForm::kSwizzled;

@@ -10,7 +10,7 @@
 #include "base/random.h"
 #include "cuda/reference.h"
 #include "kernels/moe/fp4_layout.h"
-#include "kernels/moe/stream_tile.h"
+#include "kernels/moe/layout.h"
 #include "kernels/moe/tables.h"
 #include "nvfp4/number.h"
 
@@ -116,7 +116,8 @@ Data make_data(const plan::MoeProblem& p, const PlannedPair& pair) {
                                  : nvfp4::float_to_bf16(magnitude * static_cast<float>(random.normal())));
     }
     if (pair.fp4()) d.x[d.x.size() - 1 - static_cast<size_t>(t % p.hidden)] = 0x7fc0;  // a NaN counts as 0
-    const int second = t % 5 == 0 ? 1 : t % 5 == 1 ? 0 : -1;                           // 0: a duplicate
+    // 0: a duplicate
+    const int second = t % 5 == 0 ? (d.tokens == 1 ? 0 : 1) : t % 5 == 1 ? 0 : -1;
     const int third = t % 3 == 0 ? 2 + static_cast<int>(t / 3 % 3) : static_cast<int>(p.experts) + 7;
     for (const int id : {0, second, third}) {
       d.ids.push_back(t == padding ? -1 : id);
@@ -216,7 +217,8 @@ class Check {
   float h_at(int64_t row, int64_t i) const {
     int64_t at = row * padded() + i;
     if (swizzled()) at = (i / 64 * slots() + row) * 64 + ((i % 64 / 8) ^ (row % 8)) * 8 + i % 8;
-    return nvfp4::bf16_to_float(hidden_[static_cast<size_t>(at)]);
+    return nvfp4::bf16_to_float(hidden_[static_cast<size_t>(at)]) /
+           (pair_.inline_routes() ? moe::kOneTokenScale : 1.0f);
   }
 
   // Down's row of a slot, with down's tensor scale; `group` is the magnitude that its error is relative to.
@@ -320,21 +322,13 @@ class Check {
     }
   }
 
-  // Experts in the order of their first choice; a row for each of 8 tokens.
+  // A single token's choices, each an expert of its own.
   std::vector<Row> inline_rows() const {
-    std::map<int, int64_t> rank;
-    std::map<std::pair<int64_t, int>, float> sums;
-    for (size_t i = 0; i < data_.ids.size(); ++i) {
-      const int id = data_.ids[i];
-      if (!valid(id)) continue;
-      rank.emplace(id, static_cast<int64_t>(rank.size()));
-      sums[{static_cast<int64_t>(i) / kTopK, id}] += data_.weights[i];
-    }
     std::vector<Row> rows;
-    for (const auto& [key, weight] : sums) {
-      const auto [token, id] = key;
-      rows.push_back({rank.at(id) * moe::kFewTokens + token, token, id,
-                      weight * data_.experts[static_cast<size_t>(id)].down.tensor_scale});
+    for (size_t i = 0; i < data_.ids.size(); ++i) {
+      if (!valid(data_.ids[i])) continue;
+      const float scale = data_.experts[static_cast<size_t>(data_.ids[i])].down.tensor_scale;
+      rows.push_back({static_cast<int64_t>(rows.size()), 0, data_.ids[i], data_.weights[i] * scale});
     }
     return rows;
   }

@@ -45,9 +45,12 @@ struct FamilySource {
   std::string (*tile)(const KernelSpec& spec);
   const char* map;     // constexpr function from Tile::value to a structure with a member `total`
   const char* kernel;  // template over the tile
+  // For one token, whose choices need no sorting: another template, in a header of its own.
+  const char* inline_kernel = nullptr;
+  const char* inline_source = nullptr;
 };
 constexpr FamilySource kFamilySources[] = {
-    {plan::Family::kStreaming, stream_tile, "stream_map", "moe_stream"},
+    {plan::Family::kStreaming, stream_tile, "stream_map", "moe_stream", "moe_one", "kernels/moe/one_sm90.cuh"},
     {plan::Family::kWgmma, prefill_tile, "prefill_map", "moe_prefill"},
     {plan::Family::kMmaSync, async_tile, "make_smem_map", "moe_mma_sync"},
     {plan::Family::kFp4, async_tile, "make_smem_map", "moe_fp4"},
@@ -74,7 +77,9 @@ KernelRequest make_request(std::string name, std::string text, std::string_view 
 }
 
 std::string kernel_expression(const plan::KernelSpec& spec) {
-  return fmt::format("fourfold::moe::{}<PlannedTile>", source_of(spec.candidate.tile.family).kernel);
+  const FamilySource& source = source_of(spec.candidate.tile.family);
+  return fmt::format("fourfold::moe::{}<PlannedTile>",
+                     spec.candidate.tile.inline_routes ? source.inline_kernel : source.kernel);
 }
 
 std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::string_view arch,
@@ -90,7 +95,8 @@ std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::strin
       "static_assert(fourfold::moe::{2}(PlannedTile::value).total == {3},\n"
       "              \"the kernel's shared memory is not what was planned\");\n"
       "static_assert(fourfold::plan::make_smem_map({4}).total == {3}, \"host and device ledgers differ\");\n",
-      row->source, source.tile(spec), source.map, plan::make_smem_map(t).total, to_source(t));
+      t.inline_routes ? std::string_view(source.inline_source) : row->source, source.tile(spec), source.map,
+      plan::make_smem_map(t).total, to_source(t));
   const std::string_view target = options.arch.empty() ? arch : std::string_view(options.arch);
   return make_request(spec.name, text, target, {kernel_expression(spec)}, options.definitions);
 }

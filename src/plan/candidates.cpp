@@ -35,6 +35,15 @@ TileConfig base_tile(const MoeProblem& problem, Pass pass, Family family) {
 
 using List = std::vector<Candidate>;
 
+// One token: what was near the best of 536 pairs of tiles on an H200. Long copies; all warps share K; gate-up's warps
+// have two row tiles, which share the fragments of the token's row.
+bool suits_one_token(Pass pass, int rows, int k, int warps, int k_warps) {
+  if (k < 512) return false;
+  const int row_warps = warps / k_warps, row_tiles = rows / 16;
+  if (pass == Pass::kGateUp) return row_warps == 1 && row_tiles == 2;
+  return row_warps <= 2 && row_tiles <= 2 && row_tiles % row_warps == 0;
+}
+
 // `rows` are weight rows of all operands together.
 void set_sizes(TileConfig* t, int tokens, int rows, int k, int stages, int warps) {
   t->tokens = t->token_rows = tokens;
@@ -48,24 +57,20 @@ void set_sizes(TileConfig* t, int tokens, int rows, int k, int stages, int warps
 void add_streaming(const MoeProblem& problem, Pass pass, bool inline_routes, List* out) {
   TileConfig t = base_tile(problem, pass, Family::kStreaming);
   t.inline_routes = inline_routes ? 1 : 0;
-  for (int tokens = kTokenTileStep; tokens <= (inline_routes ? 8 : 32); tokens += kTokenTileStep) {
+  for (int tokens = kTokenTileStep; tokens <= (inline_routes ? kTokenTileStep : 32); tokens += kTokenTileStep) {
     for (const int rows : {16, 32, 64, 128, 256}) {
       for (const int k : {64, 128, 256, 512, 1024, 2048}) {
         if (k > 512 && !inline_routes) continue;  // so few rows that a long copy is what hides the latency
         for (const int stages : {2, 3, 4, 6, 8}) {
-          // One row tile of gate and up is half as fast as two, measured at 1 and 2 tokens.
-          if (inline_routes && rows < 16 * t.operands) continue;
           for (const auto& [warps, k_warps, stage_warps] : kStreamingWarps) {
+            if (inline_routes && !suits_one_token(pass, rows, k, warps, k_warps)) continue;
             for (const int ctas : {1, 2, 3, 4}) {
               set_sizes(&t, tokens, rows, k, stages, warps);
               // Bulk copies of one warp are issued one after the other; more rows need more warps.
               t.producer_warps = tokens > 8 ? 4 : 2;
               t.k_warps = k_warps;
               t.stage_warps = stage_warps;
-              // The batch is known to be small: no room for rows that cannot come.
-              if (t.inline_routes) {
-                t.token_rows = static_cast<int>(std::min<int64_t>(tokens, bucket_of(problem.tokens)));
-              }
+              if (t.inline_routes) t.token_rows = 1;
               out->push_back({t, ctas, 1});
             }
           }

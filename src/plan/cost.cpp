@@ -11,12 +11,14 @@ namespace {
 
 constexpr double kIssueEfficiency = 0.80;  // of the issue slots; fitted to tuned kernels seen at 0.79 to 0.82 busy
 constexpr double kIssuePerWarp = 0.55;     // instructions per clock that one warp's own parallelism sustains
-constexpr double kIssueInline = 0.15;      // the same where short items follow each other: waits, sums, stores
-constexpr double kInlineUs = 1.0;          // sorting the choices, and the first stage of each expert
-constexpr double kEpilogueUs = 0.4;        // from the last mma to the last byte
-constexpr double kTurnUs = 0.3;            // between two tiles of one CTA: header, barriers, first fragments
-constexpr double kPowerUs = 300;           // time scale on which a card falls from boost to its sustained clock
-constexpr double kOverlap = 4;             // exponent of the norm that joins overlapping terms
+// One token, fitted to 360 pairs of tiles on an H200.
+constexpr double kIssueInline = 0.35;   // instructions per clock and warp where short items follow each other
+constexpr double kInlineUs = 1.0;       // reading the choices, and the first stage of each expert
+constexpr double kInlineLatency = 2.0;  // reads answer later than one alone: every CTA asks for a whole ring at once
+constexpr double kEpilogueUs = 0.4;     // from the last mma to the last byte
+constexpr double kTurnUs = 0.3;         // between two tiles of one CTA: header, barriers, first fragments
+constexpr double kPowerUs = 300;        // time scale on which a card falls from boost to its sustained clock
+constexpr double kOverlap = 4;          // exponent of the norm that joins overlapping terms
 // Measured on an H200 over 450 layers: tiles that differ in the length of their copies only.
 constexpr double kCopyClocks = 42;    // of the SM's copy engine for each bulk copy
 constexpr double kIssueClocks = 100;  // of a producer warp to issue one
@@ -99,6 +101,10 @@ Instructions instructions_of(const TileConfig& t) {
   const bool down = t.pass == Pass::kDown;
   switch (t.family) {
     case Family::kStreaming:
+      if (t.inline_routes) {  // codes need no scaling; a warp's row tiles share what the token's row costs
+        const double row_tiles = static_cast<double>(t.operands * t.n) / 16 / (t.warps / t.k_warps);
+        return {1.2 + (down ? 0.5 : 1.0) / row_tiles, 0.25, 60, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
+      }
       return {2.1, 0.5, 16, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
     case Family::kMmaSync:
       // Three reads more than a streaming tile: nobody runs ahead. Measured 3 us behind it at 2 and 4 tokens.
@@ -172,7 +178,7 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   const double in_flight =
       t.producer_warps > 0 && p.waves > 1 ? per_stage * ahead : std::min(per_stage * ahead, of_tile);
   p.in_flight_bytes = in_flight * c.ctas_per_sm;
-  const double need = read * gpu.latency_us;
+  const double need = read * gpu.latency_us * (t.inline_routes ? kInlineLatency : 1);
   const double bytes = p.weight_bytes + p.activation_bytes + p.output_bytes;
   const double bytes_per_tile = bytes / p.tiles;
   p.memory_us = full * slots * bytes_per_tile / (read * saturation(slots * in_flight, need));

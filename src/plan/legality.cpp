@@ -226,9 +226,9 @@ int estimated_registers(const Candidate& c) {
   const int accumulators = static_cast<int>(ceil_div(int64_t{t.tokens} * t.operands * t.n, threads));
   switch (t.family) {
     case Family::kStreaming:
-      // Gate-up holds two scales and the clamp through its epilogue. Inline tiles have few accumulators, and what they
-      // save on them the compiler does without.
-      if (t.inline_routes) return t.pass == Pass::kGateUp ? 56 + 2 * accumulators : 54 + accumulators * 5 / 4;
+      // One token: few accumulators, and what the compiler saves on them it does without. Otherwise gate-up holds two
+      // scales and the clamp through its epilogue.
+      if (t.inline_routes) return (t.pass == Pass::kGateUp ? 48 : 56) + 2 * accumulators;
       return (t.pass == Pass::kGateUp ? 68 : 62) + accumulators * (t.pass == Pass::kGateUp ? 15 : 14) / 10;
     case Family::kMmaSync:
       return (t.pass == Pass::kGateUp && t.operands == 2 ? 88 : 76) + accumulators * 15 / 8;

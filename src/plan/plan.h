@@ -168,9 +168,9 @@ LayerPlan plan_without_input_scales(const LayerPlan& plan, const PlanOptions& op
 // not there, have no kernel or do not fit together.
 bool choose_by_name(LayerPlan* plan, std::string_view gate_up, std::string_view down);
 
-// Up to this many tokens the streaming kernels sort the few choices themselves and add up the experts of a token in the
+// Up to this many tokens the streaming kernels take the choices as they are and add up the experts of a token in the
 // down pass, so that neither a routing nor a combining kernel runs.
-inline constexpr int64_t kInlineRouteTokens = 8;
+inline constexpr int64_t kInlineRouteTokens = 1;
 
 // Token counts whose plans a server needs: each stands for itself and everything up to the next.
 std::span<const int64_t> token_buckets();

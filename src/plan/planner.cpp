@@ -24,6 +24,8 @@ constexpr double kSameUs = 0.01;
 
 // W4A4 rounds more than W4A16 and must be this much faster to be chosen over it: less is within the model's error.
 constexpr double kNvfp4Margin = 1.05;
+constexpr double kApartUs = 1.0;  // one token: what it costs when down's CTAs have no room beside gate-up's (measured)
+constexpr int kMostInline = 64;   // gate-up candidates for one token that are tried beside down's
 
 bool faster(const Ranked& a, const Ranked& b) {
   const TileConfig &ta = a.candidate.tile, &tb = b.candidate.tile;
@@ -205,22 +207,51 @@ void note_format(LayerPlan* plan, ActivationFormat format, double total) {
   plan->formats.push_back({format, total});
 }
 
+// One token: whether an SM has room for all its CTAs of both kernels, so that down fills its ring while gate-up runs.
+bool side_by_side(const Candidate& a, const Candidate& b, const Arch& arch) {
+  int64_t bytes = 0, registers = 0, warps = 0;
+  for (const Candidate* c : {&a, &b}) {
+    const TileConfig& t = c->tile;
+    const int64_t of_cta = t.warps + t.producer_warps;
+    bytes += c->ctas_per_sm * (round_up(make_smem_map(t).total, 128) + arch.smem_reserved);
+    registers += c->ctas_per_sm * of_cta * 32 * round_up(estimated_registers(*c), 8);
+    warps += c->ctas_per_sm * of_cta;
+  }
+  return bytes <= arch.smem_per_sm && registers <= arch.registers_per_sm && warps <= arch.warps_per_sm;
+}
+
+// The fastest candidate that can stand beside this one. One token: the fastest that also has room beside it, if any
+// has.
+const Ranked* partner(const GemmPlan& down, const Candidate& gate_up, bool implemented, const Arch& arch) {
+  if (gate_up.tile.inline_routes) {
+    for (const Ranked& r : down.ranked) {
+      if (compatible(gate_up.tile, r.candidate.tile) && (r.implemented || !implemented) &&
+          side_by_side(gate_up, r.candidate, arch)) {
+        return &r;
+      }
+    }
+  }
+  return fastest(down, gate_up.tile, implemented);
+}
+
 // Both GEMMs as a unit: either both route inline, and nothing runs around them, or neither does, and both take the
 // blocks of tokens that the routing kernel cuts once and the rows in one form. The form also separates the formats of
 // the activations, so that the fastest unit (with a margin for W4A4) is the choice between W4A16 and W4A4.
 void choose(const MoeProblem& p, const Gpu& gpu, LayerPlan* plan) {
   double best = std::numeric_limits<double>::infinity();
   for (const bool implemented : {true, false}) {
-    std::set<std::tuple<int, RowForm, int>> seen;  // the first of each kind is the fastest
+    std::map<std::tuple<int, RowForm, int>, int> seen;
     for (const Ranked& a : plan->gate_up.ranked) {
       const TileConfig& t = a.candidate.tile;
       if (implemented && !a.implemented) continue;
-      if (!seen.emplace(t.inline_routes, row_form(t), t.tokens).second) continue;
-      const Ranked* b = fastest(plan->down, t, implemented);
+      // The first of each kind is the fastest; for one token what has room beside it matters too.
+      if (++seen[{t.inline_routes, row_form(t), t.tokens}] > (t.inline_routes ? kMostInline : 1)) continue;
+      const Ranked* b = partner(plan->down, a.candidate, implemented, arch_of(gpu));
       if (b == nullptr) continue;
       time_the_rest(p, gpu, t, plan);
-      const double total =
-          plan->quantise_us + plan->route_us + a.prediction.total_us + b->prediction.total_us + plan->combine_us;
+      const bool apart = t.inline_routes && !side_by_side(a.candidate, b->candidate, arch_of(gpu));
+      const double total = plan->quantise_us + plan->route_us + a.prediction.total_us + b->prediction.total_us +
+                           plan->combine_us + (apart ? kApartUs : 0);
       note_format(plan, activations_of(t), total);
       const bool margin = p.activations == ActivationFormat::kAuto && activations_of(t) == ActivationFormat::kNvfp4;
       const double cost = margin ? total * kNvfp4Margin : total;

@@ -60,7 +60,7 @@ struct TileConfig {
   int swap_ab;          // 1: weights on the M side of the mma, tokens on the N side
   int k_warps;          // warps that share one output along K and add fp32 partial sums through shared memory; 1 = none
   int stage_warps;      // of k_warps: groups that take turns at whole stages; the others share the units of a stage
-  int inline_routes;    // 1: at most 8 tokens, every CTA sorts the few choices itself
+  int inline_routes;    // 1: one token, whose choices are taken as they are
   Epilogue epilogue;
 };
 
@@ -98,12 +98,12 @@ enum class RegionId : int {
   kWeights,           // [stage][operands * n / 16][k / 64] packed units
   kActivations,       // [stage][token_rows][k] (wgmma: [stage][k / 64][tokens][64], rows of 128 bytes swizzled)
   kActivationScales,  // FP4: [stage][tokens][k / vector] bytes
-  kPartials,          // [2][k_warps, or none for one][operands * n / 16][tokens / 8][32] float4
-  kZeroRow,           // one activation row of zeros, for tokens that do not use an expert
-  kRoutes,            // the tables of inline routing
+  kPartials,          // [2][k_warps, or none for one][operands * n / 16][tokens / 8][32] float4; one token: float2
+  kZeroRow,           // one token: an activation row of zeros, for the other columns of the multiplications
+  kRoutes,            // the choices of inline routing
   kOutput,            // [tokens][n] bf16: the epilogue's staging
   kRows,              // [2][tokens] int: rows of the activations, double-buffered across tiles
-  kBarriers,          // [2][stages] mbarriers: full, empty
+  kBarriers,          // [2][stages] mbarriers: full, empty; one token, gate-up: one more
   kCount,
 };
 inline constexpr int kRegionCount = static_cast<int>(RegionId::kCount);
@@ -133,11 +133,11 @@ inline constexpr unsigned kVectorAlign = 16;
 
 FOURFOLD_PLAN_FN unsigned align_up(unsigned value, unsigned align) { return (value + align - 1) / align * align; }
 
-inline constexpr unsigned kUnitRows = 16;            // of a packed unit
-inline constexpr unsigned kUnitDepth = 64;           //
-inline constexpr unsigned kRowSkew = 16;             // bytes after an activation row, so that the eight rows of an
-                                                     // ldmatrix fall into different banks
-inline constexpr unsigned kInlineRouteBytes = 8832;  // kFewTableBytes of kernels/moe/stream_tile.h
+inline constexpr unsigned kUnitRows = 16;           // of a packed unit
+inline constexpr unsigned kUnitDepth = 64;          //
+inline constexpr unsigned kRowSkew = 16;            // bytes after an activation row, so that the eight rows of an
+                                                    // ldmatrix fall into different banks
+inline constexpr unsigned kInlineRouteBytes = 384;  // kOneTableBytes of kernels/moe/stream_tile.h
 
 // Warps that divide the weight rows of a tile; the others of a K slice divide its tokens. An FP4 warp keeps two row
 // tiles where it can: they share the fragments of the activations, and together make a whole block of 16 of the next
@@ -176,9 +176,10 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
     case RegionId::kActivationScales:
       return t.family == Family::kFp4 ? rows * static_cast<unsigned>(s.blocks * s.block) : 0;
     case RegionId::kPartials:
-      return static_cast<unsigned>(2 * (t.k_warps == 1 ? 0 : t.k_warps)) * (weight_rows / kUnitRows) * (rows / 8) * 512;
+      return static_cast<unsigned>(2 * (t.k_warps == 1 ? 0 : t.k_warps)) * (weight_rows / kUnitRows) * (rows / 8) *
+             (t.inline_routes ? 256 : 512);
     case RegionId::kZeroRow:
-      return t.inline_routes && t.pass == Pass::kDown ? activation_stride(t) : 0;
+      return t.inline_routes ? activation_stride(t) : 0;
     case RegionId::kRoutes:
       return t.inline_routes ? kInlineRouteBytes : 0;
     case RegionId::kOutput:
@@ -186,7 +187,9 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
     case RegionId::kRows:
       return t.family == Family::kMmaSync || t.family == Family::kFp4 ? 2 * rows * 4 : 0;
     case RegionId::kBarriers:
-      return t.producer_warps > 0 ? static_cast<unsigned>(t.stages) * 16 : 0;
+      return t.producer_warps > 0
+                 ? static_cast<unsigned>(t.stages + (t.inline_routes && t.pass == Pass::kGateUp ? 1 : 0)) * 16
+                 : 0;
     case RegionId::kCount:
       break;
   }

@@ -52,6 +52,8 @@ enum class Op {
   kWgmmaCommit,
   kWgmmaWait,
   kGridWait,
+  kFlagRaise,
+  kFlagWait,
   kShuffle,
   kMatrixLoad,
   kMatrixStore,

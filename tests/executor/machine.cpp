@@ -165,6 +165,10 @@ std::string_view to_string(Op op) {
       return "wgmma_wait";
     case Op::kGridWait:
       return "grid_dependency_wait";
+    case Op::kFlagRaise:
+      return "raise_flag";
+    case Op::kFlagWait:
+      return "wait_flags";
     case Op::kShuffle:
       return "a shuffle or vote";
     case Op::kMatrixLoad:

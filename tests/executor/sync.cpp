@@ -258,6 +258,32 @@ void grid_dependency_wait(Site site) {
   m.maybe_yield();
 }
 
+// Kernels run one after the other here, so a flag that is not up when it is waited for stays down.
+void raise_flag(int* flag, int count, int lane, Site site) {
+  __syncwarp(0xffffffffu, site);
+  Machine& m = machine();
+  m.enter(Op::kFlagRaise, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kFlagRaise, site) || lane != 0) return;
+  m.plain_access(flag, sizeof(int), Access::kAtomic);
+  *flag += count;
+}
+
+int wait_flags(const int* flags, int count, int value, int lane, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kFlagWait, site);
+  (void)lane;
+  int ready = 0;
+  while (ready < count && ready < 32 && flags[ready] >= value) ++ready;
+  if (m.mutated(Mutation::Kind::kDrop, Op::kFlagWait, site)) return 1;
+  if (ready == 0) m.violate("wait_flags: the flag is down, and nobody is left to raise it");
+  // What was stored before is there, as after grid_dependency_wait().
+  auto clock = std::make_shared<std::vector<u32>>(*t.clock);
+  (*clock)[m.place(kGridComponent)] = 1;
+  t.clock = clock;
+  m.maybe_yield();
+  return ready;
+}
+
 void grid_launch_dependents(Site site) {
   Machine& m = machine();
   Thread& t = m.enter(site);

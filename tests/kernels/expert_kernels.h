@@ -14,11 +14,10 @@ struct ExpertKernel {
   std::string name;
   plan::Family family;
   bool gate_up;
-  bool few;        // at most 8 tokens, routed inside
-  bool gated;      // gate-up: SwiGLU, otherwise squared ReLU
-  int tokens;      // of a block
-  int max_tokens;  // few: of the batch
-  int row_tiles;   // of a CTA
+  bool one;       // one token, whose choices need no sorting
+  bool gated;     // gate-up: SwiGLU, otherwise squared ReLU
+  int tokens;     // of a block
+  int row_tiles;  // of a CTA
   int ctas;
   int threads;
   unsigned shared_bytes;

@@ -131,7 +131,7 @@ std::vector<ExpertKernel> all_kernels() {
 }
 
 bool fit(const ExpertKernel& up, const ExpertKernel& down) {
-  return up.gate_up && !down.gate_up && up.few == down.few && up.tokens == down.tokens && up.family == down.family;
+  return up.gate_up && !down.gate_up && up.one == down.one && up.tokens == down.tokens && up.family == down.family;
 }
 
 namespace {
@@ -354,7 +354,7 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   LayerRun run;
   const size_t picks = static_cast<size_t>(in.tokens) * static_cast<size_t>(s.top_k);
   const size_t slots = static_cast<size_t>(max_slots(static_cast<long long>(picks), s.experts));
-  const size_t h_rows = up.few ? std::min(picks, static_cast<size_t>(s.experts)) * 8 : slots;
+  const size_t h_rows = up.one ? picks : slots;
   auto* h = device.alloc<unsigned short>(h_rows * static_cast<size_t>(deep), "activations");
   if (!up.slots()) {  // columns past the intermediate size are zero, and stay it
     for (size_t row = 0; row < h_rows; ++row) {
@@ -365,7 +365,7 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   const bool groups_of_four = up.slots() || up.fp4();
   const size_t group_bytes = static_cast<size_t>(packed_row_values(s.hidden)) * 2;
   const size_t gathered_bytes = static_cast<size_t>(wide) * 2;
-  auto* partial = device.alloc<unsigned char>(up.few           ? 1
+  auto* partial = device.alloc<unsigned char>(up.one           ? 1
                                               : groups_of_four ? slots * std::max(group_bytes, gathered_bytes)
                                                                : slots * static_cast<size_t>(s.hidden) * 4,
                                               "down's rows");
@@ -411,8 +411,9 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   d.source = h;
   d.source_stride = a.out_stride;
   d.scales = a.down_scales;
-  d.out = up.few ? static_cast<void*>(out) : static_cast<void*>(partial);
+  d.out = up.one ? static_cast<void*>(out) : static_cast<void*>(partial);
   d.out_stride = groups_of_four ? packed_row_values(s.hidden) / 4 : s.hidden;
+  d.ready = a.row_tiles;
 
   // W4A4: codes and scales of the input and of h; what lies beyond their columns is zero.
   Fp4Args fp4_up{};
@@ -459,7 +460,7 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
                              fp4_up.source_scale_stride);
            });
   }
-  if (up.few) {
+  if (up.one) {
     up_grid = std::min(up_grid, static_cast<unsigned>(groups(a.row_tiles, up)) * static_cast<unsigned>(picks));
     down_grid = std::min(down_grid, static_cast<unsigned>(groups(d.row_tiles, down)));
   } else {
@@ -478,7 +479,7 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
          [&] { up.fp4() ? up.run_fp4(fp4_up) : up.run(a); });
   launch("down " + down.name, {down_grid}, down.threads, down.shared_bytes,
          [&] { up.fp4() ? down.run_fp4(fp4_down) : down.run(d); });
-  if (!up.few && in.tokens > 0) {
+  if (!up.one && in.tokens > 0) {
     const executor::Index3 grid{static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(in.tokens)};
     if (groups_of_four) {
       launch("combine packed", grid, 128, 0, [&] {

@@ -18,7 +18,7 @@ using Pair = std::pair<ExpertKernel, ExpertKernel>;
 
 // Kernels that run together: the same batch sizes and, when sorted, the same blocks. Every kernel is in one pair at
 // least; `all`: every combination.
-std::vector<Pair> pairs(bool few, bool gated = true, bool all = false) {
+std::vector<Pair> pairs(bool one, bool gated = true, bool all = false) {
   const std::vector<ExpertKernel> list = all_kernels();
   std::vector<Pair> result;
   const auto seen = [&](const std::string& name) {
@@ -27,7 +27,7 @@ std::vector<Pair> pairs(bool few, bool gated = true, bool all = false) {
   };
   for (const ExpertKernel& up : list) {
     for (const ExpertKernel& down : list) {
-      if (!fit(up, down) || up.few != few || up.gated != gated) continue;
+      if (!fit(up, down) || up.one != one || up.gated != gated) continue;
       if (all || !seen(up.name) || !seen(down.name)) result.push_back({up, down});
     }
   }
@@ -49,7 +49,7 @@ unsigned g_seed = 0;
 void expect_equal(const LayerWeights& weights, const std::vector<Pair>& list, int tokens, Pattern pattern, int runs = 1,
                   float limit = 0.0f) {
   for (const auto& [up, down] : list) {
-    if (up.few && (tokens > std::min(up.max_tokens, down.max_tokens) || tokens * weights.shape.top_k > 128)) continue;
+    if (up.one && tokens != 1) continue;
     LayerInput input = make_input(weights.shape, tokens, pattern, ++g_seed);
     input.limit = limit;
     const std::vector<float> want = reference(weights, input, up.fp4());
@@ -150,15 +150,15 @@ TEST(ExpertLayer, TilesAreInTheList) {
     plan::MoeProblem problem = plan::find_shape("397B-A17B");
     if (!k.gated) problem.activation = plan::Activation::kRelu2;
     if (k.fp4()) problem.activations = plan::ActivationFormat::kNvfp4;
-    problem.tokens = k.few ? k.max_tokens : 64;
+    problem.tokens = k.one ? 1 : 64;
     const plan::Pass pass = k.gate_up ? plan::Pass::kGateUp : plan::Pass::kDown;
     const plan::Gpu& gpu = plan::find_gpu(k.fp4() ? "rtx-pro-6000" : "h200");
     const std::vector<plan::Candidate> candidates = plan::candidates(problem, pass, plan::arch_of(gpu));
     const bool found = std::any_of(candidates.begin(), candidates.end(), [&](const plan::Candidate& c) {
       plan::TileConfig t = c.tile;
       if (k.slots() && k.gate_up) t.epilogue = plan::Epilogue::kDedicated;  // h goes out through shared memory
-      return t.family == k.family && t.operands * t.n == k.row_tiles * 16 && t.tokens == (k.few ? 8 : k.tokens) &&
-             (t.warps + t.producer_warps) * 32 == k.threads && (t.inline_routes != 0) == k.few &&
+      return t.family == k.family && t.operands * t.n == k.row_tiles * 16 && t.tokens == (k.one ? 8 : k.tokens) &&
+             (t.warps + t.producer_warps) * 32 == k.threads && (t.inline_routes != 0) == k.one &&
              c.ctas_per_sm == k.ctas && plan::make_smem_map(t).total == k.shared_bytes;
     });
     EXPECT_TRUE(found) << k.name << ": " << k.shared_bytes << " bytes";

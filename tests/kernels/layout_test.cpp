@@ -120,14 +120,14 @@ TEST(MoeLayout, FourAndAHalfBitsPerWeight) {
 }
 
 TEST(MoeTiles, RegionsFollowEachOtherWithoutOverlap) {
-  constexpr StreamTile t{true, true, 2, 1, 2, 4, 1, 8, 4, 8, 2, false};
+  constexpr StreamTile t{true, true, 2, 1, 2, 4, 1, 1, 4, 8, 2, false};
   constexpr StreamMap m = stream_map(t);
   EXPECT_EQ(m.weight_stride, 2u * 4 * 576);
   EXPECT_GE(m.rows, m.weights + 8 * m.weight_stride);
-  EXPECT_GE(m.partials, m.rows + 8 * 8 * stream_row_stride(t));
-  EXPECT_GE(m.few, m.partials + 2 * 8 * 2 * 512);
-  EXPECT_GE(m.barriers, m.few + kFewTableBytes);
-  EXPECT_EQ(m.total, m.barriers + 8 * 16);
+  EXPECT_GE(m.partials, m.rows + 8 * stream_row_stride(t));
+  EXPECT_GE(m.choices, m.partials + 2 * 8 * 2 * 256);
+  EXPECT_GE(m.barriers, m.choices + kOneTableBytes);
+  EXPECT_EQ(m.total, m.barriers + 8 * 16 + 16);
   constexpr PrefillMap p = prefill_map({false, 160, 7, false});
   EXPECT_EQ(p.total, 7u * (160 * 128 + 16 * 576 + 16));
   EXPECT_LE(p.total, 232448u);

@@ -1,27 +1,34 @@
 #include "kernels/moe/stream_sm90.cuh"
 
+#include "kernels/moe/one_sm90.cuh"
+
 #include "kernels/expert_kernels.h"
 
 namespace fourfold::moe {
 namespace {
-template <bool GateUp, bool Few, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas,
+template <bool GateUp, bool One, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas,
           bool Relu2 = false>
 ExpertKernel stream(const char* name) {
-  using Tile = StreamTileOf<GateUp, Few, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas, Relu2>;
+  using Tile = StreamTileOf<GateUp, One, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas, Relu2>;
   constexpr StreamTile T = Tile::value;
   ExpertKernel k = {};
   k.name = name;
   k.family = plan::Family::kStreaming;
   k.gate_up = GateUp;
-  k.few = Few;
+  k.one = One;
   k.gated = !Relu2;
-  k.tokens = Few ? T.rows : T.nt * 8;
-  k.max_tokens = T.rows;
+  k.tokens = T.rows;
   k.row_tiles = T.mt * T.wm;
   k.ctas = T.ctas;
   k.threads = T.threads();
   k.shared_bytes = stream_map(T).total;
-  k.run = [](const GemmArgs& args) { moe_stream<Tile>(args); };
+  k.run = [](const GemmArgs& args) {
+    if constexpr (One) {
+      moe_one<Tile>(args);
+    } else {
+      moe_stream<Tile>(args);
+    }
+  };
   return k;
 }
 }  // namespace
@@ -29,21 +36,23 @@ ExpertKernel stream(const char* name) {
 #define STREAM(...) stream<__VA_ARGS__>("stream {" #__VA_ARGS__ "}")
 
 std::vector<ExpertKernel> stream_kernels() {
-  // gate_up, few, mt, wm, ws, wu, nt, rows, ku, stages, ctas
+  // gate_up, one, mt, wm, ws, wu, nt, rows, ku, stages, ctas
   return {
-      STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 4, 2),   // one token
-      STREAM(true, true, 1, 2, 1, 2, 1, 8, 4, 3, 2),   // K split inside a stage
-      STREAM(true, true, 2, 1, 2, 2, 1, 8, 4, 4, 1),   // and by stages
+      STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 4, 2),   // one token, K split inside a stage
+      STREAM(true, true, 2, 1, 1, 8, 1, 1, 8, 3, 1),   // one unit of a stage for each warp
+      STREAM(true, true, 2, 1, 2, 2, 1, 1, 8, 4, 1),   // and by stages
+      STREAM(true, true, 2, 1, 4, 1, 1, 1, 16, 4, 1),  //
       STREAM(false, true, 1, 1, 2, 2, 1, 1, 8, 4, 2),  //
-      STREAM(false, true, 1, 1, 2, 4, 1, 8, 4, 4, 2),  //
-      STREAM(false, true, 1, 2, 4, 1, 1, 8, 1, 8, 2),  //
+      STREAM(false, true, 1, 1, 2, 4, 1, 1, 8, 4, 2),  //
+      STREAM(false, true, 1, 2, 2, 2, 1, 1, 8, 4, 1),  //
+      STREAM(false, true, 2, 1, 1, 8, 1, 1, 16, 3, 1),
       STREAM(true, false, 2, 2, 1, 2, 1, 8, 4, 3, 2),  // sorted, 8 tokens to a block
       STREAM(true, false, 2, 2, 2, 1, 3, 24, 2, 2, 1),
       STREAM(true, false, 2, 4, 1, 1, 4, 32, 1, 3, 1),
       STREAM(false, false, 2, 2, 1, 2, 1, 8, 4, 3, 2),
       STREAM(false, false, 2, 2, 2, 1, 3, 24, 2, 2, 1),
       STREAM(false, false, 2, 4, 1, 1, 4, 32, 1, 3, 1),
-      STREAM(true, true, 2, 1, 1, 4, 1, 8, 4, 4, 2, true),  // squared ReLU
+      STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 4, 2, true),  // squared ReLU
       STREAM(true, false, 2, 2, 1, 2, 1, 8, 4, 3, 2, true),
   };
 }

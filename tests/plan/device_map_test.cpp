@@ -11,7 +11,7 @@ namespace {
 unsigned offset(const SmemMap& map, RegionId id) { return region(map, id).offset; }
 
 TEST(DeviceMap, StreamingTilesAgreeWithTheLedger) {
-  static_assert(moe::kFewTableBytes == kInlineRouteBytes);
+  static_assert(moe::kOneTableBytes == kInlineRouteBytes);
   int checked = 0;
   for (const int64_t tokens : {1, 4, 64}) {
     MoeProblem p = find_shape("122B-A10B");
@@ -45,7 +45,7 @@ TEST(DeviceMap, StreamingTilesAgreeWithTheLedger) {
           ASSERT_EQ(device.partials, offset(map, RegionId::kPartials)) << to_string(c);
         }
         if (t.inline_routes) {
-          ASSERT_EQ(device.few, offset(map, RegionId::kRoutes)) << to_string(c);
+          ASSERT_EQ(device.choices, offset(map, RegionId::kRoutes)) << to_string(c);
         }
         ASSERT_EQ(device.zero_bytes, region(map, RegionId::kZeroRow).size) << to_string(c);
         ASSERT_EQ(tile.threads(), (t.warps + t.producer_warps) * 32) << to_string(c);

@@ -15,9 +15,9 @@ namespace {
 // ---- known maps, at compile time
 // ----------------------------------------------------------------------------------------
 
-// Few tokens, routed inside the kernel: 2 row tiles x 4 units of 576 B in 4 stages; one activation row of 512 + 16 B
-// per stage; 2 buffers x 1 x 2 x 1 x 512 B of partial sums; the tables; 16 B of mbarriers per stage.
-constexpr TileConfig kFew = {.family = Family::kStreaming,
+// One token: 2 row tiles x 4 units of 576 B in 4 stages; one activation row of 512 + 16 B per stage; 2 buffers x 2 x 2
+// x 256 B of partial sums; a row of zeros; the choices; 16 B of mbarriers per stage, and one more.
+constexpr TileConfig kOne = {.family = Family::kStreaming,
                              .pass = Pass::kGateUp,
                              .tokens = 8,
                              .token_rows = 1,
@@ -34,25 +34,17 @@ constexpr TileConfig kFew = {.family = Family::kStreaming,
                              .stage_warps = 1,
                              .inline_routes = 1,
                              .epilogue = Epilogue::kDirect};
-static_assert(unit_bytes(kFew) == 576);
-static_assert(smem_stride<kFew, RegionId::kWeights> == 2 * 4 * 576);
-static_assert(smem_offset<kFew, RegionId::kActivations> == 4 * 4608);
-static_assert(smem_stride<kFew, RegionId::kActivations> == 528);
-static_assert(smem_offset<kFew, RegionId::kPartials> == 20608);  // 20544 rounded up to 128
-static_assert(smem_size<kFew, RegionId::kPartials> == 2 * 2 * 2 * 1 * 512);
-static_assert(smem_offset<kFew, RegionId::kRoutes> == 24704);
-static_assert(smem_offset<kFew, RegionId::kBarriers> == 24704 + 8832);
-static_assert(smem_total<kFew> == 24704 + 8832 + 64);
-static_assert(stage_bytes(kFew) == 2 * 4 * 576 + 512);
-
-// The down pass of the same pair has a row of zeros for tokens that do not use an expert.
-constexpr TileConfig kFewDown = [] {
-  TileConfig t = kFew;
-  t.pass = Pass::kDown;
-  t.operands = 1;
-  return t;
-}();
-static_assert(smem_size<kFewDown, RegionId::kZeroRow> == 528);
+static_assert(unit_bytes(kOne) == 576);
+static_assert(smem_stride<kOne, RegionId::kWeights> == 2 * 4 * 576);
+static_assert(smem_offset<kOne, RegionId::kActivations> == 4 * 4608);
+static_assert(smem_stride<kOne, RegionId::kActivations> == 528);
+static_assert(smem_offset<kOne, RegionId::kPartials> == 20608);  // 20544 rounded up to 128
+static_assert(smem_size<kOne, RegionId::kPartials> == 2 * 2 * 2 * 256);
+static_assert(smem_offset<kOne, RegionId::kZeroRow> == 22656);
+static_assert(smem_offset<kOne, RegionId::kRoutes> == 23296);  // 22656 + 528, rounded up to 128
+static_assert(smem_offset<kOne, RegionId::kBarriers> == 23296 + 384);
+static_assert(smem_total<kOne> == 23680 + 5 * 16);
+static_assert(stage_bytes(kOne) == 2 * 4 * 576 + 512);
 
 // wgmma: swizzled activations come first, each stage on a multiple of 1024.
 constexpr TileConfig kPrefill = {.family = Family::kWgmma,
@@ -204,14 +196,14 @@ TEST(SmemMap, RegionsAreAlignedDisjointAndSumUpForEveryCandidate) {
 }
 
 TEST(SmemMap, MxFp4UnitsAreSmallerByHalfTheirScales) {
-  TileConfig t = kFew;
+  TileConfig t = kOne;
   t.scale_vector = 32;
   EXPECT_EQ(unit_bytes(t), 544u);
   EXPECT_EQ(region(make_smem_map(t), RegionId::kWeights).stride, 2u * 4 * 544);
 }
 
 TEST(SmemMap, OverlayCostsOnlyWhatTheStagesDoNotHold) {
-  TileConfig t = kFew;
+  TileConfig t = kOne;
   t.family = Family::kMmaSync;
   t.producer_warps = 0;
   t.inline_routes = 0;

@@ -16,6 +16,14 @@ __device__ __forceinline__ ptx::u32 scale_pair(ptx::u32 word, bool odd, ptx::u32
   return ptx::and_or<kScaleMask>(odd ? __funnelshift_l(word, word, 8) : word, base);
 }
 
+// The A fragment of one 16 x 16 block without its scales: code times 2^-126.
+__device__ __forceinline__ void place_codes(ptx::u32 w, ptx::u32 (&a)[4]) {
+  a[0] = w & kCodeMask;
+  a[1] = (w << 6) & kCodeMask;
+  a[2] = __funnelshift_r(w, w, 4) & kCodeMask;
+  a[3] = ((w << 2) ^ (w >> 6)) & kCodeMask;
+}
+
 // The A fragment of one 16 x 16 block: weight times 2^-20 / tensor scale.
 template <bool Pinned = false>
 __device__ __forceinline__ void dequantise(ptx::u32 w, ptx::u32 scales, ptx::u32 (&a)[4]) {
@@ -24,10 +32,11 @@ __device__ __forceinline__ void dequantise(ptx::u32 w, ptx::u32 scales, ptx::u32
   const auto multiply = [](ptx::u32 x, ptx::u32 y) {
     return Pinned ? ptx::mul_bf16x2_pinned(x, y) : ptx::mul_bf16x2(x, y);
   };
-  a[0] = multiply(w & kCodeMask, low);
-  a[1] = multiply((w << 6) & kCodeMask, high);
-  a[2] = multiply(__funnelshift_r(w, w, 4) & kCodeMask, low);
-  a[3] = multiply(((w << 2) ^ (w >> 6)) & kCodeMask, high);
+  place_codes(w, a);
+  a[0] = multiply(a[0], low);
+  a[1] = multiply(a[1], high);
+  a[2] = multiply(a[2], low);
+  a[3] = multiply(a[3], high);
 }
 
 }  // namespace fourfold::moe

@@ -48,6 +48,11 @@ inline constexpr unsigned kCodeMask = 0x81c081c0u;
 inline constexpr unsigned kScaleMask = 0x0ff00ff0u;
 inline constexpr unsigned kScaleBase = 0x70007000u;
 inline constexpr float kEpilogueScale = 1048576.0f;  // 2^20
+// One token: codes are multiplied without their scales, 2^-126, where float32 ends; so the rows are 2^80 times as
+// large, and with the scales' 2^106 the sums 2^60.
+inline constexpr unsigned kOneTokenPair = 0x67806780u;                     // 2^80, twice, in bf16
+inline constexpr float kOneTokenScale = 1208925819614629174706176.0f;      // 2^80
+inline constexpr float kOneEpilogueScale = 1.0f / 1152921504606846976.0f;  // 2^-60
 
 // Bytes of a repacked matrix of `rows` x `k`; rows a multiple of 16, k of 64.
 FOURFOLD_MOE_HD constexpr unsigned long long packed_bytes(int rows, int k) {

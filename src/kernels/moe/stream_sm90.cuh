@@ -1,8 +1,5 @@
-// Expert GEMMs for few tokens per expert, shaped for memory bandwidth. One template covers:
-//   gate-up, routed inside  (tokens <= 8: every CTA sorts the few choices itself)
-//   gate-up, sorted         (blocks from moe_route)
-//   down, accumulating      (tokens <= 8: one output tile loops over all active experts and writes the final bf16 row)
-//   down, sorted            (fp32 rows per slot, summed by moe_combine)
+// Expert GEMMs for few tokens per expert, shaped for memory bandwidth: blocks of up to 32 tokens from moe_route; down
+// writes fp32 rows per slot, which moe_combine adds up. (One token: one_sm90.cuh.)
 //
 // A CTA is MT*WM row tiles (of 16 weight rows) wide and persistent over items. Producer warps keep a ring of stages
 // full with bulk copies: per row tile one contiguous strip of KU units, per token one row piece. Consumer warps are WM
@@ -13,8 +10,7 @@
 // Columns of a tile never mix, so token rows that are not loaded may hold anything: their columns are never stored.
 #pragma once
 
-#include "kernels/moe/dequant.cuh"
-#include "kernels/moe/stream_tile.h"
+#include "kernels/moe/stream_math.cuh"
 #include "kernels/moe/tables.h"
 #include "kernels/ptx/sm90.cuh"
 
@@ -24,69 +20,9 @@ namespace stream_detail {
 
 using namespace ptx;
 
-// The active experts of at most kFewPicks choices, in shared memory.
-struct FewTables {
-  int count;
-  int expert[kFewPicks];
-  u32 mask[kFewPicks];                   // bit t: token t uses the expert
-  float weight[kFewPicks * kFewTokens];  // summed over duplicate choices
-  int ids[kFewPicks];
-  float router[kFewPicks];
-  short rank[kFewExperts];
-};
-static_assert(sizeof(FewTables) <= kFewTableBytes);
-
-// One warp. Experts are numbered by their first occurrence. The tables are complete after the CTA's next barrier.
-__device__ __forceinline__ void route_few(const Routing& r, FewTables& f, int lane) {
-  const int picks = r.tokens * r.top_k;
-  for (int i = lane; i < picks; i += 32) {
-    const int id = r.ids[i];
-    f.ids[i] = id >= 0 && id < r.experts ? id : -1;
-    f.router[i] = r.weights[i];
-  }
-  for (int i = lane; i < kFewPicks; i += 32) f.mask[i] = 0;
-  int count = 0;
-  for (int base = 0; base < picks; base += 32) {
-    const int i = base + lane;
-    const int id = i < picks ? f.ids[i] : -1;
-    const u32 same = __match_any_sync(0xffffffffu, id);
-    bool fresh = id >= 0 && (same & ((1u << lane) - 1u)) == 0;
-    if (fresh && base > 0) {  // seen in an earlier group of 32?
-      for (int a = 0; a < count; ++a) {
-        if (f.expert[a] == id) {
-          f.rank[id] = static_cast<short>(a);
-          fresh = false;
-        }
-      }
-    }
-    const u32 votes = __ballot_sync(0xffffffffu, fresh);
-    if (fresh) {
-      const int a = count + __popc(votes & ((1u << lane) - 1u));
-      f.expert[a] = id;
-      f.rank[id] = static_cast<short>(a);
-    }
-    count += __popc(votes);
-    __syncwarp();
-    if (id >= 0) atomicOr(&f.mask[f.rank[id]], 1u << (i / r.top_k));
-    __syncwarp();
-  }
-  if (lane == 0) f.count = count;
-  for (int i = lane; i < picks; i += 32) {
-    const int id = f.ids[i];
-    if (id < 0) continue;
-    const int token = i / r.top_k;
-    float sum = 0.0f;
-    for (int k = 0; k < r.top_k; ++k) {
-      if (f.ids[token * r.top_k + k] == id) sum += f.router[token * r.top_k + k];
-    }
-    f.weight[f.rank[id] * kFewTokens + token] = sum;  // duplicates write the same sum
-  }
-}
-
-// Position of a stage in a CTA's list of work: item, block inside the item, chunk of K.
+// Position of a stage in a CTA's list of work: item, chunk of K.
 struct Cursor {
   int item;
-  int inner;
   int chunk;
 };
 
@@ -103,7 +39,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   constexpr int kConsumers = T.wm * kWarpsK;
   static constexpr StreamMap kMap = stream_map(T);
   constexpr u32 kRowStride = stream_row_stride(T);
-  constexpr bool kAccumulate = T.few && !T.gate_up;
+  static_assert(!T.one);
   // A ring slot always belongs to the same warp group: a group that skipped one of a slot's turns could not tell the
   // phases of its barrier apart. Hence whole rounds of WS stages per item; the surplus ones carry nothing.
   static_assert(T.stages % T.ws == 0 && T.ku % T.wu == 0);
@@ -113,7 +49,6 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const u32 base = shared_address(smem);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  FewTables& few = *reinterpret_cast<FewTables*>(smem + kMap.few);
   const auto full = [&](u32 s) { return base + kMap.barriers + 8u * s; };
   const auto empty = [&](u32 s) { return base + kMap.barriers + 8u * (static_cast<u32>(T.stages) + s); };
 
@@ -124,44 +59,32 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
     fence_barrier_init();
   }
-  if constexpr (kAccumulate) {
-    for (u32 i = threadIdx.x * 4u; i < kMap.zero_bytes; i += blockDim.x * 4u) {
-      *reinterpret_cast<u32*>(smem + kMap.zero + i) = 0;
-    }
-  }
-  // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so ids and route tables may be
-  // read at once; only the activation rows are waited for, after the first weights have been requested.
+  // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so route tables may be read
+  // at once; only the activation rows are waited for, after the first weights have been requested.
   if (T.gate_up) {
     grid_dependency_wait();
     grid_launch_dependents();
   }
-  if (T.few && warp == kConsumers) route_few(args.routing, few, lane);
   __syncthreads();
 
   const int row_groups = (args.row_tiles + kRowTiles - 1) / kRowTiles;
   const int chunks = (args.units + T.ku - 1) / T.ku;
-  const int blocks = T.few ? few.count : args.route.counts[0];
-  const int items = kAccumulate ? row_groups : row_groups * blocks;
-  const int inner = kAccumulate ? blocks : 1;
+  const int blocks = args.route.counts[0];
+  const int items = row_groups * blocks;
   const int first_item = static_cast<int>(blockIdx.x);
   const int step = static_cast<int>(gridDim.x);
-  const int surplus = (T.ws - inner * chunks % T.ws) % T.ws;
-  // Steps to the next stage; block `inner` stands for the surplus stages at the end of an item.
+  const int surplus = (T.ws - chunks % T.ws) % T.ws;  // stages at the end of an item that carry nothing
+  const int length = chunks + surplus;
   const auto next = [&](Cursor& c) {
-    if (++c.chunk >= (c.inner == inner ? surplus : chunks)) {
+    if (++c.chunk >= length) {
       c.chunk = 0;
-      if (++c.inner >= (surplus == 0 ? inner : inner + 1)) {
-        c.inner = 0;
-        c.item += step;
-      }
+      c.item += step;
     }
   };
-  // The block that an item belongs to (accumulating: block number `index` of every item). Past the end: no expert.
-  const auto block_at = [&](int item, int index) -> Block {
-    if (item >= items || index >= blocks) return Block{-1, 0, 0, 0};
-    const int b = kAccumulate ? index : item / row_groups;
-    if (T.few) return Block{few.expert[b], b, 0, static_cast<int>(few.mask[b])};
-    return args.route.blocks[b];
+  // The block that an item belongs to. Past the end: no expert.
+  const auto block_at = [&](int item) -> Block {
+    if (item >= items) return Block{-1, 0, 0, 0};
+    return args.route.blocks[item / row_groups];
   };
 
   if (warp >= kConsumers) {
@@ -174,8 +97,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       const int left = args.units - c.chunk * T.ku;
       return static_cast<u32>(left < T.ku ? left : T.ku);
     };
-    // The present item's group of rows and, without accumulation, its block and this lane's token row. Both are fetched
-    // one and two items ahead, so that no stage waits for a chain of loads.
+    // The present item's group of rows, its block and this lane's token row. The latter two are fetched one and two
+    // items ahead, so that no stage waits for a chain of loads.
     int group = 0;
     Block block{-1, 0, 0, 0};
     Block ahead{-1, 0, 0, 0};
@@ -184,33 +107,26 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     int row_ahead = 0;
     int ready_item = -1;
     const auto row_of = [&](const Block& b) -> int {
-      if (T.few) return T.gate_up ? lane : b.first * kFewTokens + lane;
       if (b.expert < 0 || lane >= b.count) return 0;
       return T.gate_up ? args.route.slot_token[b.first + lane] : b.first + lane;
     };
     const auto enter = [&](const Cursor& c) -> Block {
-      if (kAccumulate) {
-        group = c.item;
-        const Block b = block_at(c.item, c.inner);
-        row = row_of(b);
-        return b;
-      }
       if (c.item != ready_item) {
         if (ready_item >= 0 && c.item == ready_item + step) {
           block = ahead;
           row = row_ahead;
           ahead = further;
         } else {
-          block = block_at(c.item, 0);
+          block = block_at(c.item);
           row = row_of(block);
-          ahead = block_at(c.item + step, 0);
+          ahead = block_at(c.item + step);
         }
         ready_item = c.item;
         group = c.item % row_groups;
         row_ahead = row_of(ahead);
-        further = block_at(c.item + 2 * step, 0);
+        further = block_at(c.item + 2 * step);
       }
-      return c.inner == inner ? Block{-1, 0, 0, 0} : block;
+      return c.chunk >= chunks ? Block{-1, 0, 0, 0} : block;
     };
     const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
       __syncwarp();  // every lane has seen the stage free before this warp's arrival lets the ring turn
@@ -221,7 +137,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       const u32 units = units_of(c);
       const int left = args.row_tiles - group * kRowTiles;
       const int tiles = left < kRowTiles ? left : kRowTiles;
-      const u32 rows = static_cast<u32>(T.few ? __popc(b.unused) : b.count);
+      const u32 rows = static_cast<u32>(b.count);
       // Every producer arrives, also one that has nothing to bring: the ring may never lap a producer by two turns, or
       // it could not tell the phases apart. The bytes are announced by the first.
       if (lane == 0) {
@@ -241,28 +157,27 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     };
     const auto issue_rows = [&](const Cursor& c, const Block& b, int stage) {
       if (b.expert < 0) return;
-      const bool wanted = T.few ? (static_cast<u32>(b.unused) >> lane & 1u) != 0 : lane < b.count;
-      if (mine && wanted) {
+      if (mine && lane < b.count) {
         bulk_copy(
             base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
             args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), units_of(c) * (kUnitK * 2), full(stage),
             row_policy);
       }
     };
-    Cursor c{first_item, 0, 0};
+    Cursor c{first_item, 0};
     int stage = 0;
     u32 phase = 0;
     if (!T.gate_up) {
       Cursor w = c;
-      for (int s = 0; s < T.stages && w.item < items && blocks > 0; ++s, next(w)) issue_weights(w, enter(w), s);
+      for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) issue_weights(w, enter(w), s);
       grid_dependency_wait();
       grid_launch_dependents();
       w = c;
-      for (int s = 0; s < T.stages && w.item < items && blocks > 0; ++s, next(w)) issue_rows(w, enter(w), s);
+      for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) issue_rows(w, enter(w), s);
       c = w;
       phase = 1;
     }
-    for (; c.item < items && blocks > 0; next(c)) {
+    for (; c.item < items; next(c)) {
       mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
       const Block b = enter(c);
       issue_weights(c, b, stage);
@@ -286,20 +201,18 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     const u32 matrix_row = static_cast<u32>(lane % 8);
     const u32 matrix_k = static_cast<u32>(lane / 8) * 16u;
     u32 position = 0;  // of the item's first stage in this CTA's sequence
-    const int length = inner * chunks;
-    int parity = 0;  // of the reduction buffer
+    int parity = 0;    // of the reduction buffer
 
     // What the epilogue multiplies with, fetched one item ahead.
     struct Factors {
-      float first, second, fold;
+      float first, second;
     };
     const auto factors_of = [&](const Block& b) {
       Factors f = {};
-      if (kAccumulate || b.expert < 0) return f;
+      if (b.expert < 0) return f;
       if (T.gate_up) {
         f.first = args.scales[T.relu2 ? b.expert : b.expert * 2];
         if (!T.relu2) f.second = args.scales[b.expert * 2 + 1];
-        if (T.few) f.fold = args.down_scales[b.expert];
       } else {
         f.first = args.scales[b.expert];
       }
@@ -319,69 +232,30 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
       // Warp group ws takes every WS-th stage of the item: it waits once per stage and then has KU / WU units of
       // independent work, while the other groups are at other stages.
-      int b = 0;
-      int chunk = ws;
-      for (int j = ws; j < length + surplus; j += T.ws, chunk += T.ws) {
-        const u32 q = position + static_cast<u32>(j);
+      for (int chunk = ws; chunk < length; chunk += T.ws) {
+        const u32 q = position + static_cast<u32>(chunk);
         const u32 stage = q % static_cast<u32>(T.stages);
         mbarrier_wait(full(stage), (q / static_cast<u32>(T.stages)) & 1u);
-        if (j >= length) {
+        if (chunk >= chunks) {
           __syncwarp();
           if (lane == 0) mbarrier_arrive(empty(stage));
           break;
         }
-        if constexpr (kAccumulate) {
-          while (chunk >= chunks) {
-            chunk -= chunks;
-            ++b;
-          }
-        }
-        const bool zero_row = kAccumulate && (few.mask[b] >> matrix_row & 1u) == 0;
-        const int left = args.units - chunk * T.ku;
-        const u32 weights =
-            base + kMap.weights + stage * kMap.weight_stride + static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes);
-        const u32 rows = base + kMap.rows + stage * kMap.row_stage_stride;
-        const u32 own_row = T.rows < 8 ? (matrix_row < T.rows ? matrix_row : 0u) : matrix_row;
-        const u32 row = (zero_row ? base + kMap.zero : rows + own_row * kRowStride) + matrix_k;
-#pragma unroll
-        for (int uu = 0; uu < T.ku / T.wu; ++uu) {
-          const int u = first_unit + uu;
-          if (u >= left) break;
-          u32 x[NT][2][4];
-#pragma unroll
-          for (int n = 0; n < NT; ++n) {
-            const u32 at = row + static_cast<u32>(n) * (8u * kRowStride) + static_cast<u32>(u) * (kUnitK * 2);
-            load_matrix4(x[n][0], at);
-            load_matrix4(x[n][1], at + 64u);
-          }
-#pragma unroll
-          for (int m = 0; m < T.mt; ++m) {
-            const u32 unit = weights + static_cast<u32>(m) * (T.ku * kUnitBytes) + static_cast<u32>(u) * kUnitBytes;
-            const Vec4 codes = load_shared4(unit + static_cast<u32>(lane) * 16u);
-            const Vec2 scale = load_shared2(unit + kUnitCodeBytes + static_cast<u32>(g) * 8u);
-            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              u32 a[4];
-              dequantise(words[i], scale_pair(i < 2 ? scale.x : scale.y, i % 2 != 0, scale_base), a);
-#pragma unroll
-              for (int n = 0; n < NT; ++n) {
-                mma_m16n8k16(acc[i % kSets][m][n], a, x[n][i / 2][(i % 2) * 2], x[n][i / 2][(i % 2) * 2 + 1]);
-              }
-            }
-          }
-        }
+        multiply_units<Tile, NT, kSets>(
+            acc, base + kMap.weights + stage * kMap.weight_stride + static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes),
+            base + kMap.rows + stage * kMap.row_stage_stride + matrix_row * kRowStride + matrix_k, first_unit,
+            args.units - chunk * T.ku, lane, scale_base);
         __syncwarp();
         if (lane == 0) mbarrier_arrive(empty(stage));
       }
-      position += static_cast<u32>(length + surplus);
+      position += static_cast<u32>(length);
       if (kSets == 2) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) acc[0][0][0][i] += acc[kSets - 1][0][0][i];
       }
 
       // ---- epilogue: lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment
-      const int group = kAccumulate ? item : item % row_groups;
+      const int group = item % row_groups;
       const auto finish = [&](int m, int n, const float(&v)[4]) {
         const int tile = group * kRowTiles + wm * T.mt + m;
         if (tile >= args.row_tiles) return;
@@ -390,39 +264,18 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           const int column = n * 8 + 2 * l + e;
           const float low = v[e];
           const float high = v[2 + e];
-          if constexpr (T.gate_up) {
-            const bool valid = T.few ? (static_cast<u32>(block.unused) >> column & 1u) != 0 : column < block.count;
-            if (!valid) continue;
-            const long long out_row = T.few ? block.first * kFewTokens + column : block.first + column;
-            const float fold = T.few ? few.weight[block.first * kFewTokens + column] * factors.fold : 1.0f;
-            u16* out = static_cast<u16*>(args.out) + out_row * args.out_stride;
-            if constexpr (T.relu2) {
-              float x = low * (factors.first * kEpilogueScale);
-              float y = high * (factors.first * kEpilogueScale);
-              x = x < 0.0f ? 0.0f : x * x;  // keeps NaN
-              y = y < 0.0f ? 0.0f : y * y;
-              out[tile * 16 + g] = to_bf16(x * fold);
-              out[tile * 16 + 8 + g] = to_bf16(y * fold);
-            } else {
-              float gate = low * (factors.first * kEpilogueScale);
-              float up = high * (factors.second * kEpilogueScale);
-              if (args.limit > 0.0f) {
-                gate = gate > args.limit ? args.limit : gate;
-                up = up > args.limit ? args.limit : up < -args.limit ? -args.limit : up;
-              }
-              const float h = gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.4426950408889634f)) * up;
-              out[tile * 8 + g] = to_bf16(h * fold);
-            }
-          } else if constexpr (kAccumulate) {
-            if (column >= args.routing.tokens) continue;
-            u16* out = static_cast<u16*>(args.out) + column * args.out_stride + tile * 16 + g;
-            out[0] = to_bf16(low * kEpilogueScale);
-            out[8] = to_bf16(high * kEpilogueScale);
+          if (column >= block.count) continue;
+          const long long out_row = (block.first + column) * args.out_stride;
+          if constexpr (T.gate_up && T.relu2) {
+            u16* out = static_cast<u16*>(args.out) + out_row + tile * 16 + g;
+            out[0] = to_bf16(relu2(low * (factors.first * kEpilogueScale)));
+            out[8] = to_bf16(relu2(high * (factors.first * kEpilogueScale)));
+          } else if constexpr (T.gate_up) {
+            static_cast<u16*>(args.out)[out_row + tile * 8 + g] = to_bf16(
+                swiglu(low * (factors.first * kEpilogueScale), high * (factors.second * kEpilogueScale), args.limit));
           } else {
-            if (column >= block.count) continue;
             const float s = factors.first * kEpilogueScale;
-            float* out =
-                static_cast<float*>(args.out) + (block.first + column) * args.out_stride + partial_place(tile, g);
+            float* out = static_cast<float*>(args.out) + out_row + partial_place(tile, g);
             *reinterpret_cast<float2*>(out) = make_float2(low * s, high * s);
           }
         }
@@ -434,7 +287,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 #pragma unroll
           for (int n = 0; n < NT; ++n) finish(m, n, acc[0][m][n]);
       } else {
-        // [parity][wk][wm][fragment][lane] float4. Fragment f is added up, w = 0 first, and finished by warp f mod WK.
+        // [parity][wk][wm][fragment][lane] float4. Fragment f is added up, w = 0 first, and finished by warp
+        // f mod WK.
         constexpr int kFragments = T.mt * T.nt;
         float4* partial = reinterpret_cast<float4*>(smem + kMap.partials) +
                           parity * (kWarpsK * T.wm * kFragments * 32) + wm * (kFragments * 32) + lane;
@@ -466,13 +320,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
     };
 
-    Block block = block_at(first_item, 0);
-    Block ahead = block_at(first_item + step, 0);
+    Block block = block_at(first_item);
+    Block ahead = block_at(first_item + step);
     Factors factors = factors_of(block);
     for (int item = first_item; item < items; item += step) {
-      const Block further = kAccumulate ? block : block_at(item + 2 * step, 0);
+      const Block further = block_at(item + 2 * step);
       const Factors factors_ahead = factors_of(ahead);
-      const int columns = T.few ? 8 : block.count;
+      const int columns = block.count;
       if constexpr (T.nt == 1) {
         run_item.template operator()<1>(item, block, factors);
       } else {

@@ -9,14 +9,12 @@
 
 namespace fourfold::moe {
 
-inline constexpr int kFewTokens = 8;   // tokens the few-token path takes
-inline constexpr int kFewPicks = 128;  // 8 tokens x top-16
-inline constexpr int kFewExperts = 1024;
-inline constexpr unsigned kFewTableBytes = 8 * 1024 + 640;
+inline constexpr int kOnePicks = 16;  // most choices of the token of moe_one
+inline constexpr unsigned kOneTableBytes = 384;
 
 struct StreamTile {
   bool gate_up;
-  bool few;  // at most 8 tokens, routed inside the kernel
+  bool one;  // one token, whose choices need no sorting: moe_one, otherwise moe_stream
   int mt;    // row tiles (16 weight rows) per warp
   int wm;    // warps along rows
   int ws;    // warps along K by stage: each group takes every ws-th stage of an item (longer work per wait)
@@ -31,14 +29,14 @@ struct StreamTile {
   FOURFOLD_STREAM_HD constexpr int wk() const { return ws * wu; }
   FOURFOLD_STREAM_HD constexpr int producers() const { return nt > 1 ? 4 : 2; }
   FOURFOLD_STREAM_HD constexpr int threads() const { return (wm * wk() + producers()) * 32; }
-  // Few tokens: room for the next kernel's CTAs beside this one's, or its early launch buys nothing.
-  FOURFOLD_STREAM_HD constexpr int resident() const { return few ? ctas + 1 : ctas; }
+  // One token: room for the next kernel's CTAs beside this one's, or its early launch buys nothing.
+  FOURFOLD_STREAM_HD constexpr int resident() const { return one ? ctas + 1 : ctas; }
 };
 
-template <bool GateUp, bool Few, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas,
+template <bool GateUp, bool One, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas,
           bool Relu2 = false>
 struct StreamTileOf {
-  static constexpr StreamTile value{GateUp, Few, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas, Relu2};
+  static constexpr StreamTile value{GateUp, One, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas, Relu2};
 };
 
 struct StreamMap {
@@ -46,11 +44,11 @@ struct StreamMap {
   unsigned weight_stride;
   unsigned rows;  // [stages][rows][row stride] bf16
   unsigned row_stage_stride;
-  unsigned partials;  // [2][wk][wm][mt nt][32] float4
-  unsigned zero;      // down, few: one row of zeros for tokens that do not use an expert
+  unsigned partials;  // [2][wk][wm][mt nt][32] float4; one token: float2
+  unsigned zero;      // one token: a row of zeros, for the other columns
   unsigned zero_bytes;
-  unsigned few;       // FewTables
-  unsigned barriers;  // [2][stages] mbarriers
+  unsigned choices;   // one token: OneTables
+  unsigned barriers;  // [2][stages] mbarriers; one token, gate-up: one more
   unsigned total;
 };
 
@@ -70,14 +68,14 @@ FOURFOLD_STREAM_HD constexpr StreamMap stream_map(const StreamTile& t) {
   m.row_stage_stride = static_cast<unsigned>(t.rows) * stream_row_stride(t);
   at = up(at + m.row_stage_stride * static_cast<unsigned>(t.stages));
   m.partials = at;
-  at += static_cast<unsigned>(2 * (t.wk() == 1 ? 0 : t.wk()) * t.wm * t.mt * t.nt) * 512u;
+  at += static_cast<unsigned>(2 * (t.wk() == 1 ? 0 : t.wk()) * t.wm * t.mt * t.nt) * (t.one ? 256u : 512u);
   m.zero = at;
-  m.zero_bytes = t.few && !t.gate_up ? stream_row_stride(t) : 0u;
+  m.zero_bytes = t.one ? stream_row_stride(t) : 0u;
   at = up(at + m.zero_bytes);
-  m.few = at;
-  at += t.few ? kFewTableBytes : 0u;
+  m.choices = at;
+  at += t.one ? kOneTableBytes : 0u;
   m.barriers = at;
-  m.total = at + static_cast<unsigned>(t.stages) * 16u;
+  m.total = at + static_cast<unsigned>(t.stages) * 16u + (t.one && t.gate_up ? 16u : 0u);
   return m;
 }
 

@@ -20,7 +20,7 @@ struct RouteTable {
   Block* blocks;    // [max_blocks(picks, experts, tile)]
   int* slot_token;  // [max_slots(picks, experts)]
   int* pick_slot;   // [picks] slot of (token, choice), -1 if its expert id is out of range
-  int* totals;      // [1024 + 1] zeros: scratch of the two-kernel routing, which leaves it zero
+  int* totals;      // [1024 + 1] zeros: scratch of the two-kernel routing and flags of moe_one; both leave it zero
 };
 
 // Blocks that `picks` choices can need, whatever the routing: the size of RouteTable::blocks.
@@ -102,11 +102,12 @@ struct GemmArgs {
   const unsigned short* source;  // bf16 rows: hidden states, or the activation's output
   long long source_stride;       // elements
   const float* scales;           // gate-up: [experts][2] gate, up, or [experts] without a gate; down: [experts]
-  const float* down_scales;      // few-token gate-up only: [experts], folded into its output
+  const float* down_scales;      // one token, gate-up: [experts], folded into its output
   void* out;
   long long out_stride;  // elements
   float limit;           // SwiGLU clamp: gate at most limit, |up| at most limit; 0 = none
   int zero;              // 0; keeps constants out of the compiler's sight
+  int ready;             // one token, down: gate-up's row_tiles, which a choice's flag counts up to
   Routing routing;
   RouteTable route;
 };

@@ -44,6 +44,18 @@ __device__ __forceinline__ bool mbarrier_try_wait(u32 bar, u32 parity) {
       : "memory");
   return done != 0;
 }
+// Looks once; the other may sleep until a time limit of the hardware.
+__device__ __forceinline__ bool mbarrier_test_wait(u32 bar, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 __device__ __forceinline__ void mbarrier_wait(u32 bar, u32 parity) {
   while (!mbarrier_try_wait(bar, parity)) {
   }
@@ -131,6 +143,27 @@ __device__ __forceinline__ void grid_launch_dependents() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// ---- flags between kernels that run at the same time ----------------------------------------------------------------
+
+// A whole warp: adds `count` to the flag once everything that its lanes have seen stored can be seen on the device.
+__device__ __forceinline__ void raise_flag(int* flag, int count, int lane) {
+  __syncwarp();
+  if (lane == 0) asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(flag), "r"(count) : "memory");
+}
+// A whole warp: waits until the first of `count` flags is at least `value` and returns how many of them are so in a
+// row, at most 32. What was stored before these were raised can be loaded and copied in bulk, by every lane.
+__device__ __forceinline__ int wait_flags(const int* flags, int count, int value, int lane) {
+  u32 waiting;
+  do {
+    int seen = 0;
+    if (lane < count) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flags + lane) : "memory");
+    waiting = __ballot_sync(0xffffffffu, seen < value);
+  } while ((waiting & 1u) != 0);
+  __syncwarp();
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  return waiting == 0 ? 32 : __ffs(static_cast<int>(waiting)) - 1;
 }
 
 // ---- shared loads ---------------------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ void fence_async_shared(Site site = Site::here());
 void mbarrier_arrive(u32 bar, Site site = Site::here());
 void mbarrier_arrive_expect(u32 bar, u32 bytes, Site site = Site::here());
 bool mbarrier_try_wait(u32 bar, u32 parity, Site site = Site::here());
+inline bool mbarrier_test_wait(u32 bar, u32 parity, Site site = Site::here()) {
+  return mbarrier_try_wait(bar, parity, site);
+}
 void mbarrier_wait(u32 bar, u32 parity, Site site = Site::here());
 
 inline u64 policy_evict_first() { return 1; }
@@ -58,6 +61,9 @@ void keep_registers(float (&)[Count]) {}
 
 void grid_dependency_wait(Site site = Site::here());
 void grid_launch_dependents(Site site = Site::here());
+
+void raise_flag(int* flag, int count, int lane, Site site = Site::here());
+int wait_flags(const int* flags, int count, int value, int lane, Site site = Site::here());
 
 struct Vec4 {
   u32 x, y, z, w;

@@ -127,7 +127,16 @@ std::string read_file(const std::filesystem::path& path, uint64_t limit) {
   return content;
 }
 
+void require_replaceable(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    fail("cannot write {}: it is no regular file", path.string());
+  }
+}
+
 void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
+  require_replaceable(path);
   const std::filesystem::path temporary = path.string() + fmt::format(".tmp.{}", ::getpid());
   try {
     const Descriptor fd(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0644);

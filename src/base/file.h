@@ -49,6 +49,9 @@ std::string read_standard_input(uint64_t limit);
 // The whole file as a string; an Error when it is missing, not a regular file, or larger than `limit` bytes.
 std::string read_file(const std::filesystem::path& path, uint64_t limit = 256ull << 20);
 
+// An Error when there is something at `path` that a file must not take the place of: a device, a pipe, a directory.
+void require_replaceable(const std::filesystem::path& path);
+
 // Writes to a temporary name in the same directory, syncs, and renames.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 

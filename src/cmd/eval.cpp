@@ -481,17 +481,18 @@ void run(const Options& options) {
   for (const fs::path& checkpoint : plan.checkpoints) {
     scores.push_back(evaluate(checkpoint, options, plan.items, failures.is_open() ? &failures : nullptr));
   }
-  if (failures.is_open() && !failures.flush()) fail("{}: cannot be written", options.failures);
-  if (!options.json) {
+  if (options.json) {
+    Json out = to_json(scores[0]);
+    if (scores.size() == 2) {
+      out["second"] = to_json(scores[1]);
+      out["difference"] = scores[1].all.exact_match() - scores[0].all.exact_match();
+    }
+    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+  } else {
     print_table(scores);
-    return;
   }
-  Json out = to_json(scores[0]);
-  if (scores.size() == 2) {
-    out["second"] = to_json(scores[1]);
-    out["difference"] = scores[1].all.exact_match() - scores[0].all.exact_match();
-  }
-  fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+  // The scores are worth more than the file: they are out already when it turns out to be incomplete.
+  if (failures.is_open() && !failures.flush()) fail("{}: cannot be written", options.failures);
 }
 
 }  // namespace

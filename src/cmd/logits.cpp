@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/console.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/math.h"
 #include "base/progress.h"
@@ -45,6 +46,7 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t vocabulary) {
 }
 
 void run(const Options& options) {
+  require_replaceable(options.output);
   model::Checkpoint checkpoint(options.directory);
   const model::ModelConfig config = checkpoint.config();
   if (options.mtp && config.mtp_layers == 0) fail("{} has no MTP head, --mtp cannot be used", options.directory);

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -40,6 +41,23 @@ TEST(Check, PrintableEscapesAndCuts) {
   EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");
   EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");
   EXPECT_EQ(printable("\xc2\x85"), "\\xc2\\x85");
+}
+
+TEST(File, NothingButAFileIsReplaced) {
+  const std::filesystem::path pipe =
+      std::filesystem::temp_directory_path() / fmt::format("fourfold_pipe_{}", ::getpid());
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THROW(write_file_atomically(pipe, "x"), Error);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  std::filesystem::remove(pipe);
+  EXPECT_THROW(write_file_atomically(std::filesystem::temp_directory_path(), "x"), Error);
+}
+
+TEST(File, NamesThatCannotBeLookedUpDoNotExist) {
+  EXPECT_FALSE(directory_exists(std::string(5000, 'x')));
+  EXPECT_FALSE(file_exists(std::string(300, 'x')));
+  EXPECT_TRUE(directory_exists("/"));
+  EXPECT_FALSE(file_exists("/"));
 }
 
 TEST(Threads, EveryIndexOnceForAnyGrainAndSize) {

@@ -2,6 +2,7 @@
 // status out. What the commands compute is tested elsewhere; here it is that they can be reached, that answers and
 // everything else go to the right stream, and that bad input is one line and exit status 2.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -245,6 +246,11 @@ TEST_F(Cmd, WeightsThatAreNotFiniteAreNamedByTheirResult) {
 
 TEST_F(Cmd, LogitsRefusesWrongTokens) {
   const std::string out = path("logits.safetensors").string();
+  // A file that is renamed into place must not take the place of a device: here of a pipe.
+  const std::string pipe = path("pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  expect_refused("logits " + demo_ + " " + write("good.json", "[1]") + " " + pipe, {"pipe", "regular"});
+  EXPECT_TRUE(fs::is_fifo(pipe));
   expect_refused("logits " + demo_ + " " + write("a.json", "[1, 2, 99999999]") + " " + out, {"99999999"});
   expect_refused("logits " + demo_ + " " + write("b.json", "[1, \"two\"]") + " " + out, {"b.json"});
   expect_refused("logits " + demo_ + " " + write("c.json", "[]") + " " + out, {"c.json"});

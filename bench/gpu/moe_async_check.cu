@@ -370,7 +370,9 @@ void check(const Layer& layer, const Set& set, bool fp4, int tokens, Ids mode, f
   b.gemm.scales = layer.down_factors.data;
   b.gemm.out = partial.data;
   b.gemm.out_stride = s.hidden;
+  const long long groups = packed_row_values(s.hidden) / 4;  // no more bytes than fp32 rows
   if (fp4) {
+    b.gemm.out_stride = groups;
     a.gemm.source = reinterpret_cast<const u16*>(x_codes.data);
     a.gemm.source_stride = hidden_units * 32;
     a.source_scales = x_scales.data;
@@ -409,8 +411,14 @@ void check(const Layer& layer, const Set& set, bool fp4, int tokens, Ids mode, f
     }
     gate_up.launch(a, sms);
     set.down.launch(b, sms);
-    moe_combine<<<dim3((s.hidden + 1023) / 1024, tokens), 256>>>(partial.data, s.hidden, pick_slot.data, dweights.data,
-                                                                 top_k, s.hidden, y.data, s.hidden);
+    const dim3 sums((s.hidden + 1023) / 1024, tokens);
+    if (fp4) {
+      moe_combine_packed<<<sums, kCombinePackedThreads>>>(reinterpret_cast<const PackedGroup*>(partial.data), groups,
+                                                          pick_slot.data, routing, nullptr, s.hidden, y.data, s.hidden);
+    } else {
+      moe_combine<<<sums, kCombineThreads>>>(partial.data, s.hidden, pick_slot.data, dweights.data, top_k, s.hidden,
+                                             y.data, s.hidden);
+    }
     CUDA_CHECK(cudaGetLastError());
   };
   run();

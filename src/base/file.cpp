@@ -5,11 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 
 namespace fourfold {
 namespace {
@@ -73,6 +75,41 @@ void MappedFile::release(std::span<const std::byte> range) const {
   if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
+bool directory_exists(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(path, error);
+}
+
+bool file_exists(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error);
+}
+
+void require_space(const std::filesystem::path& directory, uint64_t bytes) {
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(directory, error);
+  if (!error && space.available < bytes) {
+    fail("{}: {:.2f} GB are free there, {:.2f} GB are wanted", directory.string(),
+         static_cast<double>(space.available) * 1e-9, static_cast<double>(bytes) * 1e-9);
+  }
+}
+
+std::string read_standard_input(uint64_t limit) {
+  std::string content;
+  std::array<char, 65536> buffer{};
+  for (;;) {
+    const ssize_t count = ::read(STDIN_FILENO, buffer.data(), buffer.size());
+    if (count == 0) return content;
+    if (count < 0) {
+      if (errno != EINTR) fail("cannot read standard input: {}", std::strerror(errno));
+      throw_if_interrupted();
+      continue;
+    }
+    content.append(buffer.data(), static_cast<size_t>(count));
+    if (content.size() > limit) fail("standard input has more than {} bytes, which is all that is accepted", limit);
+  }
+}
+
 std::string read_file(const std::filesystem::path& path, uint64_t limit) {
   const Descriptor fd(path, O_RDONLY | O_NONBLOCK);
   const uint64_t size = regular_file_size(fd.get(), path);
@@ -90,7 +127,16 @@ std::string read_file(const std::filesystem::path& path, uint64_t limit) {
   return content;
 }
 
+void require_replaceable(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    fail("cannot write {}: it is no regular file", path.string());
+  }
+}
+
 void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
+  require_replaceable(path);
   const std::filesystem::path temporary = path.string() + fmt::format(".tmp.{}", ::getpid());
   try {
     const Descriptor fd(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0644);

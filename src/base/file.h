@@ -35,8 +35,22 @@ class MappedFile {
   std::filesystem::path path_;
 };
 
+// Whether there is a directory, or a regular file, of that name. False also where that cannot be told: a name that is
+// too long for the system, a directory that may not be searched.
+bool directory_exists(const std::filesystem::path& path);
+bool file_exists(const std::filesystem::path& path);
+
+// An Error when the file system that holds `directory` has less than `bytes` left, as far as it can be told.
+void require_space(const std::filesystem::path& directory, uint64_t bytes);
+
+// All of standard input; an Error when it cannot be read or has more than `limit` bytes, Interrupted after a Ctrl-C.
+std::string read_standard_input(uint64_t limit);
+
 // The whole file as a string; an Error when it is missing, not a regular file, or larger than `limit` bytes.
 std::string read_file(const std::filesystem::path& path, uint64_t limit = 256ull << 20);
+
+// An Error when there is something at `path` that a file must not take the place of: a device, a pipe, a directory.
+void require_replaceable(const std::filesystem::path& path);
 
 // Writes to a temporary name in the same directory, syncs, and renames.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);

@@ -28,4 +28,8 @@ void install_interrupt_handler() {
 bool interrupted() { return flag.load(std::memory_order_relaxed); }
 void clear_interrupt() { flag.store(false); }
 
+void throw_if_interrupted() {
+  if (interrupted()) throw Interrupted();
+}
+
 }  // namespace fourfold

@@ -2,6 +2,8 @@
 // choice.
 #pragma once
 
+#include <stdexcept>
+
 namespace fourfold {
 
 // Installs a SIGINT handler that sets a flag. A second SIGINT before the flag is cleared ends the process (status 130),
@@ -9,5 +11,13 @@ namespace fourfold {
 void install_interrupt_handler();
 bool interrupted();
 void clear_interrupt();
+
+// Ends the work that a Ctrl-C was meant to end; main() prints its line and exits with 130, as shells expect.
+class Interrupted : public std::runtime_error {
+ public:
+  Interrupted() : std::runtime_error("interrupted") {}
+  using std::runtime_error::runtime_error;
+};
+void throw_if_interrupted();
 
 }  // namespace fourfold

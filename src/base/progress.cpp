@@ -4,8 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
+
+#include "base/console.h"
 
 namespace fourfold {
 namespace {
@@ -45,15 +46,13 @@ void Progress::draw() {
   const int filled = static_cast<int>(fraction * kWidth);
   const double seconds = std::chrono::duration<double>(last_ - start_).count();
   const std::string left = fraction > 0.01 ? fmt::format(", {:.0f} s left", seconds / fraction - seconds) : "";
-  fmt::print(stderr, "\r\x1b[K{} [{:=<{}}{: <{}}] {} of {}{}", label_, "", filled, "", kWidth - filled,
-             amount(done_, unit_), amount(total_, unit_), left);
-  std::fflush(stderr);
+  eprint("\r\x1b[K{} [{:=<{}}{: <{}}] {} of {}{}", label_, "", filled, "", kWidth - filled, amount(done_, unit_),
+         amount(total_, unit_), left);
 }
 
 void Progress::finish() {
   if (drawn_) {
-    fmt::print(stderr, "\r\x1b[K");
-    std::fflush(stderr);
+    eprint("\r\x1b[K");
   }
   drawn_ = false;
   enabled_ = false;

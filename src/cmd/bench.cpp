@@ -64,7 +64,7 @@ class Driver {
 
   // Feeds tokens [position, position + count); the logits of the last one are read when asked for.
   void step(int64_t position, int64_t count, bool logits) {
-    if (interrupted()) fail("interrupted");
+    throw_if_interrupted();
     ops::Sequence sequence;
     sequence.count = static_cast<int32_t>(count);
     sequence.position = static_cast<int32_t>(position);
@@ -115,7 +115,7 @@ EngineFigures measure_engine(std::unique_ptr<model::Model> model, const Options&
     request.sampling.temperature = 0;
     const auto stream = engine->submit(std::move(request));
     for (;;) {
-      if (interrupted()) fail("interrupted");
+      throw_if_interrupted();
       const auto event = stream->next(std::chrono::milliseconds(200));
       if (!event || event->kind != engine::Event::Kind::kFinished) continue;
       if (event->reason == engine::FinishReason::kError) fail("{}", event->error);

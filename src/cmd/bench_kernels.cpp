@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/progress.h"
+#include "cmd/options.h"
 #include "cmd/shape_options.h"
 #include "cuda/measure.h"
 
@@ -18,8 +19,8 @@ namespace {
 
 struct Options {
   ShapeOptions shape;
-  std::string tokens = "1,8,64,512,8192", routing = "uniform", store, compare, emulate;
-  int device = 0, replays = 15, threads = 0;
+  GpuOptions gpu{.replays = 15};
+  std::string tokens = "1,8,64,512,8192", routing = "uniform", compare, emulate;
   bool json = false, planned = false;
 };
 
@@ -29,32 +30,44 @@ struct Result {
   cuda::LayerBench::Work work;
   bool cold = true, tuned = false;
   std::string gate_up, down;
+  std::string_view formats;      // W4A16 or W4A4
   std::optional<double> before;  // us of the compared file
 };
 
-// What an earlier run measured for the same layer; nothing when it did not.
-std::optional<double> earlier(const Json& file, const std::string& what, const plan::MoeProblem& p,
-                              const std::string& routing, int64_t tokens) {
-  const auto number = [&](const Json& object, const char* field) -> std::optional<double> {
+// What an earlier run printed with --json.
+class Earlier {
+ public:
+  // An Error when the file holds anything else.
+  explicit Earlier(const std::string& path) : json_(parse_json_file(path)) {
+    const auto field = [&](const char* name) { return json_.is_object() ? json_.value(name, Json()) : Json(); };
+    if (!field("problem").is_object() || !field("results").is_array()) {
+      fail("{}: no result of `fourfold bench kernels --json`; wanted an object with problem and results", path);
+    }
+  }
+
+  // Microseconds of the same layer and batch; nothing when it was not measured.
+  std::optional<double> find(const plan::MoeProblem& p, const std::string& routing, int64_t tokens) const {
+    const Json& q = json_["problem"];
+    const bool same = is(q, "experts", p.experts) && is(q, "top_k", p.top_k) && is(q, "hidden", p.hidden) &&
+                      is(q, "intermediate", p.intermediate) && is(q, "routing", routing) &&
+                      q.value("activations", Json("bf16")) == plan::to_string(p.activations);
+    if (!same) return std::nullopt;
+    for (const Json& row : json_["results"]) {
+      if (!row.is_object() || !is(row, "tokens", tokens)) continue;
+      const auto us = row.find("us");
+      if (us != row.end() && us->is_number()) return us->get<double>();
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static bool is(const Json& object, const char* field, const Json& value) {
     const auto it = object.find(field);
-    if (it == object.end() || !it->is_number()) return std::nullopt;
-    return it->get<double>();
-  };
-  if (!file.is_object() || !file.contains("results") || !file["results"].is_array() || !file.contains("problem") ||
-      !file["problem"].is_object()) {
-    fail("{}: no result of `fourfold bench kernels --json`; wanted an object with problem and results", what);
+    return it != object.end() && *it == value;
   }
-  const Json& q = file["problem"];
-  const bool same =
-      number(q, "experts") == static_cast<double>(p.experts) && number(q, "top_k") == static_cast<double>(p.top_k) &&
-      number(q, "hidden") == static_cast<double>(p.hidden) &&
-      number(q, "intermediate") == static_cast<double>(p.intermediate) && q.value("routing", "") == routing;
-  if (!same) return std::nullopt;
-  for (const Json& row : file["results"]) {
-    if (row.is_object() && number(row, "tokens") == static_cast<double>(tokens)) return number(row, "us");
-  }
-  return std::nullopt;
-}
+
+  Json json_;
+};
 
 void print_text(const Options& o, const cuda::Device& device, const plan::MoeProblem& p, const cuda::Ceilings& ceilings,
                 const std::vector<Result>& results) {
@@ -65,8 +78,8 @@ void print_text(const Options& o, const cuda::Device& device, const plan::MoePro
       o.emulate.empty() ? "" : fmt::format(", EMULATED plans of {}: times say nothing about that card", o.emulate));
   fmt::print("measured in this run: reads {:.3f} TB/s, {} {:.0f} TFLOP/s\n", ceilings.read_tbs,
              ceilings.matrix_instruction, ceilings.matrix_tflops);
-  fmt::print("{:>7} {:>10} {:>10} {:>9} {:>8} {:>8} {:>9}  {}\n", "tokens", "us", "predicted", "GB/s", "of read",
-             "TFLOP/s", "of matrix", o.compare.empty() ? "kernels" : "before, kernels");
+  fmt::print("{:>7} {:>10} {:>10} {:>9} {:>8} {:>8} {:>9} {:>6}  {}\n", "tokens", "us", "predicted", "GB/s", "of read",
+             "TFLOP/s", "of matrix", "format", o.compare.empty() ? "kernels" : "before, kernels");
   for (const Result& r : results) {
     const double gbs = r.work.bytes / r.us * 1e-3, tflops = r.work.flops / r.us * 1e-6;
     std::string before;
@@ -74,9 +87,9 @@ void print_text(const Options& o, const cuda::Device& device, const plan::MoePro
       before = r.before ? fmt::format("{:.2f} us ({:+.1f} %)  ", *r.before, 100 * (r.us / *r.before - 1))
                         : std::string("not measured  ");
     }
-    fmt::print("{:>7} {:>10.2f} {:>10.2f} {:>9.0f} {:>8.2f} {:>8.1f} {:>9.2f}  {}{} | {}{}{}\n", r.tokens, r.us,
-               r.predicted_us, gbs, gbs / ceilings.read_tbs * 1e-3, tflops, tflops / ceilings.matrix_tflops, before,
-               r.gate_up, r.down, r.tuned ? " (tuned)" : "", r.cold ? "" : " (weights partly from L2)");
+    fmt::print("{:>7} {:>10.2f} {:>10.2f} {:>9.0f} {:>8.2f} {:>8.1f} {:>9.2f} {:>6}  {}{} | {}{}{}\n", r.tokens, r.us,
+               r.predicted_us, gbs, gbs / ceilings.read_tbs * 1e-3, tflops, tflops / ceilings.matrix_tflops, r.formats,
+               before, r.gate_up, r.down, r.tuned ? " (tuned)" : "", r.cold ? "" : " (weights partly from L2)");
   }
   const auto disabled = cuda::fallbacks();
   fmt::print("fallbacks: {} kernels disabled, {} token buckets changed\n", disabled.size(), cuda::fallback_buckets());
@@ -100,6 +113,7 @@ Json to_json(const Options& o, const cuda::Device& device, const plan::MoeProble
                 {"floor_us", r.floor_us},
                 {"cold", r.cold},
                 {"tuned", r.tuned},
+                {"formats", r.formats},
                 {"gate_up", r.gate_up},
                 {"down", r.down}};
     if (r.before) row["before_us"] = *r.before;
@@ -121,6 +135,7 @@ Json to_json(const Options& o, const cuda::Device& device, const plan::MoeProble
             {"top_k", p.top_k},
             {"hidden", p.hidden},
             {"intermediate", p.intermediate},
+            {"activations", plan::to_string(p.activations)},
             {"shared_slices", p.shared_slices()},
             {"routing", o.routing}}},
           {"results", list},
@@ -131,16 +146,17 @@ Json to_json(const Options& o, const cuda::Device& device, const plan::MoeProble
 void run(Options o) {
   const std::vector<int64_t> counts = parse_tokens(o.tokens);
   const cuda::RoutingPattern routing = cuda::parse_routing(o.routing);
-  if (o.shape.model.empty() && o.shape.experts == 0) o.shape.model = "35B-A3B";
+  if (!o.shape.any_shape()) o.shape.model = "35B-A3B";
   const plan::MoeProblem problem = o.shape.problem();
-  const Json before = o.compare.empty() ? Json() : parse_json_file(o.compare);
-  const cuda::Device device(o.device);
-  jit::KernelStore store(o.store.empty() ? jit::default_store_directory() : std::filesystem::path(o.store));
+  std::optional<Earlier> before;
+  if (!o.compare.empty()) before.emplace(o.compare);
   cuda::KernelOptions options;
   options.max_tokens = counts.back();
-  options.threads = o.threads;
+  options.threads = o.gpu.threads;
   options.tuned = !o.planned;
   if (!o.emulate.empty()) options.emulate = &plan::find_gpu(o.emulate);
+  const cuda::Device device(o.gpu.device);
+  jit::KernelStore store(o.gpu.store_directory());
   cuda::ExpertKernels kernels(device, store, problem, options);
   const cuda::Ceilings ceilings = cuda::measure_ceilings(kernels.loader());
   cuda::LayerBench bench(kernels, counts.back());
@@ -153,13 +169,14 @@ void run(Options o) {
     r.tokens = tokens;
     r.work = bench.prepare(tokens, routing);
     r.cold = bench.cold(tokens);
-    r.us = bench.time(bucket.pair, o.replays);
+    r.us = bench.time(bucket.pair, o.gpu.replays);
     r.predicted_us = bucket.plan.predicted_us;
     r.floor_us = std::max(r.work.bytes / ceilings.read_tbs, r.work.flops / ceilings.matrix_tflops) * 1e-6;
     r.tuned = bucket.tuned;
     r.gate_up = plan::to_string(bucket.pair.gate_up);
     r.down = plan::to_string(bucket.pair.down);
-    if (!o.compare.empty()) r.before = earlier(before, o.compare, problem, o.routing, tokens);
+    r.formats = bucket.pair.fp4() ? "W4A4" : "W4A16";
+    if (before) r.before = before->find(problem, o.routing, tokens);
     results.push_back(std::move(r));
     progress.advance(1);
   }
@@ -200,16 +217,7 @@ void add_bench_kernels(CLI::App& bench_app) {
   command->add_option("--tokens", options->tokens, "Token counts, separated by commas")->capture_default_str();
   command->add_option("--routing", options->routing, "uniform or power-law (a few experts have most tokens)")
       ->capture_default_str();
-  command->add_option("--device", options->device, "Number of the GPU")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 63));
-  command->add_option("--store", options->store,
-                      "Directory of compiled kernels (default: FOURFOLD_KERNELS or the cache)");
-  command->add_option("--replays", options->replays, "Timed replays; the median counts")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
-  command->add_option("--threads", options->threads, "Compilations at a time (default: the processors)")
-      ->check(CLI::Range(0, 1024));
+  options->gpu.add_to(*command);
   command->add_option("--emulate", options->emulate,
                       "Run the plans of this card, within its shared memory, with emulated FP4 multiplications");
   command->add_flag("--planned", options->planned, "Ignore what `fourfold tune` stored");

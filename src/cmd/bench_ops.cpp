@@ -20,6 +20,7 @@
 #include "base/json.h"
 #include "base/math.h"
 #include "base/random.h"
+#include "cmd/options.h"
 #include "cpu/backend.h"
 #include "cpu/ceilings.h"
 #include "cpu/cpu_backend.h"
@@ -427,7 +428,7 @@ Timing time_calls(const std::function<void(int64_t)>& call, double seconds) {
   std::vector<double> times;
   double total = 0;
   while (times.size() < 5 || total < seconds) {
-    if (interrupted()) fail("interrupted");
+    throw_if_interrupted();
     const auto start = Clock::now();
     call(static_cast<int64_t>(times.size()) + 1);
     times.push_back(std::chrono::duration<double>(Clock::now() - start).count());
@@ -452,6 +453,7 @@ struct Options {
 };
 
 void run(const Options& options) {
+  install_interrupt_handler();
   cpu::CpuOptions cpu_options;
   if (!options.isa.empty()) cpu_options.isa = cpu::parse_isa(options.isa);
   cpu_options.threads = options.threads;
@@ -529,7 +531,7 @@ void add_bench_ops(CLI::App& bench_app) {
   app->add_option("--threads", options->threads, "compute threads (default: FOURFOLD_THREADS, or all processors)")
       ->check(CLI::Range(1, 1024));
   app->add_option("--filter", options->filter, "only operations whose name contains this");
-  app->add_option("--seconds", options->seconds, "least measuring time of an operation")->check(CLI::Range(0.0, 60.0));
+  app->add_option("--seconds", options->seconds, "least measuring time of an operation")->check(real_range(0.0, 60.0));
   app->add_flag("--json", options->json, "print JSON");
   app->callback([options] { run(*options); });
 }

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/env.h"
+#include "base/interrupt.h"
 #include "base/math.h"
 #include "base/progress.h"
 #include "base/threads.h"
@@ -31,6 +32,7 @@ Loaded load(model::WeightSource& source, std::string name, const BackendArgs& ba
     options.progress = [&](int64_t done, int64_t total) {
       if (!progress) progress = std::make_unique<Progress>("loading", static_cast<uint64_t>(total), "layers");
       progress->set(static_cast<uint64_t>(done));
+      throw_if_interrupted();
     };
     loaded.model = model::load_model(source, make_backend(backend), std::move(options));
     if (progress) progress->finish();

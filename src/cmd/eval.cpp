@@ -100,8 +100,11 @@ void read_tasks(const fs::path& path, int64_t limit, std::vector<Item>& items) {
     item.where = fmt::format("{}:{}", path.string(), line_number);
     const Json json = parse_json(line, item.where);
     if (!json.is_object()) fail("{}: {}, wanted an object", item.where, json_kind(json));
-    item.task =
-        json.contains("task") && json["task"].is_string() ? json["task"].get<std::string>() : path.stem().string();
+    item.task = path.stem().string();
+    if (json.contains("task")) {
+      if (!json["task"].is_string()) fail("{}: 'task' is {}, wanted a string", item.where, json_kind(json["task"]));
+      item.task = json["task"].get<std::string>();
+    }
     item.messages = field(json, "messages", item.where);
     if (json.contains("tools")) item.tools = json["tools"];
     if (json.contains("enable_thinking")) {
@@ -116,10 +119,7 @@ void read_tasks(const fs::path& path, int64_t limit, std::vector<Item>& items) {
   if (taken == 0) fail("{}: no task in it", path.string());
 }
 
-bool is_checkpoint(const fs::path& path) {
-  std::error_code error;
-  return fs::is_directory(path, error) && fs::exists(path / "config.json", error);
-}
+bool is_checkpoint(const fs::path& path) { return directory_exists(path) && file_exists(path / "config.json"); }
 
 std::vector<fs::path> files_in(const fs::path& directory) {
   std::vector<fs::path> files;
@@ -146,23 +146,23 @@ Plan make_plan(const Options& options) {
     plan.checkpoints.push_back(options.positional[next++]);
   }
   if (plan.checkpoints.empty()) {
-    if (!options.positional.empty() && fs::is_directory(options.positional[0])) {
+    if (!options.positional.empty() && directory_exists(options.positional[0])) {
       fail("eval: {} has no config.json, wanted a checkpoint directory", printable(options.positional[0]));
     }
     plan.checkpoints.push_back(default_model_directory());
   }
   fs::path home;  // of the tasks that come with a checkpoint
   for (const fs::path& checkpoint : plan.checkpoints) {
-    if (home.empty() && fs::is_directory(checkpoint / "eval")) home = checkpoint / "eval";
+    if (home.empty() && directory_exists(checkpoint / "eval")) home = checkpoint / "eval";
   }
   std::vector<fs::path> files;
   for (; next < options.positional.size(); ++next) {
     const fs::path argument = options.positional[next];
-    if (fs::is_regular_file(argument)) {
+    if (file_exists(argument)) {
       files.push_back(argument);
-    } else if (fs::is_directory(argument)) {
+    } else if (directory_exists(argument)) {
       for (const fs::path& file : files_in(argument)) files.push_back(file);
-    } else if (!home.empty() && fs::is_regular_file(home / (argument.string() + ".jsonl"))) {
+    } else if (!home.empty() && file_exists(home / (argument.string() + ".jsonl"))) {
       files.push_back(home / (argument.string() + ".jsonl"));
     } else {
       fail("eval: {} is neither a checkpoint directory, a task file, nor a task in {}", printable(argument.string()),
@@ -285,7 +285,7 @@ void measure_mtp(const fs::path& directory, const Options& options, const std::v
   std::vector<float> row(vocabulary);
   Progress progress("drafting", texts.size(), "answers");
   for (const Generated& text : texts) {
-    if (interrupted()) fail("interrupted");
+    throw_if_interrupted();
     std::vector<int32_t> tokens = text.prompt;
     tokens.insert(tokens.end(), text.output.begin(), text.output.end());
     // Row t of the MTP head reads token t + 1 and predicts token t + 2; rows whose prediction lies in the output count.
@@ -374,7 +374,9 @@ Score evaluate(const fs::path& directory, const Options& options, const std::vec
     std::vector<int32_t> output;
     std::optional<engine::Event> end;
     while (!end) {
-      if (interrupted()) fail("interrupted after {} of {} tasks", score.all.count, items.size());
+      if (interrupted()) {
+        throw Interrupted(fmt::format("interrupted after {} of {} tasks", score.all.count, items.size()));
+      }
       auto event = entry.stream->next(std::chrono::milliseconds(100));
       if (!event) continue;
       if (event->kind == engine::Event::Kind::kFinished) {
@@ -479,17 +481,18 @@ void run(const Options& options) {
   for (const fs::path& checkpoint : plan.checkpoints) {
     scores.push_back(evaluate(checkpoint, options, plan.items, failures.is_open() ? &failures : nullptr));
   }
-  if (failures.is_open() && !failures.flush()) fail("{}: cannot be written", options.failures);
-  if (!options.json) {
+  if (options.json) {
+    Json out = to_json(scores[0]);
+    if (scores.size() == 2) {
+      out["second"] = to_json(scores[1]);
+      out["difference"] = scores[1].all.exact_match() - scores[0].all.exact_match();
+    }
+    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+  } else {
     print_table(scores);
-    return;
   }
-  Json out = to_json(scores[0]);
-  if (scores.size() == 2) {
-    out["second"] = to_json(scores[1]);
-    out["difference"] = scores[1].all.exact_match() - scores[0].all.exact_match();
-  }
-  fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+  // The scores are worth more than the file: they are out already when it turns out to be incomplete.
+  if (failures.is_open() && !failures.flush()) fail("{}: cannot be written", options.failures);
 }
 
 }  // namespace

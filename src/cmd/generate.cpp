@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/interrupt.h"
 #include "cmd/commands.h"
 #include "model/generator.h"
@@ -121,9 +122,9 @@ void run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const model::GeneratedFiles files = model::generate_checkpoint(options.output, generator);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print(stderr, "{}: {} tensors, {:.3f} GB in {} file{}, {:.1f} s ({:.2f} GB/s). No tokenizer.\n", options.output,
-             files.tensors, static_cast<double>(files.bytes) * 1e-9, files.shards, files.shards == 1 ? "" : "s",
-             seconds, static_cast<double>(files.bytes) * 1e-9 / seconds);
+  eprint("{}: {} tensors, {:.3f} GB in {} file{}, {:.1f} s ({:.2f} GB/s). No tokenizer.\n", options.output,
+         files.tensors, static_cast<double>(files.bytes) * 1e-9, files.shards, files.shards == 1 ? "" : "s", seconds,
+         static_cast<double>(files.bytes) * 1e-9 / seconds);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // fourfold logits: what the model computes for given tokens, as a safetensors file.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <numeric>
@@ -8,6 +9,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/console.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/math.h"
 #include "base/progress.h"
@@ -43,6 +46,7 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t vocabulary) {
 }
 
 void run(const Options& options) {
+  require_replaceable(options.output);
   model::Checkpoint checkpoint(options.directory);
   const model::ModelConfig config = checkpoint.config();
   if (options.mtp && config.mtp_layers == 0) fail("{} has no MTP head, --mtp cannot be used", options.directory);
@@ -115,8 +119,16 @@ void run(const Options& options) {
   }
   if (options.mtp) tensors.push_back({"mtp.logits", {count - 1, config.vocabulary}, mtp_logits});
   model::write_safetensors_f32(options.output, tensors);
-  fmt::print(stderr, "{}: {} tokens, {} ({})\n", options.output, count,
-             options.hidden ? "logits and hidden states" : "logits", model->backend().description());
+  const auto bad = std::find_if(logits.begin(), logits.end(), [](float x) { return !std::isfinite(x); });
+  if (bad != logits.end()) {
+    const int64_t place = bad - logits.begin();
+    fail(
+        "{} was written, but row {} has the logit {} of token {}, wanted finite numbers; `fourfold inspect --deep {}` "
+        "names weights that are not finite",
+        options.output, place / config.vocabulary, *bad, place % config.vocabulary, options.directory);
+  }
+  eprint("{}: {} tokens, {} ({})\n", options.output, count, options.hidden ? "logits and hidden states" : "logits",
+         model->backend().description());
 }
 
 }  // namespace

@@ -1,9 +1,17 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <system_error>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/env.h"
+#include "base/interrupt.h"
 #include "cmd/commands.h"
 
 namespace {
@@ -27,9 +35,33 @@ void check_command(const CLI::App& app, int argc, char** argv) {
   fourfold::fail("no command {}, wanted one of {}", fourfold::printable(argv[1]), names);
 }
 
+// A file that is opened takes the lowest free number. Where the shell closed a standard stream (>&-), that would be the
+// stream's, and messages would be written into a checkpoint. /dev/null is opened so that the use of the stream is an
+// error.
+void fill_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (::fcntl(fd, F_GETFD) < 0 && errno == EBADF) ::open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+  }
+}
+
+// One line, whatever the message quotes.
+int report(std::string_view kind, std::string_view message, int status) {
+  fourfold::eprint("fourfold: {}{}\n", kind, fourfold::printable(message, 2000));
+  return status;
+}
+
+// What is still in the buffer must reach its reader before the program may say that it is done.
+int finish(int status) {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  const std::string reason = errno == 0 ? "" : fmt::format(": {}", std::strerror(errno));
+  return report("error: ", "cannot write to standard output" + reason, status == 0 ? 2 : status);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  fill_standard_streams();
   CLI::App app("fourfold: inference for NVFP4 mixture-of-experts models", "fourfold");
   app.set_version_flag("--version", FOURFOLD_VERSION);
   app.require_subcommand(1);
@@ -50,23 +82,22 @@ int main(int argc, char** argv) {
     cmd::add_tune(app);
     check_command(app, argc, argv);
     app.parse(argc, argv);
-    std::fflush(stdout);
-    return std::ferror(stdout) != 0 ? 1 : 0;
+    return finish(0);
   } catch (const CLI::RuntimeError& error) {
-    return error.get_exit_code();
+    return finish(error.get_exit_code());
   } catch (const CLI::Success& success) {  // --help, --version
-    return app.exit(success);
+    return finish(app.exit(success));
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "fourfold: error: {} (fourfold --help, fourfold COMMAND --help)\n", error.what());
-    return 2;
+    return report("error: ", fmt::format("{} (fourfold --help, fourfold COMMAND --help)", error.what()), 2);
   } catch (const fourfold::Error& error) {
-    fmt::print(stderr, "fourfold: error: {}\n", error.what());
-    return 2;
+    return report("error: ", error.what(), 2);
+  } catch (const fourfold::Interrupted& interrupt) {
+    return report("", interrupt.what(), 130);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "fourfold: error: out of memory\n");
-    return 2;
+    return report("error: ", "out of memory", 2);
+  } catch (const std::system_error& error) {  // of the machine: a full disk, no more threads, a closed stream
+    return report("error: ", error.what(), 2);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "fourfold: internal error: {}\n", error.what());
-    return 3;
+    return report("internal error: ", error.what(), 3);
   }
 }

@@ -21,7 +21,9 @@ void add_plan(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "plan", "Show the kernel plan of an expert layer: tile, shared memory to the byte, predicted time, rejections");
   options->shape.add_to(*command);
-  command->add_option("--tokens", options->tokens, "Tokens in the batch")->capture_default_str();
+  command->add_option("--tokens", options->tokens, "Tokens in the batch")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   command->add_flag("--reachable", options->reachable, "Consider only kernels that are built");
   command->add_flag("--all", options->all, "List every ranked and every rejected candidate on its own line");
   command->add_flag("--json", options->json, "Print JSON");

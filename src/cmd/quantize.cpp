@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/interrupt.h"
 #include "base/json.h"
 #include "cmd/commands.h"
+#include "cmd/options.h"
 #include "model/quantizer.h"
 
 namespace fourfold::cmd {
@@ -88,7 +90,7 @@ void print_json(const QuantizeResult& result, double seconds) {
 }
 
 void print_text(const QuantizeResult& result, const Options& options, double seconds) {
-  for (const std::string& note : result.notes) fmt::print(stderr, "note: {}\n", note);
+  for (const std::string& note : result.notes) eprint("note: {}\n", note);
   fmt::print("{:<44} {:>8} {:>10} {:>10}\n", "relative RMS error", "modules", "mean", "worst");
   TensorError all;
   for (const auto& [pattern, group] : grouped(result)) {
@@ -124,13 +126,9 @@ void run(Options& options) {
   options.quantize.shard_bytes = static_cast<uint64_t>(options.shard_gb * 1e9);
   const auto start = std::chrono::steady_clock::now();
   const QuantizeResult result = model::quantize_checkpoint(options.input, options.output, options.quantize);
-  if (result.interrupted) {
-    fmt::print(stderr, "fourfold: interrupted; the same command continues where it stopped\n");
-    throw CLI::RuntimeError(130);
-  }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (result.resumed_shards > 0) {
-    fmt::print(stderr, "continued after {} of {} files\n", result.resumed_shards, result.shards);
+    eprint("continued after {} of {} files\n", result.resumed_shards, result.shards);
   }
   if (options.json) {
     print_json(result, seconds);
@@ -160,7 +158,7 @@ void add_quantize(CLI::App& app) {
       ->check(CLI::IsMember({"max", "mse"}))
       ->capture_default_str();
   command->add_option("--shard-size", options->shard_gb, "Largest file, in GB")
-      ->check(CLI::Range(0.001, 1000.0))
+      ->check(real_range(0.001, 1000.0))
       ->capture_default_str();
   command->add_option("--threads", options->quantize.threads, "Threads (default: all)")->check(CLI::Range(1, 1024));
   command->add_flag("--json", options->json, "Print the result, with the error of each matrix, as JSON");

@@ -1,9 +1,6 @@
 // fourfold render: the prompt a model would see.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <filesystem>
-#include <iostream>
-#include <iterator>
 #include <memory>
 #include <string>
 
@@ -11,26 +8,20 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cmd/commands.h"
+#include "cmd/options.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 
 namespace fourfold::cmd {
 namespace {
 
-namespace fs = std::filesystem;
-
 struct Options {
   std::string source, conversation;
   bool tokens = false, generation_prompt = false, parse_arguments = false;
 };
 
-std::string read_input(const std::string& path) {
-  if (path != "-") return read_file(path);
-  return {std::istreambuf_iterator<char>(std::cin), {}};
-}
-
 void run(const Options& options) {
-  const bool directory = fs::is_directory(options.source);
+  const bool directory = directory_exists(options.source);
   if (options.tokens && !directory) {
     fail("--tokens needs a directory with a tokenizer.json, '{}' is a file", printable(options.source));
   }
@@ -39,7 +30,8 @@ void run(const Options& options) {
   const std::string name = options.conversation == "-" ? "standard input" : options.conversation;
   JsonLimits limits;
   limits.reject_duplicate_keys = false;
-  auto request = text::ChatRequest::from_json(parse_json(read_input(options.conversation), name, limits), name);
+  auto request =
+      text::ChatRequest::from_json(parse_json(read_input(options.conversation, limits.max_bytes), name, limits), name);
   request.add_generation_prompt = request.add_generation_prompt || options.generation_prompt;
   request.parse_arguments = request.parse_arguments || options.parse_arguments;
   const std::string prompt = chat.render(request);

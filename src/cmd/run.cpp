@@ -13,13 +13,16 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/env.h"
+#include "base/file.h"
 #include "base/interrupt.h"
 #include "base/json.h"
 #include "base/random.h"
 #include "cmd/chat_model.h"
 #include "cmd/chat_text.h"
 #include "cmd/commands.h"
+#include "cmd/options.h"
 #include "cpu/ceilings.h"
 #include "engine/engine.h"
 
@@ -92,7 +95,7 @@ void print_totals(const Totals& totals, int threads) {
       line += fmt::format(" (but the {:.1f} MB of a token can stay in the processor's cache)", bytes / 1e6);
     }
   }
-  fmt::print(stderr, "{}\n", line);
+  eprint("{}\n", line);
 }
 
 // ---- input
@@ -125,22 +128,6 @@ Input read_line(std::string& pending, std::string& line) {
       pending.clear();
       return Input::kLine;
     }
-  }
-}
-
-std::string read_all_of_stdin() {
-  std::string text;
-  char buffer[65536];
-  for (;;) {
-    const ssize_t count = ::read(STDIN_FILENO, buffer, sizeof buffer);
-    if (count == 0) return text;
-    if (count < 0) {
-      if (errno == EINTR && !interrupted()) continue;
-      if (errno == EINTR) throw CLI::RuntimeError(130);
-      fail("standard input: cannot be read (errno {})", errno);
-    }
-    text.append(buffer, static_cast<size_t>(count));
-    if (text.size() > kMaxInput) fail("standard input: more than {} bytes", kMaxInput);
   }
 }
 
@@ -235,9 +222,9 @@ class Chat {
       std::fflush(stdout);
     }
     if (result.end.reason == engine::FinishReason::kError) fail("{}", result.end.error);
-    if (result.stopped) fmt::print(stderr, "[stopped]\n");
+    if (result.stopped) eprint("[stopped]\n");
     if (result.end.reason == engine::FinishReason::kLength) {
-      fmt::print(stderr, "[cut after {} tokens]\n", result.end.output_tokens);
+      eprint("[cut after {} tokens]\n", result.end.output_tokens);
     }
     result.answer = text_.parse(pieces.all(), starts_thinking, nullptr);
     return result;
@@ -246,10 +233,8 @@ class Chat {
   void show(const ChatText::Stream::Piece& piece, bool print) {
     if (!print) return;
     if (!piece.thinking.empty() && !options_.hide_thinking && !options_.quiet) {
-      if (dim_ && !dimmed_) std::fputs("\x1b[2m", stderr);
+      write_stderr((dim_ && !dimmed_ ? "\x1b[2m" : "") + piece.thinking);
       dimmed_ = true;
-      std::fwrite(piece.thinking.data(), 1, piece.thinking.size(), stderr);
-      std::fflush(stderr);
     }
     if (!piece.content.empty()) {
       end_thinking();
@@ -259,9 +244,8 @@ class Chat {
   }
 
   void end_thinking() {
-    if (dimmed_) std::fputs(dim_ ? "\x1b[0m\n\n" : "\n\n", stderr);
+    if (dimmed_) write_stderr(dim_ ? "\x1b[0m\n\n" : "\n\n");
     dimmed_ = false;
-    std::fflush(stderr);
   }
 
   const Options& options_;
@@ -286,15 +270,14 @@ constexpr const char* kHelp =
     "  /quit               end (also Ctrl-D, or Ctrl-C here; Ctrl-C during an answer stops the answer)\n";
 
 void converse(Chat& chat, int threads) {
-  fmt::print(stderr, "/help lists commands, Ctrl-D ends.\n");
+  eprint("/help lists commands, Ctrl-D ends.\n");
   std::string pending, line;
   for (;;) {
-    fmt::print(stderr, "> ");
-    std::fflush(stderr);
+    eprint("> ");
     clear_interrupt();
     const Input input = read_line(pending, line);
     if (input != Input::kLine) {
-      fmt::print(stderr, "\n");
+      eprint("\n");
       return;
     }
     const std::string question = trimmed(line);
@@ -305,7 +288,7 @@ void converse(Chat& chat, int threads) {
       const std::string rest = space == std::string::npos ? "" : trimmed(question.substr(space));
       if (command == "/quit" || command == "/exit") return;
       if (command == "/help") {
-        fmt::print(stderr, "{}", kHelp);
+        write_stderr(kHelp);
       } else if (command == "/reset") {
         chat.reset();
       } else if (command == "/think" || command == "/no-think") {
@@ -315,7 +298,7 @@ void converse(Chat& chat, int threads) {
       } else if (command == "/stats") {
         print_totals(chat.totals(), threads);
       } else {
-        fmt::print(stderr, "unknown command {}\n{}", printable(command), kHelp);
+        eprint("unknown command {}\n{}", printable(command), kHelp);
       }
       continue;
     }
@@ -323,7 +306,7 @@ void converse(Chat& chat, int threads) {
       chat.ask(question, true);
     } catch (const Error& error) {
       // A conversation that outgrew the context is the usual one; the next question may be answered all the same.
-      fmt::print(stderr, "error: {} (/reset starts a new conversation)\n", error.what());
+      eprint("error: {} (/reset starts a new conversation)\n", error.what());
     }
   }
 }
@@ -356,8 +339,7 @@ void run_dummy(const Options& options) {
   Loaded loaded = load_dummy(options.dummy, options.backend, model_options());
   const int64_t context = choose_context(options, loaded.model->config().max_positions);
   const int64_t vocabulary = loaded.model->config().vocabulary;
-  fmt::print(stderr, "{}, {}, loaded in {:.2f} s\n", loaded.name, loaded.model->backend().description(),
-             loaded.seconds);
+  eprint("{}, {}, loaded in {:.2f} s\n", loaded.name, loaded.model->backend().description(), loaded.seconds);
   const CostOfDecode cost(*loaded.model, context);
   const auto engine = start_engine(std::move(loaded.model), context, std::min<int64_t>(512, context));
   Random random(options.seed.value_or(1));
@@ -384,7 +366,7 @@ void run_dummy(const Options& options) {
       print_totals(totals, chosen_threads(options.backend));
       return;
     }
-    if (::isatty(STDERR_FILENO) != 0) fmt::print(stderr, "\r{} tokens\r", ++tokens);
+    if (::isatty(STDERR_FILENO) != 0) eprint("\r{} tokens\r", ++tokens);
   }
 }
 
@@ -392,7 +374,7 @@ void run_dummy(const Options& options) {
 // one of that name.
 void split_positional(const Options& options, std::filesystem::path& directory, std::optional<std::string>& prompt) {
   std::vector<std::string> rest = options.positional;
-  if (!rest.empty() && std::filesystem::is_directory(rest[0])) {
+  if (!rest.empty() && directory_exists(rest[0])) {
     directory = rest[0];
     rest.erase(rest.begin());
   } else if (rest.size() == 2) {
@@ -401,7 +383,10 @@ void split_positional(const Options& options, std::filesystem::path& directory, 
              rest[0].find_first_of(" \t\n") == std::string::npos) {
     fail("run: {} is no directory (to ask the model just that, use --prompt)", printable(rest[0]));
   }
-  if (!rest.empty()) prompt = rest[0];
+  if (!rest.empty()) {
+    prompt = rest[0];
+    if (trimmed(*prompt).empty()) fail("run: the prompt is empty");
+  }
   if (!options.prompt.empty()) {
     if (prompt) fail("run: a prompt as an argument and with --prompt, wanted one");
     prompt = options.prompt;
@@ -425,7 +410,7 @@ void run(const Options& options) {
   std::optional<std::string> prompt;
   split_positional(options, directory, prompt);
   if (!prompt && ::isatty(STDIN_FILENO) == 0) {
-    prompt = trimmed(read_all_of_stdin());
+    prompt = trimmed(read_standard_input(kMaxInput));
     if (prompt->empty()) fail("run: standard input is empty, wanted a prompt");
   }
 
@@ -435,7 +420,7 @@ void run(const Options& options) {
   const CostOfDecode cost(*loaded.model, context);
   const std::string description = loaded.model->backend().description();
   if (!options.quiet && !prompt) {
-    fmt::print(stderr, "{}, {}, loaded in {:.2f} s\n", loaded.name, description, loaded.seconds);
+    eprint("{}, {}, loaded in {:.2f} s\n", loaded.name, description, loaded.seconds);
   }
   const auto engine = start_engine(std::move(loaded.model), context, std::min<int64_t>(512, context));
   Chat chat(options, text, *engine, cost);
@@ -487,16 +472,16 @@ void add_run(CLI::App& app) {
   command->add_flag("--think", options->think, "Let the model think first (default: as its template does)");
   command->add_flag("--no-think", options->no_think, "Answer without thinking");
   command->add_flag("--hide-thinking", options->hide_thinking, "Do not show the thinking");
-  command->add_option("--temperature", options->temperature, "0 .. 10; 0 is greedy")->check(CLI::Range(0.0, 10.0));
+  command->add_option("--temperature", options->temperature, "0 .. 10; 0 is greedy")->check(real_range(0.0, 10.0));
   command->add_option("--top-k", options->top_k, "Keep the k most probable tokens (0: all)")
       ->check(CLI::Range(0, 1 << 24));
   command->add_option("--top-p", options->top_p, "Keep the most probable tokens up to this probability, (0, 1]")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(real_range(0.0, 1.0));
   command->add_option("--min-p", options->min_p, "Drop tokens below this share of the most probable one, [0, 1)")
-      ->check(CLI::Range(0.0, 1.0));
-  command->add_option("--repetition-penalty", options->repetition_penalty, "(0, 10]")->check(CLI::Range(0.0, 10.0));
-  command->add_option("--presence-penalty", options->presence_penalty, "-10 .. 10")->check(CLI::Range(-10.0, 10.0));
-  command->add_option("--frequency-penalty", options->frequency_penalty, "-10 .. 10")->check(CLI::Range(-10.0, 10.0));
+      ->check(real_range(0.0, 1.0));
+  command->add_option("--repetition-penalty", options->repetition_penalty, "(0, 10]")->check(real_range(0.0, 10.0));
+  command->add_option("--presence-penalty", options->presence_penalty, "-10 .. 10")->check(real_range(-10.0, 10.0));
+  command->add_option("--frequency-penalty", options->frequency_penalty, "-10 .. 10")->check(real_range(-10.0, 10.0));
   command->add_option("--seed", options->seed, "Same seed, same answer (default: a fresh one)");
   command->add_option("--max-tokens", options->max_tokens, "Tokens of an answer (default: what the context leaves)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));

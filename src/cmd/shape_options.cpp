@@ -26,12 +26,19 @@ void ShapeOptions::add_card_to(CLI::App& command) {
 
 void ShapeOptions::add_shape_to(CLI::App& command) {
   command.add_option("--model", model, "Shape of a model: " + names<plan::NamedShape>(plan::named_shapes()));
-  command.add_option("--experts", experts, "Number of routed experts");
-  command.add_option("--top-k", top_k, "Experts per token");
-  command.add_option("--hidden", hidden, "Hidden size");
-  command.add_option("--intermediate", intermediate, "Intermediate size of one expert");
-  command.add_option("--tp", ranks, "Tensor-parallel ranks: plan the slice of one")->capture_default_str();
-  command.add_option("--activations", activations, "Activation format: bf16 (W4A16) or nvfp4 (W4A4)")
+  // plan::validate() knows how large a size may be.
+  const auto size = [&](const char* name, auto& field, const char* help) {
+    return command.add_option(name, field, help)->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  };
+  size("--experts", experts, "Number of routed experts");
+  size("--top-k", top_k, "Experts per token");
+  size("--hidden", hidden, "Hidden size");
+  size("--intermediate", intermediate, "Intermediate size of one expert");
+  size("--tp", ranks, "Tensor-parallel ranks: plan the slice of one")->capture_default_str();
+  command
+      .add_option("--activations", activations,
+                  "Activations that kernels multiply: bf16 (W4A16), nvfp4 (W4A4), or auto (the faster one for each "
+                  "number of tokens)")
       ->capture_default_str();
   command.add_option("--weights", weights, "Weight format: nvfp4 or mxfp4")->capture_default_str();
   command.add_option("--activation", activation, "Activation function: swiglu, swiglu-clamp or relu2");
@@ -52,13 +59,13 @@ plan::MoeProblem ShapeOptions::problem() const {
   plan::MoeProblem p;
   if (!model.empty()) {
     p = plan::find_shape(model);
-  } else if (experts == 0 || top_k == 0 || hidden == 0 || intermediate == 0) {
+  } else if (!experts || !top_k || !hidden || !intermediate) {
     fail("no shape: wanted --model, or all of --experts, --top-k, --hidden and --intermediate");
   }
-  if (experts != 0) p.experts = experts;
-  if (top_k != 0) p.top_k = top_k;
-  if (hidden != 0) p.hidden = hidden;
-  if (intermediate != 0) p.intermediate = intermediate;
+  p.experts = experts.value_or(p.experts);
+  p.top_k = top_k.value_or(p.top_k);
+  p.hidden = hidden.value_or(p.hidden);
+  p.intermediate = intermediate.value_or(p.intermediate);
 
   if (weights == "nvfp4") {
     p.weights = plan::WeightFormat::kNvfp4;
@@ -67,13 +74,7 @@ plan::MoeProblem ShapeOptions::problem() const {
   } else {
     fail("--weights '{}': wanted nvfp4 or mxfp4", printable(weights));
   }
-  if (activations == "bf16") {
-    p.activations = plan::ActivationFormat::kBf16;
-  } else if (activations == "nvfp4") {
-    p.activations = plan::ActivationFormat::kNvfp4;
-  } else {
-    fail("--activations '{}': wanted bf16 or nvfp4", printable(activations));
-  }
+  p.activations = plan::parse_activations(activations);
   if (activation == "swiglu") {
     p.activation = plan::Activation::kSwiGlu;
   } else if (activation == "swiglu-clamp") {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "plan/arch.h"
@@ -15,7 +16,8 @@ namespace fourfold::cmd {
 
 struct ShapeOptions {
   std::string gpu, arch, model;
-  int64_t experts = 0, top_k = 0, hidden = 0, intermediate = 0, ranks = 1;
+  std::optional<int64_t> experts, top_k, hidden, intermediate;
+  int64_t ranks = 1;
   std::string activations = "bf16", weights = "nvfp4", activation, shared = "none";
 
   void add_to(CLI::App& command);  // both of these
@@ -23,6 +25,8 @@ struct ShapeOptions {
   void add_shape_to(CLI::App& command);
   // The card named by --gpu, or the fastest of --arch, or an H200 when neither is given; Error when both contradict.
   const plan::Gpu& card() const;
+  // Whether a model or sizes were given at all.
+  bool any_shape() const { return !model.empty() || experts || top_k || hidden || intermediate; }
   // The shape; its tokens are left 0. Error when neither a model nor a whole shape is given.
   plan::MoeProblem problem() const;
 };

@@ -1,9 +1,6 @@
 // fourfold tokenize: text to token ids and back.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <filesystem>
-#include <iostream>
-#include <iterator>
 #include <memory>
 #include <string>
 
@@ -11,26 +8,20 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cmd/commands.h"
+#include "cmd/options.h"
 #include "text/tokenizer.h"
 
 namespace fourfold::cmd {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct Options {
   std::string source, file = "-", control = "all";
   bool decode = false, offsets = false, no_special = false, skip_special = false;
 };
 
-std::string read_input(const std::string& path) {
-  if (path != "-") return read_file(path, text::Tokenizer::kMaxInput);
-  return {std::istreambuf_iterator<char>(std::cin), {}};
-}
-
 void decode(const text::Tokenizer& tokenizer, const Options& options) {
   const std::string name = options.file == "-" ? "standard input" : options.file;
-  Json json = parse_json(read_input(options.file), name);
+  Json json = parse_json(read_input(options.file, text::Tokenizer::kMaxInput), name);
   if (json.is_object() && json.contains("ids")) json = Json(json["ids"]);
   if (!json.is_array()) fail("{}: {} at the top, an array of token ids is wanted", name, json_kind(json));
   std::vector<int32_t> ids;
@@ -55,7 +46,7 @@ Json spans(const std::vector<text::Span>& offsets) {
 }
 
 void run(const Options& options) {
-  const auto tokenizer = fs::is_directory(options.source) ? text::Tokenizer::from_directory(options.source)
+  const auto tokenizer = directory_exists(options.source) ? text::Tokenizer::from_directory(options.source)
                                                           : text::Tokenizer::from_file(options.source);
   if (options.decode) return decode(tokenizer, options);
   text::EncodeOptions encode;
@@ -64,7 +55,7 @@ void run(const Options& options) {
   encode.added_tokens = options.control == "all"    ? text::AddedTokens::kAll
                         : options.control == "none" ? text::AddedTokens::kNone
                                                     : text::AddedTokens::kNotSpecial;
-  const text::Encoding encoding = tokenizer.encode(read_input(options.file), encode);
+  const text::Encoding encoding = tokenizer.encode(read_input(options.file, text::Tokenizer::kMaxInput), encode);
   if (!options.offsets) {
     fmt::print("{}\n", Json(encoding.ids).dump());
     return;

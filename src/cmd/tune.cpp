@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "cmd/bench_kernels.h"
 #include "cmd/commands.h"
+#include "cmd/options.h"
 #include "cmd/shape_options.h"
 #include "cuda/measure.h"
 #include "cuda/tuned.h"
@@ -24,8 +25,9 @@ constexpr double kClose = 1.10;  // the planner's pick is good when it is within
 
 struct Options {
   ShapeOptions shape;
-  std::string tokens, routing = "uniform", store;
-  int device = 0, top = 6, replays = 7, threads = 0;
+  GpuOptions gpu{.replays = 7};
+  std::string tokens, routing = "uniform", emulate;
+  int top = 6;
   bool json = false, all = false, dry = false;
 };
 
@@ -84,8 +86,8 @@ std::vector<Cut> cuts_of(const plan::LayerPlan& layer) {
 
 class Tuner {
  public:
-  Tuner(const Options& options, cuda::ExpertKernels& kernels, cuda::LayerBench& bench, const cuda::Device& device)
-      : options_(options), kernels_(kernels), bench_(bench), device_(device) {}
+  Tuner(const Options& options, cuda::ExpertKernels& kernels, cuda::LayerBench& bench)
+      : options_(options), kernels_(kernels), bench_(bench) {}
 
   // What will be measured for this batch; loads (compiles) nothing yet.
   struct Work {
@@ -101,13 +103,17 @@ class Tuner {
     work->tokens = tokens;
     plan::MoeProblem p = kernels_.problem();
     p.tokens = tokens;
-    work->layer = plan::plan_layer(p, device_.gpu(), {.only_implemented = true, .explain = false});
-    // Half of the effort in the best cut, the rest in the next three.
+    work->layer = plan::plan_layer(p, kernels_.loader().card(), {.only_implemented = true, .explain = false});
+    // Half of the effort in the best cut, the rest in the next three, and in the best one of W4A16 or W4A4 if all four
+    // are of the other.
     int count = options_.top;
+    std::set<plan::ActivationFormat> formats;
     for (const Cut& cut : cuts_of(work->layer)) {
-      work->groups.push_back({best_of(work->layer.gate_up, cut, count), best_of(work->layer.down, cut, count)});
+      std::vector<const plan::Ranked*> ups = best_of(work->layer.gate_up, cut, count);
+      const bool fresh = formats.insert(plan::activations_of(ups.front()->candidate.tile)).second;
+      if (work->groups.size() >= 4 && !fresh) continue;
+      work->groups.push_back({std::move(ups), best_of(work->layer.down, cut, count)});
       count = std::max(2, options_.top / 2);
-      if (work->groups.size() == 4) break;
     }
     return work;
   }
@@ -124,7 +130,7 @@ class Tuner {
       if (known != c.measured.end()) return known->us;
       const auto pair = kernels_.pair(up, down, work.tokens);
       if (!pair) return 1e30;
-      Measured m{up, down, 0, bench_.time(*pair, options_.replays)};
+      Measured m{up, down, 0, bench_.time(*pair, options_.gpu.replays)};
       plan::LayerPlan layer = work.layer;
       if (plan::choose_by_name(&layer, plan::to_string(up), plan::to_string(down))) m.predicted_us = layer.predicted_us;
       c.measured.push_back(m);
@@ -150,7 +156,6 @@ class Tuner {
   const Options& options_;
   cuda::ExpertKernels& kernels_;
   cuda::LayerBench& bench_;
-  const cuda::Device& device_;
 };
 
 int64_t close_cases(const std::vector<Case>& cases) {
@@ -158,13 +163,18 @@ int64_t close_cases(const std::vector<Case>& cases) {
                        [](const Case& c) { return c.planned().us <= kClose * c.best().us; });
 }
 
+std::string_view format_of(const Measured& m) {
+  return plan::activations_of(m.gate_up.tile) == plan::ActivationFormat::kNvfp4 ? "W4A4" : "W4A16";
+}
+
 void print_text(const Options& o, const std::vector<Case>& cases, const std::string& path) {
-  fmt::print("{:>7} {:>10} {:>10} {:>10} {:>7} {:>6}  {}\n", "tokens", "predicted", "planned", "best", "ratio", "tried",
-             "the best: gate-up | down");
+  if (!o.emulate.empty()) fmt::print("EMULATED plans of {}: times say nothing about that card\n", o.emulate);
+  fmt::print("{:>7} {:>10} {:>10} {:>10} {:>7} {:>6} {:>6}  {}\n", "tokens", "predicted", "planned", "best", "ratio",
+             "tried", "format", "the best: gate-up | down");
   for (const Case& c : cases) {
-    fmt::print("{:>7} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.3f} {:>6}  {} | {}\n", c.tokens, c.planned().predicted_us,
-               c.planned().us, c.best().us, c.planned().us / c.best().us, c.measured.size(),
-               plan::to_string(c.best().gate_up), plan::to_string(c.best().down));
+    fmt::print("{:>7} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.3f} {:>6} {:>6}  {} | {}\n", c.tokens,
+               c.planned().predicted_us, c.planned().us, c.best().us, c.planned().us / c.best().us, c.measured.size(),
+               format_of(c.best()), plan::to_string(c.best().gate_up), plan::to_string(c.best().down));
     if (!o.all) continue;
     auto sorted = c.measured;
     std::sort(sorted.begin(), sorted.end(), [](auto& a, auto& b) { return a.us < b.us; });
@@ -180,9 +190,10 @@ void print_text(const Options& o, const std::vector<Case>& cases, const std::str
 }
 
 Json to_json(const std::vector<Case>& cases, const cuda::Device& device, const plan::MoeProblem& p,
-             const std::string& path) {
+             const std::string& emulated, const std::string& path) {
   const auto row = [](const Measured& m) {
-    return Json{{"gate_up", plan::to_string(m.gate_up)},
+    return Json{{"activations", plan::to_string(plan::activations_of(m.gate_up.tile))},
+                {"gate_up", plan::to_string(m.gate_up)},
                 {"down", plan::to_string(m.down)},
                 {"predicted_us", m.predicted_us},
                 {"us", m.us}};
@@ -199,6 +210,8 @@ Json to_json(const std::vector<Case>& cases, const cuda::Device& device, const p
   }
   return {{"device", device.info().name},
           {"model", p.name},
+          {"activations", plan::to_string(p.activations)},
+          {"emulated", emulated},
           {"cases", list},
           {"close", close_cases(cases)},
           {"count", cases.size()},
@@ -218,17 +231,18 @@ void run(Options o) {
     }
   }
   cuda::parse_routing(o.routing);
-  if (o.shape.model.empty() && o.shape.experts == 0) o.shape.model = "35B-A3B";
+  if (!o.shape.any_shape()) o.shape.model = "35B-A3B";
   const plan::MoeProblem problem = o.shape.problem();
-  const cuda::Device device(o.device);
-  jit::KernelStore store(o.store.empty() ? jit::default_store_directory() : std::filesystem::path(o.store));
+  const cuda::Device device(o.gpu.device);
+  jit::KernelStore store(o.gpu.store_directory());
   cuda::KernelOptions options;
   options.max_tokens = counts.back();
-  options.threads = o.threads;
+  options.threads = o.gpu.threads;
   options.tuned = false;
+  if (!o.emulate.empty()) options.emulate = &plan::find_gpu(o.emulate);
   cuda::ExpertKernels kernels(device, store, problem, options);
   cuda::LayerBench bench(kernels, counts.back());
-  Tuner tuner(o, kernels, bench, device);
+  Tuner tuner(o, kernels, bench);
 
   std::vector<std::unique_ptr<Tuner::Work>> work;
   std::vector<std::pair<plan::Pass, plan::Candidate>> candidates;
@@ -249,17 +263,18 @@ void run(Options o) {
   progress.finish();
 
   std::string path;
-  if (!o.dry) {
+  if (!o.dry && o.emulate.empty()) {
     const std::string identity = cuda::tuned_identity(device, problem);
     cuda::TunedTable table = cuda::TunedTable::load(store.directory(), identity).value_or(cuda::TunedTable(identity));
     for (const Case& c : cases) {
-      table.set(c.tokens, {plan::to_string(c.best().gate_up), plan::to_string(c.best().down), c.best().us});
+      table.set(c.tokens, {plan::to_string(c.best().gate_up), plan::to_string(c.best().down), c.best().us,
+                           std::string(plan::to_string(plan::activations_of(c.best().gate_up.tile)))});
     }
     table.save(store.directory());
     path = table.path().string();
   }
   if (o.json) {
-    fmt::print("{}\n", to_json(cases, device, problem, path).dump(1));
+    fmt::print("{}\n", to_json(cases, device, problem, o.emulate, path).dump(1));
   } else {
     print_text(o, cases, path);
   }
@@ -277,16 +292,10 @@ void add_tune(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::Range(1, 200));
   command->add_option("--routing", options->routing, "uniform or power-law")->capture_default_str();
-  command->add_option("--device", options->device, "Number of the GPU")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 63));
-  command->add_option("--store", options->store,
-                      "Directory of compiled kernels (default: FOURFOLD_KERNELS or the cache)");
-  command->add_option("--replays", options->replays, "Timed replays; the median counts")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
-  command->add_option("--threads", options->threads, "Compilations at a time (default: the processors)")
-      ->check(CLI::Range(0, 1024));
+  options->gpu.add_to(*command);
+  command->add_option(
+      "--emulate", options->emulate,
+      "Tune another card's candidates as `bench kernels --emulate` runs them: a check that stores nothing");
   command->add_flag("--dry-run", options->dry, "Measure and print, store nothing");
   command->add_flag("--all", options->all, "Print every measurement");
   command->add_flag("--json", options->json, "Print JSON");

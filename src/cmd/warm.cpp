@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "cmd/commands.h"
+#include "cmd/options.h"
 #include "cmd/shape_options.h"
 #include "jit/kernels.h"
 
@@ -39,10 +40,9 @@ void print_text(const std::vector<jit::BuiltKernel>& kernels, const jit::KernelS
 }
 
 void run(const Options& options) {
-  jit::KernelStore store(options.store.empty() ? jit::default_store_directory() : std::filesystem::path(options.store),
-                         options.limit_mb << 20);
-  const bool compile = !options.shape.model.empty() || options.shape.experts != 0;
+  const bool compile = options.shape.any_shape();
   if (!compile && options.import.empty()) fail("nothing to do: wanted --model (or a shape), or --import FILE");
+  jit::KernelStore store(store_directory(options.store), options.limit_mb << 20);
   size_t imported = 0;
   if (!options.import.empty()) imported = store.import_pack(options.import);
 
@@ -52,7 +52,7 @@ void run(const Options& options) {
   if (compile) {
     const plan::Gpu& card = options.shape.card();
     arch = card.arch;
-    kernels = jit::build(store, jit::requests_of(options.shape.problem(), card), {.threads = options.threads});
+    kernels = jit::build_all(store, options.shape.problem(), card, {.threads = options.threads});
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   int64_t spills = 0, stack = 0;
@@ -104,7 +104,7 @@ void run(const Options& options) {
                     {"store_bytes", store.bytes()},
                     {"damaged", store.counters().damaged.load()},
                     {"list", list}};
-  fmt::print("{}\n", out.dump());
+  fmt::print("{}\n", out.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 }  // namespace
@@ -114,8 +114,7 @@ void add_warm(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "warm", "Compile every kernel that a model needs on a card (no GPU needed), pack them, or import a pack");
   options->shape.add_to(*command);
-  command->add_option("--store", options->store,
-                      "Directory of compiled kernels (default: FOURFOLD_KERNELS or the cache)");
+  add_store_option(*command, options->store);
   command->add_option("--limit-mb", options->limit_mb, "Size that the store may have")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));

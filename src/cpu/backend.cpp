@@ -1,11 +1,11 @@
 #include "cpu/backend.h"
 
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/env.h"
 #include "cpu/fast_backend.h"
 #include "cpu/reference.h"
@@ -29,7 +29,7 @@ std::shared_ptr<ops::Backend> make_backend(const CpuOptions& options) {
         "the {} kernels fail their self-test on this processor (relative error {:.1e}, at most {:.0e} is accepted)",
         isa_name(isa), error, kSelfTestLimit);
     if (forced) fail("{}", found);
-    fmt::print(stderr, "fourfold: warning: {}; they are not used\n", found);
+    warn(found + "; they are not used");
   }
   return std::make_shared<ReferenceBackend>(options);
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/interrupt.h"
 #include "base/threads.h"
 #include "cpu/ceilings_kernels.h"
 #include "cpu/cpu_backend.h"
@@ -45,6 +46,7 @@ std::atomic<float> sink{0};
 
 template <typename F>
 double time_region(ThreadPool& pool, F&& fn) {
+  throw_if_interrupted();
   const auto start = Clock::now();
   pool.run([&](int thread) { sink.store(fn(thread), std::memory_order_relaxed); });
   return seconds_since(start);
@@ -76,7 +78,7 @@ double read_rate(ThreadPool& pool, ReadLoop read) {
   // Each thread touches its own piece first, so that its pages lie close to it.
   time_region(pool, [&](int thread) {
     char* mine = data + thread * piece;
-    for (int64_t i = 0; i < piece; i += 64) mine[i] = static_cast<char>(i >> 6);
+    for (int64_t i = 0; i < piece && !interrupted(); i += 64) mine[i] = static_cast<char>(i >> 6);
     return 0.0f;
   });
   double best = 0;

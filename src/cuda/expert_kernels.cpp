@@ -1,10 +1,10 @@
 #include "cuda/expert_kernels.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <mutex>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "cuda/self_test.h"
 #include "cuda/tuned.h"
 #include "kernels/moe/tables.h"
@@ -26,8 +26,8 @@ Record& record() {
 
 // If this many plans in a row have a wrong kernel, something else is wrong.
 constexpr int kMostRounds = 6;
-
-void warn(const std::string& text) { fmt::print(stderr, "fourfold: warning: {}\n", text); }
+// The same for kernels that the compiler spoils: neighbouring tiles often share that fate.
+constexpr int kMostRefusals = 24;
 
 }  // namespace
 
@@ -56,7 +56,17 @@ KernelLoader::KernelLoader(const Device& device, jit::KernelStore& store, const 
   const auto prepare = load(jit::prepare_request(arch), {{"fourfold::moe::moe_repack", 128},
                                                          {"fourfold::moe::moe_pad_rows", 128},
                                                          {"fourfold::moe::moe_append_shared", 128}});
-  fixed_ = {fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], fixed[5], prepare[0], prepare[1], prepare[2]};
+  fixed_ = {fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], fixed[5], prepare[0], prepare[1], prepare[2], {}};
+}
+
+jit::CompileOptions KernelLoader::compile_options() const {
+  if (options_.emulate == nullptr) return {};
+  return {device_.info().arch(), {"FOURFOLD_EMULATE_FP4_MMA"}};
+}
+
+void KernelLoader::load_quantise() {
+  fixed_.quantise =
+      load(jit::quantize_request(card_.arch, compile_options()), {{"fourfold::moe::moe_quantize", 128}}).front();
 }
 
 std::vector<Kernel> KernelLoader::load(const jit::KernelRequest& request, const std::vector<Wanted>& wanted) {
@@ -77,16 +87,12 @@ std::vector<Kernel> KernelLoader::load(const jit::KernelRequest& request, const 
 }
 
 std::vector<Kernel> KernelLoader::load(const std::vector<plan::KernelSpec>& specs) {
-  jit::CompileOptions options;
-  if (options_.emulate != nullptr) {
-    options.arch = device_.info().arch();
-    options.definitions = {"FOURFOLD_EMULATE_FP4_MMA"};
-  }
+  const jit::CompileOptions options = compile_options();
   std::vector<const plan::KernelSpec*> missing;
   std::vector<jit::KernelRequest> requests;
   std::set<std::string> seen;
   for (const plan::KernelSpec& spec : specs) {
-    if (kernels_.contains(spec.name) || !seen.insert(spec.name).second) continue;
+    if (kernels_.contains(spec.name) || refused_.contains(spec.name) || !seen.insert(spec.name).second) continue;
     auto request = jit::request_of(spec, card_.arch, options);
     if (!request) fail("{}: no kernel of this family is built for {}", spec.name, card_.arch);
     if (options_.rewrite) options_.rewrite(*request);
@@ -98,6 +104,10 @@ std::vector<Kernel> KernelLoader::load(const std::vector<plan::KernelSpec>& spec
     for (size_t i = 0; i < built.size(); ++i) {
       const plan::KernelSpec& spec = *missing[i];
       const plan::TileConfig& tile = spec.candidate.tile;
+      if (std::string why = jit::refusal_of(built[i].entry); !why.empty()) {
+        refused_[spec.name] = std::move(why);
+        continue;
+      }
       const int64_t smem = plan::make_smem_map(tile).total;
       const int64_t limit = std::min(plan::find_arch(card_.arch).smem_per_block, device_.info().smem_per_block);
       if (smem > limit) fail("{}: {} bytes of shared memory, wanted at most {}", spec.name, smem, limit);
@@ -112,8 +122,15 @@ std::vector<Kernel> KernelLoader::load(const std::vector<plan::KernelSpec>& spec
     }
   }
   std::vector<Kernel> kernels;
-  for (const plan::KernelSpec& spec : specs) kernels.push_back(kernels_.at(spec.name));
+  for (const plan::KernelSpec& spec : specs) {
+    kernels.push_back(refused_.contains(spec.name) ? Kernel{} : kernels_.at(spec.name));
+  }
   return kernels;
+}
+
+std::string KernelLoader::refusal(const std::string& spec_name) const {
+  const auto it = refused_.find(spec_name);
+  return it == refused_.end() ? "" : it->second;
 }
 
 // ---- plans ----------------------------------------------------------------------------------------------------------
@@ -124,12 +141,11 @@ ExpertKernels::ExpertKernels(const Device& device, jit::KernelStore& store, cons
   if (max_tokens_ < 1 || max_tokens_ > plan::token_buckets().back()) {
     fail("expert layer for {} tokens: wanted 1 to {}", max_tokens_, plan::token_buckets().back());
   }
-  if (problem.activation_bits() != 16) {
-    fail(
-        "expert layer: NVFP4 activations (W4A4) have kernels, but the launcher does not quantise for them yet; wanted "
-        "--activations bf16");
-  }
   context_ = {&device, problem, &loader_.fixed()};
+  if (problem.allows(plan::ActivationFormat::kNvfp4) &&
+      plan::find_family(plan::Family::kFp4, loader_.card().arch) != nullptr) {
+    loader_.load_quantise();
+  }
   plan_buckets(store);
 }
 
@@ -142,9 +158,10 @@ void ExpertKernels::plan_buckets(jit::KernelStore& store) {
       options_.tuned && options_.emulate == nullptr
           ? TunedTable::load(store.directory(), tuned_identity(*context_.device, context_.problem))
           : std::nullopt;
-  for (int round = 0;; ++round) {
-    if (round == kMostRounds) {
-      fail("{} kernels failed their self-test on {}; nothing is run", disabled_.size(), context_.device->info().name);
+  for (int round = 0, refusals = 0;;) {
+    if (round == kMostRounds || refusals == kMostRefusals) {
+      fail("{} kernels failed their self-test on {} or were spoilt by the compiler; nothing is run", disabled_.size(),
+           context_.device->info().name);
     }
     std::vector<PlannedBucket> buckets;
     std::vector<plan::KernelSpec> specs;
@@ -154,11 +171,11 @@ void ExpertKernels::plan_buckets(jit::KernelStore& store) {
       bucket.tokens = tokens;
       plan::MoeProblem p = context_.problem;
       p.tokens = tokens;
-      bucket.plan =
-          plan::plan_layer(p, loader_.card(),
-                           {.only_implemented = true,
-                            .usable = [&](plan::Pass pass, const plan::Candidate& c) { return !disabled(pass, c); },
-                            .explain = false});
+      const plan::PlanOptions plan_options = {
+          .only_implemented = true,
+          .usable = [&](plan::Pass pass, const plan::Candidate& c) { return !disabled(pass, c); },
+          .explain = false};
+      bucket.plan = plan::plan_layer(p, loader_.card(), plan_options);
       if (tuned) {
         const TunedChoice* choice = tuned->find(tokens);
         bucket.tuned = choice != nullptr && plan::choose_by_name(&bucket.plan, choice->gate_up, choice->down);
@@ -169,29 +186,52 @@ void ExpertKernels::plan_buckets(jit::KernelStore& store) {
                           tuned->path().string(), tokens, choice->gate_up, choice->down));
         }
       }
-      for (const plan::GemmPlan* gemm : {&bucket.plan.gate_up, &bucket.plan.down}) {
-        specs.push_back(plan::spec_of(p, gemm->pass, gemm->chosen.candidate));
-        gemm == &bucket.plan.gate_up ? bucket.plan.gate_up.rejected.clear() : bucket.plan.down.rejected.clear();
+      std::vector<const plan::LayerPlan*> plans = {&bucket.plan};
+      std::optional<plan::LayerPlan> bf16;
+      if (plan::needs_input_scales(bucket.plan)) {
+        bf16 = plan::plan_without_input_scales(bucket.plan, plan_options);
+        bucket.without_input_scales.emplace();
+        bucket.without_input_scales->gate_up = bf16->gate_up.chosen.candidate;
+        bucket.without_input_scales->down = bf16->down.chosen.candidate;
+        plans.push_back(&*bf16);
       }
+      for (const plan::LayerPlan* plan : plans) {
+        for (const plan::GemmPlan* gemm : {&plan->gate_up, &plan->down}) {
+          specs.push_back(plan::spec_of(p, gemm->pass, gemm->chosen.candidate));
+        }
+      }
+      bucket.plan.gate_up.rejected.clear();
+      bucket.plan.down.rejected.clear();
       buckets.push_back(std::move(bucket));
     }
     loader_.load(specs);
+    if (!compiled_as_planned(specs)) {
+      ++refusals;
+      if (buckets_.empty()) buckets_ = std::move(buckets);
+      continue;
+    }
     bool right = true;
     for (PlannedBucket& bucket : buckets) {
       bucket.pair = load_pair(bucket.plan.gate_up.chosen.candidate, bucket.plan.down.chosen.candidate, bucket.tokens);
       if (options_.self_test && !test(bucket.pair)) right = false;
+      if (auto& other = bucket.without_input_scales) {
+        other = load_pair(other->gate_up, other->down, bucket.tokens);
+        if (options_.self_test && !test(*other)) right = false;
+      }
     }
     if (right) {
       int64_t changed = 0;
       for (size_t i = 0; i < buckets_.size(); ++i) {  // those of the first round
-        changed += buckets_[i].pair.gate_up_kernel.name != buckets[i].pair.gate_up_kernel.name ||
-                   buckets_[i].pair.down_kernel.name != buckets[i].pair.down_kernel.name;
+        const plan::LayerPlan &first = buckets_[i].plan, &last = buckets[i].plan;
+        changed += to_string(first.gate_up.chosen.candidate) != to_string(last.gate_up.chosen.candidate) ||
+                   to_string(first.down.chosen.candidate) != to_string(last.down.chosen.candidate);
       }
       buckets_ = std::move(buckets);
       const std::lock_guard lock(record().mutex);
       record().buckets += changed;
       return;
     }
+    ++round;
     if (buckets_.empty()) buckets_ = std::move(buckets);
   }
 }
@@ -217,9 +257,32 @@ std::optional<PlannedPair> ExpertKernels::pair(const plan::Candidate& gate_up, c
                                                int64_t tokens) {
   FF_ASSERT(plan::compatible(gate_up.tile, down.tile));
   if (disabled(plan::Pass::kGateUp, gate_up) || disabled(plan::Pass::kDown, down)) return std::nullopt;
+  const std::vector<plan::KernelSpec> specs = {plan::spec_of(context_.problem, plan::Pass::kGateUp, gate_up),
+                                               plan::spec_of(context_.problem, plan::Pass::kDown, down)};
+  loader_.load(specs);
+  if (!compiled_as_planned(specs)) return std::nullopt;
   PlannedPair pair = load_pair(gate_up, down, tokens);
   if (options_.self_test && !test(pair)) return std::nullopt;
   return pair;
+}
+
+void ExpertKernels::disable(const std::string& name, const std::string& what, const std::string& reason) {
+  if (!disabled_.insert(name).second) return;
+  const std::string& device = context_.device->info().name;
+  warn(fmt::format("kernel {} {} {}: {}; it is disabled, the next one is used", name, what, device, reason));
+  const std::lock_guard lock(record().mutex);
+  record().fallbacks.push_back({name, device, reason});
+}
+
+bool ExpertKernels::compiled_as_planned(const std::vector<plan::KernelSpec>& specs) {
+  bool all = true;
+  for (const plan::KernelSpec& spec : specs) {
+    const std::string why = loader_.refusal(spec.name);
+    if (why.empty()) continue;
+    all = false;
+    disable(spec.name, "is refused on", why);
+  }
+  return all;
 }
 
 bool ExpertKernels::test(const PlannedPair& pair) {
@@ -245,13 +308,17 @@ bool ExpertKernels::test(const PlannedPair& pair) {
   for (int i = 0; i < 2; ++i) {
     if (!result[i] || result[i]->empty()) continue;
     right = false;
-    if (!disabled_.insert(*names[i]).second) continue;
-    warn(fmt::format("kernel {} failed its self-test on {}: {}; it is disabled, the next one is used", *names[i],
-                     device, *result[i]));
-    const std::lock_guard lock(record().mutex);
-    record().fallbacks.push_back({*names[i], device, *result[i]});
+    disable(*names[i], "failed its self-test on", *result[i]);
   }
   return right;
+}
+
+const PlannedPair& PlannedBucket::pair_for(const ExpertWeights& weights) const {
+  if (!pair.fp4() || weights.input_scales()) return pair;
+  if (without_input_scales) return *without_input_scales;
+  fail(
+      "expert layer: planned with NVFP4 activations only, but no input scale of the layer can be used; wanted "
+      "activations bf16 or auto");
 }
 
 const PlannedBucket& ExpertKernels::bucket(int64_t tokens) const {

@@ -49,8 +49,13 @@ class KernelLoader {
  public:
   KernelLoader(const Device& device, jit::KernelStore& store, const KernelOptions& options);
 
-  // The kernels of these candidates, in order; compiled in parallel where the store lacks them.
+  // The kernels of these candidates, in order; compiled in parallel where the store lacks them. One that refusal()
+  // names is not loaded.
   std::vector<Kernel> load(const std::vector<plan::KernelSpec>& specs);
+  // The kernel that quantises a layer's input to NVFP4.
+  void load_quantise();
+  // Why a kernel that was asked for must not run (jit::refusal_of), or empty.
+  std::string refusal(const std::string& spec_name) const;
   const FixedKernels& fixed() const { return fixed_; }
   // Of the card that is planned for: the present one, or the one that is emulated.
   const plan::Gpu& card() const { return card_; }
@@ -74,7 +79,10 @@ class KernelLoader {
   std::map<jit::Key, std::unique_ptr<jit::Module>> modules_;
   std::map<std::string, Kernel> kernels_;  // by name of the spec
   std::map<std::string, jit::Key> keys_;
+  std::map<std::string, std::string> refused_;  // name of the spec -> why
   FixedKernels fixed_;
+  // How kernels of the planned card are compiled for the present one.
+  jit::CompileOptions compile_options() const;
 };
 
 struct PlannedBucket {
@@ -82,12 +90,18 @@ struct PlannedBucket {
   plan::LayerPlan plan;
   PlannedPair pair;
   bool tuned = false;  // measured to be the fastest, rather than predicted
+  // With activations kAuto and a plan that multiplies NVFP4: what layers run that have no usable input scales.
+  std::optional<PlannedPair> without_input_scales;
+
+  // Error when the kernels want input scales, the weights have none, and bf16 is not allowed.
+  const PlannedPair& pair_for(const ExpertWeights& weights) const;
 };
 
 class ExpertKernels {
  public:
-  // Plans problem.tokens = every bucket up to that of max_tokens. Kernels that fail their self-test are disabled with a
-  // message on stderr and the next ranked one is taken; Error when nothing is left.
+  // Plans problem.tokens = every bucket up to that of max_tokens. Kernels that fail their self-test, or that the
+  // compiler spoils (jit::refusal_of), are disabled with a message on stderr and the next ranked one is taken; Error
+  // when nothing is left.
   ExpertKernels(const Device& device, jit::KernelStore& store, const plan::MoeProblem& problem,
                 const KernelOptions& options = {});
 
@@ -110,6 +124,10 @@ class ExpertKernels {
   PlannedPair load_pair(const plan::Candidate& gate_up, const plan::Candidate& down, int64_t tokens);
   // Whether both kernels of the pair are right; disables those that are not.
   bool test(const PlannedPair& pair);
+  // Whether the compiler made all of these as they were planned; disables those that it did not.
+  bool compiled_as_planned(const std::vector<plan::KernelSpec>& specs);
+  // Says so once, and counts it.
+  void disable(const std::string& name, const std::string& what, const std::string& reason);
   bool disabled(plan::Pass pass, const plan::Candidate& candidate) const;
 
   KernelLoader loader_;

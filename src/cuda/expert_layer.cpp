@@ -5,12 +5,14 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "cuda/expert_kernels.h"
+#include "kernels/moe/fp4_layout.h"
 #include "kernels/moe/tables.h"
 
 namespace fourfold::cuda {
 namespace {
 
 constexpr int kSmallestBlock = 8;  // tokens
+constexpr int kQuantiseThreads = 128;
 
 template <typename T>
 T* pointer(DeviceAddress address) {
@@ -29,14 +31,24 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
   const auto padded = static_cast<uint64_t>(p.padded_depth(plan::Pass::kDown));
   const auto hidden = static_cast<uint64_t>(p.hidden);
   const auto experts = static_cast<int>(p.all_experts());
-  hidden_ = Buffer(device, slots * padded * 2, "activations between the two GEMMs");
+  const bool bf16 = p.allows(plan::ActivationFormat::kBf16), fp4 = p.allows(plan::ActivationFormat::kNvfp4);
+  if (bf16) hidden_ = Buffer(device, slots * padded * 2, "activations between the two GEMMs");
   // As swizzled units the last columns are others: the rows' zeros would not last.
-  if (static_cast<int64_t>(padded) != p.intermediate) {
+  if (bf16 && static_cast<int64_t>(padded) != p.intermediate) {
     swizzled_ = Buffer(device, slots * padded * 2, "activations between the two GEMMs");
   }
+  if (fp4) {
+    const auto make = [&](uint64_t count, int64_t columns, const char* what) {
+      const auto units = static_cast<uint64_t>(columns / moe::kUnitK);
+      return Fp4Rows{Buffer(device, count * units * moe::kFp4UnitBytes, what),
+                     Buffer(device, count * units * moe::kFp4UnitScales, what), static_cast<int64_t>(units)};
+    };
+    fp4_x_ = make(static_cast<uint64_t>(max_tokens), p.padded_depth(plan::Pass::kGateUp), "quantised hidden states");
+    fp4_hidden_ = make(slots, p.padded_depth(plan::Pass::kDown), "activations between the two GEMMs");
+  }
   const auto packed = static_cast<uint64_t>(moe::packed_row_values(static_cast<int>(hidden)));
-  partial_ = Buffer(device, std::max(slots * hidden * 4, slots * packed * 2), "rows to be summed");
-  if (p.padded_depth(plan::Pass::kGateUp) != p.hidden) {
+  partial_ = Buffer(device, std::max(bf16 ? slots * hidden * 4 : 0, slots * packed * 2), "rows to be summed");
+  if (bf16 && p.padded_depth(plan::Pass::kGateUp) != p.hidden) {
     const auto wide = static_cast<uint64_t>(p.padded_depth(plan::Pass::kGateUp));
     padded_x_ = Buffer(device, static_cast<uint64_t>(max_tokens) * wide * 2, "padded hidden states");
   }
@@ -48,14 +60,19 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
   totals_ = Buffer(device, (moe::kMaxExperts + 1) * sizeof(int), "routing tables");
   Stream stream(device);
   totals_.fill(stream, 0);
-  hidden_.fill(stream, 0);
+  if (bf16) hidden_.fill(stream, 0);
+  if (fp4) {
+    fp4_hidden_.codes.fill(stream, 0);
+    fp4_hidden_.scales.fill(stream, 0);
+  }
   stream.synchronize();
 }
 
 uint64_t ExpertWorkspace::bytes() const {
   uint64_t sum = 0;
   for (const Buffer* b :
-       {&hidden_, &swizzled_, &partial_, &padded_x_, &counts_, &blocks_, &slot_token_, &pick_slot_, &totals_}) {
+       {&hidden_, &swizzled_, &partial_, &padded_x_, &fp4_x_.codes, &fp4_x_.scales, &fp4_hidden_.codes,
+        &fp4_hidden_.scales, &counts_, &blocks_, &slot_token_, &pick_slot_, &totals_}) {
     sum += b->bytes();
   }
   return sum;
@@ -71,8 +88,9 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
   const int hidden = static_cast<int>(p.hidden);
   const auto wide = p.padded_depth(plan::Pass::kGateUp), deep = p.padded_depth(plan::Pass::kDown);
 
+  const bool fp4 = pair.fp4();
   DeviceAddress x = inputs.x;
-  if (wide != p.hidden) {
+  if (wide != p.hidden && !fp4) {
     const auto across = static_cast<unsigned>(ceil_div(wide / 8, 128));
     launch(stream, fixed.pad_rows, {across, static_cast<unsigned>(tokens)}, Overlap::kNone, inputs.x,
            workspace.padded_x().address(), hidden, static_cast<int>(wide));
@@ -122,6 +140,27 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
     down.out_stride = groups;
   }
 
+  // NVFP4 activations: codes and scales instead of bf16 rows, strides in bytes.
+  moe::Fp4Args fp4_up = {}, fp4_down = {};
+  if (fp4) {
+    const ExpertWorkspace::Fp4Rows &rows = workspace.fp4_x(), &between = workspace.fp4_hidden();
+    const auto* scales = weights.input_scale_values().as<float>();
+    up.source = rows.codes.as<unsigned short>();
+    up.source_stride = rows.code_stride();
+    up.out = between.codes.as<void>();
+    up.out_stride = down.source_stride = between.code_stride();
+    down.source = between.codes.as<unsigned short>();
+    down.out_stride = groups;
+    fp4_up = {up,         rows.scales.as<unsigned char>(),    rows.scale_stride(),   scales,
+              scales + 1, between.scales.as<unsigned char>(), between.scale_stride()};
+    fp4_down = {down, between.scales.as<unsigned char>(), between.scale_stride(), scales + 1, nullptr, nullptr, 0};
+    launch(stream, fixed.quantise,
+           {static_cast<unsigned>(ceil_div(int64_t{4} * up.units, kQuantiseThreads)), static_cast<unsigned>(tokens)},
+           Overlap::kProgrammatic, inputs.x, static_cast<long long>(p.hidden), hidden, up.units, scales,
+           rows.codes.address(), static_cast<long long>(rows.code_stride()), rows.scales.address(),
+           static_cast<long long>(rows.scale_stride()));
+  }
+
   if (!pair.inline_routes()) {
     const int block = pair.gate_up.tile.tokens;
     if (picks <= moe::kRouteOnePass) {
@@ -138,13 +177,19 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
            Overlap::kProgrammatic, x, static_cast<long long>(wide), table, up.units, workspace.partial().address(),
            up.source_stride);
   }
-  launch(stream, pair.gate_up_kernel, {pair.gate_up_grid, 1}, Overlap::kProgrammatic, up);
-  launch(stream, pair.down_kernel, {pair.down_grid, 1}, Overlap::kProgrammatic, down);
+  if (fp4) {
+    launch(stream, pair.gate_up_kernel, {pair.gate_up_grid, 1}, Overlap::kProgrammatic, fp4_up);
+    launch(stream, pair.down_kernel, {pair.down_grid, 1}, Overlap::kProgrammatic, fp4_down);
+  } else {
+    launch(stream, pair.gate_up_kernel, {pair.gate_up_grid, 1}, Overlap::kProgrammatic, up);
+    launch(stream, pair.down_kernel, {pair.down_grid, 1}, Overlap::kProgrammatic, down);
+  }
   const Grid sums = {static_cast<unsigned>(ceil_div(p.hidden, moe::kCombineColumns)), static_cast<unsigned>(tokens)};
-  if (swizzled) {
+  if (swizzled || fp4) {
+    // The FP4 kernels multiply with both scales of the expert themselves.
+    const DeviceAddress scales = fp4 ? 0 : weights.down_scales().address();
     launch(stream, fixed.combine_packed, sums, Overlap::kProgrammatic, workspace.partial().address(), groups,
-           workspace.pick_slot().address(), routing, weights.down_scales().address(), hidden, inputs.out,
-           static_cast<long long>(p.hidden));
+           workspace.pick_slot().address(), routing, scales, hidden, inputs.out, static_cast<long long>(p.hidden));
   } else if (!pair.inline_routes()) {
     launch(stream, fixed.combine, sums, Overlap::kProgrammatic, workspace.partial().address(),
            static_cast<long long>(p.hidden), workspace.pick_slot().address(), inputs.weights, picks_per_token, hidden,
@@ -175,7 +220,8 @@ void ExpertLayer::run(const Stream& stream, const LayerInputs& inputs) const {
       fail("expert layer: {} at {:#x}, wanted a device address that is a multiple of {}", name, address, align);
     }
   }
-  launch_layer(stream, kernels_.context(), kernels_.bucket(inputs.tokens).pair, workspace_, weights_, inputs);
+  const PlannedPair& pair = kernels_.bucket(inputs.tokens).pair_for(weights_);
+  launch_layer(stream, kernels_.context(), pair, workspace_, weights_, inputs);
 }
 
 }  // namespace fourfold::cuda

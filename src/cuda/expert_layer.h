@@ -23,6 +23,8 @@ struct PlannedPair {
   Kernel gate_up_kernel, down_kernel;
   unsigned gate_up_grid = 0, down_grid = 0;
   bool inline_routes() const { return gate_up.tile.inline_routes != 0; }
+  // NVFP4 activations (W4A4); otherwise bf16.
+  bool fp4() const { return plan::row_form(gate_up.tile) == plan::RowForm::kFp4; }
 };
 
 // Device memory that a run needs besides weights, inputs and output, for any plan of up to max_tokens tokens.
@@ -32,6 +34,8 @@ class ExpertWorkspace {
 
   int64_t max_tokens() const { return max_tokens_; }
   uint64_t bytes() const;
+  // What only kernels with bf16 activations need is empty where the problem has NVFP4 activations only, and the other
+  // way round.
   // bf16 [rows][padded intermediate]: the activation's output, a row for each slot; columns past the intermediate size
   // stay zero.
   Buffer& hidden() { return hidden_; }
@@ -39,11 +43,23 @@ class ExpertWorkspace {
   // The same for the wgmma kernels: [padded intermediate / 64][slots][64], swizzled; shares hidden() where it can.
   Buffer& swizzled() { return swizzled_.bytes() != 0 ? swizzled_ : hidden_; }
   const Buffer& swizzled() const { return swizzled_.bytes() != 0 ? swizzled_ : hidden_; }
-  // fp32 [slots][hidden], rows of a tile paired as in partial_place() (kernels/moe/tables.h); for the wgmma kernels
-  // first the gathered rows, then groups with a common exponent.
+  // fp32 [slots][hidden], rows of a tile paired as in partial_place() (kernels/moe/tables.h); groups with a common
+  // exponent from the FP4 and wgmma kernels, for which the gathered rows come first.
   Buffer& partial() { return partial_; }
   const Buffer& partial() const { return partial_; }
   const Buffer& padded_x() const { return padded_x_; }  // bf16 [tokens][padded hidden]; empty where none is needed
+  // NVFP4 activations in the order of kernels/moe/fp4_layout.h: of each token's input, and of each slot's h, whose
+  // blocks past the intermediate size stay zero. Rows are 32 bytes of codes and 4 of scales per 64 columns.
+  struct Fp4Rows {
+    Buffer codes, scales;
+    int64_t units = 0;  // of 64 columns
+    int64_t code_stride() const { return units * 32; }
+    int64_t scale_stride() const { return units * 4; }
+  };
+  Fp4Rows& fp4_x() { return fp4_x_; }
+  const Fp4Rows& fp4_x() const { return fp4_x_; }
+  Fp4Rows& fp4_hidden() { return fp4_hidden_; }
+  const Fp4Rows& fp4_hidden() const { return fp4_hidden_; }
   // The routing tables (RouteTable).
   const Buffer& counts() const { return counts_; }
   const Buffer& blocks() const { return blocks_; }
@@ -53,6 +69,7 @@ class ExpertWorkspace {
 
  private:
   int64_t max_tokens_;
+  Fp4Rows fp4_x_, fp4_hidden_;
   Buffer hidden_, swizzled_, partial_, padded_x_, counts_, blocks_, slot_token_, pick_slot_, totals_;
 };
 
@@ -82,7 +99,8 @@ class ExpertLayer {
   // The three must outlive the layer.
   ExpertLayer(const ExpertKernels& kernels, const ExpertWorkspace& workspace, const ExpertWeights& weights)
       : kernels_(kernels), workspace_(workspace), weights_(weights) {}
-  // Error when tokens are more than the workspace or the plans take, or an address is not aligned.
+  // Error when tokens are more than the workspace or the plans take, an address is not aligned, or the problem has
+  // NVFP4 activations only and the weights no input scales.
   void run(const Stream& stream, const LayerInputs& inputs) const;
 
  private:

@@ -6,19 +6,10 @@
 
 #include "base/check.h"
 #include "base/math.h"
-#include "kernels/moe/layout.h"
+#include "kernels/moe/tables.h"
 
 namespace fourfold::cuda {
 namespace {
-
-// As the device source declares it (kernels/moe/prepare.cuh).
-struct RepackArgs {
-  moe::SourceMatrix first, second;
-  long long code_expert_stride, scale_expert_stride;
-  int experts, first_expert, paired, row_tiles, k, units;
-  unsigned char* out;
-  int* bad;
-};
 
 constexpr uint64_t kStagingBytes = 64ull << 20;  // experts are brought to the device in portions of about this
 
@@ -68,6 +59,11 @@ ExpertWeights::ExpertWeights(const LayerContext& context) : context_(context) {
   gate_up_scales_ =
       Buffer(device, experts * static_cast<uint64_t>(p.operands(plan::Pass::kGateUp)) * sizeof(float), "tensor scales");
   down_scales_ = Buffer(device, experts * sizeof(float), "tensor scales");
+  if (p.allows(plan::ActivationFormat::kNvfp4)) {
+    gate_up_inputs_.resize(experts * static_cast<uint64_t>(p.operands(plan::Pass::kGateUp)));
+    down_inputs_.resize(experts);
+    input_scale_values_ = Buffer(device, (1 + experts) * sizeof(float), "input scales");
+  }
 }
 
 void ExpertWeights::launch_repack(const Stream& stream, int64_t first, int64_t count, const DeviceExperts& experts,
@@ -81,7 +77,7 @@ void ExpertWeights::launch_repack(const Stream& stream, int64_t first, int64_t c
     const bool paired = gate_up && p.gated();
     const Buffer& out = gate_up ? gate_up_ : down_;
     const uint64_t each = stored_bytes(p, pass);
-    RepackArgs args = {};
+    moe::RepackArgs args = {};
     args.first = side(!gate_up ? experts.down : paired ? experts.gate : experts.up);
     args.second = side(gate_up ? experts.up : experts.down);
     args.code_expert_stride = experts.code_bytes;
@@ -167,7 +163,35 @@ void ExpertWeights::upload(const Stream& stream, int64_t first, std::span<const 
   gate_up_scales_.upload(stream, gate_up.data(), gate_up.size() * sizeof(float),
                          static_cast<uint64_t>(first * p.operands(plan::Pass::kGateUp)) * sizeof(float));
   down_scales_.upload(stream, down.data(), down.size() * sizeof(float), static_cast<uint64_t>(first) * sizeof(float));
+  if (!down_inputs_.empty()) {
+    auto* gate_up_input = &gate_up_inputs_[static_cast<size_t>(first * p.operands(plan::Pass::kGateUp))];
+    for (int64_t i = 0; i < count; ++i) {
+      const ExpertMatrices& e = sources[static_cast<size_t>(i)];
+      if (p.gated()) *gate_up_input++ = e.gate.input_scale;
+      *gate_up_input++ = e.up.input_scale;
+      down_inputs_[static_cast<size_t>(first + i)] = e.down.input_scale;
+    }
+    upload_input_scales(stream);
+  }
   check_bad(stream, bad);
+}
+
+void ExpertWeights::set_input_scales(const Stream& stream, const std::vector<float>& gate_up,
+                                     const std::vector<float>& down) {
+  if (down_inputs_.empty()) return;
+  FF_ASSERT(gate_up.size() == gate_up_inputs_.size() && down.size() == down_inputs_.size());
+  gate_up_inputs_ = gate_up;
+  down_inputs_ = down;
+  upload_input_scales(stream);
+  stream.synchronize();
+}
+
+void ExpertWeights::upload_input_scales(const Stream& stream) {
+  input_scales_ = nvfp4::layer_input_scales(gate_up_inputs_, down_inputs_);
+  if (!input_scales_) return;
+  std::vector<float> values = {input_scales_->gate_up};
+  values.insert(values.end(), input_scales_->down.begin(), input_scales_->down.end());
+  input_scale_values_.upload(stream, values);
 }
 
 void ExpertWeights::repack(const Stream& stream, int64_t first, int64_t count, const DeviceExperts& experts) {
@@ -197,6 +221,10 @@ void ExpertWeights::copy_from(const Stream& stream, const ExpertWeights& other) 
   down_.copy(stream, other.down_, other.down_.bytes());
   gate_up_scales_.copy(stream, other.gate_up_scales_, other.gate_up_scales_.bytes());
   down_scales_.copy(stream, other.down_scales_, other.down_scales_.bytes());
+  gate_up_inputs_ = other.gate_up_inputs_;
+  down_inputs_ = other.down_inputs_;
+  input_scales_ = other.input_scales_;
+  if (input_scales_) input_scale_values_.copy(stream, other.input_scale_values_, other.input_scale_values_.bytes());
 }
 
 }  // namespace fourfold::cuda

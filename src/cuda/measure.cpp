@@ -230,6 +230,9 @@ struct LayerBench::State {
                      (rms * std::sqrt(static_cast<float>(p.intermediate))));
     }
     copies[0]->set_scales(stream, gate_up, down);
+    // x has variance 1 and no value beyond 3.5; h is about as large.
+    copies[0]->set_input_scales(stream, std::vector<float>(gate_up.size(), 3.5f / 2688),
+                                std::vector<float>(down.size(), 4.0f / 2688));
   }
 
   void make_copies() {

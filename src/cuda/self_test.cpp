@@ -9,6 +9,7 @@
 #include "base/math.h"
 #include "base/random.h"
 #include "cuda/reference.h"
+#include "kernels/moe/fp4_layout.h"
 #include "kernels/moe/layout.h"
 #include "kernels/moe/tables.h"
 #include "nvfp4/number.h"
@@ -17,6 +18,8 @@ namespace fourfold::cuda {
 namespace {
 
 constexpr int64_t kExperts = 6, kTopK = 3;
+// Of a value before it is quantised: approximate exponential and reciprocal.
+constexpr float kActivationError = 1e-5f;
 constexpr float kGroupError = 1.0f / 8192;  // of PackedGroup, relative to twice a power of two above its values
 
 // A shape that makes the tiles work for it: rows that fill one tile and a part of the next, several stages of K with
@@ -27,6 +30,7 @@ plan::MoeProblem slice_of(const plan::MoeProblem& problem, const PlannedPair& pa
   p.experts = kExperts;
   p.top_k = kTopK;
   p.shared = plan::SharedExpert::kNone;
+  p.activations = plan::activations_of(pair.gate_up.tile);
   const auto rows = [](const plan::Candidate& c) { return round_up(c.tile.n + c.tile.n / 2, 16); };
   const auto depth = [](const plan::Candidate& c) {
     const int64_t units = c.tile.k / 64;
@@ -59,6 +63,20 @@ uint8_t scale_code(Random& random, int64_t expert) {
   }
 }
 
+// Input scales of h, which is about 1: as calibrated, so large that block scales are subnormal or 0, so small that most
+// codes saturate, and one that no calibration has seen.
+float inner_scale(int64_t expert) {
+  constexpr float kScales[kExperts] = {8.0f / 2688, 60.0f, 0.25f / 2688, 4.0f / 2688, 400.0f, 0.0f};
+  return kScales[expert];
+}
+constexpr float kInputScale = 4.5f / 2688;  // of x
+
+// NVFP4 activations: rows far below and far above what the input scale was calibrated for.
+float row_magnitude(int64_t token) {
+  constexpr float kMagnitudes[] = {1.0f, 1.0f, 1.0f / 4096, 64.0f, 1.0f, 1.0f / 300000};
+  return kMagnitudes[static_cast<size_t>(token) % std::size(kMagnitudes)];
+}
+
 float scale_rms(int64_t expert) { return expert % 3 == 0 ? 140.0f : expert % 3 == 1 ? 200.0f : 1.2f; }
 
 Data make_data(const plan::MoeProblem& p, const PlannedPair& pair) {
@@ -82,15 +100,22 @@ Data make_data(const plan::MoeProblem& p, const PlannedPair& pair) {
     m.up = matrix(p.intermediate, p.hidden, e);
     m.up.tensor_scale *= 2;
     m.down = matrix(p.hidden, p.intermediate, e);
+    // The largest of all is x's; one expert has none.
+    m.gate.input_scale = e == 2 ? 0.0f : kInputScale / static_cast<float>(e + 1);
+    m.up.input_scale = m.gate.input_scale;
+    m.down.input_scale = inner_scale(e);
     d.experts.push_back(m);
   }
   // Expert 0 has more rows than a block, the last expert none.
   d.tokens = pair.inline_routes() ? pair.gate_up.tile.token_rows : pair.gate_up.tile.tokens + 5;
   const int64_t padding = d.tokens > 2 ? d.tokens / 2 : -1;
   for (int64_t t = 0; t < d.tokens; ++t) {
+    const float magnitude = pair.fp4() ? row_magnitude(t) : 1.0f;
     for (int64_t i = 0; i < p.hidden; ++i) {
-      d.x.push_back(t == padding ? uint16_t{0x7fc0} : nvfp4::float_to_bf16(static_cast<float>(random.normal())));
+      d.x.push_back(t == padding ? uint16_t{0x7fc0}
+                                 : nvfp4::float_to_bf16(magnitude * static_cast<float>(random.normal())));
     }
+    if (pair.fp4()) d.x[d.x.size() - 1 - static_cast<size_t>(t % p.hidden)] = 0x7fc0;  // a NaN counts as 0
     // 0: a duplicate
     const int second = t % 5 == 0 ? (d.tokens == 1 ? 0 : 1) : t % 5 == 1 ? 0 : -1;
     const int third = t % 3 == 0 ? 2 + static_cast<int>(t / 3 % 3) : static_cast<int>(p.experts) + 7;
@@ -143,6 +168,7 @@ class Check {
     launch();
     const std::vector<Row> rows = pair_.inline_routes() ? inline_rows() : sorted_rows();
     SelfTestResult result;
+    if (pair_.fp4()) check_quantising();
     result.gate_up = check_gate_up(rows);
     if (result.gate_up.empty()) result.down = check_down(rows);
     return result;
@@ -155,7 +181,39 @@ class Check {
     return moe::max_slots(static_cast<long long>(data_.ids.size()), static_cast<int>(problem_.all_experts()));
   }
 
-  // The activation's output of a row, as the device left it.
+  // The layer's input of a token as gate-up got it; NVFP4: without the input scale.
+  std::vector<float> input_row(int64_t token) const {
+    const int64_t hidden = problem_.hidden;
+    if (pair_.fp4()) return fp4_row(x_, workspace_.fp4_x(), token, hidden).values();
+    std::vector<float> row;
+    for (int64_t i = 0; i < hidden; ++i) {
+      row.push_back(nvfp4::bf16_to_float(data_.x[static_cast<size_t>(token * hidden + i)]));
+    }
+    return row;
+  }
+  // What its products are to be multiplied with.
+  float input_factor() const { return pair_.fp4() ? input_scales_->gate_up : 1.0f; }
+  float inner_factor(int expert) const { return pair_.fp4() ? input_scales_->down[static_cast<size_t>(expert)] : 1.0f; }
+
+  struct Fp4Bytes {
+    std::vector<uint8_t> codes, scales;
+  };
+  static Nvfp4Row fp4_row(const Fp4Bytes& bytes, const ExpertWorkspace::Fp4Rows& form, int64_t row, int64_t columns) {
+    return read_nvfp4_row(&bytes.codes[static_cast<size_t>(row * form.code_stride())],
+                          &bytes.scales[static_cast<size_t>(row * form.scale_stride())], columns);
+  }
+  Fp4Bytes download(const ExpertWorkspace::Fp4Rows& rows) const {
+    return {rows.codes.download<uint8_t>(stream_, rows.codes.bytes()),
+            rows.scales.download<uint8_t>(stream_, rows.scales.bytes())};
+  }
+
+  // The activation's output of a row, as the device left it; NVFP4: without the input scale.
+  std::vector<float> inner_row(int64_t row) const {
+    if (pair_.fp4()) return fp4_row(fp4_hidden_, workspace_.fp4_hidden(), row, problem_.intermediate).values();
+    std::vector<float> h;
+    for (int64_t i = 0; i < problem_.intermediate; ++i) h.push_back(h_at(row, i));
+    return h;
+  }
   float h_at(int64_t row, int64_t i) const {
     int64_t at = row * padded() + i;
     if (swizzled()) at = (i / 64 * slots() + row) * 64 + ((i % 64 / 8) ^ (row % 8)) * 8 + i % 8;
@@ -169,7 +227,7 @@ class Check {
   };
   Partial partial_at(int64_t row, int64_t i, float scale) const {
     const int64_t hidden = problem_.hidden;
-    if (!swizzled()) {
+    if (!swizzled() && !pair_.fp4()) {
       const auto tile = static_cast<int>(i / 16), g = static_cast<int>(i % 16);
       const int place = g < 8 ? moe::partial_place(tile, g) : moe::partial_place(tile, g - 8) + 1;
       return {nvfp4::float_of(partial_[static_cast<size_t>(row * hidden + place)]), 0};
@@ -182,8 +240,8 @@ class Check {
     const uint32_t field = ((member < 2 ? w0 : w1) >> (14 * (member % 2))) & 0x3fffu;
     const auto exponent = static_cast<int>(w0 >> 28 | (w1 >> 28) << 4);
     if (exponent == 255) return {NAN, 0};
-    // Without the 2^20 that the epilogues of the other kernels multiply with.
-    const float unit = scale * moe::kEpilogueScale;
+    // The wgmma kernels' groups are without the tensor scale, and the 2^20 that other epilogues multiply with.
+    const float unit = pair_.fp4() ? 1.0f : scale * moe::kEpilogueScale;
     return {std::ldexp(static_cast<float>(static_cast<int>(field) - 8192), exponent - 139) * unit,
             std::ldexp(2.0f, exponent - 127) * std::fabs(unit)};
   }
@@ -200,6 +258,26 @@ class Check {
     ids.upload(stream_, data_.ids);
     router.upload(stream_, data_.weights);
     // NaN wherever something must be written; in rows, the columns past the intermediate size are zero by contract.
+    pair_.fp4() ? poison_fp4() : poison_rows();
+    workspace_.partial().fill(stream_, 0xff);
+    out.fill(stream_, 0xff);
+    launch_layer(stream_, context_, pair_, workspace_, weights,
+                 {x.address(), ids.address(), router.address(), out.address(), data_.tokens});
+    if (pair_.fp4()) {
+      x_ = download(workspace_.fp4_x());
+      fp4_hidden_ = download(workspace_.fp4_hidden());
+      input_scales_ = weights.input_scales();
+    } else {
+      const Buffer& hidden = swizzled() ? workspace_.swizzled() : workspace_.hidden();
+      hidden_ = hidden.download<uint16_t>(stream_, hidden.bytes() / 2);
+    }
+    out_ = out.download<uint16_t>(stream_, static_cast<size_t>(data_.tokens * problem_.hidden));
+    if (!pair_.inline_routes()) {
+      partial_ = workspace_.partial().download<uint32_t>(stream_, workspace_.partial().bytes() / 4);
+    }
+  }
+
+  void poison_rows() {
     Buffer& hidden = swizzled() ? workspace_.swizzled() : workspace_.hidden();
     std::vector<uint16_t> poison(hidden.bytes() / 2, 0x7fc0);
     if (!swizzled()) {
@@ -209,14 +287,38 @@ class Check {
       }
     }
     hidden.upload(stream_, poison);
-    workspace_.partial().fill(stream_, 0xff);
-    out.fill(stream_, 0xff);
-    launch_layer(stream_, context_, pair_, workspace_, weights,
-                 {x.address(), ids.address(), router.address(), out.address(), data_.tokens});
-    hidden_ = hidden.download<uint16_t>(stream_, poison.size());
-    out_ = out.download<uint16_t>(stream_, static_cast<size_t>(data_.tokens * problem_.hidden));
-    if (!pair_.inline_routes()) {
-      partial_ = workspace_.partial().download<uint32_t>(stream_, workspace_.partial().bytes() / 4);
+  }
+
+  // NaN scales for x, all of whose blocks are written; the largest values in the blocks of h below the intermediate
+  // size.
+  void poison_fp4() {
+    for (Buffer* buffer : {&workspace_.fp4_x().codes, &workspace_.fp4_x().scales}) buffer->fill(stream_, 0xff);
+    ExpertWorkspace::Fp4Rows& h = workspace_.fp4_hidden();
+    Fp4Bytes poison = {std::vector<uint8_t>(h.codes.bytes()), std::vector<uint8_t>(h.scales.bytes())};
+    const int64_t blocks = problem_.intermediate / 16;
+    for (int64_t row = 0; row < slots(); ++row) {
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t place = b / 4 * 4 + moe::group_place(static_cast<int>(b % 4));
+        poison.scales[static_cast<size_t>(row * h.scale_stride() + place)] = 0x7e;
+        std::fill_n(poison.codes.begin() + row * h.code_stride() + place * 8, 8, uint8_t{0x77});
+      }
+    }
+    h.codes.upload(stream_, poison.codes);
+    h.scales.upload(stream_, poison.scales);
+  }
+
+  // Codes and scales of the layer's input must be those of the host, bit by bit.
+  void check_quantising() const {
+    const int64_t hidden = problem_.hidden;
+    for (int64_t t = 0; t < data_.tokens; ++t) {
+      std::vector<float> row;
+      for (int64_t i = 0; i < hidden; ++i) {
+        row.push_back(nvfp4::bf16_to_float(data_.x[static_cast<size_t>(t * hidden + i)]));
+      }
+      if (fp4_row(x_, workspace_.fp4_x(), t, hidden) != quantised(row, input_scales_->gate_up)) {
+        fail("the quantising kernel failed its self-test on {}: codes or scales of token {} are not the reference's",
+             device_.info().name, t);
+      }
     }
   }
 
@@ -281,7 +383,6 @@ class Check {
   std::string check_gate_up(const std::vector<Row>& rows) const {
     const int64_t hidden = problem_.hidden, inner = problem_.intermediate;
     Mismatch mismatch;
-    std::vector<float> x(static_cast<size_t>(hidden));
     for (int e = 0; e < problem_.experts; ++e) {
       const ExpertMatrices& m = data_.experts[static_cast<size_t>(e)];
       std::vector<float> gate, up;
@@ -291,19 +392,28 @@ class Check {
           if (problem_.gated()) gate = dequantised(m.gate, inner, hidden);
           up = dequantised(m.up, inner, hidden);
         }
-        for (int64_t i = 0; i < hidden; ++i) {
-          x[static_cast<size_t>(i)] = nvfp4::bf16_to_float(data_.x[static_cast<size_t>(row.token * hidden + i)]);
-        }
+        const std::vector<float> x = input_row(row.token);
+        const float gate_scale = m.gate.tensor_scale * input_factor(), up_scale = m.up.tensor_scale * input_factor();
+        std::vector<float> wanted, errors;
         for (int64_t i = 0; i < inner; ++i) {
           Dot g, u = dot(&up[static_cast<size_t>(i * hidden)], x.data(), hidden);
           if (problem_.gated()) g = dot(&gate[static_cast<size_t>(i * hidden)], x.data(), hidden);
-          const Activated a = activate(problem_.activation, 0, g.value * m.gate.tensor_scale,
-                                       kDotError * g.magnitude * m.gate.tensor_scale, u.value * m.up.tensor_scale,
-                                       kDotError * u.magnitude * m.up.tensor_scale);
+          const Activated a =
+              activate(problem_.activation, 0, g.value * gate_scale, kDotError * g.magnitude * gate_scale,
+                       u.value * up_scale, kDotError * u.magnitude * up_scale);
           const float want = a.value * row.factor;
+          if (pair_.fp4()) {
+            wanted.push_back(want);
+            errors.push_back(a.error + kActivationError * std::fabs(want) + 1e-30f);
+            continue;
+          }
           mismatch.compare(h_at(row.at, i), want,
                            std::fabs(row.factor) * a.error + kRoundError * std::fabs(want) + 1e-30f, "h", row.at, i);
         }
+        if (!pair_.fp4()) continue;
+        const std::string wrong = check_quantised(fp4_row(fp4_hidden_, workspace_.fp4_hidden(), row.at, inner), wanted,
+                                                  errors, inner_factor(e));
+        if (!wrong.empty()) return fmt::format("h of row {}, {}", row.at, wrong);
       }
     }
     return mismatch.text(static_cast<int64_t>(rows.size()) * inner);
@@ -313,7 +423,6 @@ class Check {
     const int64_t hidden = problem_.hidden, inner = problem_.intermediate;
     const bool sums = pair_.inline_routes();  // down itself adds up a token's experts
     std::vector<float> want(static_cast<size_t>(data_.tokens * hidden)), bound = want;
-    std::vector<float> h(static_cast<size_t>(inner));
     Mismatch mismatch;
     for (int e = 0; e < problem_.experts; ++e) {
       const ExpertMatrices& m = data_.experts[static_cast<size_t>(e)];
@@ -321,8 +430,8 @@ class Check {
       for (const Row& row : rows) {
         if (row.expert != e) continue;
         if (down.empty()) down = dequantised(m.down, hidden, inner);
-        for (int64_t i = 0; i < inner; ++i) h[static_cast<size_t>(i)] = h_at(row.at, i);
-        const float scale = sums ? 1 : m.down.tensor_scale;
+        const std::vector<float> h = inner_row(row.at);
+        const float scale = sums ? 1 : m.down.tensor_scale * inner_factor(e);
         for (int64_t i = 0; i < hidden; ++i) {
           const Dot d = dot(&down[static_cast<size_t>(i * inner)], h.data(), inner);
           if (sums) {
@@ -379,6 +488,8 @@ class Check {
   Stream stream_;
   ExpertWorkspace workspace_;
   std::vector<uint16_t> hidden_, out_;
+  Fp4Bytes x_, fp4_hidden_;
+  std::optional<nvfp4::LayerInputScales> input_scales_;
   std::vector<uint32_t> partial_;  // fp32 rows, or groups
 };
 

@@ -1,9 +1,9 @@
 #include "cuda/tuned.h"
 
 #include <cmath>
-#include <cstdio>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "jit/sha256.h"
@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr uint64_t kMaxBytes = 1 << 20;
 constexpr size_t kDigits = 64;
 
@@ -42,7 +42,7 @@ TunedChoice parse_choice(const Json& json, const std::string& what) {
   };
   const auto us = json.find("us");
   if (us == json.end() || !us->is_number()) fail("{}: us is missing or no number", what);
-  return {text("gate_up"), text("down"), us->get<double>()};
+  return {text("gate_up"), text("down"), us->get<double>(), text("activations")};
 }
 
 }  // namespace
@@ -57,7 +57,7 @@ std::string tuned_identity(const std::string& device, int driver_version, const 
                      {"hidden", p.hidden},
                      {"intermediate", p.intermediate},
                      {"weights", static_cast<int>(p.weights)},
-                     {"activations", static_cast<int>(p.activations)},
+                     {"activations", plan::to_string(p.activations)},
                      {"activation", static_cast<int>(p.activation)},
                      {"shared_slices", p.shared_slices()}};
   return json.dump();
@@ -93,7 +93,7 @@ std::optional<TunedTable> TunedTable::load(const fs::path& store, const std::str
     }
     return table;
   } catch (const Error& damage) {
-    fmt::print(stderr, "fourfold: warning: {}; the plans are used instead\n", damage.what());
+    warn(fmt::format("{}; the plans are used instead", damage.what()));
     return std::nullopt;
   }
 }
@@ -101,7 +101,10 @@ std::optional<TunedTable> TunedTable::load(const fs::path& store, const std::str
 void TunedTable::save(const fs::path& store) {
   Json buckets = Json::object();
   for (const auto& [bucket, choice] : choices_) {
-    buckets[std::to_string(bucket)] = {{"gate_up", choice.gate_up}, {"down", choice.down}, {"us", choice.microseconds}};
+    buckets[std::to_string(bucket)] = {{"activations", choice.activations},
+                                       {"gate_up", choice.gate_up},
+                                       {"down", choice.down},
+                                       {"us", choice.microseconds}};
   }
   const Json json = {{"identity", parse_json(identity_, "identity")}, {"buckets", buckets}};
   std::string content = json.dump(1) + "\n";

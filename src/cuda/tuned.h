@@ -19,6 +19,7 @@ namespace fourfold::cuda {
 struct TunedChoice {
   std::string gate_up, down;  // candidates as plan::to_string() names them
   double microseconds = 0;
+  std::string activations;  // what these two multiply: "bf16" or "nvfp4" (the choice, where the problem leaves one)
 };
 
 // Everything that decides which kernel is fastest and can change: a table of another identity is not used.

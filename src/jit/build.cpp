@@ -9,6 +9,7 @@
 #include <set>
 #include <thread>
 
+#include "base/check.h"
 #include "base/progress.h"
 #include "base/threads.h"
 
@@ -24,6 +25,16 @@ int64_t spill_bytes_in(std::string_view log) {
     }
   }
   return total;
+}
+
+bool serialized_in(std::string_view log) {
+  return log.find("wgmma.mma_async instructions are serialized") != std::string_view::npos;
+}
+
+std::string refusal_of(const Entry& entry) {
+  if (entry.serialized) return "the compiler serialises its multiplications";
+  if (entry.spill_bytes > 0) return fmt::format("the compiler spills {} bytes of registers", entry.spill_bytes);
+  return "";
 }
 
 namespace {
@@ -90,6 +101,7 @@ std::vector<BuiltKernel> build(KernelStore& store, const std::vector<KernelReque
                           .compiler = compiler,
                           .lowered = std::move(result.lowered),
                           .spill_bytes = spill_bytes_in(result.log),
+                          .serialized = serialized_in(result.log),
                           .cubin = std::move(result.cubin),
                           .kernels = {}};
           kernel.entry.kernels = read_cubin(kernel.entry.cubin, requests[i].name);

@@ -36,5 +36,12 @@ std::vector<BuiltKernel> build(KernelStore& store, const std::vector<KernelReque
 
 // Spill stores plus loads in a compiler log (ptxas -v), in bytes per thread, summed over its kernels.
 int64_t spill_bytes_in(std::string_view log);
+// Whether ptxas warned that it serialises the wgmma instructions of a kernel (C7510 and those after it): right, but far
+// slower. For want of registers (C7511) it depends on the tile in ways that no estimate foresees.
+bool serialized_in(std::string_view log);
+
+// Why a planned kernel must not run although it compiled: empty, or spills and serialised multiplications in words. Its
+// time has nothing to do with what was predicted.
+std::string refusal_of(const Entry& entry);
 
 }  // namespace fourfold::jit

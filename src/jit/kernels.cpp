@@ -118,18 +118,40 @@ KernelRequest prepare_request(std::string_view arch) {
                       {"fourfold::moe::moe_repack", "fourfold::moe::moe_pad_rows", "fourfold::moe::moe_append_shared"});
 }
 
-std::vector<KernelRequest> requests_of(const plan::MoeProblem& problem, const plan::Gpu& gpu) {
+std::vector<KernelRequest> requests_of(const plan::MoeProblem& problem, const plan::Gpu& gpu,
+                                       const std::set<std::string>& refused) {
   std::vector<KernelRequest> requests;
   const bool any = std::any_of(plan::families().begin(), plan::families().end(),
                                [&](const plan::FamilyRow& row) { return row.arch == gpu.arch && row.implemented(); });
   if (!any) fail("{}: no kernel is built for {} yet; fourfold plan shows what is planned", gpu.title, gpu.arch);
-  for (const plan::KernelSpec& spec : plan::kernels_of(problem, gpu, {.only_implemented = true})) {
+  const auto usable = [&](plan::Pass pass, const plan::Candidate& c) {
+    return refused.empty() || !refused.contains(plan::spec_of(problem, pass, c).name);
+  };
+  for (const plan::KernelSpec& spec : plan::kernels_of(problem, gpu, {.only_implemented = true, .usable = usable})) {
     if (auto request = request_of(spec, gpu.arch)) requests.push_back(std::move(*request));
   }
-  if (problem.activation_bits() == 4) requests.push_back(quantize_request(gpu.arch));
+  if (problem.allows(plan::ActivationFormat::kNvfp4) && plan::find_family(plan::Family::kFp4, gpu.arch) != nullptr) {
+    requests.push_back(quantize_request(gpu.arch));
+  }
   requests.push_back(route_request(gpu.arch));
   requests.push_back(prepare_request(gpu.arch));
   return requests;
+}
+
+std::vector<BuiltKernel> build_all(KernelStore& store, const plan::MoeProblem& problem, const plan::Gpu& gpu,
+                                   const BuildOptions& options) {
+  std::set<std::string> refused;
+  for (;;) {
+    std::vector<BuiltKernel> built = build(store, requests_of(problem, gpu, refused), options);
+    bool all = true;
+    for (const BuiltKernel& kernel : built) {
+      const std::string why = refusal_of(kernel.entry);
+      if (why.empty() || !refused.insert(kernel.name).second) continue;
+      fmt::print(stderr, "fourfold: warning: kernel {} is refused: {}; the next one is used\n", kernel.name, why);
+      all = false;
+    }
+    if (all) return built;
+  }
 }
 
 }  // namespace fourfold::jit

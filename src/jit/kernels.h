@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,12 @@ KernelRequest quantize_request(std::string_view arch, const CompileOptions& opti
 
 // Everything that an expert layer of this shape launches on the card, over all token buckets: the planned kernels and
 // those beside them. Error when no kernel of the card's architecture is built.
-std::vector<KernelRequest> requests_of(const plan::MoeProblem& problem, const plan::Gpu& gpu);
+// `refused`: names of planned kernels (plan::spec_of) to do without.
+std::vector<KernelRequest> requests_of(const plan::MoeProblem& problem, const plan::Gpu& gpu,
+                                       const std::set<std::string>& refused = {});
+// Builds them; where the compiler spoils a planned kernel (refusal_of) it is named on stderr, and what is planned
+// without it is built as well, so that the store holds what will run.
+std::vector<BuiltKernel> build_all(KernelStore& store, const plan::MoeProblem& problem, const plan::Gpu& gpu,
+                                   const BuildOptions& options = {});
 
 }  // namespace fourfold::jit

@@ -6,10 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <set>
 
+#include "base/console.h"
 #include "base/env.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kEntryMagic = "FFKERNEL", kPackMagic = "FFKPACK\x01";
-constexpr uint32_t kEntryVersion = 1;
+constexpr uint32_t kEntryVersion = 2;
 constexpr std::string_view kSuffix = ".kernel", kTemporary = ".tmp-";
 constexpr size_t kEntryHeader = 8 + 4 + 32 + 8 + 8 + 32;
 constexpr uint64_t kMaxMeta = 1 << 20, kMaxPack = 4ull << 30, kMaxPackEntries = 1 << 16;
@@ -50,8 +50,6 @@ std::string key_bytes(const Key& key) {
 }
 
 std::string error_text(int error) { return std::strerror(error); }
-
-void warn(const std::string& message) { fmt::print(stderr, "fourfold: warning: {}\n", message); }
 
 }  // namespace
 
@@ -93,7 +91,7 @@ std::vector<std::string> reachable_headers(const SourceSet& sources) {
 
 Key key_of(const CompileRequest& request, std::string_view compiler) {
   Sha256 hash;
-  hash.update_field("fourfold kernel 1");
+  hash.update_field("fourfold kernel 2");
   hash.update_field(request.sources.text);
   std::map<std::string_view, std::string_view> texts;
   for (const auto& [name, text] : request.sources.headers) texts.emplace(name, text);
@@ -118,6 +116,7 @@ std::string encode(const Key& key, const Entry& entry) {
                {"arch", entry.arch},
                {"compiler", entry.compiler},
                {"spill_bytes", entry.spill_bytes},
+               {"serialized", entry.serialized},
                {"lowered", Json::object()}};
   for (const auto& [expression, name] : entry.lowered) meta["lowered"][expression] = name;
   const std::string description = meta.dump();
@@ -158,11 +157,12 @@ Entry decode(const Key& key, std::string_view content, std::string_view what) {
   entry.name = text(meta, "name");
   entry.arch = text(meta, "arch");
   entry.compiler = text(meta, "compiler");
-  if (!meta.contains("spill_bytes") || !meta["spill_bytes"].is_number_integer() || !meta.contains("lowered") ||
-      !meta["lowered"].is_object()) {
+  if (!meta.contains("spill_bytes") || !meta["spill_bytes"].is_number_integer() || !meta.contains("serialized") ||
+      !meta["serialized"].is_boolean() || !meta.contains("lowered") || !meta["lowered"].is_object()) {
     fail("{}: incomplete description", what);
   }
   entry.spill_bytes = meta["spill_bytes"].get<int64_t>();
+  entry.serialized = meta["serialized"].get<bool>();
   for (const auto& [expression, name] : meta["lowered"].items()) {
     if (!name.is_string()) fail("{}: a kernel name that is not text", what);
     entry.lowered[expression] = name.get<std::string>();

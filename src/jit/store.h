@@ -41,6 +41,7 @@ struct Entry {
   std::string compiler;                        // "nvrtc 13.0"
   std::map<std::string, std::string> lowered;  // C++ name -> mangled name
   int64_t spill_bytes = 0;                     // spill stores and loads, from the compiler's log
+  bool serialized = false;                     // ptxas waits for every wgmma before the next (a warning)
   std::string cubin;
   std::vector<KernelUse> kernels;  // read from the cubin, not stored
 };

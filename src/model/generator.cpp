@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/interrupt.h"
 #include "base/math.h"
 #include "base/progress.h"
@@ -405,7 +406,7 @@ void write_shard(const std::filesystem::path& path, std::span<const Planned> ten
   threads.parallel_for(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
     thread_local std::vector<uint8_t> buffer;
     for (int64_t i = begin; i < end; ++i) {
-      if (interrupted()) fail("interrupted; nothing that could be loaded was left in {}", path.parent_path().string());
+      throw_if_interrupted();
       const Piece& piece = pieces[static_cast<size_t>(i)];
       std::span<const uint8_t> bytes = piece.segment->literal;
       if (bytes.empty()) {
@@ -420,6 +421,24 @@ void write_shard(const std::filesystem::path& path, std::span<const Planned> ten
   });
   writer.finish();
 }
+
+// The files of a run that has not ended yet. They could not be loaded, and would keep the next run from the directory:
+// so they go when the run fails.
+class UnfinishedFiles {
+ public:
+  UnfinishedFiles() = default;
+  UnfinishedFiles(const UnfinishedFiles&) = delete;
+  UnfinishedFiles& operator=(const UnfinishedFiles&) = delete;
+  ~UnfinishedFiles() {
+    std::error_code error;
+    for (const std::filesystem::path& path : paths_) std::filesystem::remove(path, error);
+  }
+  const std::filesystem::path& add(std::filesystem::path path) { return paths_.emplace_back(std::move(path)); }
+  void keep() { paths_.clear(); }
+
+ private:
+  std::vector<std::filesystem::path> paths_;
+};
 
 }  // namespace
 
@@ -447,31 +466,39 @@ GeneratedFiles generate_checkpoint(const std::filesystem::path& directory, const
   files.tensors = static_cast<int64_t>(tensors.size());
   files.shards = static_cast<int64_t>(ends.size());
 
+  require_space(directory, files.bytes);
+
+  UnfinishedFiles unfinished;
   ThreadPool threads(options.threads);
   Progress progress("writing", files.bytes, "B");
   size_t begin = 0;
   for (size_t shard = 0; shard < ends.size(); ++shard) {
-    write_shard(directory / shard_name(shard, ends.size()), std::span(tensors).subspan(begin, ends[shard] - begin),
-                threads, progress);
+    write_shard(unfinished.add(directory / shard_name(shard, ends.size())),
+                std::span(tensors).subspan(begin, ends[shard] - begin), threads, progress);
     begin = ends[shard];
   }
   progress.finish();
-  if (ends.size() > 1) write_shard_index(directory, plans, ends);
+  if (ends.size() > 1) {
+    unfinished.add(directory / "model.safetensors.index.json");
+    write_shard_index(directory, plans, ends);
+  }
 
   ModelConfig config = options.config;
   for (int32_t& token : config.eos_tokens) token = std::min(token, static_cast<int32_t>(config.vocabulary - 1));
   Json hf_quant;
   const Json quantization = planner.quantization(&hf_quant);
-  if (!hf_quant.is_null()) write_file_atomically(directory / "hf_quant_config.json", hf_quant.dump(2) + "\n");
+  if (!hf_quant.is_null())
+    write_file_atomically(unfinished.add(directory / "hf_quant_config.json"), hf_quant.dump(2) + "\n");
   const int64_t last = config.vocabulary - 1;
   const Json generation = {{"do_sample", true},
                            {"eos_token_id", {std::min<int64_t>(248046, last), std::min<int64_t>(248044, last)}},
                            {"temperature", 1.0},
                            {"top_k", 20},
                            {"top_p", 0.95}};
-  write_file_atomically(directory / "generation_config.json", generation.dump(2) + "\n");
+  write_file_atomically(unfinished.add(directory / "generation_config.json"), generation.dump(2) + "\n");
   // Last: without it the directory is no checkpoint.
   write_file_atomically(directory / "config.json", write_config(config, quantization).dump(2) + "\n");
+  unfinished.keep();
   return files;
 }
 

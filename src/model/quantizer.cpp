@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/interrupt.h"
 #include "base/json.h"
 #include "base/progress.h"
@@ -45,8 +46,6 @@ struct Unit {
   uint64_t bytes = 0;                      // of the output
   uint64_t input_bytes = 0;
 };
-
-struct Interrupted {};
 
 // Dtypes that TensorPlan can name; a tensor of another type is copied as bytes would be, which is not possible.
 bool copyable(const StoredTensor& tensor) { return tensor.type != StoredType::kOther; }
@@ -120,8 +119,8 @@ class Quantizer {
  public:
   Quantizer(const fs::path& input, fs::path output, const QuantizeOptions& options)
       : options_(options), output_(std::move(output)), selection_(options), threads_(options.threads) {
-    prepare_directory(input);
     checkpoint_ = std::make_unique<Checkpoint>(input);
+    prepare_directory(input);
     specs_ = weight_specs(checkpoint_->config());
     prefix_ = checkpoint_->prefix();
   }
@@ -130,6 +129,11 @@ class Quantizer {
     plan();
     cut();
     read_state();
+    uint64_t missing = 0;
+    for (size_t unit = finished_ == 0 ? 0 : ends_[finished_ - 1]; unit < units_.size(); ++unit) {
+      missing += units_[unit].bytes;
+    }
+    require_space(output_, missing);
     Progress progress("quantising", result_.input_bytes, "B", options_.progress);
     size_t begin = 0;
     for (size_t shard = 0; shard < ends_.size(); ++shard) {
@@ -139,13 +143,7 @@ class Quantizer {
         for (const Unit& unit : units) progress.advance(unit.input_bytes);
         continue;
       }
-      try {
-        write_shard(shard, units, progress);
-      } catch (const Interrupted&) {
-        progress.finish();
-        result_.interrupted = true;
-        return std::move(result_);
-      }
+      write_shard(shard, units, progress);
       write_state(shard + 1);
     }
     progress.finish();
@@ -156,13 +154,12 @@ class Quantizer {
  private:
   void prepare_directory(const fs::path& input) {
     std::error_code error;
-    if (!fs::is_directory(input, error)) fail("{} is not a directory", input.string());
     fs::create_directories(output_, error);
     if (error) fail("cannot create {}: {}", output_.string(), error.message());
     if (fs::equivalent(input, output_, error)) {
       fail("{} is both the input and the output; wanted another directory", output_.string());
     }
-    if (!fs::is_empty(output_) && !fs::exists(output_ / kStateFile)) {
+    if (!fs::is_empty(output_) && !file_exists(output_ / kStateFile)) {
       fail("{} is not empty and holds no unfinished quantisation; wanted a new or an empty directory",
            output_.string());
     }
@@ -395,33 +392,30 @@ class Quantizer {
     for (const Unit& unit : units) {
       for (const Output& output : unit.outputs) plans.push_back(output.plan);
     }
-    const size_t recorded = result_.errors.size();
-    try {
-      SafetensorsWriter writer(output_ / shard_name(shard, ends_.size()), std::move(plans), {{"format", "pt"}});
-      size_t first = 0;
-      for (const Unit& unit : units) {
-        if (interrupted()) throw Interrupted{};
-        if (unit.modules.empty()) {
-          copy(writer, first, unit.outputs.front());
-        } else {
-          quantize(writer, first, unit, shard);
-        }
-        first += unit.outputs.size();
-        progress.advance(unit.input_bytes);
+    SafetensorsWriter writer(output_ / shard_name(shard, ends_.size()), std::move(plans), {{"format", "pt"}});
+    size_t first = 0;
+    for (const Unit& unit : units) {
+      stop_if_interrupted();
+      if (unit.modules.empty()) {
+        copy(writer, first, unit.outputs.front());
+      } else {
+        quantize(writer, first, unit, shard);
       }
-      writer.finish();
-    } catch (const Interrupted&) {
-      result_.errors.resize(recorded);
-      error_shards_.resize(recorded);
-      throw;
+      first += unit.outputs.size();
+      progress.advance(unit.input_bytes);
     }
+    writer.finish();
+  }
+
+  static void stop_if_interrupted() {
+    if (interrupted()) throw Interrupted("interrupted; the same command continues where it stopped");
   }
 
   void copy(SafetensorsWriter& writer, size_t index, const Output& output) {
     constexpr size_t kPiece = 16 << 20;
     const std::span<const std::byte> data = output.file->data(*output.stored);
     for (size_t begin = 0; begin < data.size(); begin += kPiece) {
-      if (interrupted()) throw Interrupted{};
+      stop_if_interrupted();
       const auto piece = data.subspan(begin, std::min(kPiece, data.size() - begin));
       writer.write(index, piece, begin);
       output.file->release(piece);
@@ -531,7 +525,7 @@ class Quantizer {
       writer.write(index, std::as_bytes(std::span(codes)), first / 2);
       writer.write(index + 1, std::as_bytes(std::span(scales)), first / nvfp4::kBlock);
     });
-    if (interrupted()) throw Interrupted{};
+    stop_if_interrupted();
     TensorError error{module, source.rows * source.columns, 0, 0};
     for (const Sums& sum : sums) {
       error.squared_error += sum.error;

@@ -45,7 +45,6 @@ struct QuantizeResult {
   uint64_t input_bytes = 0, output_bytes = 0;
   int64_t shards = 0, resumed_shards = 0;
   std::vector<std::string> notes;
-  bool interrupted = false;  // Ctrl-C: finished shards stay, the next run continues
 };
 
 QuantizeResult quantize_checkpoint(const std::filesystem::path& input, const std::filesystem::path& output,

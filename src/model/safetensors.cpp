@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/math.h"
 
@@ -296,6 +297,7 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Ten
   start += header;
   for (uint64_t& offset : offsets_) offset += start.size();
 
+  require_replaceable(path_);
   temporary_ = path_.string() + fmt::format(".tmp.{}", ::getpid());
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0) fail("cannot create {}: {}", temporary_.string(), std::strerror(errno));

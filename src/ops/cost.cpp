@@ -2,79 +2,7 @@
 
 #include <cmath>
 
-#include "base/check.h"
-#include "base/math.h"
-#include "nvfp4/number.h"
-#include "nvfp4/quantize.h"
-#include "ops/tensor.h"
-
 namespace fourfold::ops {
-
-const char* format_name(Format format) {
-  switch (format) {
-    case Format::kF32:
-      return "f32";
-    case Format::kBf16:
-      return "bf16";
-    case Format::kF16:
-      return "f16";
-    case Format::kFp8:
-      return "fp8";
-    case Format::kNvfp4:
-      return "nvfp4";
-  }
-  return "unknown";
-}
-
-int64_t MatrixSource::bytes() const {
-  const int64_t elements = rows * columns;
-  switch (format) {
-    case Format::kF32:
-      return 4 * elements;
-    case Format::kBf16:
-    case Format::kF16:
-      return 2 * elements;
-    case Format::kFp8:
-      return elements + 4 * ceil_div(rows, scale_rows) * ceil_div(columns, scale_columns);
-    case Format::kNvfp4:
-      return elements / 2 + elements / nvfp4::kBlock + 4;
-  }
-  return 0;
-}
-
-void dequantize(const MatrixSource& source, int64_t row, float* out) {
-  const int64_t n = source.columns;
-  switch (source.format) {
-    case Format::kF32: {
-      const float* in = static_cast<const float*>(source.data) + row * n;
-      for (int64_t i = 0; i < n; ++i) out[i] = in[i];
-      return;
-    }
-    case Format::kBf16: {
-      const uint16_t* in = static_cast<const uint16_t*>(source.data) + row * n;
-      for (int64_t i = 0; i < n; ++i) out[i] = nvfp4::bf16_to_float(in[i]);
-      return;
-    }
-    case Format::kF16: {
-      const uint16_t* in = static_cast<const uint16_t*>(source.data) + row * n;
-      for (int64_t i = 0; i < n; ++i) out[i] = nvfp4::f16_to_float(in[i]);
-      return;
-    }
-    case Format::kFp8: {
-      const uint8_t* in = static_cast<const uint8_t*>(source.data) + row * n;
-      const float* scales = source.grid_scales + row / source.scale_rows * ceil_div(n, source.scale_columns);
-      for (int64_t i = 0; i < n; ++i) out[i] = nvfp4::e4m3_to_float(in[i]) * scales[i / source.scale_columns];
-      return;
-    }
-    case Format::kNvfp4: {
-      const auto size = static_cast<size_t>(n);
-      nvfp4::dequantize_row({static_cast<const uint8_t*>(source.data) + row * (n / 2), size / 2},
-                            {source.block_scales + row * (n / nvfp4::kBlock), size / nvfp4::kBlock},
-                            source.tensor_scale, {out, size});
-      return;
-    }
-  }
-}
 
 Cost linear_cost(int64_t tokens, int64_t rows, int64_t columns, int64_t weight_bytes) {
   return {static_cast<double>(weight_bytes),

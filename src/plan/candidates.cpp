@@ -26,7 +26,7 @@ TileConfig base_tile(const MoeProblem& problem, Pass pass, Family family) {
   t.pass = pass;
   t.operands = problem.operands(pass);
   t.scale_vector = problem.scale_vector();
-  t.activation_bits = problem.activation_bits();
+  t.activation_bits = family == Family::kFp4 ? 4 : 16;
   t.swap_ab = 1;
   t.k_warps = t.stage_warps = 1;
   t.epilogue = Epilogue::kDirect;
@@ -153,10 +153,8 @@ void add_fp4(const MoeProblem& problem, Pass pass, List* out) {
 std::vector<Candidate> candidates(const MoeProblem& problem, Pass pass, const Arch& arch) {
   List list;
   // The families that compute with other activations than the problem's are out as a whole; plan_layer() says so.
-  if (problem.activation_bits() == 4) {
-    if (find_family(Family::kFp4, arch.name)) add_fp4(problem, pass, &list);
-    return list;
-  }
+  if (problem.allows(ActivationFormat::kNvfp4) && find_family(Family::kFp4, arch.name)) add_fp4(problem, pass, &list);
+  if (!problem.allows(ActivationFormat::kBf16)) return list;
   if (find_family(Family::kStreaming, arch.name)) {
     if (problem.tokens <= kInlineRouteTokens) add_streaming(problem, pass, true, &list);
     add_streaming(problem, pass, false, &list);

@@ -112,7 +112,7 @@ Instructions instructions_of(const TileConfig& t) {
     case Family::kWgmma:
       return {2.1, 0.5, 20, 8, 2, kCopyClocks, kIssueClocks, 16};
     case Family::kFp4:
-      return {1.6, 1.5, 60, down ? 4.0 : 30.0, down ? 1 : 2};
+      return {1.6, 1.5, 60, down ? 8.0 : 30.0, down ? 1 : 2};
   }
   return {};
 }
@@ -155,7 +155,9 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   p.activation_bytes = pass == Pass::kGateUp
                            ? static_cast<double>(problem.tokens) * static_cast<double>(problem.hidden) * element
                            : (inner_in_l2 ? 0 : inner);
-  p.output_bytes = pass == Pass::kGateUp ? (inner_in_l2 ? 0 : inner) : pairs * static_cast<double>(problem.hidden) * 4;
+  p.output_bytes = pass == Pass::kGateUp
+                       ? (inner_in_l2 ? 0 : inner)
+                       : pairs * static_cast<double>(problem.hidden) * (t.family == Family::kFp4 ? 2 : 4);
   if (pass == Pass::kDown && p.output_bytes < gpu.l2_mb * 0.5e6) p.output_bytes = 0;
   p.flops = 2 * pairs * t.operands * static_cast<double>(problem.rows(pass) * problem.depth(pass));
   p.tiles = row_tiles * n_tiles * c.split_k;

@@ -107,6 +107,9 @@ struct Rejected {
   std::string reason;
 };
 
+// kBf16 or kNvfp4.
+ActivationFormat activations_of(const TileConfig& tile);
+
 struct GemmPlan {
   Pass pass = Pass::kGateUp;
   Ranked chosen;
@@ -117,16 +120,29 @@ struct GemmPlan {
   SmemMap smem() const { return make_smem_map(chosen.candidate.tile); }
 };
 
+// The fastest plan with one format of activations.
+struct FormatPlan {
+  ActivationFormat activations = ActivationFormat::kBf16;
+  double predicted_us = 0;
+};
+
 struct LayerPlan {
   MoeProblem problem;
   Gpu gpu;
   GemmPlan gate_up, down;
-  double route_us = 0;    // sort of the (token, expert) pairs; 0 where the kernels read the routes themselves
-  double combine_us = 0;  // weighted sum over the experts of a token
-  double shared_us = 0;   // the shared expert's bytes, moved beside the routed ones
+  // Of each format that the problem allows and the card can run; which one runs is activations().
+  std::vector<FormatPlan> formats;
+  double quantise_us = 0;  // of the layer's input, with NVFP4 activations
+  double route_us = 0;     // sort of the (token, expert) pairs; 0 where the kernels read the routes themselves
+  double combine_us = 0;   // weighted sum over the experts of a token
+  double shared_us = 0;    // the shared expert's bytes, moved beside the routed ones
   double predicted_us = 0;
   double floor_us = 0;  // bytes that must move at the reachable bandwidth, or flops at the reachable rate
   std::string bound;
+
+  // What the chosen kernels multiply with: kBf16 or kNvfp4. With problem.activations == kAuto this is the choice of the
+  // token bucket.
+  ActivationFormat activations() const { return activations_of(gate_up.chosen.candidate.tile); }
 };
 
 struct PlanOptions {
@@ -141,6 +157,12 @@ std::vector<Candidate> candidates(const MoeProblem& problem, Pass pass, const Ar
 
 // Error when no candidate is legal (the message carries the most frequent reason), or when the problem is invalid.
 LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options = {});
+
+// Whether a layer without usable input scales (nvfp4/input_scales.h) has to run other kernels than this plan's: the
+// plan multiplies NVFP4 activations, and the problem allows bf16 too.
+bool needs_input_scales(const LayerPlan& plan);
+// The plan of such a layer: the same problem with bf16 activations.
+LayerPlan plan_without_input_scales(const LayerPlan& plan, const PlanOptions& options = {});
 
 // Chooses these two of the ranked candidates instead, by name (to_string); false, and nothing changes, when they are
 // not there, have no kernel or do not fit together.
@@ -158,7 +180,7 @@ int64_t bucket_of(int64_t tokens);
 enum class RowForm {
   kRows,      // bf16 rows
   kSwizzled,  // bf16 in slot order, [K / 64][slots][64] (kernels/moe/tables.h); down leaves groups, not fp32 rows
-  kFp4,       // e2m1 rows and their scales
+  kFp4,       // e2m1 rows and their scales; down leaves groups
 };
 RowForm row_form(const TileConfig& tile);
 
@@ -178,7 +200,8 @@ struct KernelSpec {
   std::string name;  // file-name-safe and unique
 };
 KernelSpec spec_of(const MoeProblem& problem, Pass pass, const Candidate& candidate);
-// Every kernel that the plans of all token buckets name, each once.
+// Every kernel that the plans of all token buckets name, each once; with activations kAuto also those of layers without
+// input scales.
 std::vector<KernelSpec> kernels_of(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options = {});
 
 // ---- printing (print.cpp)

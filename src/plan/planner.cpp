@@ -22,8 +22,11 @@ constexpr double kL2Speedup = 2.5;      // L2 bandwidth over memory bandwidth
 
 constexpr double kSameUs = 0.01;
 
-constexpr double kApartUs =
-    2.0;                         // one token: what it costs when down has no room beside gate-up (best pairs: 1.4, 2.6)
+// W4A4 rounds more than W4A16 and must be this much faster to be chosen over it: less is within the model's error.
+constexpr double kNvfp4Margin = 1.05;
+// One token: what it costs when down has no room beside gate-up (measured between the best pairs of tiles: 1.4
+// and 2.6).
+constexpr double kApartUs = 2.0;
 constexpr int kMostInline = 64;  // gate-up candidates for one token that are tried beside down's
 
 bool faster(const Ranked& a, const Ranked& b) {
@@ -48,9 +51,9 @@ void reject_families(const MoeProblem& problem, const Gpu& gpu, std::vector<Reje
                            family == Family::kWgmma       ? "wgmma"
                            : family == Family::kStreaming ? "bulk copies"
                                                           : "warp-level FP4 mma");
-    } else if (fp4 && problem.activation_bits() == 16) {
+    } else if (fp4 && !problem.allows(ActivationFormat::kNvfp4)) {
       reason = "multiplies FP4 by FP4; the problem has bf16 activations (W4A16)";
-    } else if (!fp4 && problem.activation_bits() == 4) {
+    } else if (!fp4 && !problem.allows(ActivationFormat::kBf16)) {
       reason = "multiplies by bf16 activations; the problem has NVFP4 activations (W4A4)";
     } else {
       continue;
@@ -97,9 +100,10 @@ GemmPlan rank_gemm(const MoeProblem& problem, Pass pass, const Gpu& gpu, const P
       }
     }
     if (typical == nullptr) {
+      const bool nvfp4 = problem.activations == ActivationFormat::kNvfp4;
       fail("{}: no kernel family of {} computes with {} activations; wanted {}", to_string(pass), arch.name,
-           problem.activation_bits() == 4 ? "nvfp4" : "bf16",
-           problem.activation_bits() == 4 ? "--activations bf16, or an sm_120a or sm_121a card" : "another card");
+           nvfp4 ? "nvfp4" : "bf16",
+           nvfp4 ? "--activations bf16 or auto, or an sm_120a or sm_121a card" : "another card");
     }
     fail("{}: none of {} candidates is legal on {}; most often for '{}': {}", to_string(pass), plan.rejected.size(),
          gpu.title, typical->rule, typical->reason);
@@ -144,13 +148,22 @@ double combine_time(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile)
   if (tile.inline_routes) return 0;
   const double read = reachable_reads(gpu) * 1e6;
   const double rows =
-      static_cast<double>(p.tokens * p.picks_per_token() * p.hidden) * (row_form(tile) == RowForm::kSwizzled ? 2 : 4);
+      static_cast<double>(p.tokens * p.picks_per_token() * p.hidden) * (row_form(tile) == RowForm::kRows ? 4 : 2);
   return gpu.graph_node_us + gpu.latency_us +
          (rows + static_cast<double>(p.tokens * p.hidden) * 2) / (rows < gpu.l2_mb * 0.5e6 ? read * kL2Speedup : read);
 }
 
+// Reads the input's bf16 rows, writes codes and scales.
+double quantise_time(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile) {
+  if (row_form(tile) != RowForm::kFp4) return 0;
+  const double read = reachable_reads(gpu) * 1e6;
+  return gpu.graph_node_us + gpu.latency_us +
+         static_cast<double>(p.tokens * p.hidden) * (2 + 0.5 + 1.0 / p.scale_vector()) / read;
+}
+
 // What runs beside the two GEMMs.
 void time_the_rest(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile, LayerPlan* plan) {
+  plan->quantise_us = quantise_time(p, gpu, tile);
   plan->route_us = route_time(p, gpu, tile);
   plan->combine_us = combine_time(p, gpu, tile);
 }
@@ -175,15 +188,25 @@ void add_up(LayerPlan* plan) {
         std::max(shared_bytes / read, shared_flops / (reachable_bf16(gpu, gpu.wgmma_bf16 > 0, true) * 1e6));
   }
   const Prediction &a = plan->gate_up.chosen.prediction, &b = plan->down.chosen.prediction;
-  plan->predicted_us = plan->route_us + a.total_us + b.total_us + plan->combine_us + plan->shared_us;
+  plan->predicted_us =
+      plan->quantise_us + plan->route_us + a.total_us + b.total_us + plan->combine_us + plan->shared_us;
 
   const double must_move =
       touched_experts(p) * static_cast<double>(p.hidden * p.intermediate) * (p.gated() ? 3 : 2) * p.bytes_per_weight() +
       static_cast<double>(p.tokens) * hidden * 4 + shared_bytes;
-  const double rate =
-      p.activation_bits() == 4 ? reachable_fp4(gpu, true) : reachable_bf16(gpu, gpu.wgmma_bf16 > 0, true);
+  const double rate = plan->activations() == ActivationFormat::kNvfp4 ? reachable_fp4(gpu, true)
+                                                                      : reachable_bf16(gpu, gpu.wgmma_bf16 > 0, true);
   plan->floor_us = std::max(must_move / read, (a.flops + b.flops + shared_flops) / (rate * 1e6));
   plan->bound = a.total_us >= b.total_us ? a.bound : b.bound;
+}
+
+void note_format(LayerPlan* plan, ActivationFormat format, double total) {
+  for (FormatPlan& known : plan->formats) {
+    if (known.activations != format) continue;
+    known.predicted_us = std::min(known.predicted_us, total);
+    return;
+  }
+  plan->formats.push_back({format, total});
 }
 
 // One token: whether an SM has room for all its CTAs of both kernels, so that down fills its ring while gate-up runs.
@@ -214,7 +237,8 @@ const Ranked* partner(const GemmPlan& down, const Candidate& gate_up, bool imple
 }
 
 // Both GEMMs as a unit: either both route inline, and nothing runs around them, or neither does, and both take the
-// blocks of tokens that the routing kernel cuts once and the rows in one form.
+// blocks of tokens that the routing kernel cuts once and the rows in one form. The form also separates the formats of
+// the activations, so that the fastest unit (with a margin for W4A4) is the choice between W4A16 and W4A4.
 void choose(const MoeProblem& p, const Gpu& gpu, LayerPlan* plan) {
   double best = std::numeric_limits<double>::infinity();
   for (const bool implemented : {true, false}) {
@@ -228,10 +252,13 @@ void choose(const MoeProblem& p, const Gpu& gpu, LayerPlan* plan) {
       if (b == nullptr) continue;
       time_the_rest(p, gpu, t, plan);
       const bool apart = t.inline_routes && !side_by_side(a.candidate, b->candidate, arch_of(gpu));
-      const double total =
-          plan->route_us + a.prediction.total_us + b->prediction.total_us + plan->combine_us + (apart ? kApartUs : 0);
-      if (total >= best) continue;
-      best = total;
+      const double total = plan->quantise_us + plan->route_us + a.prediction.total_us + b->prediction.total_us +
+                           plan->combine_us + (apart ? kApartUs : 0);
+      note_format(plan, activations_of(t), total);
+      const bool margin = p.activations == ActivationFormat::kAuto && activations_of(t) == ActivationFormat::kNvfp4;
+      const double cost = margin ? total * kNvfp4Margin : total;
+      if (cost >= best) continue;
+      best = cost;
       plan->gate_up.chosen = a;
       plan->down.chosen = *b;
     }
@@ -256,6 +283,20 @@ int64_t bucket_of(int64_t tokens) {
 bool compatible(const TileConfig& gate_up, const TileConfig& down) {
   return gate_up.inline_routes == down.inline_routes && gate_up.tokens == down.tokens &&
          row_form(gate_up) == row_form(down);
+}
+
+ActivationFormat activations_of(const TileConfig& tile) {
+  return tile.activation_bits == 4 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16;
+}
+
+bool needs_input_scales(const LayerPlan& plan) {
+  return plan.activations() == ActivationFormat::kNvfp4 && plan.problem.allows(ActivationFormat::kBf16);
+}
+
+LayerPlan plan_without_input_scales(const LayerPlan& plan, const PlanOptions& options) {
+  MoeProblem p = plan.problem;
+  p.activations = ActivationFormat::kBf16;
+  return plan_layer(p, plan.gpu, options);
 }
 
 RowForm row_form(const TileConfig& tile) {
@@ -299,9 +340,13 @@ LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOption
   plan.down = rank_gemm(p, Pass::kDown, gpu, options);
   choose(p, gpu, &plan);
   add_up(&plan);
+  std::sort(plan.formats.begin(), plan.formats.end(),
+            [](const FormatPlan& a, const FormatPlan& b) { return a.activations < b.activations; });
+  for (FormatPlan& format : plan.formats) format.predicted_us += plan.shared_us;
   if (problem.tokens == 0) {
     plan.gate_up.grid = plan.down.grid = 0;
-    plan.route_us = plan.combine_us = plan.shared_us = plan.predicted_us = plan.floor_us = 0;
+    plan.formats.clear();
+    plan.quantise_us = plan.route_us = plan.combine_us = plan.shared_us = plan.predicted_us = plan.floor_us = 0;
     plan.bound = "nothing to do";
   }
   return plan;
@@ -330,10 +375,13 @@ std::vector<KernelSpec> kernels_of(const MoeProblem& problem, const Gpu& gpu, co
   for (const int64_t tokens : kBuckets) {
     MoeProblem p = problem;
     p.tokens = tokens;
-    const LayerPlan plan = plan_layer(p, gpu, quick);
-    for (const GemmPlan* gemm : {&plan.gate_up, &plan.down}) {
-      KernelSpec spec = spec_of(p, gemm->pass, gemm->chosen.candidate);
-      if (seen.insert(spec.name).second) list.push_back(std::move(spec));
+    std::vector<LayerPlan> plans = {plan_layer(p, gpu, quick)};
+    if (needs_input_scales(plans[0])) plans.push_back(plan_without_input_scales(plans[0], quick));
+    for (const LayerPlan& plan : plans) {
+      for (const GemmPlan* gemm : {&plan.gate_up, &plan.down}) {
+        KernelSpec spec = spec_of(p, gemm->pass, gemm->chosen.candidate);
+        if (seen.insert(spec.name).second) list.push_back(std::move(spec));
+      }
     }
   }
   return list;

@@ -107,6 +107,25 @@ int64_t MoeProblem::shared_slices() const {
 
 int64_t MoeProblem::padded_depth(Pass pass) const { return round_up(depth(pass), kDepthGrain); }
 
+std::string_view to_string(ActivationFormat format) {
+  switch (format) {
+    case ActivationFormat::kBf16:
+      return "bf16";
+    case ActivationFormat::kNvfp4:
+      return "nvfp4";
+    case ActivationFormat::kAuto:
+      return "auto";
+  }
+  return "?";
+}
+
+ActivationFormat parse_activations(std::string_view name) {
+  for (const auto format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kAuto}) {
+    if (to_string(format) == name) return format;
+  }
+  fail("--activations '{}': wanted bf16, nvfp4 or auto", printable(name));
+}
+
 void validate(const MoeProblem& p) {
   in_range("experts", p.experts, 1, 4096);
   in_range("top-k", p.top_k, 1, std::min<int64_t>(p.experts, 64));
@@ -118,8 +137,9 @@ void validate(const MoeProblem& p) {
   if (p.intermediate % vector != 0) {
     fail("intermediate: found {}, wanted a multiple of the scale vector {}", p.intermediate, vector);
   }
-  if (p.activations == ActivationFormat::kNvfp4 && p.weights == WeightFormat::kMxfp4) {
-    fail("activations nvfp4 with weights mxfp4: the scale vectors differ (16 and 32), wanted the same");
+  if (p.allows(ActivationFormat::kNvfp4) && p.weights == WeightFormat::kMxfp4) {
+    fail("activations {} with weights mxfp4: the scale vectors differ (16 and 32), wanted bf16",
+         to_string(p.activations));
   }
 }
 

@@ -10,8 +10,10 @@
 
 namespace fourfold::plan {
 
-enum class WeightFormat { kNvfp4, kMxfp4 };     // e2m1 with e4m3 scales of 16, or with e8m0 scales of 32
-enum class ActivationFormat { kBf16, kNvfp4 };  // W4A16 or W4A4
+enum class WeightFormat { kNvfp4, kMxfp4 };  // e2m1 with e4m3 scales of 16, or with e8m0 scales of 32
+// What the multiplications may take: bf16 (W4A16), NVFP4 (W4A4), or whichever of the two is faster for a batch. The
+// last two are for checkpoints that were calibrated for NVFP4 activations; bf16 is right for every checkpoint.
+enum class ActivationFormat { kBf16, kNvfp4, kAuto };
 enum class Activation { kSwiGlu, kSwiGluClamp, kRelu2 };
 enum class SharedExpert { kNone, kBf16, kNvfp4 };
 
@@ -29,7 +31,7 @@ struct MoeProblem {
   int64_t shared_intermediate = 0;
 
   int scale_vector() const { return weights == WeightFormat::kNvfp4 ? 16 : 32; }
-  int activation_bits() const { return activations == ActivationFormat::kBf16 ? 16 : 4; }
+  bool allows(ActivationFormat format) const { return activations == format || activations == ActivationFormat::kAuto; }
   bool gated() const { return activation != Activation::kRelu2; }
   int operands(Pass pass) const { return pass == Pass::kGateUp && gated() ? 2 : 1; }
   // Weight rows (of each operand) and contraction length of a pass.
@@ -48,6 +50,10 @@ struct MoeProblem {
 };
 
 inline constexpr int kDepthGrain = 64;
+
+// "bf16", "nvfp4", "auto", as --activations takes them; parsing: Error that lists the names otherwise.
+std::string_view to_string(ActivationFormat format);
+ActivationFormat parse_activations(std::string_view name);
 
 // Throws Error, naming the field, when a field is outside what the kernels' arithmetic can hold.
 void validate(const MoeProblem& problem);

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -31,6 +32,32 @@ TEST(Math, CheckedArithmeticNamesTheThing) {
 TEST(Check, PrintableEscapesAndCuts) {
   EXPECT_EQ(printable("a\nb"), "a\\x0ab");
   EXPECT_EQ(printable(std::string(100, 'x'), 4), "xxxx...");
+  EXPECT_EQ(printable("Grüße, 世界 \xF0\x9F\x91\x8D\u00a0"), "Grüße, 世界 \xF0\x9F\x91\x8D\u00a0");
+  // Cut characters, stray and overlong bytes, a surrogate, beyond U+10FFFF, and the control character U+0085.
+  EXPECT_EQ(printable("\xc3"), "\\xc3");
+  EXPECT_EQ(printable("\x80z"), "\\x80z");
+  EXPECT_EQ(printable("\xc0\xaf"), "\\xc0\\xaf");
+  EXPECT_EQ(printable("\xe0\x80\xaf"), "\\xe0\\x80\\xaf");
+  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");
+  EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");
+  EXPECT_EQ(printable("\xc2\x85"), "\\xc2\\x85");
+}
+
+TEST(File, NothingButAFileIsReplaced) {
+  const std::filesystem::path pipe =
+      std::filesystem::temp_directory_path() / fmt::format("fourfold_pipe_{}", ::getpid());
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THROW(write_file_atomically(pipe, "x"), Error);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  std::filesystem::remove(pipe);
+  EXPECT_THROW(write_file_atomically(std::filesystem::temp_directory_path(), "x"), Error);
+}
+
+TEST(File, NamesThatCannotBeLookedUpDoNotExist) {
+  EXPECT_FALSE(directory_exists(std::string(5000, 'x')));
+  EXPECT_FALSE(file_exists(std::string(300, 'x')));
+  EXPECT_TRUE(directory_exists("/"));
+  EXPECT_FALSE(file_exists("/"));
 }
 
 TEST(Threads, EveryIndexOnceForAnyGrainAndSize) {

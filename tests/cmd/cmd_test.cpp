@@ -2,10 +2,13 @@
 // status out. What the commands compute is tested elsewhere; here it is that they can be reached, that answers and
 // everything else go to the right stream, and that bad input is one line and exit status 2.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -49,10 +52,11 @@ class Cmd : public testing::Test {
   }
 
   // Runs `fourfold ARGUMENTS` (in shell syntax). Nothing here takes a minute, so that one that hangs is a failure.
-  Outcome run(const std::string& arguments, const std::string& input = "") const {
+  // `redirections` come after those of the standard streams to files.
+  Outcome run(const std::string& arguments, const std::string& input = "", const std::string& redirections = "") const {
     const std::string in = write("stdin", input);
     const std::string command = "NO_COLOR=1 timeout 120 '" FOURFOLD_BINARY "' " + arguments + " <'" + in + "' >'" +
-                                path("stdout").string() + "' 2>'" + path("stderr").string() + "'";
+                                path("stdout").string() + "' 2>'" + path("stderr").string() + "' " + redirections;
     const int status = std::system(command.c_str());
     Outcome outcome;
     outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -110,6 +114,19 @@ TEST_F(Cmd, RunWithASeedIsReproducible) {
   EXPECT_EQ(first.out, run(command).out);
 }
 
+TEST_F(Cmd, RunTakesPromptsThatAreTooLongForAFileName) {
+  for (const size_t words : {80, 1200}) {
+    std::string prompt;
+    for (size_t i = 0; i < words; ++i) prompt += "word ";
+    const Outcome outcome = run("run " + demo_ + " -q --no-think --max-tokens 2 '" + prompt + "'");
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    const Outcome alone = run("run -q --no-think --max-tokens 2 '" + prompt + "'");
+    EXPECT_EQ(alone.out, outcome.out) << alone.err;
+  }
+  expect_refused("eval " + demo_ + " " + std::string(5000, 'x'), {"xxxx"});
+  expect_refused("render " + std::string(5000, 'x') + " -", {"xxxx"}, "[]");
+}
+
 TEST_F(Cmd, RunPrintsOneJsonObject) {
   const Json answer = run_json("run " + demo_ + " --json --temperature 0 --think 'What is 20 - 3?'");
   EXPECT_TRUE(answer.is_object());
@@ -126,6 +143,8 @@ TEST_F(Cmd, RunRefusesWhatItCannotDo) {
   expect_refused("run " + demo_ + " --temperature 11 hello", {"--temperature"});
   expect_refused("run " + demo_ + " --isa mmx hello", {"mmx", "avx2"});
   expect_refused("run " + demo_ + " --max-tokens 0 hello", {"--max-tokens"});
+  expect_refused("run " + demo_ + " --temperature nan hello", {"--temperature", "nan"});
+  expect_refused("run " + demo_ + " ' '", {"prompt"});
   expect_refused("run --dummy 35B-A3B --layers 1 --vocab 512 hello", {"--dummy", "prompt"});
   expect_refused("run --dummy 36B", {"36B", "35B-A3B"});
   expect_refused("run " + demo_ + " --no-such-flag", {"--no-such-flag"});
@@ -169,6 +188,9 @@ TEST_F(Cmd, GeneratedCheckpointsAreInspectedQuantisedAndRun) {
   const std::string in = path("in").string();
   const std::string out = path("out").string();
   ASSERT_EQ(run("generate " + in + " --format bf16 --layers 4").status, 0);
+  expect_refused("quantize " + in + " " + out + " --shard-size nan", {"--shard-size"});
+  expect_refused("quantize " + path("nothing").string() + " " + out, {"nothing"});
+  EXPECT_FALSE(fs::exists(out));
   const Json before = run_json("inspect " + in + " --json");
   const Json result = run_json("quantize " + in + " " + out + " --json");
   EXPECT_TRUE(result.is_object());
@@ -202,8 +224,33 @@ TEST_F(Cmd, DamagedCheckpointsAreRefusedByName) {
   expect_refused("run " + dir.string() + " hello", {"tokenizer.json"});
 }
 
+TEST_F(Cmd, WeightsThatAreNotFiniteAreNamedByTheirResult) {
+  const fs::path dir = path("nan");
+  ASSERT_EQ(run("generate " + dir.string() + " --format bf16 --layers 1 --vocab 64").status, 0);
+  // The head's last elements, in bf16: NaN.
+  const fs::path weights = dir / "model.safetensors";
+  std::string bytes = read(weights);
+  const size_t header = 8 + static_cast<unsigned char>(bytes[0]) + 256u * static_cast<unsigned char>(bytes[1]);
+  const Json tensors = Json::parse(bytes.substr(8, header - 8));
+  const size_t end = header + tensors.at("lm_head.weight").at("data_offsets")[1].get<size_t>();
+  bytes.replace(end - 8, 8, "\xff\x7f\xff\x7f\xff\x7f\xff\x7f");
+  write("nan/model.safetensors", bytes);
+  const std::string out = path("logits.safetensors").string();
+  const std::string tokens = write("tokens.json", "[1, 2, 3]");
+  expect_refused("logits " + dir.string() + " " + tokens + " " + out, {"logits", "63", "--deep"});
+  EXPECT_TRUE(fs::exists(out));  // to look for the first hidden state that has one
+  const Outcome deep = run("inspect --deep " + dir.string());
+  EXPECT_EQ(deep.status, 2);
+  EXPECT_NE(deep.err.find("lm_head"), std::string::npos) << deep.err;
+}
+
 TEST_F(Cmd, LogitsRefusesWrongTokens) {
   const std::string out = path("logits.safetensors").string();
+  // A file that is renamed into place must not take the place of a device: here of a pipe.
+  const std::string pipe = path("pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  expect_refused("logits " + demo_ + " " + write("good.json", "[1]") + " " + pipe, {"pipe", "regular"});
+  EXPECT_TRUE(fs::is_fifo(pipe));
   expect_refused("logits " + demo_ + " " + write("a.json", "[1, 2, 99999999]") + " " + out, {"99999999"});
   expect_refused("logits " + demo_ + " " + write("b.json", "[1, \"two\"]") + " " + out, {"b.json"});
   expect_refused("logits " + demo_ + " " + write("c.json", "[]") + " " + out, {"c.json"});
@@ -245,8 +292,26 @@ TEST_F(Cmd, PlanNeedsNoCard) {
   EXPECT_GT(plan.at("predicted_us").get<double>(), 0);
   EXPECT_LE(plan.at("plan").at("smem_bytes").get<int64_t>(), 101376);
   EXPECT_FALSE(plan.at("rejected").empty());
+  const std::string activations = "plan --gpu rtx-pro-6000 --model 35B-A3B --tokens 8192 --json --activations ";
+  for (const char* format : {"bf16", "nvfp4"}) {
+    EXPECT_EQ(run_json(activations + format).at("activations").at("chosen"), format);
+  }
+  EXPECT_EQ(run_json(activations + "auto").at("activations").at("predicted_us").size(), 2u);
+  expect_refused(activations + "fp8", {"fp8", "bf16, nvfp4 or auto"});
   expect_refused("plan --gpu gtx-1080 --model 397B-A17B --tokens 8", {"gtx-1080", "h200"});
   expect_refused("plan --gpu h200 --model 398B --tokens 8", {"398B", "397B-A17B"});
+  expect_refused("plan --model 35B-A3B --experts 0", {"--experts", "0"});
+  expect_refused("plan --model 35B-A3B --hidden ''", {"--hidden"});
+  expect_refused("plan --model 35B-A3B --tokens -1", {"--tokens", "-1"});
+}
+
+TEST_F(Cmd, FlagsOfGpuCommandsAreReadBeforeAGpuIsWanted) {
+  expect_refused("bench kernels --emulate gtx-1080", {"gtx-1080", "h200"});
+  expect_refused("bench kernels --compare " + path("none.json").string(), {"none.json"});
+  expect_refused("bench kernels --compare " + write("list.json", "[]"), {"list.json", "results"});
+  expect_refused("bench kernels --tokens 1,,2", {"--tokens"});
+  expect_refused("tune --routing zipf", {"zipf", "uniform"});
+  expect_refused("tune --tokens 3", {"3"});
 }
 
 TEST_F(Cmd, APackServesAMachineWithoutACompiler) {
@@ -266,9 +331,62 @@ TEST_F(Cmd, APackServesAMachineWithoutACompiler) {
 
 // ---- the program itself ---------------------------------------------------------------------------------------------
 
+TEST_F(Cmd, OutputThatCannotBeWrittenIsAnError) {
+  // What fits the buffer fails at the end, what does not fails on the way.
+  for (const std::string& command :
+       {std::string("plan --model 35B-A3B"), "tokenize " + demo_ + " " + demo_ + "/tokenizer.json"}) {
+    for (const char* to : {">/dev/full", ">&-"}) {
+      const Outcome outcome = run(command, "", to);
+      EXPECT_EQ(outcome.status, 2) << command << to;
+      EXPECT_EQ(outcome.err.substr(0, 17), "fourfold: error: ") << command << to << "\n" << outcome.err;
+      EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    }
+  }
+}
+
+TEST_F(Cmd, WorkGoesOnWhereMessagesCannotBeWritten) {
+  const std::string ask = "run " + demo_ + " --temperature 0 --think 'What is 12 + 30?'";
+  for (const char* to : {"2>/dev/full", "2>&-"}) {
+    const Outcome outcome = run(ask, "", to);
+    EXPECT_EQ(outcome.status, 0) << to;
+    EXPECT_NE(outcome.out.find("42"), std::string::npos) << outcome.out;
+    EXPECT_EQ(run("run /nonexistent/ hello", "", to).status, 2) << to;
+  }
+  // With a closed stream its number must not become that of the file that is written.
+  const std::string out = path("logits.safetensors").string();
+  const std::string tokens = write("tokens.json", "[1, 2, 3]");
+  ASSERT_EQ(run("logits " + demo_ + " " + tokens + " " + out).status, 0);
+  const std::string whole = read(out);
+  EXPECT_EQ(run("logits " + demo_ + " " + tokens + " " + out, "", "<&- >&- 2>&-").status, 0);
+  EXPECT_EQ(read(out), whole);
+}
+
+TEST_F(Cmd, ErrorsAreOneLineWhateverTheyQuote) {
+  expect_refused("inspect \"$(printf 'a\\nb\\033[31m\\377')\"", {"a\\x0ab\\x1b[31m\\xff"});
+}
+
+TEST_F(Cmd, CtrlCEndsTheProgramAsShellsExpect) {
+  const std::string out = path("stdout").string(), err = path("stderr").string();
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (std::freopen(out.c_str(), "w", stdout) != nullptr && std::freopen(err.c_str(), "w", stderr) != nullptr) {
+      ::execl(FOURFOLD_BINARY, "fourfold", "bench", "ops", "--filter", "add_rms_norm", "--seconds", "60", nullptr);
+    }
+    ::_exit(1);
+  }
+  ::sleep(1);
+  ::kill(child, SIGINT);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 130);
+  EXPECT_EQ(read(err), "fourfold: interrupted\n");
+}
+
 TEST_F(Cmd, HelpAndVersion) {
   for (const char* command : {"", "run", "eval", "bench", "bench model", "bench ops", "inspect", "quantize", "generate",
-                              "logits", "render", "tokenize", "plan", "warm"}) {
+                              "logits", "render", "tokenize", "plan", "warm", "tune", "bench kernels"}) {
     const Outcome outcome = run(std::string(command) + " --help");
     EXPECT_EQ(outcome.status, 0) << command;
     EXPECT_NE(outcome.out.find("Usage: fourfold"), std::string::npos) << command << "\n" << outcome.out;

@@ -50,7 +50,7 @@ Weights make_weights(ops::Format format, int64_t rows, int64_t columns, uint64_t
         while (nvfp4::e4m3_is_nan(byte));
       }
       source.scale_rows = grid == 0 ? rows : grid == 1 ? 1 : 128;
-      source.scale_columns = grid == 2 ? 128 : columns;
+      source.scale_columns = grid == 2 ? 128 : grid == 3 ? 20 : columns;
       weights.grid_scales.resize(
           static_cast<size_t>(ceil_div(rows, source.scale_rows) * ceil_div(columns, source.scale_columns)));
       for (float& scale : weights.grid_scales) scale = static_cast<float>(random.uniform(0.001, 0.01));
@@ -158,18 +158,34 @@ void check_matrix(Checker& checker, const Weights& weights, const char* what) {
     block_rows.push_back(row);
   }
   for (int m = 1; m <= kGemvTokens; ++m) {
-    alignas(64) float out[kGemvTokens * kPanelRows];
-    for (int64_t p = 0; p < part.panels; ++p) {
-      // Heap memory of the exact size would show reads beyond a panel; prefetches may go there.
+    constexpr int kOut = kGemvTokens * kPanelRows;
+    alignas(64) float alone[kOut];
+    alignas(64) float out[kGemvPanels * kOut];
+    // Heap memory of the exact size would show reads beyond a panel; prefetches may go there.
+    const auto gemv = [&](const Panel* panels, int count, float* to) {
       if (source.format == ops::Format::kNvfp4) {
-        kernels.gemv_nvfp4(part.panel(p), block_rows.data(), m, out);
+        kernels.gemv_nvfp4(panels, count, block_rows.data(), m, to);
       } else {
-        kernels.gemv_float(part.panel(p), rows.data(), m, out);
+        kernels.gemv_float(panels, count, rows.data(), m, to);
       }
-      for (int t = 0; t < m; ++t) {
-        for (int64_t r = 0; r < part.rows_of(p); ++r) {
-          check(t, p * kPanelRows + r, out[t * kPanelRows + r],
-                source.format == ops::Format::kNvfp4 ? kEpsilonSplit : kEpsilonF32, "gemv");
+    };
+    for (int64_t i = 0; i < part.pairs(); ++i) {
+      Panel pair[kGemvPanels];
+      const int count = part.pair(i, pair);
+      gemv(pair, count, out);
+      for (int k = 0; k < count; ++k) {
+        const int64_t p = i * kGemvPanels + k;
+        gemv(pair + k, 1, alone);
+        for (int t = 0; t < m; ++t) {
+          for (int64_t r = 0; r < part.rows_of(p); ++r) {
+            const float found = out[k * kOut + t * kPanelRows + r];
+            check(t, p * kPanelRows + r, found, source.format == ops::Format::kNvfp4 ? kEpsilonSplit : kEpsilonF32,
+                  "gemv");
+            // A panel's result does not depend on the one beside it.
+            if (std::memcmp(&found, &alone[t * kPanelRows + r], sizeof(float)) != 0) {
+              check(t, p * kPanelRows + r, std::numeric_limits<float>::quiet_NaN(), 0, "gemv alone");
+            }
+          }
         }
       }
     }
@@ -239,7 +255,7 @@ int check_kernels(const KernelTable& kernels, std::string& problem) {
     check_matrix(checker, make_weights(ops::Format::kBf16, shape[0], shape[1], seed++), "bf16");
     check_matrix(checker, make_weights(ops::Format::kF16, shape[0], shape[1], seed++), "f16");
     check_matrix(checker, make_weights(ops::Format::kF32, shape[0], shape[1], seed++), "f32");
-    for (int grid = 0; grid < 3; ++grid) {
+    for (int grid = 0; grid < 4; ++grid) {
       check_matrix(checker, make_weights(ops::Format::kFp8, shape[0], shape[1], seed++, grid), "fp8");
     }
   }

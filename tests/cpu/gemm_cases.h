@@ -18,7 +18,7 @@ struct Weights {
   ops::MatrixSource source;
 };
 
-// `grid`: fp8 scales per tensor (0), per row (1), or for 128 x 128 blocks (2).
+// `grid`: fp8 scales per tensor (0), per row (1), for 128 x 128 blocks (2) or 128 x 20 (3).
 Weights make_weights(ops::Format format, int64_t rows, int64_t columns, uint64_t seed, int grid = 0);
 
 struct Tokens {

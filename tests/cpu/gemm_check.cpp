@@ -73,15 +73,17 @@ void measure(const KernelTable& kernels, double least, double read_rate, double 
         kernels.quantize(tokens.rows[static_cast<size_t>(t)], shape.columns, to);
         block_rows[t] = to;
       }
-      alignas(64) float out[kGemvTokens * kPanelRows];
+      alignas(64) float out[kGemvPanels * kGemvTokens * kPanelRows];
+      const PackedPart& part = matrix.parts()[0];
       for (const int m : {1, 2, 4}) {
         const double seconds = time_call(least, [&] {
-          for (int64_t p = 0; p < matrix.panels(); ++p) {
-            const auto [part, i] = matrix.locate(p);
+          for (int64_t i = 0; i < part.pairs(); ++i) {
+            Panel pair[kGemvPanels];
+            const int count = part.pair(i, pair);
             if (format.format == ops::Format::kNvfp4) {
-              kernels.gemv_nvfp4(part->panel(i), block_rows, m, out);
+              kernels.gemv_nvfp4(pair, count, block_rows, m, out);
             } else {
-              kernels.gemv_float(part->panel(i), tokens.rows.data(), m, out);
+              kernels.gemv_float(pair, count, tokens.rows.data(), m, out);
             }
           }
         });

@@ -129,14 +129,16 @@ TEST_F(Tuned, TablesComeBackAsTheyWereSaved) {
   const std::string identity = tuned_identity("NVIDIA H200", 13000, plan::find_shape("35B-A3B"));
   EXPECT_FALSE(TunedTable::load(directory_, identity).has_value());
   TunedTable table(identity);
-  table.set(1, {"up a", "down b", 9.5});
-  table.set(64, {"up c", "down d", 108});
+  table.set(1, {"up a", "down b", 9.5, "bf16"});
+  table.set(64, {"up c", "down d", 108, "nvfp4"});
   table.save(directory_);
   const auto loaded = TunedTable::load(directory_, identity);
   ASSERT_TRUE(loaded.has_value());
   EXPECT_EQ(loaded->size(), 2u);
   EXPECT_EQ(loaded->find(64)->down, "down d");
   EXPECT_EQ(loaded->find(1)->microseconds, 9.5);
+  EXPECT_EQ(loaded->find(1)->activations, "bf16");
+  EXPECT_EQ(loaded->find(64)->activations, "nvfp4");
   EXPECT_EQ(loaded->find(2), nullptr);
 }
 
@@ -149,12 +151,15 @@ TEST_F(Tuned, AnotherCardDriverOrShapeHasATableOfItsOwn) {
   EXPECT_NE(base, tuned_identity("NVIDIA H200", 12080, p));
   EXPECT_NE(base, tuned_identity("NVIDIA H200", 13000, plan::find_shape("122B-A10B")));
   EXPECT_NE(base, tuned_identity("NVIDIA H200", 13000, shared));
+  for (const auto format : {plan::ActivationFormat::kNvfp4, plan::ActivationFormat::kAuto}) {
+    EXPECT_NE(base, tuned_identity("NVIDIA H200", 13000, with_activations(p, format)));
+  }
 }
 
 TEST_F(Tuned, DamagedFilesAreIgnoredWithAWarning) {
   const std::string identity = tuned_identity("NVIDIA H200", 13000, plan::find_shape("35B-A3B"));
   TunedTable table(identity);
-  table.set(1, {"up a", "down b", 9.5});
+  table.set(1, {"up a", "down b", 9.5, "bf16"});
   table.save(directory_);
   const std::string content = read_file(table.path());
   for (size_t i = 0; i < content.size() - 1; i += 7) {

@@ -132,18 +132,23 @@ TEST(Layer, MoreThanTwoToThe31Elements) {
   layer.expect_right(Batch(layer.kernels.problem(), 16384, Pattern::kUniform, 10));
 }
 
-TEST(Layer, ASharedExpertRunsAsMoreExperts) {
-  FOURFOLD_NEEDS_GPU();
-  plan::MoeProblem p = problem_of(12, 3, 512, 128);
+void expect_a_shared_expert_right(plan::ActivationFormat activations, const KernelOptions& options) {
+  plan::MoeProblem p = with_activations(problem_of(12, 3, 512, 128), activations);
   p.shared = plan::SharedExpert::kNvfp4;
   p.shared_intermediate = 256;
-  TestLayer layer(p, 64);
+  TestLayer layer(p, 64, options);
   // Another 2 x 128 wide expert, cut in two.
   plan::MoeProblem wide = p;
   wide.intermediate = 256;
   const RandomExperts shared(wide, 1, 5);
   const auto slices = shared_slices(shared.experts[0], 2, p);
   layer.weights.upload(layer.stream, 12, slices);
+  // NVFP4: the uncut expert's blocks of 16 are those of its slices, and so is its input scale.
+  const bool fp4 = activations == plan::ActivationFormat::kNvfp4;
+  const auto& input_scales = layer.weights.input_scales();
+  std::optional<nvfp4::LayerInputScales> dense_scales = input_scales;
+  if (fp4) dense_scales->down = {input_scales->down[12]};
+  const double tolerance = fp4 ? 2e-2 : 5e-3;
   for (const int64_t tokens : {1, 8, 50}) {
     Batch routed(problem_of(12, 3, 512, 128), tokens, Pattern::kUniform, 2);
     std::vector<float> gates;
@@ -172,17 +177,29 @@ TEST(Layer, ASharedExpertRunsAsMoreExperts) {
     std::vector<int64_t> samples;
     for (int64_t t = 0; t < tokens; ++t) samples.push_back(t);
     plan::MoeProblem plain = problem_of(12, 3, 512, 128), dense = problem_of(1, 1, 512, 256);
-    auto want = reference_layer(plain, layer.host.experts, routed.x, routed.ids, routed.weights, samples);
-    const auto beside = reference_layer(dense, shared.experts, routed.x,
-                                        std::vector<int>(static_cast<size_t>(tokens), 0), gates, samples);
+    auto want =
+        reference_layer(plain, layer.host.experts, routed.x, routed.ids, routed.weights, samples, 0, input_scales);
+    const auto beside =
+        reference_layer(dense, shared.experts, routed.x, std::vector<int>(static_cast<size_t>(tokens), 0), gates,
+                        samples, 0, dense_scales);
     double error = 0, norm = 0;
     for (size_t i = 0; i < want.size(); ++i) {
       const double w = want[i] + beside[i], g = nvfp4::bf16_to_float(got[i]);
       error += (g - w) * (g - w);
       norm += w * w;
     }
-    EXPECT_LE(std::sqrt(error), 5e-3 * std::sqrt(norm)) << tokens;
+    EXPECT_LE(std::sqrt(error), tolerance * std::sqrt(norm)) << tokens;
   }
+}
+
+TEST(Layer, ASharedExpertRunsAsMoreExperts) {
+  FOURFOLD_NEEDS_GPU();
+  expect_a_shared_expert_right(plan::ActivationFormat::kBf16, {});
+}
+
+TEST(Fp4Layer, ASharedExpertRunsAsMoreExperts) {
+  FOURFOLD_NEEDS_GPU();
+  expect_a_shared_expert_right(plan::ActivationFormat::kNvfp4, emulated());
 }
 
 TEST(Layer, BadArgumentsAreErrors) {

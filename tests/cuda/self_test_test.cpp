@@ -60,6 +60,60 @@ TEST(SelfTest, DownIsBlamedForDownsMistakes) {
   EXPECT_EQ(text.find("kernel gate-up"), std::string::npos) << text;
 }
 
+// NVFP4 activations. `what`: the pass that is blamed; `from` in fp4_sm120.cuh becomes `to`.
+void expect_fp4_blamed(const std::string& what, const std::string& from, const std::string& to) {
+  const plan::MoeProblem p = with_activations(problem_of(16, 4, 1024, 256), plan::ActivationFormat::kNvfp4);
+  KernelOptions options = emulated();
+  options.max_tokens = 1;
+  const ExpertKernels sound(test_device(), test_store(), p, options);
+  const PlannedPair& pair = sound.bucket(1).pair;
+  const std::string broken = what == "gate-up" ? pair.gate_up_kernel.name : pair.down_kernel.name;
+  options.rewrite = [&](jit::KernelRequest& request) {
+    if (request.name == broken) mutate(request, "kernels/moe/fp4_sm120.cuh", from, to);
+  };
+  testing::internal::CaptureStderr();
+  const ExpertKernels kernels(test_device(), test_store(), p, options);
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_NE(text.find("kernel " + broken + " failed its self-test"), std::string::npos) << from << "\n" << text;
+  EXPECT_EQ(text.find(what == "gate-up" ? "kernel down" : "kernel gate-up"), std::string::npos) << text;
+  EXPECT_NE((what == "gate-up" ? kernels.bucket(1).pair.gate_up_kernel : kernels.bucket(1).pair.down_kernel).name,
+            broken);
+}
+
+TEST(SelfTest, Fp4KernelsAreBlamedForTheirMistakes) {
+  FOURFOLD_NEEDS_GPU();
+  // Scales of row g + 8 in the wrong order; x's scale used for h; a block's maximum over half of its rows; another
+  // rounding of the block scale.
+  expect_fp4_blamed("gate-up", "0x5162u", "0x6251u");
+  expect_fp4_blamed("gate-up", "quantise = 1.0f / args.output_scales[block.expert]",
+                    "quantise = 1.0f / args.output_scales[0]");
+  expect_fp4_blamed("gate-up", "for (int d = 4; d < 32; d *= 2)", "for (int d = 4; d < 16; d *= 2)");
+  expect_fp4_blamed("gate-up", "quantise * largest * (1.0f / 6.0f)", "quantise * largest * 0.163f");
+  // Down: another expert's input scale; subnormal weight scales taken for normal ones.
+  expect_fp4_blamed("down", "gemm.scales[block.expert] * args.input_scales[block.expert]",
+                    "gemm.scales[block.expert] * args.input_scales[0]");
+  expect_fp4_blamed("down", "scale[m] = fp4_scales(scale[m]);", "scale[m] = scale[m] - 0x10101010u;");
+}
+
+TEST(SelfTest, AWrongQuantisingKernelIsAnError) {
+  FOURFOLD_NEEDS_GPU();
+  KernelOptions options = emulated();
+  options.max_tokens = 1;
+  options.rewrite = [&](jit::KernelRequest& request) {
+    // A NaN no longer counts as 0 and becomes 6.
+    if (request.name == "quantize")
+      mutate(request, "kernels/moe/fp4_sm120.cuh", "x[i] = x[i] == x[i] ? x[i] : 0.0f;", "");
+  };
+  try {
+    ExpertKernels(test_device(), test_store(),
+                  with_activations(problem_of(4, 2, 128, 64), plan::ActivationFormat::kNvfp4), options);
+    FAIL() << "the quantising kernel passed";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("the quantising kernel failed its self-test"), std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(SelfTest, NothingLeftIsAnError) {
   FOURFOLD_NEEDS_GPU();
   KernelOptions options;

@@ -56,6 +56,11 @@ struct RouteKernels {
                          const float* scales, int columns, unsigned short* out, long long out_stride);
 };
 RouteKernels route_kernels();
+// What runs at load, and before a layer whose width no kernel takes; 128 threads.
+void repack_kernel(const RepackArgs& args);
+void pad_rows_kernel(const unsigned short* from, unsigned short* to, int columns, int padded);
+void append_shared_kernel(const int* ids, const float* weights, const float* gates, int tokens, int top_k,
+                          int first_slice, int slices, int* all_ids, float* all_weights);
 void quantize_kernel(const unsigned short* rows, long long stride, int columns, int units, const float* input_scale,
                      unsigned char* codes, long long code_stride, unsigned char* scales, long long scale_stride);
 

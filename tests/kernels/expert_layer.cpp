@@ -361,12 +361,14 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
       for (int i = s.intermediate; i < deep; ++i) h[row * static_cast<size_t>(deep) + static_cast<size_t>(i)] = 0;
     }
   }
-  // fp32 rows of down; for the wgmma kernels the gathered rows, then packed rows in their place.
+  // fp32 rows of down, or packed ones; for the wgmma kernels the gathered rows first.
+  const bool groups_of_four = up.slots() || up.fp4();
   const size_t group_bytes = static_cast<size_t>(packed_row_values(s.hidden)) * 2;
   const size_t gathered_bytes = static_cast<size_t>(wide) * 2;
-  auto* partial = device.alloc<unsigned char>(
-      up.one ? 1 : slots * (up.slots() ? std::max(group_bytes, gathered_bytes) : static_cast<size_t>(s.hidden) * 4),
-      "down's rows");
+  auto* partial = device.alloc<unsigned char>(up.one           ? 1
+                                              : groups_of_four ? slots * std::max(group_bytes, gathered_bytes)
+                                                               : slots * static_cast<size_t>(s.hidden) * 4,
+                                              "down's rows");
   auto* out = device.alloc<unsigned short>(static_cast<size_t>(in.tokens) * static_cast<size_t>(s.hidden), "out");
   const RouteTable table = make_table(device, picks, s, up.tokens);
   std::vector<unsigned short> rows;  // padded
@@ -410,7 +412,7 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   d.source_stride = a.out_stride;
   d.scales = a.down_scales;
   d.out = up.one ? static_cast<void*>(out) : static_cast<void*>(partial);
-  d.out_stride = up.slots() ? packed_row_values(s.hidden) / 4 : s.hidden;
+  d.out_stride = groups_of_four ? packed_row_values(s.hidden) / 4 : s.hidden;
   d.ready = a.row_tiles;
 
   // W4A4: codes and scales of the input and of h; what lies beyond their columns is zero.
@@ -479,10 +481,10 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
          [&] { up.fp4() ? down.run_fp4(fp4_down) : down.run(d); });
   if (!up.one && in.tokens > 0) {
     const executor::Index3 grid{static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(in.tokens)};
-    if (up.slots()) {
+    if (groups_of_four) {
       launch("combine packed", grid, 128, 0, [&] {
         route.combine_packed(reinterpret_cast<const PackedGroup*>(partial), d.out_stride, table.pick_slot, a.routing,
-                             d.scales, s.hidden, out, s.hidden);
+                             up.fp4() ? nullptr : d.scales, s.hidden, out, s.hidden);
       });
     } else {
       launch("combine", grid, 256, 0, [&] {

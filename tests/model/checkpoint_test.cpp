@@ -6,9 +6,11 @@
 
 #include <bit>
 #include <cmath>
+#include <csignal>
 #include <fstream>
 #include <limits>
 
+#include "base/interrupt.h"
 #include "base/json.h"
 #include "base/random.h"
 #include "checkpoint_util.h"
@@ -570,6 +572,29 @@ TEST(Generator, SameSeedSameBytesOnAnyNumberOfThreads) {
   // Pinned: the goldens of the model depend on these bytes.
   EXPECT_EQ(fmt::format("{:016x}", weight_seed(0, a)), "2a1fb611fc71a412");
   expect_error([&] { generate_checkpoint(directory / "a", options); }, {"is not empty"});
+}
+
+TEST(Generator, ARunThatIsInterruptedLeavesNothing) {
+  const TemporaryDirectory directory;
+  GeneratorOptions options = small_options(GeneratedFormat::kBf16);
+  options.shards = 3;
+  install_interrupt_handler();
+  std::raise(SIGINT);
+  EXPECT_THROW(generate_checkpoint(directory / "a", options), Interrupted);
+  clear_interrupt();
+  std::signal(SIGINT, SIG_DFL);
+  EXPECT_TRUE(fs::is_empty(directory / "a"));
+  generate_checkpoint(directory / "a", options);  // the same directory will do
+  EXPECT_NO_THROW(Checkpoint checkpoint(directory / "a"));
+}
+
+TEST(Generator, RefusesWhatTheDiskCannotHold) {
+  const TemporaryDirectory directory;
+  GeneratorOptions options = small_options(GeneratedFormat::kF32);
+  options.config.vocabulary = kMaxVocabulary;  // an embedding and a head of many terabytes
+  options.config.hidden = kMaxDimension;
+  expect_error([&] { generate_checkpoint(directory / "a", options); }, {"GB are free", "GB are wanted"});
+  EXPECT_TRUE(fs::is_empty(directory / "a"));
 }
 
 TEST(RandomWeights, AreTheSameWheneverTheyAreAskedFor) {

@@ -68,7 +68,6 @@ TEST_P(QuantizeForms, OutputLoadsAndIsTheQuantisedInput) {
   options.what = "all,head";
   options.shard_bytes = 300000;
   const QuantizeResult result = quantize_checkpoint(directory / "in", directory / "out", options);
-  EXPECT_FALSE(result.interrupted);
   EXPECT_GT(result.shards, 1);
   EXPECT_EQ(read_file(directory / "out/chat_template.jinja"), "template");
   EXPECT_FALSE(fs::exists(directory / "out/weights.bin"));
@@ -208,10 +207,9 @@ TEST(Quantize, AnInterruptedRunContinues) {
 
   install_interrupt_handler();
   std::raise(SIGINT);
-  const QuantizeResult first = quantize_checkpoint(directory / "in", directory / "out", options);
+  EXPECT_THROW(quantize_checkpoint(directory / "in", directory / "out", options), Interrupted);
   clear_interrupt();
   std::signal(SIGINT, SIG_DFL);
-  EXPECT_TRUE(first.interrupted);
   expect_error([&] { Checkpoint checkpoint(directory / "out"); }, {"config.json"});
 
   // As if two shards had been finished and the third was being written when the machine stopped.

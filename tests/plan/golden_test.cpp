@@ -23,7 +23,9 @@ class Golden : public testing::TestWithParam<Case> {};
 
 std::string file_name(const Case& c) {
   return fmt::format("{}_{}_{}{}.txt", c.gpu, c.model, c.tokens,
-                     c.activations == ActivationFormat::kNvfp4 ? "_w4a4" : "");
+                     c.activations == ActivationFormat::kNvfp4  ? "_w4a4"
+                     : c.activations == ActivationFormat::kAuto ? "_auto"
+                                                                : "");
 }
 
 void PrintTo(const Case& c, std::ostream* out) { *out << file_name(c); }
@@ -51,6 +53,7 @@ INSTANTIATE_TEST_SUITE_P(Plans, Golden,
                                          Case{"rtx-pro-6000", "397B-A17B", 8, ActivationFormat::kBf16},
                                          Case{"rtx-pro-6000", "35B-A3B", 1, ActivationFormat::kBf16},
                                          Case{"rtx-pro-6000", "35B-A3B", 8192, ActivationFormat::kNvfp4},
+                                         Case{"rtx-pro-6000", "35B-A3B", 512, ActivationFormat::kAuto},
                                          Case{"dgx-spark", "nemotron-30B", 63, ActivationFormat::kBf16},
                                          Case{"rtx-4090", "flash-next-tp2", 512, ActivationFormat::kBf16}),
                          [](const testing::TestParamInfo<Case>& parameter) {

@@ -118,11 +118,129 @@ TEST(Planner, Fp4ActivationsNeedACardThatHasThem) {
     plan_layer(p, find_gpu("h200"));
     FAIL() << "an H200 has no FP4 mma";
   } catch (const Error& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "gate-up: no kernel family of sm_90a computes with nvfp4 activations; wanted --activations bf16, or an "
-        "sm_120a or sm_121a card");
+    EXPECT_STREQ(error.what(),
+                 "gate-up: no kernel family of sm_90a computes with nvfp4 activations; wanted --activations bf16 or "
+                 "auto, or an sm_120a or sm_121a card");
   }
+}
+
+// ---- W4A16 or W4A4: the choice of a token bucket
+// ----------------------------------------------------------------------
+
+LayerPlan plan_of(const char* model, int64_t tokens, const char* card, ActivationFormat activations) {
+  MoeProblem p = shape(model, tokens);
+  p.activations = activations;
+  return plan_layer(p, find_gpu(card), {.explain = false});
+}
+
+// W4A4 where it is more than 5 % faster: W4A16 rounds less.
+TEST(Activations, AutoTakesTheFasterOfBoth) {
+  int fp4 = 0, bf16 = 0;
+  for (const char* card : {"rtx-pro-6000", "dgx-spark"}) {
+    for (const char* model : {"35B-A3B", "397B-A17B", "nemotron-30B"}) {
+      for (const int64_t tokens : {1, 8, 64, 512, 4096, 16384}) {
+        const LayerPlan w4a16 = plan_of(model, tokens, card, ActivationFormat::kBf16);
+        const LayerPlan w4a4 = plan_of(model, tokens, card, ActivationFormat::kNvfp4);
+        const LayerPlan either = plan_of(model, tokens, card, ActivationFormat::kAuto);
+        const bool is_fp4 = either.activations() == ActivationFormat::kNvfp4;
+        const LayerPlan& same = is_fp4 ? w4a4 : w4a16;
+        EXPECT_EQ(is_fp4, w4a4.predicted_us * 1.05 < w4a16.predicted_us) << card << " " << model << " " << tokens;
+        EXPECT_EQ(to_string(either.gate_up.chosen.candidate), to_string(same.gate_up.chosen.candidate));
+        EXPECT_EQ(to_string(either.down.chosen.candidate), to_string(same.down.chosen.candidate));
+        EXPECT_DOUBLE_EQ(either.predicted_us, same.predicted_us);
+        EXPECT_EQ(either.quantise_us > 0, is_fp4);
+        // Both are on record, the one that was not taken too.
+        ASSERT_EQ(either.formats.size(), 2u);
+        EXPECT_EQ(either.formats[0].activations, ActivationFormat::kBf16);
+        EXPECT_NEAR(either.formats[0].predicted_us, w4a16.predicted_us, 1e-9);
+        EXPECT_NEAR(either.formats[1].predicted_us, w4a4.predicted_us, 1e-9);
+        ++(is_fp4 ? fp4 : bf16);
+      }
+    }
+  }
+  EXPECT_GT(fp4, 0);
+  EXPECT_GT(bf16, 0);
+}
+
+TEST(Activations, TheDefaultIsBf16AndAFormatThatWasAskedForIsKept) {
+  EXPECT_EQ(MoeProblem().activations, ActivationFormat::kBf16);
+  for (const int64_t tokens : token_buckets()) {
+    const LayerPlan w4a16 = plan_of("35B-A3B", tokens, "rtx-pro-6000", ActivationFormat::kBf16);
+    EXPECT_EQ(w4a16.activations(), ActivationFormat::kBf16);
+    for (const Ranked& r : w4a16.gate_up.ranked) EXPECT_EQ(r.candidate.tile.activation_bits, 16);
+    const LayerPlan w4a4 = plan_of("35B-A3B", tokens, "rtx-pro-6000", ActivationFormat::kNvfp4);
+    EXPECT_EQ(w4a4.activations(), ActivationFormat::kNvfp4);
+    for (const Ranked& r : w4a4.down.ranked) EXPECT_EQ(r.candidate.tile.activation_bits, 4);
+  }
+}
+
+TEST(Activations, WithoutTheMultiplicationAutoIsW4A16) {
+  for (const char* card : {"h200", "rtx-4090", "b200"}) {
+    const LayerPlan either = plan_of("35B-A3B", 8192, card, ActivationFormat::kAuto);
+    const LayerPlan w4a16 = plan_of("35B-A3B", 8192, card, ActivationFormat::kBf16);
+    EXPECT_EQ(to_string(either.gate_up.chosen.candidate), to_string(w4a16.gate_up.chosen.candidate)) << card;
+    EXPECT_EQ(either.formats.size(), 1u);
+    EXPECT_NE(to_text(either).find(std::string("W4A16 by choice")), std::string::npos);
+  }
+}
+
+TEST(Activations, TheTwoGemmsNeverDiffer) {
+  LayerPlan either = plan_of("35B-A3B", 8192, "rtx-pro-6000", ActivationFormat::kAuto);
+  const std::string up = to_string(either.gate_up.chosen.candidate), down = to_string(either.down.chosen.candidate);
+  const LayerPlan w4a16 = plan_of("35B-A3B", 8192, "rtx-pro-6000", ActivationFormat::kBf16);
+  const std::string bf16_up = to_string(w4a16.gate_up.chosen.candidate),
+                    bf16_down = to_string(w4a16.down.chosen.candidate);
+  ASSERT_EQ(either.activations(), ActivationFormat::kNvfp4);
+  EXPECT_FALSE(choose_by_name(&either, bf16_up, down));
+  EXPECT_FALSE(choose_by_name(&either, up, bf16_down));
+  // A tuned table can turn the choice round.
+  EXPECT_TRUE(choose_by_name(&either, bf16_up, bf16_down));
+  EXPECT_EQ(either.activations(), ActivationFormat::kBf16);
+  EXPECT_EQ(either.quantise_us, 0);
+  EXPECT_FALSE(needs_input_scales(either));
+  EXPECT_TRUE(choose_by_name(&either, up, down));
+  EXPECT_TRUE(needs_input_scales(either));
+  EXPECT_EQ(to_string(plan_without_input_scales(either).gate_up.chosen.candidate), bf16_up);
+}
+
+TEST(Activations, DisabledFp4KernelsLeaveW4A16) {
+  MoeProblem p = shape("35B-A3B", 8192);
+  p.activations = ActivationFormat::kAuto;
+  const LayerPlan plan =
+      plan_layer(p, find_gpu("rtx-pro-6000"),
+                 {.usable = [](Pass, const Candidate& c) { return c.tile.family != Family::kFp4; }, .explain = false});
+  EXPECT_EQ(plan.activations(), ActivationFormat::kBf16);
+}
+
+TEST(Activations, AllKernelsOfAutoAreListed) {
+  MoeProblem p = shape("35B-A3B", 0);
+  const auto names = [&](ActivationFormat format) {
+    p.activations = format;
+    std::set<std::string> list;
+    for (const KernelSpec& spec : kernels_of(p, find_gpu("rtx-pro-6000"))) list.insert(spec.name);
+    return list;
+  };
+  const auto either = names(ActivationFormat::kAuto), w4a16 = names(ActivationFormat::kBf16);
+  // Layers without input scales run W4A16 in every bucket.
+  for (const std::string& name : w4a16) EXPECT_TRUE(either.contains(name)) << name;
+  EXPECT_GT(either.size(), w4a16.size());
+}
+
+TEST(Activations, TheChoiceIsPrinted) {
+  const LayerPlan plan = plan_of("35B-A3B", 8192, "rtx-pro-6000", ActivationFormat::kAuto);
+  const std::string text = to_text(plan);
+  EXPECT_NE(text.find("W4A4 by choice: "), std::string::npos) << text;
+  EXPECT_NE(text.find(fmt::format("W4A16 {:.1f} us", plan.formats[0].predicted_us)), std::string::npos) << text;
+  const auto json = nlohmann::json::parse(to_json(plan));
+  EXPECT_EQ(json.at("activations").at("asked"), "auto");
+  EXPECT_EQ(json.at("activations").at("chosen"), "nvfp4");
+  EXPECT_EQ(json.at("plan").at("activations"), "nvfp4");
+  EXPECT_GT(json.at("activations").at("predicted_us").at("bf16").get<double>(), json.at("predicted_us").get<double>());
+  double sum = 0;
+  for (const auto& term : json.at("terms")) sum += term.get<double>();
+  EXPECT_NEAR(sum, json.at("predicted_us").get<double>(), 0.01);
+  EXPECT_EQ(parse_activations("auto"), ActivationFormat::kAuto);
+  EXPECT_THROW(parse_activations("fp8"), Error);
 }
 
 // ---- rules, with their numbers

@@ -15,4 +15,6 @@ for model in ${MODELS:-35B-A3B 122B-A10B 397B-A17B}; do
   timeout 120 "$bin/fourfold" tune --model "$model" --top "${TOP:-6}" --json > "$out/tune_$model.json" || exit 1
   timeout 60 "$bin/fourfold" bench kernels --model "$model" --json > "$out/bench_$model.json" || exit 1
   timeout 60 "$bin/fourfold" bench kernels --model "$model"
+  # Another card's kernels, multiplications emulated: right or wrong, not how fast.
+  timeout 60 "$bin/fourfold" bench kernels --model "$model" --emulate rtx-pro-6000 --activations nvfp4 --tokens 1,64,512 --replays 1
 done

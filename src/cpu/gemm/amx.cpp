@@ -87,11 +87,11 @@ void configure(int64_t token_rows) {
 
 // 32 columns (two blocks) of NVFP4 to a weight tile, x 2^-109. `step` counts 32 columns from the start of the panel.
 inline void expand_step(const uint8_t* panel, int64_t step, uint8_t* out) {
-  const __m512i table =
-      _mm512_castph_si512(_mm512_set_ph(-0x1.8p-2, -0x1p-2, -0x1.8p-3, -0x1p-3, -0x1.8p-4, -0x1p-4, -0x1p-5, -0.0,  //
-                                        0x1.8p-2, 0x1p-2, 0x1.8p-3, 0x1p-3, 0x1.8p-4, 0x1p-4, 0x1p-5, 0.0,          //
-                                        -0x1.8p-2, -0x1p-2, -0x1.8p-3, -0x1p-3, -0x1.8p-4, -0x1p-4, -0x1p-5, -0.0,  //
-                                        0x1.8p-2, 0x1p-2, 0x1.8p-3, 0x1p-3, 0x1.8p-4, 0x1p-4, 0x1p-5, 0.0));
+  // e2m1 x 2^-4 as f16
+  const __m512i table = _mm512_broadcast_i64x4(_mm256_setr_epi16(
+      0, 0x2800, 0x2c00, 0x2e00, 0x3000, 0x3200, 0x3400, 0x3600, static_cast<short>(0x8000), static_cast<short>(0xa800),
+      static_cast<short>(0xac00), static_cast<short>(0xae00), static_cast<short>(0xb000), static_cast<short>(0xb200),
+      static_cast<short>(0xb400), static_cast<short>(0xb600)));
   const __m512i keep = _mm512_set1_epi16(static_cast<short>(0x8fff));
   const uint8_t* group = panel + step / 2 * kGroupBytes;
   const uint8_t* scales = group + step % 2 * 32;

@@ -19,8 +19,9 @@ struct Madd {
           _mm512_add_epi16(_mm512_maddubs_epi16(w[0], spread(q)), _mm512_maddubs_epi16(w[1], spread(q + 4))),
           _mm512_add_epi16(_mm512_maddubs_epi16(w[2], spread(q + 8)), _mm512_maddubs_epi16(w[3], spread(q + 12))));
     };
-    return _mm512_add_epi32(_mm512_madd_epi16(plane(block.hi), _mm512_set1_epi16(256)),
-                            _mm512_madd_epi16(plane(block.lo), _mm512_set1_epi16(1)));
+    const __m512i both = _mm512_add_epi32(_mm512_madd_epi16(plane(block.hi), _mm512_set1_epi16(256)),
+                                          _mm512_madd_epi16(plane(block.lo), _mm512_set1_epi16(1)));
+    return _mm512_add_epi32(both, _mm512_set1_epi32(block.correction));
   }
 };
 

@@ -21,9 +21,11 @@ inline __m512i code_table() {
 }
 
 // Integers: low(v), high(v): the codes in the low and high nibbles of bytes as 2 w + 12; sum(w, block): the exact sum
-// of w[0 .. 3] times the activations of a block, before the correction.
+// of w[0 .. 3] times the activations of a block, plus its correction.
 template <class Integers>
 struct DotNvfp4 {
+  static constexpr int kPairTokens = kGemvTokens;
+
   template <int M>
   static inline void block(const ActivationBlock* const* x, int64_t b, const uint8_t* scales, const uint8_t* words,
                            __m512* acc) {
@@ -33,35 +35,52 @@ struct DotNvfp4 {
 #pragma GCC unroll 4
     for (int t = 0; t < M; ++t) {
       const ActivationBlock& block = x[t][b];
-      const __m512i sum = Integers::sum(w, block);
-      const __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(block.correction)));
+      const __m512 value = _mm512_cvtepi32_ps(Integers::sum(w, block));
       acc[t] = _mm512_fmadd_ps(value, _mm512_mul_ps(scale, _mm512_set1_ps(block.scale)), acc[t]);
     }
   }
 
-  template <int M>
-  static void run(const Panel& panel, const ActivationBlock* const* x, float* out) {
-    const int64_t blocks = panel.columns / kBlockColumns;
-    const uint8_t* group = panel.words;
-    const uint8_t* end = group + (blocks + 3) / 4 * kGroupBytes;
-    __m512 acc[M];
+  template <int M, int P>
+  static void run(const Panel* panels, const ActivationBlock* const* x, float* out) {
+    const int64_t blocks = panels[0].columns / kBlockColumns;
+    const int64_t bytes = (blocks + 3) / 4 * kGroupBytes;
+    __m512 acc[P][M];
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 4
-    for (int t = 0; t < M; ++t) acc[t] = _mm512_setzero_ps();
+      for (int t = 0; t < M; ++t) acc[p][t] = _mm512_setzero_ps();
+    }
+    int64_t at = 0;
     int64_t b = 0;
-    for (; b + 4 <= blocks; b += 4, group += kGroupBytes) {
-      const uint8_t* fetch = fetch_address(panel, group, end);
+    for (; b + 4 <= blocks; b += 4, at += kGroupBytes) {
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) {
+        const uint8_t* fetch = fetch_address(panels[p], panels[p].words + at, panels[p].words + bytes);
 #pragma GCC unroll 9
-      for (int i = 0; i < kGroupBytes; i += 64) Avx512::prefetch(fetch + i);
+        for (int i = 0; i < kGroupBytes; i += 64) Avx512::prefetch(fetch + i);
+      }
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) block<M>(x, b + i, group + i * 16, group + kGroupScales + i * 128, acc);
+      for (int i = 0; i < 4; ++i) {
+#pragma GCC unroll 2
+        for (int p = 0; p < P; ++p) {
+          const uint8_t* group = panels[p].words + at;
+          block<M>(x, b + i, group + i * 16, group + kGroupScales + i * 128, acc[p]);
+        }
+      }
     }
     for (int64_t i = 0; b + i < blocks; ++i) {
-      block<M>(x, b + i, group + i * 16, group + kGroupScales + i * 128, acc);
+      for (int p = 0; p < P; ++p) {
+        const uint8_t* group = panels[p].words + at;
+        block<M>(x, b + i, group + i * 16, group + kGroupScales + i * 128, acc[p]);
+      }
     }
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
+      const __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(panels[p].row_scales), _mm512_set1_ps(kDotScale));
 #pragma GCC unroll 4
-    for (int t = 0; t < M; ++t) {
-      const __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(panel.row_scales), _mm512_set1_ps(kDotScale));
-      _mm512_storeu_ps(out + t * kPanelRows, _mm512_mul_ps(acc[t], scale));
+      for (int t = 0; t < M; ++t) {
+        _mm512_storeu_ps(out + p * kPanelOut + t * kPanelRows, _mm512_mul_ps(acc[p][t], scale));
+      }
     }
   }
 };

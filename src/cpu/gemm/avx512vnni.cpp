@@ -19,15 +19,12 @@ struct Vnni {
   static inline __m512i low(__m512i v) { return _mm512_permutexvar_epi8(v, code_table()); }
   static inline __m512i high(__m512i v) { return low(_mm512_srli_epi16(v, 4)); }
   static inline __m512i sum(const __m512i* w, const ActivationBlock& block) {
-    // Two short chains for the high plane instead of one of four.
-    const __m512i zero = _mm512_setzero_si512();
-    const __m512i hi = _mm512_add_epi32(
-        _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, w[0], spread(block.hi)), w[1], spread(block.hi + 4)),
-        _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, w[2], spread(block.hi + 8)), w[3], spread(block.hi + 12)));
-    __m512i lo = _mm512_dpbusd_epi32(_mm512_slli_epi32(hi, 8), w[0], spread(block.lo));
-    lo = _mm512_dpbusd_epi32(lo, w[1], spread(block.lo + 4));
-    lo = _mm512_dpbusd_epi32(lo, w[2], spread(block.lo + 8));
-    return _mm512_dpbusd_epi32(lo, w[3], spread(block.lo + 12));
+    const auto plane = [&](__m512i sum, const int8_t* q) __attribute__((always_inline)) {
+      sum = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum, w[0], spread(q)), w[1], spread(q + 4));
+      return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum, w[2], spread(q + 8)), w[3], spread(q + 12));
+    };
+    const __m512i hi = plane(_mm512_setzero_si512(), block.hi);
+    return _mm512_add_epi32(_mm512_slli_epi32(hi, 8), plane(_mm512_set1_epi32(block.correction), block.lo));
   }
 };
 

@@ -35,6 +35,15 @@ bool has_fp16_vectors() {
 #endif
 }
 
+// No wider registers than AVX2's, so what the operating system saves for AVX2 is enough.
+bool has_avx_vnni() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avxvnni") != 0;
+#else
+  return false;
+#endif
+}
+
 const KernelTable& avx512_table() { return has_vnni_and_vbmi() ? *avx512vnni_kernels() : *avx512_kernels(); }
 
 }  // namespace
@@ -44,6 +53,7 @@ const KernelTable& kernels_for(Isa isa) {
     case Isa::kReference:
       break;
     case Isa::kAvx2:
+      if (avxvnni_kernels() != nullptr && has_avx_vnni()) return *avxvnni_kernels();
       if (avx2_kernels() != nullptr) return *avx2_kernels();
       break;
     case Isa::kAvx512:
@@ -74,6 +84,7 @@ std::vector<const KernelTable*> runnable_kernels() {
   std::vector<const KernelTable*> all;
   for (const Isa isa : supported_isas()) {
     if (isa == Isa::kReference) continue;
+    if (isa == Isa::kAvx2) all.push_back(avx2_kernels());
     if (isa == Isa::kAvx512) all.push_back(avx512_kernels());
     const KernelTable* kernels = &kernels_for(isa);
     if (std::find(all.begin(), all.end(), kernels) == all.end()) all.push_back(kernels);

@@ -13,25 +13,41 @@
 namespace fourfold::cpu::gemm {
 namespace {
 
-// Where to prefetch while `group` of an NVFP4 panel that ends at `end` is worked on.
-inline const uint8_t* fetch_address(const Panel& panel, const uint8_t* group, const uint8_t* end) {
-  const int64_t left = end - group;
-  return left > kPrefetch ? group + kPrefetch : panel.ahead + (kPrefetch - left);
+// Where to prefetch while `at` of a panel that ends at `end` is worked on.
+inline const uint8_t* fetch_address(const Panel& panel, const uint8_t* at, const uint8_t* end) {
+  const int64_t left = end - at;
+  return left > kPrefetch ? at + kPrefetch : panel.ahead + (kPrefetch - left);
 }
 
-// KernelTable::gemv_nvfp4 over K::run<tokens>().
-template <class K>
-void gemv_nvfp4(const Panel& panel, const ActivationBlock* const* x, int tokens, float* out) {
+// Floats from the outputs of one panel of a gemv to those of the next.
+inline constexpr int kPanelOut = kGemvTokens * kPanelRows;
+
+// P panels with K::run<tokens, P>().
+template <class K, int P>
+void gemv_nvfp4_panels(const Panel* panels, const ActivationBlock* const* x, int tokens, float* out) {
   switch (tokens) {
     case 1:
-      return K::template run<1>(panel, x, out);
+      return K::template run<1, P>(panels, x, out);
     case 2:
-      return K::template run<2>(panel, x, out);
+      return K::template run<2, P>(panels, x, out);
     case 3:
-      return K::template run<3>(panel, x, out);
+      return K::template run<3, P>(panels, x, out);
     default:
-      return K::template run<4>(panel, x, out);
+      return K::template run<4, P>(panels, x, out);
   }
+}
+
+// KernelTable::gemv_nvfp4. K::kPairTokens: the most tokens that leave registers for a second panel.
+template <class K>
+void gemv_nvfp4(const Panel* panels, int count, const ActivationBlock* const* x, int tokens, float* out) {
+  if (count == 2 && tokens <= K::kPairTokens) {
+    if constexpr (K::kPairTokens == 1) {
+      return K::template run<1, 2>(panels, x, out);
+    } else {
+      return gemv_nvfp4_panels<K, 2>(panels, x, tokens, out);
+    }
+  }
+  for (int p = 0; p < count; ++p) gemv_nvfp4_panels<K, 1>(panels + p, x, tokens, out + p * kPanelOut);
 }
 
 template <class V>
@@ -55,64 +71,86 @@ struct ExpandFp8 {
   static inline void run(typename V::I words, typename V::F* out) { V::expand_fp8(words, out); }
 };
 
-// sums[t][16] of `words` words. Two chains for each output, since one alone leaves the multipliers waiting.
-template <class V, class E, int M>
-inline void dot_words(const uint8_t* words, int64_t count, const float* const* x, int64_t column, float* sums) {
+// Adds `count` words from `first` on of P panels to sums[p][t][16]. Two chains for each output, since one alone leaves
+// the multipliers waiting.
+template <class V, class E, int M, int P>
+inline void dot_words(const Panel* panels, int64_t first, int64_t count, const float* const* x, int64_t column,
+                      float* sums) {
   constexpr int kVectors = V::kVectors;
   constexpr int kChains = 2;
-  typename V::F acc[kChains][M][kVectors];
+  constexpr int64_t kWordBytes = kPanelRows * 4;
+  typename V::F acc[kChains][P][M][kVectors];
   for (int c = 0; c < kChains; ++c) {
-    for (int t = 0; t < M; ++t) {
-      for (int h = 0; h < kVectors; ++h) acc[c][t][h] = V::zero();
+    for (int p = 0; p < P; ++p) {
+      for (int t = 0; t < M; ++t) {
+        for (int h = 0; h < kVectors; ++h) acc[c][p][t][h] = V::zero();
+      }
     }
+  }
+  const uint8_t* words[P];
+  const uint8_t* end[P];
+  for (int p = 0; p < P; ++p) {
+    words[p] = panels[p].words + first * kWordBytes;
+    end[p] = panels[p].words + (panels[p].columns + E::kColumns - 1) / E::kColumns * kWordBytes;
   }
   const auto step = [&](int64_t w, int chain) __attribute__((always_inline)) {
 #pragma GCC unroll 2
-    for (int h = 0; h < kVectors; ++h) {
-      typename V::F weight[E::kColumns];
-      const uint8_t* at = words + (w * kPanelRows + h * V::kLanes) * 4;
-      if (h == 0) V::prefetch(at + kPrefetch);
-      E::run(V::load_words(at), weight);
+    for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 2
+      for (int h = 0; h < kVectors; ++h) {
+        typename V::F weight[E::kColumns];
+        E::run(V::load_words(words[p] + w * kWordBytes + h * V::kLanes * 4), weight);
 #pragma GCC unroll 4
-      for (int k = 0; k < E::kColumns; ++k) {
+        for (int k = 0; k < E::kColumns; ++k) {
 #pragma GCC unroll 4
-        for (int t = 0; t < M; ++t) {
-          const int c = E::kColumns > 1 ? k % kChains : chain;
-          acc[c][t][h] = V::fma(weight[k], V::set(x[t][column + w * E::kColumns + k]), acc[c][t][h]);
+          for (int t = 0; t < M; ++t) {
+            const int c = E::kColumns > 1 ? k % kChains : chain;
+            acc[c][p][t][h] = V::fma(weight[k], V::set(x[t][column + w * E::kColumns + k]), acc[c][p][t][h]);
+          }
         }
       }
     }
   };
+  constexpr int kUnroll = 4;
   int64_t w = 0;
-  for (; w + 2 <= count; w += 2) {
-    step(w, 0);
-    step(w + 1, kChains - 1);
+  for (; w + kUnroll <= count; w += kUnroll) {
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
+      const uint8_t* fetch = fetch_address(panels[p], words[p] + w * kWordBytes, end[p]);
+#pragma GCC unroll 4
+      for (int i = 0; i < kUnroll; ++i) V::prefetch(fetch + i * kWordBytes);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kUnroll; ++i) step(w + i, i % kChains);
   }
-  if (w < count) step(w, 0);
-  for (int t = 0; t < M; ++t) {
-    for (int h = 0; h < kVectors; ++h) {
-      const typename V::F sum = acc[0][t][h];
-      V::store(sums + t * kPanelRows + h * V::kLanes, V::add(sum, acc[1][t][h]));
+  for (; w < count; ++w) step(w, static_cast<int>(w % kChains));
+  for (int p = 0; p < P; ++p) {
+    for (int t = 0; t < M; ++t) {
+      for (int h = 0; h < kVectors; ++h) {
+        V::store(sums + (p * M + t) * kPanelRows + h * V::kLanes, V::add(acc[0][p][t][h], acc[1][p][t][h]));
+      }
     }
   }
 }
 
-template <class V, class E, int M>
-void gemv_words(const Panel& panel, const float* const* x, float* out) {
-  const int64_t columns = panel.columns;
-  alignas(64) float sums[M * kPanelRows];
+template <class V, class E, int M, int P>
+void gemv_words(const Panel* panels, const float* const* x, float* out) {
+  const int64_t columns = panels[0].columns;
+  const int64_t width = panels[0].segment;
+  alignas(64) float sums[P * M * kPanelRows];
   int64_t segment = 0;
-  for (int64_t begin = 0; begin < columns || begin == 0; begin += panel.segment, ++segment) {
-    const int64_t end = columns - begin < panel.segment ? columns : begin + panel.segment;
-    const int64_t first = begin / E::kColumns;
+  for (int64_t begin = 0; begin < columns || begin == 0; begin += width, ++segment) {
+    const int64_t end = columns - begin < width ? columns : begin + width;
     const int64_t count = (end - begin + E::kColumns - 1) / E::kColumns;
-    dot_words<V, E, M>(panel.words + first * kPanelRows * 4, count, x, begin, sums);
-    const float* scales = panel.row_scales + segment * panel.row_scale_stride;
-    for (int t = 0; t < M; ++t) {
-      for (int h = 0; h < kPanelRows; h += V::kLanes) {
-        float* to = out + t * kPanelRows + h;
-        const typename V::F sum = V::mul(V::load(sums + t * kPanelRows + h), V::load(scales + h));
-        V::store(to, segment == 0 ? sum : V::add(V::load(to), sum));
+    dot_words<V, E, M, P>(panels, begin / E::kColumns, count, x, begin, sums);
+    for (int p = 0; p < P; ++p) {
+      const float* scales = panels[p].row_scales + segment * panels[p].row_scale_stride;
+      for (int t = 0; t < M; ++t) {
+        for (int h = 0; h < kPanelRows; h += V::kLanes) {
+          float* to = out + p * kPanelOut + t * kPanelRows + h;
+          const typename V::F sum = V::mul(V::load(sums + (p * M + t) * kPanelRows + h), V::load(scales + h));
+          V::store(to, segment == 0 ? sum : V::add(V::load(to), sum));
+        }
       }
     }
   }
@@ -120,23 +158,33 @@ void gemv_words(const Panel& panel, const float* const* x, float* out) {
 
 // Two tokens at a time: the second pass finds the panel in L1 or L2, and more accumulators would not fit registers.
 template <class V, class E>
-void gemv_tokens(const Panel& panel, const float* const* x, int tokens, float* out) {
+void gemv_tokens(const Panel* panels, int count, const float* const* x, int tokens, float* out) {
+  constexpr bool kPairs = V::kVectors == 1;  // two tokens of two panels: AVX2 has too few registers
   int t = 0;
-  for (; t + 2 <= tokens; t += 2) gemv_words<V, E, 2>(panel, x + t, out + t * kPanelRows);
-  if (t < tokens) gemv_words<V, E, 1>(panel, x + t, out + t * kPanelRows);
+  for (; t + 2 <= tokens; t += 2) {
+    float* to = out + t * kPanelRows;
+    if (kPairs && count == 2) {
+      gemv_words<V, E, 2, 2>(panels, x + t, to);
+    } else {
+      for (int p = 0; p < count; ++p) gemv_words<V, E, 2, 1>(panels + p, x + t, to + p * kPanelOut);
+    }
+  }
+  if (t == tokens) return;
+  if (count == 2) return gemv_words<V, E, 1, 2>(panels, x + t, out + t * kPanelRows);
+  gemv_words<V, E, 1, 1>(panels, x + t, out + t * kPanelRows);
 }
 
 template <class V>
-void gemv_float(const Panel& panel, const float* const* x, int tokens, float* out) {
-  switch (panel.kind) {
+void gemv_float(const Panel* panels, int count, const float* const* x, int tokens, float* out) {
+  switch (panels[0].kind) {
     case Kind::kF32:
-      return gemv_tokens<V, ExpandF32<V>>(panel, x, tokens, out);
+      return gemv_tokens<V, ExpandF32<V>>(panels, count, x, tokens, out);
     case Kind::kBf16:
-      return gemv_tokens<V, ExpandBf16<V>>(panel, x, tokens, out);
+      return gemv_tokens<V, ExpandBf16<V>>(panels, count, x, tokens, out);
     case Kind::kF16:
-      return gemv_tokens<V, ExpandF16<V>>(panel, x, tokens, out);
+      return gemv_tokens<V, ExpandF16<V>>(panels, count, x, tokens, out);
     case Kind::kFp8:
-      return gemv_tokens<V, ExpandFp8<V>>(panel, x, tokens, out);
+      return gemv_tokens<V, ExpandFp8<V>>(panels, count, x, tokens, out);
     case Kind::kNvfp4:
       return;
   }

@@ -28,6 +28,7 @@ enum class Kind : uint8_t { kF32, kBf16, kF16, kFp8, kNvfp4 };
 
 inline constexpr int kPanelRows = 16;
 inline constexpr int kGemvTokens = 4;     // most tokens that a gemv kernel takes at once
+inline constexpr int kGemvPanels = 2;     // most panels
 inline constexpr int kBlockColumns = 16;  // columns that share an NVFP4 scale
 inline constexpr int kGroupColumns = 64;  // NVFP4: columns of a group
 inline constexpr int kGroupScales = 64;   // bytes of its scales
@@ -47,7 +48,7 @@ inline constexpr uint32_t kBf16Kinds = kind_bit(Kind::kBf16) | kind_bit(Kind::kF
 // and their row scales are 2^8 larger than the checkpoint's.
 struct Panel {
   const uint8_t* words = nullptr;
-  const uint8_t* ahead = nullptr;     // NVFP4: what is read after this panel, fetched while its end is worked on
+  const uint8_t* ahead = nullptr;     // what the same stream reads after this panel, fetched while its end is worked on
   const float* row_scales = nullptr;  // [segments, 16] at a distance of row_scale_stride floats
   int64_t row_scale_stride = 0;
   int64_t segment = 0;  // columns that share row scales; at least `columns` when there is one segment
@@ -61,7 +62,7 @@ struct Panel {
 struct ActivationBlock {
   int8_t hi[16];
   int8_t lo[16];
-  int32_t correction;  // 12 x the sum of the 16 integers: codes are looked up as 2 w + 12, which is never negative
+  int32_t correction;  // -12 x the sum of the 16 integers: codes are looked up as 2 w + 12, which is never negative
   float scale;         // step x 2^40: half of 2^41, since codes are doubled; what is missing to 2^105 comes at the end
 };
 inline constexpr float kActivationScale = 0x1p40f;
@@ -80,10 +81,11 @@ struct KernelTable {
 
   // x[columns] -> columns / 16 blocks. A block with a value that is not finite gets scale NaN.
   void (*quantize)(const float* x, int64_t columns, ActivationBlock* out);
-  // out[t][16] = panel x token t, row scales applied; tokens 1..kGemvTokens.
-  void (*gemv_nvfp4)(const Panel& panel, const ActivationBlock* const* x, int tokens, float* out);
+  // out[p x kGemvTokens + t][16] = panels[p] x token t, row scales applied; tokens 1..kGemvTokens, count 1 or 2, both
+  // panels with the same kind, columns and segment. Two panels are two streams: the processor fetches further ahead.
+  void (*gemv_nvfp4)(const Panel* panels, int count, const ActivationBlock* const* x, int tokens, float* out);
   // The same for the other kinds; x[t] has columns padded with zeros to a whole word.
-  void (*gemv_float)(const Panel& panel, const float* const* x, int tokens, float* out);
+  void (*gemv_float)(const Panel* panels, int count, const float* const* x, int tokens, float* out);
 
   // Packed activations of up to kGemmTokens tokens.
   int64_t (*packed_bytes)(int64_t tokens, int64_t columns);
@@ -104,6 +106,7 @@ struct KernelTable {
 
 // Null where this build has none (other processors).
 const KernelTable* avx2_kernels();
+const KernelTable* avxvnni_kernels();     // AVX2 and AVX-VNNI
 const KernelTable* avx512_kernels();      // F, BW, DQ, VL
 const KernelTable* avx512vnni_kernels();  // and VNNI, VBMI
 const KernelTable* amx_kernels();         // and AMX-TILE, AMX-BF16

@@ -146,8 +146,8 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
   const int64_t pairs = ceil_div(width, int64_t{kPanelRows});
   const int64_t pair_bytes = std::max<int64_t>(1, experts.bytes_per_expert() * 2 / 3 / pairs);
   const auto gate_up = [&](int, int64_t begin, int64_t end) {
-    alignas(64) float gate[kGemvTokens * kPanelRows];
-    alignas(64) float up[kGemvTokens * kPanelRows];
+    alignas(64) float sums[kGemvPanels * kGemvTokens * kPanelRows];  // of gate, then of up
+    const float* up = sums + kGemvTokens * kPanelRows;
     alignas(64) float both[kPanelRows];
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t a = unit / pairs;
@@ -164,21 +164,28 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
           rows[i] = input_.rows[t];
           block_rows[i] = input_.blocks.empty() ? nullptr : input_.blocks[t];
         }
-        const auto product = [&](const Panel& panel, float* sums) {
-          if (panel.kind == Kind::kNvfp4) {
-            kernels_.gemv_nvfp4(panel, block_rows, n, sums);
+        Panel panels[kGemvPanels] = {expert.gate.panel(p), expert.up.panel(p)};
+        if (p + 1 == pairs && a + 1 < active) {
+          const PackedExpert& next = experts[r.experts[static_cast<size_t>(a) + 1]];
+          panels[0].ahead = next.gate.data;
+          panels[1].ahead = next.up.data;
+        }
+        const auto product = [&](int first, int count) {
+          float* to = sums + first * kGemvTokens * kPanelRows;
+          if (panels[first].kind == Kind::kNvfp4) {
+            kernels_.gemv_nvfp4(panels + first, count, block_rows, n, to);
           } else {
-            kernels_.gemv_float(panel, rows, n, sums);
+            kernels_.gemv_float(panels + first, count, rows, n, to);
           }
         };
-        product(expert.gate.panel(p), gate);
-        Panel last_panel = expert.up.panel(p);
-        if (p + 1 == pairs && a + 1 < active) {
-          last_panel.ahead = experts[r.experts[static_cast<size_t>(a) + 1]].gate.data;
+        if (pairable(expert.gate, expert.up)) {
+          product(0, 2);
+        } else {
+          product(0, 1);
+          product(1, 1);
         }
-        product(last_panel, up);
         for (int i = 0; i < n; ++i) {
-          kernels_.swiglu(gate + i * kPanelRows, up + i * kPanelRows, both, kPanelRows);
+          kernels_.swiglu(sums + i * kPanelRows, up + i * kPanelRows, both, kPanelRows);
           if (quantize) kernels_.quantize(both, kBlockColumns, integers + (s + i) * blocks + p);
           std::memcpy(values + (s + i) * padded + p * kPanelRows, both,
                       static_cast<size_t>(std::min<int64_t>(kPanelRows, width - p * kPanelRows)) * 4);
@@ -195,11 +202,12 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
     const GemvJob job{shared_down, &shared_input_, out};
     run_gemv({&job, 1});
   }
-  const int64_t panels = ceil_div(hidden, int64_t{kPanelRows});
-  constexpr int64_t kMostPanels = 16;
+  const int64_t down_pairs = ceil_div(hidden, int64_t{kPairRows});
+  constexpr int64_t kMostPairs = 8;
+  const PackedPart& first_part = experts[r.experts[0]].down;
   const auto down = [&](int, int64_t begin, int64_t end) {
-    const int64_t first_row = begin * kPanelRows;
-    const int64_t rows = std::min(end * kPanelRows, hidden) - first_row;
+    const int64_t first_row = begin * kPairRows;
+    const int64_t rows = std::min(end * kPairRows, hidden) - first_row;
     for (int64_t t = 0; t < tokens; ++t) {
       float* to = out.f32(t) + first_row;
       if (!shared || aligned) {
@@ -210,16 +218,25 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
       }
     }
     // Adds weight(i) x (part x the inputs from `first` on) to rows of token(i), i < n <= kGemvTokens, all panels.
-    alignas(64) float sums[kGemvTokens * kPanelRows];
-    alignas(64) float products[kGemvTokens][kMostPanels * kPanelRows];
-    const auto add = [&](const PackedPart& part, const uint8_t* ahead, const Input& input, int64_t first, int n,
+    alignas(64) float sums[kGemvPanels * kGemvTokens * kPanelRows];
+    alignas(64) float products[kGemvTokens][kMostPairs * kPairRows];
+    const auto add = [&](const PackedPart& part, const PackedPart& next, const Input& input, int64_t first, int n,
                          const auto& token, const auto& weight) {
-      for (int64_t p = begin; p < end; ++p) {
-        Panel panel = part.panel(p);
-        if (p + 1 == end && ahead != nullptr) panel.ahead = ahead;
-        gemv_panel(panel, input, first, n, sums);
-        for (int i = 0; i < n; ++i) {
-          std::memcpy(&products[i][(p - begin) * kPanelRows], sums + i * kPanelRows, sizeof(float) * kPanelRows);
+      for (int64_t u = begin; u < end; ++u) {
+        Panel pair[kGemvPanels];
+        const int count = part.pair(u, pair);
+        if (u + 1 == end) {  // the same panels of the next expert follow, at last the next panels of the first one
+          const int64_t follows = &next == &first_part ? end : begin;
+          for (int p = 0; p < count; ++p) {
+            pair[p].ahead = next.data + (follows * kGemvPanels + p) * next.stride;  // may be behind its end
+          }
+        }
+        gemv_panels(pair, count, input, first, n, sums);
+        for (int p = 0; p < count; ++p) {
+          for (int i = 0; i < n; ++i) {
+            std::memcpy(&products[i][(u - begin) * kPairRows + p * kPanelRows],
+                        sums + (p * kGemvTokens + i) * kPanelRows, sizeof(float) * kPanelRows);
+          }
         }
       }
       const int64_t whole = rows / kPanelRows * kPanelRows;
@@ -236,14 +253,12 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
     for (int64_t a = 0; a < active; ++a) {
       const PackedPart& part = experts[r.experts[static_cast<size_t>(a)]].down;
       const int64_t last = r.begin[static_cast<size_t>(a) + 1];
-      // The same panels of the next expert are read after the last one of this.
-      const PackedPart* next = a + 1 < active ? &experts[r.experts[static_cast<size_t>(a) + 1]].down
-                               : aligned      ? &shared_down->parts()[0]
-                                              : nullptr;
+      const PackedPart& next = a + 1 < active ? experts[r.experts[static_cast<size_t>(a) + 1]].down
+                               : aligned      ? shared_down->parts()[0]
+                                              : first_part;
       for (int64_t s = r.begin[static_cast<size_t>(a)]; s < last; s += kGemvTokens) {
         add(
-            part, next != nullptr ? next->panel(begin).words : nullptr, hidden_input_, s,
-            static_cast<int>(std::min<int64_t>(kGemvTokens, last - s)),
+            part, next, hidden_input_, s, static_cast<int>(std::min<int64_t>(kGemvTokens, last - s)),
             [&](int i) { return r.token[static_cast<size_t>(s + i)]; },
             [&](int i) { return r.weight[static_cast<size_t>(s + i)]; });
       }
@@ -251,12 +266,12 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
     if (!aligned) return;
     for (int64_t t = 0; t < tokens; t += kGemvTokens) {
       add(
-          shared_down->parts()[0], nullptr, shared_input_, t,
+          shared_down->parts()[0], first_part, shared_input_, t,
           static_cast<int>(std::min<int64_t>(kGemvTokens, tokens - t)), [&](int i) { return t + i; },
           [&](int i) { return gates.data != nullptr ? sigmoid(*gates.f32(t + i)) : 1.0f; });
     }
   };
-  pool_.parallel_ranges(panels, kMostPanels, down);
+  pool_.parallel_ranges(down_pairs, kMostPairs, down);
 }
 
 void Products::moe_many(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) {

@@ -162,13 +162,23 @@ void check_no_nan(const ops::MatrixSource& source, const uint8_t* bytes, int64_t
 Panel PackedPart::panel(int64_t i) const {
   Panel panel;
   panel.words = data + i * stride;
-  panel.ahead = panel.words + panel_bytes;
+  panel.ahead = panel.words + stride;
   panel.row_scales = row_scales.data() + i * row_scale_step;
   panel.row_scale_stride = panels * row_scale_step;
   panel.segment = segment;
   panel.columns = columns;
   panel.kind = kind;
   return panel;
+}
+
+int PackedPart::pair(int64_t i, Panel* out) const {
+  const int64_t first = i * kGemvPanels;
+  const int count = first + 1 < panels ? kGemvPanels : 1;
+  for (int p = 0; p < count; ++p) {
+    out[p] = panel(first + p);
+    out[p].ahead = out[p].words + kGemvPanels * stride;
+  }
+  return count;
 }
 
 PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
@@ -181,6 +191,10 @@ PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
   part.panels = ceil_div(source.rows, kPanelRows);
   part.input_scale = source.input_scale;
   part.segment = source.columns;
+  // Kernels change row scales at multiples of kColumnAlign columns. Narrower scale blocks are kept as fp32 products.
+  if (part.kind == Kind::kFp8 && source.scale_columns < source.columns && source.scale_columns % kColumnAlign != 0) {
+    part.kind = Kind::kF32;
+  }
   const int64_t words = ceil_div(source.columns, columns_in_word(part.kind));
   part.panel_bytes = words * kPanelRows * 4;
   if (part.kind == Kind::kNvfp4) {
@@ -188,10 +202,6 @@ PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
     part.row_scales.assign(kPanelRows, source.tensor_scale);
   } else if (part.kind == Kind::kFp8) {
     const int64_t segments = ceil_div(source.columns, source.scale_columns);
-    if (segments > 1 && source.scale_columns % kColumnAlign != 0) {
-      fail("{}: fp8 scales for {} columns each, wanted a multiple of {} or one for the whole row",
-           printable(source.name), source.scale_columns, kColumnAlign);
-    }
     if (segments == 1 && source.scale_rows >= source.rows) {
       part.row_scales.assign(kPanelRows, source.grid_scales[0] * 256.0f);
     } else {
@@ -214,14 +224,23 @@ PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
 }
 
 void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_t* data, int64_t begin, int64_t end) {
-  const int64_t stride = row_bytes(part.kind, part.columns);
+  const bool fp8 = source.format == ops::Format::kFp8;
+  const int64_t stride = fp8 ? part.columns : row_bytes(part.kind, part.columns);
+  std::vector<float> values;
   for (int64_t p = begin; p < end; ++p) {
     const int64_t row = p * kPanelRows;
     const int64_t rows = part.rows_of(p);
     const uint8_t* in = static_cast<const uint8_t*>(source.data) + row * stride;
     uint8_t* out = data + p * part.stride;
-    if (part.kind == Kind::kFp8) {
+    if (fp8) {
       for (int64_t r = 0; r < rows; ++r) check_no_nan(source, in + r * stride, row + r, part.columns, "element");
+    }
+    if (fp8 && part.kind == Kind::kF32) {
+      values.resize(static_cast<size_t>(rows * part.columns));
+      for (int64_t r = 0; r < rows; ++r) ops::dequantize(source, row + r, values.data() + r * part.columns);
+      const int64_t bytes = part.columns * static_cast<int64_t>(sizeof(float));
+      transpose_words<false>(reinterpret_cast<const uint8_t*>(values.data()), bytes, rows, bytes, out);
+      continue;
     }
     if (part.kind != Kind::kNvfp4) {
       transpose_words<false>(in, stride, rows, stride, out);

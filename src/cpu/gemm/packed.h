@@ -33,6 +33,10 @@ struct PackedPart {
   float input_scale = 0.0f;  // 0: activations are never quantised
 
   Panel panel(int64_t i) const;
+  // Panels are worked on in pairs, the last one alone when there is an odd one.
+  int64_t pairs() const { return (panels + kGemvPanels - 1) / kGemvPanels; }
+  // Fills out[0], and out[1] if there is a second one; how many. What they read next is the next pair.
+  int pair(int64_t i, Panel* out) const;
   int64_t rows_of(int64_t i) const { return i + 1 < panels ? kPanelRows : rows - i * kPanelRows; }
 };
 
@@ -50,15 +54,6 @@ class PackedMatrix : public ops::Matrix {
 
   const std::vector<PackedPart>& parts() const { return parts_; }
   int64_t panels() const { return panels_; }
-  // Part and panel within it of the i-th panel of the stack.
-  std::pair<const PackedPart*, int64_t> locate(int64_t i) const {
-    const PackedPart* part = parts_.data();
-    while (i >= part->panels) {
-      i -= part->panels;
-      ++part;
-    }
-    return {part, i};
-  }
 
  private:
   std::vector<PackedPart> parts_;

@@ -75,45 +75,51 @@ void Products::prepare(const ops::Tensor& x, float input_scale, bool blocks, Inp
   }
 }
 
-void Products::gemv_panel(const Panel& panel, const Input& input, int64_t first, int tokens, float* out) {
-  if (panel.kind == Kind::kNvfp4) {
-    kernels_.gemv_nvfp4(panel, input.blocks.data() + first, tokens, out);
+void Products::gemv_panels(const Panel* panels, int count, const Input& input, int64_t first, int tokens, float* out) {
+  if (panels[0].kind == Kind::kNvfp4) {
+    kernels_.gemv_nvfp4(panels, count, input.blocks.data() + first, tokens, out);
   } else {
-    kernels_.gemv_float(panel, input.rows.data() + first, tokens, out);
+    kernels_.gemv_float(panels, count, input.rows.data() + first, tokens, out);
   }
 }
 
 void Products::run_gemv(std::span<const GemvJob> jobs) {
-  int64_t panels = 0;
+  // Units are pairs of panels of one part.
+  int64_t units = 0;
   int64_t bytes = 0;
   for (const GemvJob& job : jobs) {
-    panels += job.matrix->panels();
+    for (const PackedPart& part : job.matrix->parts()) units += part.pairs();
     bytes += job.matrix->bytes();
   }
   const auto work = [&](int, int64_t begin, int64_t end) {
-    alignas(64) float sums[kGemvTokens * kPanelRows];
+    alignas(64) float sums[kGemvPanels * kGemvTokens * kPanelRows];
     int64_t base = 0;
     for (const GemvJob& job : jobs) {
       for (const PackedPart& part : job.matrix->parts()) {
         const int64_t from = std::max(begin - base, int64_t{0});
-        const int64_t to = std::min(end - base, part.panels);
-        for (int64_t p = from; p < to; ++p) {
-          const auto n = static_cast<size_t>(part.rows_of(p)) * sizeof(float);
-          const Panel panel = part.panel(p);
+        const int64_t to = std::min(end - base, part.pairs());
+        for (int64_t u = from; u < to; ++u) {
+          Panel pair[kGemvPanels];
+          const int count = part.pair(u, pair);
           for (int64_t t = 0; t < job.out.rows; t += kGemvTokens) {
             const int tokens = static_cast<int>(std::min<int64_t>(kGemvTokens, job.out.rows - t));
-            gemv_panel(panel, *job.input, t, tokens, sums);
-            for (int i = 0; i < tokens; ++i) {
-              std::memcpy(job.out.f32(t + i) + part.first_row + p * kPanelRows, sums + i * kPanelRows, n);
+            gemv_panels(pair, count, *job.input, t, tokens, sums);
+            for (int p = 0; p < count; ++p) {
+              const int64_t panel = u * kGemvPanels + p;
+              const auto n = static_cast<size_t>(part.rows_of(panel)) * sizeof(float);
+              for (int i = 0; i < tokens; ++i) {
+                std::memcpy(job.out.f32(t + i) + part.first_row + panel * kPanelRows,
+                            sums + (p * kGemvTokens + i) * kPanelRows, n);
+              }
             }
           }
         }
-        base += part.panels;
+        base += part.pairs();
       }
     }
   };
-  if (bytes * jobs[0].out.rows <= kSerialBytes) return work(0, 0, panels);
-  // As many bytes for each thread: the first panel that begins at or behind its share.
+  if (bytes * jobs[0].out.rows <= kSerialBytes) return work(0, 0, units);
+  // As many bytes for each thread: the first unit that begins at or behind its share.
   const auto split = [&](int thread) {
     const int64_t wanted = bytes / pool_.size() * thread;
     int64_t first = 0;
@@ -121,14 +127,16 @@ void Products::run_gemv(std::span<const GemvJob> jobs) {
     for (const GemvJob& job : jobs) {
       for (const PackedPart& part : job.matrix->parts()) {
         const int64_t whole = part.panels * part.stride;
-        if (thread < pool_.size() && at + whole > wanted) return first + (wanted - at + part.stride - 1) / part.stride;
+        if (thread < pool_.size() && at + whole > wanted) {
+          return first + ceil_div(wanted - at, kGemvPanels * part.stride);
+        }
         at += whole;
-        first += part.panels;
+        first += part.pairs();
       }
     }
-    return panels;
+    return units;
   };
-  pool_.parallel_ranges(panels, std::max<int64_t>(1, panels * kUnitBytes / bytes), split, work);
+  pool_.parallel_ranges(units, std::max<int64_t>(1, units * kUnitBytes / bytes), split, work);
 }
 
 void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int only_part, float input_scale, bool wide,

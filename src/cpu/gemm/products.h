@@ -51,7 +51,8 @@ class Products {
 
   void prepare(const ops::Tensor& x, float input_scale, bool blocks, Input& input);
   void run_gemv(std::span<const GemvJob> jobs);
-  void gemv_panel(const Panel& panel, const Input& input, int64_t first, int tokens, float* out);
+  // One or two panels times tokens [first, first + tokens) of the input; out as in KernelTable.
+  void gemv_panels(const Panel* panels, int count, const Input& input, int64_t first, int tokens, float* out);
   // One part of a matrix, or all (part -1), for many tokens.
   void run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int part, float input_scale, bool wide,
                 const ops::Tensor& out);

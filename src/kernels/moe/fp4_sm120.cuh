@@ -3,7 +3,7 @@
 // else and are the A operand; fp4_layout.h says how.
 //   moe_quantize  the layer's input, once per token
 //   gate-up       h = silu(gate) * up, or relu(up)^2, quantised to NVFP4 from the fp32 sums with down's input scale
-//   down          fp32 rows per slot, which moe_combine adds up
+//   down          groups of 16-bit values per slot (PackedGroup), which moe_combine_packed adds up
 // Tiles, items and the pipeline: async_gemm.cuh.
 //
 // Quantisation (nvfp4/quantize.h): with G = 1 / input scale a block of 16 gets the scale e4m3(min(G x largest / 6,
@@ -13,6 +13,7 @@
 
 #include "kernels/moe/async_gemm.cuh"
 #include "kernels/moe/fp4_layout.h"
+#include "kernels/moe/pack_group.cuh"
 #include "kernels/ptx/sm120.cuh"
 #include "nvfp4/number.h"
 
@@ -24,8 +25,8 @@ template <typename Tile>
 struct Fp4Math {
   using S = Shape<Tile>;
   static constexpr int kMt = S::kMt;
-  // Gated, two row tiles of 8 outputs make one block of 16 of h.
-  static_assert(!(S::kGateUp && S::kGated) || kMt % 2 == 0);
+  // Gated, two row tiles of 8 outputs make one block of 16 of h; in down, two row tiles make groups.
+  static_assert((S::kGateUp && !S::kGated) || kMt % 2 == 0);
 
   template <int NT>
   struct Sum {
@@ -125,32 +126,60 @@ struct Fp4Math {
     if (valid && g == 0) scales[place] = static_cast<u8>(code);
   }
 
-  // A lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment.
+  // A lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment: in down, of two row tiles the four values of
+  // a group.
+  template <int NT>
+  __device__ __forceinline__ void store_groups(const Sum<NT>& sum, const Block& block, int tile0, int wn) const {
+    const GemmArgs& gemm = args.gemm;
+    const int left = block.count - (wn * 8 + 2 * l);
+    const int tiles = gemm.row_tiles - tile0;
+    const u32 low28 = static_cast<u32>(gemm.zero - 1) >> 4;
+    PackedGroup* out = static_cast<PackedGroup*>(gemm.out) +
+                       static_cast<long long>(block.first + wn * 8 + 2 * l) * gemm.out_stride + tile0 * 4 + g;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (n * S::kWn * 8 + e < left) {
+#pragma unroll
+          for (int m = 0; m < kMt; m += 2) {
+            if (m >= tiles) break;
+            // Beyond the matrix there is anything, and it may not decide the exponent.
+            const bool both = m + 1 < tiles;
+            const Vec2 group =
+                pack_group(sum.v[m][n][e] * first, sum.v[m][n][2 + e] * first, both ? sum.v[m + 1][n][e] * first : 0.0f,
+                           both ? sum.v[m + 1][n][2 + e] * first : 0.0f, low28);
+            *reinterpret_cast<uint2*>(out + m * 4) = make_uint2(group.x, group.y);
+          }
+        }
+        out += (e == 0 ? 1 : S::kWn * 8 - 1) * gemm.out_stride;
+      }
+  }
+
   template <int NT>
   __device__ __forceinline__ void finish(Sum<NT>& sum, const Block& block, int tile0, int wn) const {
+    if constexpr (S::kGateUp) {
+      store_quantised(sum, block, tile0, wn);
+    } else {
+      store_groups(sum, block, tile0, wn);
+    }
+  }
+
+  template <int NT>
+  __device__ __forceinline__ void store_quantised(Sum<NT>& sum, const Block& block, int tile0, int wn) const {
     const GemmArgs& gemm = args.gemm;
     // Pointers step from column to column: multiples of the stride would be computed once and kept for all items.
-    using Out = OutputOf<S::kGateUp, u8>;
     const int left = block.count - (wn * 8 + 2 * l);
     const int tiles = gemm.row_tiles - tile0;
     const long long row = block.first + wn * 8 + 2 * l;
-    Out* out = static_cast<Out*>(gemm.out) + row * gemm.out_stride + (S::kGateUp ? 0 : partial_place(tile0, g));
+    u8* out = static_cast<u8*>(gemm.out) + row * gemm.out_stride;
     u8* scales = args.out_scales + row * args.out_scale_stride;
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const bool there = n * S::kWn * 8 + e < left;
-        if constexpr (!S::kGateUp) {
-          if (there) {
-#pragma unroll
-            for (int m = 0; m < kMt; ++m) {
-              if (m >= tiles) break;
-              *reinterpret_cast<float2*>(out + m * kTileRows) =
-                  make_float2(sum.v[m][n][e] * first, sum.v[m][n][2 + e] * first);
-            }
-          }
-        } else if constexpr (S::kGated) {
+        if constexpr (S::kGated) {
 #pragma unroll
           for (int m = 0; m < kMt; m += 2) {
             if (m >= tiles) break;
@@ -171,7 +200,7 @@ struct Fp4Math {
         }
         const int step = e == 0 ? 1 : S::kWn * 8 - 1;
         out += step * gemm.out_stride;
-        if (S::kGateUp) scales += step * args.out_scale_stride;
+        scales += step * args.out_scale_stride;
       }
   }
 };
@@ -191,9 +220,10 @@ __global__ void __launch_bounds__(Tile::value.warps * 32, Tile::ctas) moe_fp4(co
   run<Tile>(args.gemm, source, math, shared_address(smem), smem);
 }
 
-// bf16 rows [tokens][columns] to NVFP4 in the order of fp4_layout.h; columns a multiple of 16, `units` = ceil(columns /
-// 64): blocks beyond the columns are written as zeros. One thread per block of 16. Grid: (ceil(4 units / 128), tokens),
-// 128 threads. Rounds exactly as nvfp4::quantize_activations with the global scale 1 / *input_scale.
+// bf16 rows [tokens][columns] to NVFP4 in the order of fp4_layout.h; columns and stride multiples of 16 and 8, rows on
+// a multiple of 16 bytes, `units` = ceil(columns / 64): blocks beyond the columns are written as zeros. One thread per
+// block of 16. Grid: (ceil(4 units / 128), tokens), 128 threads. Rounds exactly as nvfp4::quantize_activations with the
+// global scale 1 / *input_scale.
 __global__ void __launch_bounds__(128)
     moe_quantize(const ptx::u16* __restrict__ rows, long long stride, int columns, int units,
                  const float* __restrict__ input_scale, unsigned char* __restrict__ codes, long long code_stride,
@@ -207,13 +237,15 @@ __global__ void __launch_bounds__(128)
   u32 words[2] = {0, 0};
   u32 code = 0;
   if (group * 16 < columns) {
-    const u16* row = rows + token * stride + group * 16;
+    const uint4* row = reinterpret_cast<const uint4*>(rows + token * stride + group * 16);
+    const uint4 low = row[0], high = row[1];
+    const u32 pairs[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     const float global = 1.0f / *input_scale;
     float x[16];
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      x[i] = nvfp4::bf16_to_float(row[i]);
+      x[i] = nvfp4::bf16_to_float(static_cast<u16>(pairs[i / 2] >> (16 * (i % 2))));
       x[i] = x[i] == x[i] ? x[i] : 0.0f;
       largest = fmaxf(largest, fabsf(x[i]));
     }

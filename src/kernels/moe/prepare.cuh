@@ -3,26 +3,9 @@
 // ones.
 #pragma once
 
-#include "kernels/moe/layout.h"
+#include "kernels/moe/tables.h"
 
 namespace fourfold::moe {
-
-// Some experts of one matrix, in device memory, as in a checkpoint. `first` and `second`: gate and up, or twice the
-// same matrix. Strides in bytes; expert strides lie between the matrices of consecutive experts.
-struct RepackArgs {
-  SourceMatrix first;
-  SourceMatrix second;
-  long long code_expert_stride;
-  long long scale_expert_stride;
-  int experts;
-  int first_expert;  // number of the first one, for `bad`
-  int paired;        // 1: gate and up interleaved; 0: rows in order
-  int row_tiles;     // of the stored matrix
-  int k;             // columns, a multiple of 16; units beyond are filled with zero codes
-  int units;         // ceil(k / 64)
-  unsigned char* out;
-  int* bad;  // [1] -1, or the greatest expert number with a NaN scale
-};
 
 // Any grid of 128 threads; one thread repacks one unit at a time.
 __global__ void __launch_bounds__(128) moe_repack(const __grid_constant__ RepackArgs args) {

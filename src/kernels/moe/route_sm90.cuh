@@ -216,8 +216,8 @@ __device__ __forceinline__ void add_group(unsigned w0, unsigned w1, float factor
 }  // namespace route_detail
 
 // out[token] = sum over its choices, in order, of router weight times tensor scale times down's row of groups
-// (PackedGroup); bf16. One thread owns two groups. Grid: (ceil(columns / 1024), tokens), 128 threads. `stride` in
-// groups.
+// (PackedGroup); bf16. Without `scales` the rows have their scale already. One thread owns two groups. Grid:
+// (ceil(columns / 1024), tokens), 128 threads. `stride` in groups.
 __global__ void __launch_bounds__(128)
     moe_combine_packed(const PackedGroup* __restrict__ partial, long long stride, const int* __restrict__ pick_slot,
                        Routing routing, const float* __restrict__ scales, int columns, ptx::u16* __restrict__ out,
@@ -237,7 +237,8 @@ __global__ void __launch_bounds__(128)
     for (int i = 0; i < 8; ++i) {
       const long long p = token * routing.top_k + base + i;
       slot[i] = base + i < routing.top_k ? pick_slot[p] : -1;
-      f[i] = slot[i] >= 0 ? routing.weights[p] * scales[routing.ids[p]] * kEpilogueScale : 0.0f;
+      const float scale = scales == nullptr ? 1.0f : slot[i] >= 0 ? scales[routing.ids[p]] * kEpilogueScale : 0.0f;
+      f[i] = slot[i] >= 0 ? routing.weights[p] * scale : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

@@ -46,7 +46,7 @@ FOURFOLD_MOE_HD constexpr int partial_place(int tile, int g) { return tile * 16 
 // are group 8 w + g of a slot's row, 8 bytes, rows padded to a multiple of 128 values. Value i is
 // (field - 8192) x 2^(e - 139), its field bits 14 (i % 2) .. of word i / 2; e is the exponent of the group's largest
 // magnitude as float32 has it, its low half in bits 28..31 of word 0 and its high half in word 1's; 255: not finite.
-// The error is at most 2^-14 of the group's largest magnitude.
+// The error is at most 2^-14 of the group's largest magnitude. The FP4 kernels' down writes the same.
 struct PackedGroup {
   unsigned words[2];
 };
@@ -74,6 +74,23 @@ inline constexpr int kGatherUnits = 8;
 inline constexpr int kCombineThreads = 256;
 inline constexpr int kCombinePackedThreads = 128;
 inline constexpr int kCombineColumns = 1024;  // of one CTA, either kernel
+
+// Some experts of one matrix, in device memory, as in a checkpoint. `first` and `second`: gate and up, or twice the
+// same matrix. Strides in bytes; expert strides lie between the matrices of consecutive experts.
+struct RepackArgs {
+  SourceMatrix first;
+  SourceMatrix second;
+  long long code_expert_stride;
+  long long scale_expert_stride;
+  int experts;
+  int first_expert;  // number of the first one, for `bad`
+  int paired;        // 1: gate and up interleaved; 0: rows in order
+  int row_tiles;     // of the stored matrix
+  int k;             // columns, a multiple of 16; units beyond are filled with zero codes
+  int units;         // ceil(k / 64)
+  unsigned char* out;
+  int* bad;  // [1] -1, or the greatest expert number with a NaN scale
+};
 
 enum class Activation : int { kSwiGlu = 0, kRelu2 = 1 };
 

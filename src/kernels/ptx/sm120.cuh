@@ -35,7 +35,7 @@ __device__ __forceinline__ void mma_m16n8k64_nvfp4(float (&d)[4], const u32 (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(scales_a), "r"(scales_b));
 }
 
-// Two e2m1 codes, `low` in bits 3..0: nearest, ties to even, saturating at 6.
+// Two e2m1 codes, `low` in bits 3..0: nearest, ties to even, saturating at 6; NaN becomes 6.
 __device__ __forceinline__ u32 to_e2m1x2(float low, float high) {
   u32 r;
   asm("{.reg .b8 b; cvt.rn.satfinite.e2m1x2.f32 b, %1, %2; cvt.u32.u8 %0, b;}" : "=r"(r) : "f"(high), "f"(low));
@@ -101,7 +101,8 @@ __device__ __forceinline__ void mma_m16n8k64_nvfp4(float (&d)[4], const u32 (&a)
 }
 
 __device__ __forceinline__ u32 to_e2m1x2(float low, float high) {
-  return static_cast<u32>(nvfp4::float_to_e2m1(low)) | static_cast<u32>(nvfp4::float_to_e2m1(high)) << 4;
+  const auto code = [](float v) { return static_cast<u32>(nvfp4::float_to_e2m1(v == v ? v : nvfp4::kE2m1Max)); };
+  return code(low) | code(high) << 4;
 }
 
 #endif

@@ -11,7 +11,9 @@ void mma_m16n8k64_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 sc
                         Site site = Site::here());
 
 inline u32 to_e2m1x2(float low, float high) {
-  return static_cast<u32>(nvfp4::float_to_e2m1(low)) | static_cast<u32>(nvfp4::float_to_e2m1(high)) << 4;
+  // NaN becomes 6, as PTX has it.
+  const auto code = [](float v) { return static_cast<u32>(nvfp4::float_to_e2m1(v == v ? v : nvfp4::kE2m1Max)); };
+  return code(low) | code(high) << 4;
 }
 
 }  // namespace fourfold::ptx

@@ -35,10 +35,10 @@ TileConfig base_tile(const MoeProblem& problem, Pass pass, Family family) {
 
 using List = std::vector<Candidate>;
 
-// One token: what was near the best of 536 pairs of tiles on an H200. Long copies; all warps share K; gate-up's warps
-// have two row tiles, which share the fragments of the token's row.
-bool suits_one_token(Pass pass, int rows, int k, int warps, int k_warps) {
-  if (k < 512) return false;
+// One token: what was near the best of 536 pairs of tiles on an H200. Copies as long as K allows, up to 1024; gate-up's
+// warps all share K and have two row tiles, which share the fragments of the token's row.
+bool suits_one_token(Pass pass, int64_t depth, int rows, int k, int warps, int k_warps) {
+  if (k > 1024 || (k < 1024 && 2 * k <= depth)) return false;
   const int row_warps = warps / k_warps, row_tiles = rows / 16;
   if (pass == Pass::kGateUp) return row_warps == 1 && row_tiles == 2;
   return row_warps <= 2 && row_tiles <= 2 && row_tiles % row_warps == 0;
@@ -63,7 +63,7 @@ void add_streaming(const MoeProblem& problem, Pass pass, bool inline_routes, Lis
         if (k > 512 && !inline_routes) continue;  // so few rows that a long copy is what hides the latency
         for (const int stages : {2, 3, 4, 6, 8}) {
           for (const auto& [warps, k_warps, stage_warps] : kStreamingWarps) {
-            if (inline_routes && !suits_one_token(pass, rows, k, warps, k_warps)) continue;
+            if (inline_routes && !suits_one_token(pass, problem.padded_depth(pass), rows, k, warps, k_warps)) continue;
             for (const int ctas : {1, 2, 3, 4}) {
               set_sizes(&t, tokens, rows, k, stages, warps);
               // Bulk copies of one warp are issued one after the other; more rows need more warps.

@@ -103,7 +103,7 @@ Instructions instructions_of(const TileConfig& t) {
     case Family::kStreaming:
       if (t.inline_routes) {  // codes need no scaling; a warp's row tiles share what the token's row costs
         const double row_tiles = static_cast<double>(t.operands * t.n) / 16 / (t.warps / t.k_warps);
-        return {1.2 + (down ? 0.5 : 1.0) / row_tiles, 0.25, 60, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
+        return {1.2 + (down ? 0.25 : 0.5) / row_tiles, 0.25, 200, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
       }
       return {2.1, 0.5, 16, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
     case Family::kMmaSync:

@@ -260,7 +260,6 @@ void grid_dependency_wait(Site site) {
 
 // Kernels run one after the other here, so a flag that is not up when it is waited for stays down.
 void raise_flag(int* flag, int count, int lane, Site site) {
-  __syncwarp(0xffffffffu, site);
   Machine& m = machine();
   m.enter(Op::kFlagRaise, site);
   if (m.mutated(Mutation::Kind::kDrop, Op::kFlagRaise, site) || lane != 0) return;

@@ -39,7 +39,7 @@ std::vector<Chain> chains() {
   return {
       {"one", named(stream, "stream {true, true, 2, 1, 2, 2, 1, 1, 8, 4, 1}"),
        named(stream, "stream {false, true, 1, 1, 2, 4, 1, 1, 8, 4, 2}"), 1,
-       32},  // so that CTAs begin at different choices
+       16},  // so that CTAs begin at different choices
       {"sorted", named(stream, "stream {true, false, 2, 2, 2, 1, 3, 24, 2, 2, 1}"),
        named(stream, "stream {false, false, 2, 2, 2, 1, 3, 24, 2, 2, 1}"), 14},
       {"wgmma", named(prefill, "prefill {true, 32, 3}"), named(prefill, "prefill {false, 32, 2}"), 14},

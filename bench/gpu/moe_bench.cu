@@ -268,8 +268,8 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
     const int blocks = max_blocks(static_cast<long long>(picks), s.experts, up.tokens);
     launch(moe_gather,
            dim3(static_cast<unsigned>(blocks), static_cast<unsigned>((a.units + kGatherUnits - 1) / kGatherUnits)),
-           kGatherThreads, 0, stream, static_cast<const u16*>(b.x), static_cast<long long>(s.hidden), b.route, a.units,
-           reinterpret_cast<u16*>(b.partial), a.source_stride);
+           kGatherThreads, kGatherShared, stream, static_cast<const u16*>(b.x), static_cast<long long>(s.hidden),
+           b.route, a.units, reinterpret_cast<u16*>(b.partial), a.source_stride);
   }
   launch(up.kernel, dim3(static_cast<unsigned>(g_sms * up.ctas)), up.threads, up.smem, stream, a);
   launch(down.kernel, dim3(static_cast<unsigned>(g_sms * down.ctas)), down.threads, down.smem, stream, d);

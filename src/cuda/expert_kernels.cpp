@@ -51,7 +51,7 @@ KernelLoader::KernelLoader(const Device& device, jit::KernelStore& store, const 
                                       {"fourfold::moe::moe_route_count", moe::kRouteThreads},
                                       {"fourfold::moe::moe_route_scatter", moe::kRouteManyThreads},
                                       {"fourfold::moe::moe_combine", moe::kCombineThreads},
-                                      {"fourfold::moe::moe_gather", moe::kGatherThreads},
+                                      {"fourfold::moe::moe_gather", moe::kGatherThreads, moe::kGatherShared},
                                       {"fourfold::moe::moe_combine_packed", moe::kCombinePackedThreads}});
   const auto prepare = load(jit::prepare_request(arch), {{"fourfold::moe::moe_repack", 128},
                                                          {"fourfold::moe::moe_pad_rows", 128},

@@ -40,8 +40,8 @@ int64_t spill_bytes_in(std::string_view log);
 // slower. For want of registers (C7511) it depends on the tile in ways that no estimate foresees.
 bool serialized_in(std::string_view log);
 
-// Why a planned kernel must not run although it compiled: empty, or spills and serialised multiplications in words. Its
-// time has nothing to do with what was predicted.
+// Why a planned kernel must not run although it compiled: empty, or that its multiplications are serialised. Its time
+// has nothing to do with what was predicted. (A few spilled bytes cost little; the planner's estimates avoid them.)
 std::string refusal_of(const Entry& entry);
 
 }  // namespace fourfold::jit

@@ -39,6 +39,38 @@ TEST(SelfTest, ABrokenKernelIsDisabledAndTheNextOneIsUsed) {
   layer.expect_right(Batch(p, 64, Pattern::kUniform, 1));
 }
 
+TEST(SelfTest, AKernelThatTheCompilerSerialisesIsRefused) {
+  FOURFOLD_NEEDS_GPU();
+  if (!plan::find_arch(test_device().info().arch()).wgmma) GTEST_SKIP() << "this card has no wgmma";
+  const plan::MoeProblem p = problem_of(16, 4, 1024, 256);
+  const ExpertKernels sound(test_device(), test_store(), p, {.max_tokens = 64});
+  const std::string first = sound.bucket(64).pair.gate_up_kernel.name;
+  const int64_t buckets = fallback_buckets();
+  KernelOptions options;
+  options.max_tokens = 64;
+  // The warning is about the source as a whole: a kernel beside the planned one that writes an accumulator in between.
+  options.rewrite = [&](jit::KernelRequest& request) {
+    if (request.name != first) return;
+    request.compile.sources.text +=
+        "\n#include \"kernels/ptx/wgmma_sm90.cuh\"\n"
+        "extern \"C\" __global__ void spoilt(float* x, unsigned long long rows) {\n"
+        "  using namespace fourfold::ptx;\n"
+        "  float d[8]; unsigned a[4] = {1, 2, 3, 4};\n"
+        "  wgmma_fence(); Wgmma<16>::set(d, a, rows); wgmma_commit();\n"
+        "  d[0] = x[8];\n"
+        "  Wgmma<16>::add(d, a, rows); wgmma_commit(); wgmma_wait<0>();\n"
+        "  for (int i = 0; i < 8; ++i) x[threadIdx.x * 8 + i] = d[i]; }\n";
+  };
+  testing::internal::CaptureStderr();
+  TestLayer layer(p, 64, options);
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_NE(text.find("kernel " + first + " is refused on"), std::string::npos) << text;
+  EXPECT_NE(layer.kernels.bucket(64).pair.gate_up_kernel.name, first);
+  EXPECT_EQ(fallbacks().back().kernel, first);
+  EXPECT_GT(fallback_buckets(), buckets);
+  layer.expect_right(Batch(p, 64, Pattern::kUniform, 1));
+}
+
 TEST(SelfTest, DownIsBlamedForDownsMistakes) {
   FOURFOLD_NEEDS_GPU();
   const plan::MoeProblem p = problem_of(16, 4, 1024, 256);

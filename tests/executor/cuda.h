@@ -144,3 +144,7 @@ template <typename T>
 T __ldcs(const T* p) {
   return fourfold::executor::load(p);
 }
+template <typename T>
+void __stcg(T* p, T v) {
+  *p = v;
+}

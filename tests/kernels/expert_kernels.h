@@ -50,6 +50,7 @@ struct RouteKernels {
                   int columns, unsigned short* out, long long out_stride);
   int gather_threads;
   int gather_units;  // of 64 columns, of one CTA
+  unsigned gather_shared;
   void (*gather)(const unsigned short* rows, long long row_stride, const RouteTable&, int units, unsigned short* out,
                  long long stride);
   void (*combine_packed)(const PackedGroup* partial, long long stride, const int* pick_slot, const Routing&,

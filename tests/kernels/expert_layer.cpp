@@ -471,7 +471,7 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
     launch(
         "gather",
         {static_cast<unsigned>(blocks), static_cast<unsigned>((a.units + route.gather_units - 1) / route.gather_units)},
-        route.gather_threads, 0, [&] {
+        route.gather_threads, route.gather_shared, [&] {
           route.gather(x, row_stride, table, a.units, reinterpret_cast<unsigned short*>(partial), a.source_stride);
         });
   }

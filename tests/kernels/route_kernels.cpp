@@ -20,6 +20,7 @@ RouteKernels route_kernels() {
   };
   k.gather_threads = kGatherThreads;
   k.gather_units = kGatherUnits;
+  k.gather_shared = kGatherShared;
   k.gather = [](const unsigned short* rows, long long row_stride, const RouteTable& table, int units,
                 unsigned short* out, long long stride) { moe_gather(rows, row_stride, table, units, out, stride); };
   k.combine_packed = [](const PackedGroup* partial, long long stride, const int* pick_slot, const Routing& routing,

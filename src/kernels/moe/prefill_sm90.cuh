@@ -137,7 +137,7 @@ __device__ __forceinline__ void store_groups(const GemmArgs& args, int row_tile,
     for (int e = 0; e < 2; ++e) {
       const int i = n * 4 + e;
       const Vec2 v = pack_group(acc[0][i], acc[0][i + 2], acc[1][i], acc[1][i + 2], low28);
-      if (n * 8 + column + e < block.count) *reinterpret_cast<uint2*>(out) = make_uint2(v.x, v.y);
+      if (n * 8 + column + e < block.count) __stcg(reinterpret_cast<uint2*>(out), make_uint2(v.x, v.y));
       out += e == 0 ? row : rest;
     }
   }
@@ -262,12 +262,14 @@ template <typename Tile>
 __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_constant__ GemmArgs args) {
   using namespace prefill_detail;
   static constexpr PrefillTile T = Tile::value;
-  static_assert(T.tokens % kPrefillTokenStep == 0 && T.tokens <= 176);
+  static_assert(T.tokens % kPrefillTokenStep == 0 && T.tokens <= kGatherRows);
   constexpr int kProducerRegisters = T.tokens > 160 ? 24 : 40;
   constexpr int kConsumerRegisters = T.tokens > 160 ? 240 : 232;
   static constexpr PrefillMap kMap = prefill_map(T);
   FOURFOLD_DYNAMIC_SHARED(smem);
-  const u32 base = shared_address(smem);
+  // NVRTC would compute the address anew, in 64 bits, wherever it is used, and ptxas then finds too few registers for
+  // the multiplications of many tiles.
+  const u32 base = keep_register(shared_address(smem));
   const int group = static_cast<int>(threadIdx.x) / 128;
   const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
   const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };

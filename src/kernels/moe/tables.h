@@ -70,7 +70,9 @@ inline constexpr int kRouteManyThreads = 256;
 inline constexpr int kRouteManyPicks = kRouteManyThreads * kRouteOwn;  // of one CTA
 
 inline constexpr int kGatherThreads = 256;
-inline constexpr int kGatherUnits = 8;
+inline constexpr int kGatherUnits = 2;
+inline constexpr int kGatherRows = 176;  // of a block at most
+inline constexpr unsigned kGatherShared = kGatherUnits * kGatherRows * 128u;
 inline constexpr int kCombineThreads = 256;
 inline constexpr int kCombinePackedThreads = 128;
 inline constexpr int kCombineColumns = 1024;  // of one CTA, either kernel

@@ -131,6 +131,12 @@ __device__ __forceinline__ void keep_registers(float (&d)[Count]) {
   for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// The compiler must take the value for unknown from here on: a constant is then a register, computed once.
+__device__ __forceinline__ u32 keep_register(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // ---- programmatic dependent launch ----------------------------------------------------------------------------------
 
 // Below sm_90 kernels follow each other without overlap, and there is nothing to wait for.

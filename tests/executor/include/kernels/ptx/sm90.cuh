@@ -59,6 +59,8 @@ void registers_increase() {
 template <int Count>
 void keep_registers(float (&)[Count]) {}
 
+inline u32 keep_register(u32 x) { return x; }
+
 void grid_dependency_wait(Site site = Site::here());
 void grid_launch_dependents(Site site = Site::here());
 

@@ -134,6 +134,7 @@ struct LayerPlan {
   std::vector<FormatPlan> formats;
   double quantise_us = 0;  // of the layer's input, with NVFP4 activations
   double route_us = 0;     // sort of the (token, expert) pairs; 0 where the kernels read the routes themselves
+  double apart_us = 0;     // one token: what it costs that down has no room beside gate-up on an SM
   double combine_us = 0;   // weighted sum over the experts of a token
   double shared_us = 0;    // the shared expert's bytes, moved beside the routed ones
   double predicted_us = 0;

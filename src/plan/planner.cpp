@@ -168,12 +168,30 @@ void time_the_rest(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile, 
   plan->combine_us = combine_time(p, gpu, tile);
 }
 
+// One token: whether an SM has room for all its CTAs of both kernels, so that down fills its ring while gate-up runs.
+bool side_by_side(const Candidate& a, const Candidate& b, const Arch& arch) {
+  int64_t bytes = 0, registers = 0, warps = 0;
+  for (const Candidate* c : {&a, &b}) {
+    const TileConfig& t = c->tile;
+    const int64_t of_cta = t.warps + t.producer_warps;
+    bytes += c->ctas_per_sm * (round_up(make_smem_map(t).total, 128) + arch.smem_reserved);
+    registers += c->ctas_per_sm * of_cta * 32 * round_up(estimated_registers(*c), 8);
+    warps += c->ctas_per_sm * of_cta;
+  }
+  return bytes <= arch.smem_per_sm && registers <= arch.registers_per_sm && warps <= arch.warps_per_sm;
+}
+
+double apart_time(const Candidate& gate_up, const Candidate& down, const Gpu& gpu) {
+  return gate_up.tile.inline_routes && !side_by_side(gate_up, down, arch_of(gpu)) ? kApartUs : 0;
+}
+
 // The layer's figures once both GEMMs are chosen.
 void add_up(LayerPlan* plan) {
   MoeProblem p = plan->problem;
   p.tokens = std::max<int64_t>(1, p.tokens);
   const Gpu& gpu = plan->gpu;
   time_the_rest(p, gpu, plan->gate_up.chosen.candidate.tile, plan);
+  plan->apart_us = apart_time(plan->gate_up.chosen.candidate, plan->down.chosen.candidate, gpu);
   for (GemmPlan* gemm : {&plan->gate_up, &plan->down}) {
     gemm->grid = grid_of(p, gemm->pass, gpu, gemm->chosen.candidate);
   }
@@ -188,8 +206,8 @@ void add_up(LayerPlan* plan) {
         std::max(shared_bytes / read, shared_flops / (reachable_bf16(gpu, gpu.wgmma_bf16 > 0, true) * 1e6));
   }
   const Prediction &a = plan->gate_up.chosen.prediction, &b = plan->down.chosen.prediction;
-  plan->predicted_us =
-      plan->quantise_us + plan->route_us + a.total_us + b.total_us + plan->combine_us + plan->shared_us;
+  plan->predicted_us = plan->quantise_us + plan->route_us + a.total_us + b.total_us + plan->apart_us +
+                       plan->combine_us + plan->shared_us;
 
   const double must_move =
       touched_experts(p) * static_cast<double>(p.hidden * p.intermediate) * (p.gated() ? 3 : 2) * p.bytes_per_weight() +
@@ -207,19 +225,6 @@ void note_format(LayerPlan* plan, ActivationFormat format, double total) {
     return;
   }
   plan->formats.push_back({format, total});
-}
-
-// One token: whether an SM has room for all its CTAs of both kernels, so that down fills its ring while gate-up runs.
-bool side_by_side(const Candidate& a, const Candidate& b, const Arch& arch) {
-  int64_t bytes = 0, registers = 0, warps = 0;
-  for (const Candidate* c : {&a, &b}) {
-    const TileConfig& t = c->tile;
-    const int64_t of_cta = t.warps + t.producer_warps;
-    bytes += c->ctas_per_sm * (round_up(make_smem_map(t).total, 128) + arch.smem_reserved);
-    registers += c->ctas_per_sm * of_cta * 32 * round_up(estimated_registers(*c), 8);
-    warps += c->ctas_per_sm * of_cta;
-  }
-  return bytes <= arch.smem_per_sm && registers <= arch.registers_per_sm && warps <= arch.warps_per_sm;
 }
 
 // The fastest candidate that can stand beside this one. One token: the fastest that also has room beside it, if any
@@ -251,9 +256,8 @@ void choose(const MoeProblem& p, const Gpu& gpu, LayerPlan* plan) {
       const Ranked* b = partner(plan->down, a.candidate, implemented, arch_of(gpu));
       if (b == nullptr) continue;
       time_the_rest(p, gpu, t, plan);
-      const bool apart = t.inline_routes && !side_by_side(a.candidate, b->candidate, arch_of(gpu));
       const double total = plan->quantise_us + plan->route_us + a.prediction.total_us + b->prediction.total_us +
-                           plan->combine_us + (apart ? kApartUs : 0);
+                           plan->combine_us + apart_time(a.candidate, b->candidate, gpu);
       note_format(plan, activations_of(t), total);
       const bool margin = p.activations == ActivationFormat::kAuto && activations_of(t) == ActivationFormat::kNvfp4;
       const double cost = margin ? total * kNvfp4Margin : total;
@@ -346,7 +350,8 @@ LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOption
   if (problem.tokens == 0) {
     plan.gate_up.grid = plan.down.grid = 0;
     plan.formats.clear();
-    plan.quantise_us = plan.route_us = plan.combine_us = plan.shared_us = plan.predicted_us = plan.floor_us = 0;
+    plan.quantise_us = plan.route_us = plan.apart_us = plan.combine_us = plan.shared_us = plan.predicted_us =
+        plan.floor_us = 0;
     plan.bound = "nothing to do";
   }
   return plan;

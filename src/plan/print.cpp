@@ -258,10 +258,11 @@ std::string to_text(const LayerPlan& plan, const PrintOptions& options) {
                      static_cast<double>(p.tokens * p.picks_per_token()) / touched_experts(p), busiest_rows(p));
   out += fmt::format("predicted {:.1f} us for the layer, bound: {}; floor {:.1f} us ({:.0f} % of the ceiling)\n",
                      plan.predicted_us, plan.bound, plan.floor_us, 100 * plan.floor_us / plan.predicted_us);
-  out += fmt::format("  {}route {:.2f} + gate-up {:.2f} + down {:.2f} + combine {:.2f} + shared expert {:.2f} ({})\n",
+  out += fmt::format("  {}route {:.2f} + gate-up {:.2f} + down {:.2f} + {}combine {:.2f} + shared expert {:.2f} ({})\n",
                      plan.quantise_us > 0 ? fmt::format("quantise {:.2f} + ", plan.quantise_us) : "", plan.route_us,
-                     plan.gate_up.chosen.prediction.total_us, plan.down.chosen.prediction.total_us, plan.combine_us,
-                     plan.shared_us, name_of(p.shared));
+                     plan.gate_up.chosen.prediction.total_us, plan.down.chosen.prediction.total_us,
+                     plan.apart_us > 0 ? fmt::format("down not beside gate-up {:.2f} + ", plan.apart_us) : "",
+                     plan.combine_us, plan.shared_us, name_of(p.shared));
   out += choice(plan);
   text_terms(plan, &out);
   text_gemm(plan, plan.gate_up, options, &out);
@@ -298,6 +299,7 @@ std::string to_json(const LayerPlan& plan) {
                    {"route_us", rounded(plan.route_us)},
                    {"gate_up_us", rounded(plan.gate_up.chosen.prediction.total_us)},
                    {"down_us", rounded(plan.down.chosen.prediction.total_us)},
+                   {"apart_us", rounded(plan.apart_us)},
                    {"combine_us", rounded(plan.combine_us)},
                    {"shared_us", rounded(plan.shared_us)}};
   // The layer's plan in short (the GEMM that needs more shared memory speaks for the limit), then both in full.

@@ -175,6 +175,7 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
   b.out = device_alloc<u16>(static_cast<size_t>(tokens) * s.hidden);
   b.route.counts = device_alloc<int>(2);
   b.route.blocks = device_alloc<Block>(max_blocks(static_cast<long long>(picks), s.experts, 8));
+  b.route.stored = device_alloc<int>(max_blocks(static_cast<long long>(picks), s.experts, 8));
   b.route.totals = device_alloc<int>(kMaxExperts + 1);
   CUDA_CHECK(cudaMemset(b.route.totals, 0, (kMaxExperts + 1) * 4));
   b.route.slot_token = device_alloc<int>(static_cast<size_t>(b.slots));
@@ -186,8 +187,8 @@ void free_buffers(Buffers& b) {
   for (void* p :
        {static_cast<void*>(b.x), static_cast<void*>(b.ids), static_cast<void*>(b.router), static_cast<void*>(b.h),
         static_cast<void*>(b.partial), static_cast<void*>(b.out), static_cast<void*>(b.route.counts),
-        static_cast<void*>(b.route.totals), static_cast<void*>(b.route.blocks), static_cast<void*>(b.route.slot_token),
-        static_cast<void*>(b.route.pick_slot)}) {
+        static_cast<void*>(b.route.totals), static_cast<void*>(b.route.stored), static_cast<void*>(b.route.blocks),
+        static_cast<void*>(b.route.slot_token), static_cast<void*>(b.route.pick_slot)}) {
     CUDA_CHECK(cudaFree(p));
   }
 }
@@ -240,7 +241,7 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
   d.scales = layer.down_scales;
   d.out = down.one ? static_cast<void*>(b.out) : b.partial;
   d.out_stride = s.hidden;
-  d.ready = a.row_tiles;
+  d.ready = up.one ? a.row_tiles : up.wide ? (a.row_tiles + up.row_tiles - 1) / up.row_tiles : 0;
   if (up.many) {
     a.source = reinterpret_cast<const u16*>(b.partial);
     a.source_stride = a.out_stride = d.source_stride = b.slots * kUnitK;

@@ -10,6 +10,7 @@ struct Candidate {
   const char* name;
   bool one;    // one token
   bool many;   // suited to more than 512 tokens
+  bool wide;   // gate-up raises flags for down
   bool relu2;  // gate-up: without a gate
   int tokens;  // tokens per block
   int row_tiles;

@@ -21,7 +21,7 @@ Candidate stream_candidate(const char* name) {
   } else {
     kernel = moe_stream<Tile>;
   }
-  return Candidate{name,        T.one,  false,       T.relu2,   T.one ? T.rows : T.nt * 8,
+  return Candidate{name,        T.one,  false,       T.wide(),  T.relu2, T.one ? T.rows : T.nt * 8,
                    T.mt * T.wm, T.ctas, T.threads(), map.total, kernel};
 }
 
@@ -41,6 +41,7 @@ inline std::vector<Candidate> gate_up_candidates() {
       STREAM(true, false, 2, 8, 1, 1, 2, 16, 4, 5, 1),       STREAM(true, false, 2, 8, 1, 1, 2, 16, 8, 2, 1),
       STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 3, 1),       STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 4, 1),
       STREAM(true, false, 2, 8, 1, 1, 3, 24, 8, 2, 1),       STREAM(true, false, 1, 16, 1, 1, 3, 24, 4, 4, 1),
+      STREAM(true, false, 2, 16, 1, 1, 3, 24, 4, 2, 1),      STREAM(true, false, 2, 16, 1, 1, 2, 16, 4, 2, 1),
       STREAM(true, false, 2, 8, 1, 1, 4, 32, 4, 3, 1),       STREAM(true, true, 2, 1, 1, 8, 1, 1, 8, 4, 2, true),
       STREAM(true, false, 2, 4, 1, 2, 1, 8, 4, 4, 2, true),  STREAM(true, false, 4, 2, 1, 2, 2, 16, 4, 3, 2, true),
       STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 3, 1, true), STREAM(true, false, 2, 8, 1, 1, 4, 32, 4, 3, 1, true),
@@ -62,6 +63,8 @@ inline std::vector<Candidate> down_candidates() {
       STREAM(false, false, 2, 8, 1, 1, 2, 16, 8, 2, 1),  STREAM(false, false, 2, 8, 1, 1, 3, 24, 4, 3, 1),
       STREAM(false, false, 2, 8, 1, 1, 3, 24, 4, 4, 1),  STREAM(false, false, 2, 8, 1, 1, 3, 24, 8, 2, 1),
       STREAM(false, false, 1, 16, 1, 1, 3, 24, 4, 4, 1), STREAM(false, false, 2, 8, 1, 1, 4, 32, 4, 3, 1),
+      STREAM(false, false, 2, 16, 1, 1, 3, 24, 2, 5, 1), STREAM(false, false, 2, 16, 1, 1, 3, 24, 4, 2, 1),
+      STREAM(false, false, 4, 8, 1, 1, 3, 24, 4, 2, 1),  STREAM(false, false, 2, 16, 1, 1, 2, 16, 4, 2, 1),
   };
   for (const Candidate& c : prefill_candidates(false)) all.push_back(c);
   return all;

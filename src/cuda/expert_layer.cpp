@@ -58,6 +58,7 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
   slot_token_ = Buffer(device, slots * sizeof(int), "routing tables");
   pick_slot_ = Buffer(device, picks * sizeof(int), "routing tables");
   totals_ = Buffer(device, (moe::kMaxExperts + 1) * sizeof(int), "routing tables");
+  stored_ = Buffer(device, blocks * sizeof(int), "routing tables");
   Stream stream(device);
   totals_.fill(stream, 0);
   if (bf16) hidden_.fill(stream, 0);
@@ -72,7 +73,7 @@ uint64_t ExpertWorkspace::bytes() const {
   uint64_t sum = 0;
   for (const Buffer* b :
        {&hidden_, &swizzled_, &partial_, &padded_x_, &fp4_x_.codes, &fp4_x_.scales, &fp4_hidden_.codes,
-        &fp4_hidden_.scales, &counts_, &blocks_, &slot_token_, &pick_slot_, &totals_}) {
+        &fp4_hidden_.scales, &counts_, &blocks_, &slot_token_, &pick_slot_, &totals_, &stored_}) {
     sum += b->bytes();
   }
   return sum;
@@ -98,9 +99,9 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
   }
   const moe::Routing routing{pointer<int>(inputs.ids), pointer<float>(inputs.weights), tokens, picks_per_token,
                              static_cast<int>(p.all_experts())};
-  const moe::RouteTable table{workspace.counts().as<int>(), workspace.blocks().as<moe::Block>(),
+  const moe::RouteTable table{workspace.counts().as<int>(),     workspace.blocks().as<moe::Block>(),
                               workspace.slot_token().as<int>(), workspace.pick_slot().as<int>(),
-                              workspace.totals().as<int>()};
+                              workspace.totals().as<int>(),     workspace.stored().as<int>()};
   moe::GemmArgs up = {};
   up.weights = weights.gate_up().as<unsigned char>();
   up.expert_bytes = ExpertWeights::gate_up_bytes(p);
@@ -125,7 +126,12 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
   down.scales = weights.down_scales().as<float>();
   down.out = pair.inline_routes() ? pointer<void>(inputs.out) : workspace.partial().as<void>();
   down.out_stride = hidden;
-  down.ready = up.row_tiles;
+  const plan::TileConfig& tile = pair.gate_up.tile;
+  if (pair.inline_routes()) {
+    down.ready = up.row_tiles;
+  } else if (tile.family == plan::Family::kStreaming && tile.warps == plan::kWideStreamingWarps) {
+    down.ready = ceil_div(up.row_tiles, tile.operands * tile.n / moe::kTileRows);
+  }
 
   // The wgmma kernels' forms of rows: see kernels/moe/tables.h.
   const bool swizzled = plan::row_form(pair.gate_up.tile) == plan::RowForm::kSwizzled;

@@ -66,11 +66,12 @@ class ExpertWorkspace {
   const Buffer& slot_token() const { return slot_token_; }
   const Buffer& pick_slot() const { return pick_slot_; }
   const Buffer& totals() const { return totals_; }
+  const Buffer& stored() const { return stored_; }
 
  private:
   int64_t max_tokens_;
   Fp4Rows fp4_x_, fp4_hidden_;
-  Buffer hidden_, swizzled_, partial_, padded_x_, counts_, blocks_, slot_token_, pick_slot_, totals_;
+  Buffer hidden_, swizzled_, partial_, padded_x_, counts_, blocks_, slot_token_, pick_slot_, totals_, stored_;
 };
 
 // Device addresses, rows contiguous. x and out must be multiples of 16.

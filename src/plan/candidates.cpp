@@ -80,6 +80,21 @@ void add_streaming(const MoeProblem& problem, Pass pass, bool inline_routes, Lis
   }
 }
 
+// Where experts have tens of rows, multiplying takes about as long as reading: 16 warps hide each other's latencies,
+// two row tiles each.
+void add_wide_streaming(const MoeProblem& problem, Pass pass, List* out) {
+  TileConfig t = base_tile(problem, pass, Family::kStreaming);
+  t.producer_warps = 4;
+  for (const int tokens : {16, 24, 32}) {
+    for (const int k : {64, 128, 192, 256}) {
+      for (const int stages : {2, 3, 4, 5}) {
+        set_sizes(&t, tokens, 512, k, stages, kWideStreamingWarps);
+        out->push_back({t, 1, 1});
+      }
+    }
+  }
+}
+
 void add_mma_sync(const MoeProblem& problem, Pass pass, List* out) {
   TileConfig t = base_tile(problem, pass, Family::kMmaSync);
   for (int tokens = kTokenTileStep; tokens <= kLargestTokenTile; tokens += kTokenTileStep) {
@@ -158,6 +173,7 @@ std::vector<Candidate> candidates(const MoeProblem& problem, Pass pass, const Ar
   if (find_family(Family::kStreaming, arch.name)) {
     if (problem.tokens <= kInlineRouteTokens) add_streaming(problem, pass, true, &list);
     add_streaming(problem, pass, false, &list);
+    add_wide_streaming(problem, pass, &list);
   }
   if (find_family(Family::kMmaSync, arch.name)) add_mma_sync(problem, pass, &list);
   if (find_family(Family::kWgmma, arch.name)) add_wgmma(problem, pass, &list);

@@ -251,7 +251,12 @@ int register_limit(const Arch& arch, const Candidate& c) {
     // setmaxnreg: the producer warpgroup keeps 40, the compute warpgroups share the rest.
     per_thread = (budget - t.producer_warps * 32 * 40) / (t.warps * 32) / 8 * 8;
   } else {
-    per_thread = budget / ((t.warps + t.producer_warps) * 32) / 8 * 8;
+    const int threads = (t.warps + t.producer_warps) * 32;
+    per_thread = budget / threads / 8 * 8;
+    if (t.family == Family::kStreaming && t.warps == kWideStreamingWarps) {
+      // setmaxnreg: the producers keep 32 of what each thread got at the launch.
+      per_thread = (per_thread * threads - t.producer_warps * 32 * 32) / (t.warps * 32) / 8 * 8;
+    }
   }
   return std::min(arch.max_registers, per_thread);
 }

@@ -103,7 +103,7 @@ enum class RegionId : int {
   kRoutes,            // the choices of inline routing
   kOutput,            // [tokens][n] bf16: the epilogue's staging
   kRows,              // [2][tokens] int: rows of the activations, double-buffered across tiles
-  kBarriers,          // [2][stages] mbarriers: full, empty; one token, gate-up: one more
+  kBarriers,          // [2][stages] mbarriers: full, empty; gate-up of one token or wide streaming: one more
   kCount,
 };
 inline constexpr int kRegionCount = static_cast<int>(RegionId::kCount);
@@ -138,6 +138,10 @@ inline constexpr unsigned kUnitDepth = 64;          //
 inline constexpr unsigned kRowSkew = 16;            // bytes after an activation row, so that the eight rows of an
                                                     // ldmatrix fall into different banks
 inline constexpr unsigned kInlineRouteBytes = 384;  // kOneTableBytes of kernels/moe/stream_tile.h
+
+// A streaming tile of so many compute warps takes registers from its producers for them, and its gate-up raises flags
+// for down (StreamTile::wide() in kernels/moe/stream_tile.h).
+inline constexpr int kWideStreamingWarps = 16;
 
 // Warps that divide the weight rows of a tile; the others of a K slice divide its tokens. An FP4 warp keeps two row
 // tiles where it can: they share the fragments of the activations, and together make a whole block of 16 of the next
@@ -186,10 +190,11 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
       return t.epilogue == Epilogue::kDirect ? 0 : rows * n * 2;
     case RegionId::kRows:
       return t.family == Family::kMmaSync || t.family == Family::kFp4 ? 2 * rows * 4 : 0;
-    case RegionId::kBarriers:
-      return t.producer_warps > 0
-                 ? static_cast<unsigned>(t.stages + (t.inline_routes && t.pass == Pass::kGateUp ? 1 : 0)) * 16
-                 : 0;
+    case RegionId::kBarriers: {
+      const bool one_more = t.family == Family::kStreaming && t.pass == Pass::kGateUp &&
+                            (t.inline_routes || t.warps == kWideStreamingWarps);
+      return t.producer_warps > 0 ? static_cast<unsigned>(t.stages + (one_more ? 1 : 0)) * 16 : 0;
+    }
     case RegionId::kCount:
       break;
   }

@@ -94,8 +94,15 @@ void machine_fails(Site site = Site::here());
 void check_read(const void* address, std::size_t bytes);
 template <typename T>
 T shuffle_value(unsigned mask, T value, Shuffle kind, int lane, int width, Site site) {
-  static_assert(sizeof(T) == 4);
-  return __builtin_bit_cast(T, shuffle(mask, __builtin_bit_cast(unsigned, value), kind, lane, width, site));
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  if constexpr (sizeof(T) == 8) {  // two shuffles, as on the device
+    const auto bits = __builtin_bit_cast(unsigned long long, value);
+    const unsigned low = shuffle(mask, static_cast<unsigned>(bits), kind, lane, width, site);
+    const unsigned high = shuffle(mask, static_cast<unsigned>(bits >> 32), kind, lane, width, site);
+    return __builtin_bit_cast(T, static_cast<unsigned long long>(high) << 32 | low);
+  } else {
+    return __builtin_bit_cast(T, shuffle(mask, __builtin_bit_cast(unsigned, value), kind, lane, width, site));
+  }
 }
 template <typename T>
 T load(const T* p) {

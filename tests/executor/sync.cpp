@@ -267,20 +267,19 @@ void raise_flag(int* flag, int count, int lane, Site site) {
   *flag += count;
 }
 
-int wait_flags(const int* flags, int count, int value, int lane, Site site) {
+int wait_flags(const int* flag, int count, int value, int lane, Site site) {
   Machine& m = machine();
   Thread& t = m.enter(Op::kFlagWait, site);
-  (void)lane;
-  int ready = 0;
-  while (ready < count && ready < 32 && flags[ready] >= value) ++ready;
+  const bool down = lane >= count || *flag < value;
+  const unsigned waiting = __ballot_sync(0xffffffffu, down, site);
   if (m.mutated(Mutation::Kind::kDrop, Op::kFlagWait, site)) return 1;
-  if (ready == 0) m.violate("wait_flags: the flag is down, and nobody is left to raise it");
+  if ((waiting & 1u) != 0) m.violate("wait_flags: the flag is down, and nobody is left to raise it");
   // What was stored before is there, as after grid_dependency_wait().
   auto clock = std::make_shared<std::vector<u32>>(*t.clock);
   (*clock)[m.place(kGridComponent)] = 1;
   t.clock = clock;
   m.maybe_yield();
-  return ready;
+  return waiting == 0 ? 32 : __builtin_ctz(waiting);
 }
 
 void grid_launch_dependents(Site site) {

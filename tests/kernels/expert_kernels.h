@@ -14,10 +14,11 @@ struct ExpertKernel {
   std::string name;
   plan::Family family;
   bool gate_up;
-  bool one;       // one token, whose choices need no sorting
-  bool gated;     // gate-up: SwiGLU, otherwise squared ReLU
-  int tokens;     // of a block
-  int row_tiles;  // of a CTA
+  bool one;           // one token, whose choices need no sorting
+  bool wide = false;  // gate-up raises flags for down
+  bool gated;         // gate-up: SwiGLU, otherwise squared ReLU
+  int tokens;         // of a block
+  int row_tiles;      // of a CTA
   int ctas;
   int threads;
   unsigned shared_bytes;

@@ -247,13 +247,14 @@ RouteTable make_table(Device& device, size_t picks, const LayerShape& s, int til
   const int experts = route_kernels().max_experts;
   RouteTable table;
   table.counts = device.alloc<int>(2, "route.counts");
-  table.blocks = device.alloc<Block>(static_cast<size_t>(max_blocks(static_cast<long long>(picks), s.experts, tile)),
-                                     "route.blocks");
+  const auto blocks = static_cast<size_t>(max_blocks(static_cast<long long>(picks), s.experts, tile));
+  table.blocks = device.alloc<Block>(blocks, "route.blocks");
   table.slot_token =
       device.alloc<int>(static_cast<size_t>(max_slots(static_cast<long long>(picks), s.experts)), "route.slot_token");
   table.pick_slot = device.alloc<int>(picks, "route.pick_slot");
   table.totals = device.alloc<int>(static_cast<size_t>(experts) + 1, "route.totals");
   std::fill_n(table.totals, experts + 1, 0);
+  table.stored = device.alloc<int>(blocks, "route.stored");
   return table;
 }
 
@@ -413,7 +414,7 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   d.scales = a.down_scales;
   d.out = up.one ? static_cast<void*>(out) : static_cast<void*>(partial);
   d.out_stride = groups_of_four ? packed_row_values(s.hidden) / 4 : s.hidden;
-  d.ready = a.row_tiles;
+  d.ready = up.one ? a.row_tiles : up.wide ? (a.row_tiles + up.row_tiles - 1) / up.row_tiles : 0;
 
   // W4A4: codes and scales of the input and of h; what lies beyond their columns is zero.
   Fp4Args fp4_up{};

@@ -42,6 +42,8 @@ std::vector<Chain> chains() {
        16},  // so that CTAs begin at different choices
       {"sorted", named(stream, "stream {true, false, 2, 2, 2, 1, 3, 24, 2, 2, 1}"),
        named(stream, "stream {false, false, 2, 2, 2, 1, 3, 24, 2, 2, 1}"), 14},
+      {"wide", named(stream, "stream {true, false, 2, 16, 1, 1, 3, 24, 2, 3, 1}"),
+       named(stream, "stream {false, false, 2, 16, 1, 1, 3, 24, 4, 2, 1}"), 14},
       {"wgmma", named(prefill, "prefill {true, 32, 3}"), named(prefill, "prefill {false, 32, 2}"), 14},
       {"mma", named(async, "mma-sync {true, 2, 16, 64, 64, 2, 4, 2}"),
        named(async, "mma-sync {false, 1, 16, 64, 64, 3, 4, 2}"), 14},
@@ -67,8 +69,11 @@ struct Redundant {
   const char* reason;
 };
 constexpr Redundant kRedundant[] = {
-    {Op::kGridWait, "stream_sm90.cuh", "if (!T.gate_up) grid_dependency_wait();",
+    {Op::kGridWait, "stream_sm90.cuh", "if (!T.gate_up && args.ready == 0) grid_dependency_wait();",
      "down's consumers touch no result of gate-up but through the stages, whose producers wait"},
+    {Op::kGridWait, "stream_sm90.cuh", "if (!T.gate_up && args.ready != 0) grid_dependency_wait();",
+     "flags order what down reads; this one is for kernels further on, which wait for down's end only"},
+    {Op::kBarrierWait, "stream_sm90.cuh", "mbarrier_wait(stored, stored_phase);", "orders what another kernel reads"},
     {Op::kGridWait, "one_sm90.cuh", "if (!T.gate_up) grid_dependency_wait();",
      "flags order what down reads; this one is for kernels further on, which wait for down's end only"},
     {Op::kGridWait, "one_sm90.cuh", "if (ready == 0) grid_dependency_wait();",

@@ -16,6 +16,7 @@ ExpertKernel stream(const char* name) {
   k.family = plan::Family::kStreaming;
   k.gate_up = GateUp;
   k.one = One;
+  k.wide = T.wide();
   k.gated = !Relu2;
   k.tokens = T.rows;
   k.row_tiles = T.mt * T.wm;
@@ -52,6 +53,8 @@ std::vector<ExpertKernel> stream_kernels() {
       STREAM(false, false, 2, 2, 1, 2, 1, 8, 4, 3, 2),
       STREAM(false, false, 2, 2, 2, 1, 3, 24, 2, 2, 1),
       STREAM(false, false, 2, 4, 1, 1, 4, 32, 1, 3, 1),
+      STREAM(true, false, 2, 16, 1, 1, 3, 24, 2, 3, 1),  // registers move from the producers
+      STREAM(false, false, 2, 16, 1, 1, 3, 24, 4, 2, 1),
       STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 4, 2, true),  // squared ReLU
       STREAM(true, false, 2, 2, 1, 2, 1, 8, 4, 3, 2, true),
   };

@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           return;
         }
         if (!T.gate_up && b >= ready) {
-          ready += wait_flags(&args.route.totals[ready], count - ready, args.ready, lane);
+          ready += wait_flags(args.route.totals + ready + lane, count - ready, args.ready, lane);
         }
         if (lane == 0) {
           const u32 bytes = units_of(chunk) * (kUnitK * 2);

@@ -10,66 +10,93 @@ namespace fourfold::moe {
 
 namespace route_detail {
 
-// One CTA of 1024 threads, thread t holding expert t's number of slots: writes the blocks and the counts, returns the
-// expert's first slot.
-__device__ __forceinline__ int cut_blocks(int n, int tile, const RouteTable& table) {
-  __shared__ int warp_sums[2][32];
+// One CTA of 1024 threads, thread t holding expert t's number of slots, 0 from `experts` on: writes the blocks and
+// their number, returns the expert's first slot.
+//
+// A GEMM's CTAs take blocks in turn, so that every round should hold blocks that cost the same: the experts whose
+// blocks have the most columns come first. (An expert's blocks stay together: the later ones find its weights in L2.)
+__device__ __forceinline__ int cut_blocks(int n, int experts, int tile, const RouteTable& table, int* all_slots) {
+  constexpr int kBits = 21;  // of a count of blocks; three of them in a word
+  __shared__ int slot_sums[32];
+  __shared__ ptx::u64 block_sums[32];
   const int t = static_cast<int>(threadIdx.x);
   const int lane = t % 32;
   const int warp = t / 32;
-  const int b = (n + tile - 1) / tile;
-  const int own = (n + 7) / 8 * 8;
-  int slots = own;
-  int blocks = b;
-  for (int d = 1; d < 32; d *= 2) {
-    const int s = __shfl_up_sync(0xffffffffu, slots, d);
-    const int k = __shfl_up_sync(0xffffffffu, blocks, d);
-    if (lane >= d) {
-      slots += s;
-      blocks += k;
-    }
-  }
-  if (lane == 31) {
-    warp_sums[0][warp] = slots;
-    warp_sums[1][warp] = blocks;
-  }
-  __syncthreads();
-  if (warp < 2) {
-    int v = warp_sums[warp][lane];
-    for (int d = 1; d < 32; d *= 2) {
-      const int s = __shfl_up_sync(0xffffffffu, v, d);
-      if (lane >= d) v += s;
-    }
-    warp_sums[warp][lane] = v;
-  }
-  __syncthreads();
-  if (warp > 0) {
-    slots += warp_sums[0][warp - 1];
-    blocks += warp_sums[1][warp - 1];
-  }
-  const int first_slot = slots - own;
   // Blocks of one expert are as equal as multiples of 8 tokens allow.
-  const int even = b == 0 ? 0 : ((n + b - 1) / b + 7) / 8 * 8;
-  const int size = even < tile ? even : tile;
-  for (int i = 0; i < b; ++i) {
-    const int rest = n - i * size;
-    table.blocks[blocks - b + i] = Block{t, first_slot + i * size, rest < size ? (rest > 0 ? rest : 0) : size, 0};
+  int b = n > 0 ? 1 : 0;
+  int size = (n + 7) / 8 * 8;
+  const int own = size;
+  if (n > tile) {
+    b = static_cast<int>(static_cast<ptx::u32>(n + tile - 1) / static_cast<ptx::u32>(tile));
+    size = static_cast<int>((static_cast<ptx::u32>(n + b - 1) / static_cast<ptx::u32>(b) + 7) / 8 * 8);
+    if (size > tile) size = tile;
   }
-  if (t == kRouteThreads - 1) {
-    table.counts[0] = blocks;
-    table.counts[1] = slots;
+  const int narrower = (tile - size) / 8;
+  const int shift = (narrower < 2 ? narrower : 2) * kBits;
+  // Sums over the experts before this one and itself.
+  const auto scan = [&](int& slots, ptx::u64& blocks) {
+    for (int d = 1; d < 32; d *= 2) {
+      const int s = __shfl_up_sync(0xffffffffu, slots, d);
+      const ptx::u64 k = __shfl_up_sync(0xffffffffu, blocks, d);
+      if (lane >= d) {
+        slots += s;
+        blocks += k;
+      }
+    }
+  };
+  int slots = own;
+  ptx::u64 blocks = static_cast<ptx::u64>(b) << shift;
+  const bool used = warp * 32 < experts;
+  if (used) scan(slots, blocks);
+  if (lane == 31) {
+    slot_sums[warp] = slots;
+    block_sums[warp] = blocks;
+  }
+  __syncthreads();
+  if (!used) return 0;
+  int warp_slots = slot_sums[lane];
+  ptx::u64 warp_blocks = block_sums[lane];
+  scan(warp_slots, warp_blocks);
+  const ptx::u64 all_blocks = __shfl_sync(0xffffffffu, warp_blocks, 31);
+  const int last_slots = __shfl_sync(0xffffffffu, warp_slots, 31);
+  const int before_slots = __shfl_sync(0xffffffffu, warp_slots, (warp + 31) % 32);
+  const ptx::u64 before_blocks = __shfl_sync(0xffffffffu, warp_blocks, (warp + 31) % 32);
+  if (warp > 0) {
+    slots += before_slots;
+    blocks += before_blocks;
+  }
+  const auto field = [&](ptx::u64 v, int at) { return static_cast<int>(v >> at) & ((1 << kBits) - 1); };
+  int first_block = field(blocks, shift) - b;
+  if (shift > 0) first_block += field(all_blocks, 0);
+  if (shift > kBits) first_block += field(all_blocks, kBits);
+  const int first_slot = slots - own;
+#pragma unroll 1
+  for (int i = 0, rest = n; i < b; ++i, rest -= size) {
+    table.stored[first_block + i] = 0;
+    table.blocks[first_block + i] = Block{t, first_slot + n - rest, rest < size ? (rest > 0 ? rest : 0) : size, 0};
+  }
+  if (t == 0) {
+    table.counts[0] = field(all_blocks, 0) + field(all_blocks, kBits) + field(all_blocks, 2 * kBits);
+    *all_slots = last_slots;
   }
   return first_slot;
 }
 
 }  // namespace route_detail
 
-// At most kRouteOnePass picks: one CTA does it all.
+// At most kRouteOnePass picks: one CTA does it all. The tokens of many slots go out through shared memory, because
+// scattered to memory they take one SM a nanosecond each.
 __global__ void __launch_bounds__(kRouteThreads, 1) moe_route(Routing routing, RouteTable table, int tile) {
+  constexpr int kMostSlots = static_cast<int>(max_slots(kRouteOnePass, kMaxExperts));
   __shared__ int count[kMaxExperts];
+  __shared__ ptx::u16 tokens[kMostSlots];
+  __shared__ int slots;
+  static_assert(kRouteOnePass <= 65536);
   const int t = static_cast<int>(threadIdx.x);
   const int picks = routing.tokens * routing.top_k;
+  const bool staged = picks > kRouteThreads;
   count[t] = 0;
+  if (t * 32 < picks) ptx::prefetch_l2(routing.ids + t * 32);
   __syncthreads();
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
@@ -82,12 +109,16 @@ __global__ void __launch_bounds__(kRouteThreads, 1) moe_route(Routing routing, R
     if (id[i] >= routing.experts) id[i] = -1;
   }
 #pragma unroll
-  for (int i = 0; i < kRouteOwn; ++i) rank[i] = id[i] >= 0 ? atomicAdd(&count[id[i]], 1) : 0;
+  for (int i = 0; i < kRouteOwn; ++i) {
+    rank[i] = i * kRouteThreads < picks && id[i] >= 0 ? atomicAdd(&count[id[i]], 1) : 0;
+  }
   __syncthreads();
   const int n = count[t];
-  const int first = route_detail::cut_blocks(n, tile, table);
+  const int first = route_detail::cut_blocks(n, routing.experts, tile, table, &slots);
   count[t] = first;
   __syncthreads();
+  // Exact: the quotient is at least half a choice away from a whole number, and off by less than 2^-9 of a choice.
+  const float per_choice = ptx::reciprocal_approx(static_cast<float>(routing.top_k));
 #pragma unroll
   for (int i = 0; i < kRouteOwn; ++i) {
     const int p = t + i * kRouteThreads;
@@ -95,10 +126,19 @@ __global__ void __launch_bounds__(kRouteThreads, 1) moe_route(Routing routing, R
     int slot = -1;
     if (id[i] >= 0) {
       slot = count[id[i]] + rank[i];
-      table.slot_token[slot] = p / routing.top_k;
+      const int token = static_cast<int>((static_cast<float>(p) + 0.5f) * per_choice);
+      if (staged) {
+        tokens[slot] = static_cast<ptx::u16>(token);
+      } else {
+        table.slot_token[slot] = token;
+      }
     }
     table.pick_slot[p] = slot;
   }
+  if (t == 0) table.counts[1] = slots;
+  if (!staged) return;
+  __syncthreads();
+  for (int s = t; s < slots; s += kRouteThreads) table.slot_token[s] = tokens[s];
 }
 
 // More picks: moe_route_count (grid: ceil(picks / kRouteManyPicks)) adds each CTA's histogram to `table.totals`; the
@@ -128,7 +168,7 @@ __global__ void __launch_bounds__(kRouteThreads, 1) moe_route_count(Routing rout
   if (!last) return;
   __threadfence();
   const int n = __ldcg(&table.totals[t]);
-  table.totals[t] = route_detail::cut_blocks(n, tile, table);
+  table.totals[t] = route_detail::cut_blocks(n, routing.experts, tile, table, table.counts + 1);
   if (t == 0) table.totals[kMaxExperts] = 0;
 }
 

@@ -51,12 +51,15 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto full = [&](u32 s) { return base + kMap.barriers + 8u * s; };
   const auto empty = [&](u32 s) { return base + kMap.barriers + 8u * (static_cast<u32>(T.stages) + s); };
+  constexpr bool kRaises = T.gate_up && T.wide();
+  const u32 stored = base + kMap.barriers + 16u * static_cast<u32>(T.stages);  // for that: an item's rows
 
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < static_cast<u32>(T.stages); ++s) {
       mbarrier_init(full(s), T.producers());
       mbarrier_init(empty(s), T.wm * T.wu);
     }
+    if (kRaises) mbarrier_init(stored, kConsumers);
     fence_barrier_init();
   }
   // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so route tables may be read
@@ -88,6 +91,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   };
 
   if (warp >= kConsumers) {
+    if constexpr (T.wide()) registers_decrease<kStreamProducerRegisters>();
     // ---- producers: the lanes of a warp issue bulk copies one after the other, so several warps share them
     const int producer = warp - kConsumers;
     const bool mine = lane % T.producers() == producer;
@@ -155,8 +159,15 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
                   source, units * kUnitBytes, full(stage), weight_policy);
       }
     };
+    int rows_until = 0;  // down: rows of this CTA's items before this one are known to be there
     const auto issue_rows = [&](const Cursor& c, const Block& b, int stage) {
       if (b.expert < 0) return;
+      if (!T.gate_up && args.ready != 0 && c.item >= rows_until) {
+        const int item = c.item + lane * step;
+        const int left = (items - c.item + step - 1) / step;
+        rows_until = c.item + step * wait_flags(args.route.stored + (item < items ? item / row_groups : 0),
+                                                left < 32 ? left : 32, args.ready, lane);
+      }
       if (mine && lane < b.count) {
         bulk_copy(
             base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
@@ -170,7 +181,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     if (!T.gate_up) {
       Cursor w = c;
       for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) issue_weights(w, enter(w), s);
-      grid_dependency_wait();
+      if (args.ready == 0) grid_dependency_wait();
       grid_launch_dependents();
       w = c;
       for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) issue_rows(w, enter(w), s);
@@ -187,9 +198,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         ++phase;
       }
     }
+    // Kernels further on rely on gate-up's end, too.
+    if (!T.gate_up && args.ready != 0) grid_dependency_wait();
   } else {
+    if constexpr (T.wide()) registers_increase<kStreamConsumerRegisters>();
     // ---- consumers
-    if (!T.gate_up) grid_dependency_wait();
+    if (!T.gate_up && args.ready == 0) grid_dependency_wait();
     const int wm = warp % T.wm;
     const int wk = warp / T.wm;
     const int ws = wk / T.wu;
@@ -202,6 +216,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     const u32 matrix_k = static_cast<u32>(lane / 8) * 16u;
     u32 position = 0;  // of the item's first stage in this CTA's sequence
     int parity = 0;    // of the reduction buffer
+    int turn = 0;      // the warp that raises the item's flag
+    u32 stored_phase = 0;
 
     // What the epilogue multiplies with, fetched one item ahead.
     struct Factors {
@@ -337,6 +353,17 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         } else {
           run_item.template operator()<T.nt>(item, block, factors);
         }
+      }
+      if constexpr (kRaises) {
+        // Raising takes a warp half a microsecond, hence another one for each item.
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(stored);
+        if (warp == turn) {
+          mbarrier_wait(stored, stored_phase);
+          raise_flag(&args.route.stored[item / row_groups], 1, lane);
+        }
+        turn = turn + 1 == kConsumers ? 0 : turn + 1;
+        stored_phase ^= 1u;
       }
       block = ahead;
       ahead = further;

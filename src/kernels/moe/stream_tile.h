@@ -11,6 +11,8 @@ namespace fourfold::moe {
 
 inline constexpr int kOnePicks = 16;  // most choices of the token of moe_one
 inline constexpr unsigned kOneTableBytes = 384;
+inline constexpr int kStreamProducerRegisters = 32;
+inline constexpr int kStreamConsumerRegisters = 112;
 
 struct StreamTile {
   bool gate_up;
@@ -31,6 +33,9 @@ struct StreamTile {
   FOURFOLD_STREAM_HD constexpr int threads() const { return (wm * wk() + producers()) * 32; }
   // One token: room for the next kernel's CTAs beside this one's, or its early launch buys nothing.
   FOURFOLD_STREAM_HD constexpr int resident() const { return one ? ctas + 1 : ctas; }
+  // So many warps compute that registers are moved from the producers to them. Items are then long enough that
+  // gate-up's raise flags for down.
+  FOURFOLD_STREAM_HD constexpr bool wide() const { return !one && wm * wk() == 16; }
 };
 
 template <bool GateUp, bool One, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas,
@@ -48,7 +53,7 @@ struct StreamMap {
   unsigned zero;      // one token: a row of zeros, for the other columns
   unsigned zero_bytes;
   unsigned choices;   // one token: OneTables
-  unsigned barriers;  // [2][stages] mbarriers; one token, gate-up: one more
+  unsigned barriers;  // [2][stages] mbarriers; gate-up of one token or wide: one more
   unsigned total;
 };
 
@@ -75,7 +80,7 @@ FOURFOLD_STREAM_HD constexpr StreamMap stream_map(const StreamTile& t) {
   m.choices = at;
   at += t.one ? kOneTableBytes : 0u;
   m.barriers = at;
-  m.total = at + static_cast<unsigned>(t.stages) * 16u + (t.one && t.gate_up ? 16u : 0u);
+  m.total = at + static_cast<unsigned>(t.stages) * 16u + (t.gate_up && (t.one || t.wide()) ? 16u : 0u);
   return m;
 }
 

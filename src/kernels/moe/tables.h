@@ -21,6 +21,7 @@ struct RouteTable {
   int* slot_token;  // [max_slots(picks, experts)]
   int* pick_slot;   // [picks] slot of (token, choice), -1 if its expert id is out of range
   int* totals;      // [1024 + 1] zeros: scratch of the two-kernel routing and flags of moe_one; both leave it zero
+  int* stored;      // [max_blocks(..)] gate-up's items of a block whose rows are stored: flags for down beside it
 };
 
 // Blocks that `picks` choices can need, whatever the routing: the size of RouteTable::blocks.
@@ -109,7 +110,9 @@ struct GemmArgs {
   long long out_stride;  // elements
   float limit;           // SwiGLU clamp: gate at most limit, |up| at most limit; 0 = none
   int zero;              // 0; keeps constants out of the compiler's sight
-  int ready;             // one token, down: gate-up's row_tiles, which a choice's flag counts up to
+  // Down beside gate-up: what a flag counts up to. One token: gate-up's row_tiles, for a choice. Sorted: gate-up's
+  // items of a block, or 0 where gate-up raises no flags.
+  int ready;
   Routing routing;
   RouteTable route;
 };

@@ -158,19 +158,22 @@ __device__ __forceinline__ void raise_flag(int* flag, int count, int lane) {
   __syncwarp();
   if (lane == 0) asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(flag), "r"(count) : "memory");
 }
-// A whole warp: waits until the first of `count` flags is at least `value` and returns how many of them are so in a
-// row, at most 32. What was stored before these were raised can be loaded and copied in bulk, by every lane.
-__device__ __forceinline__ int wait_flags(const int* flags, int count, int value, int lane) {
+// A whole warp: waits until lane 0's flag is at least `value` and returns how many lanes' flags are so in a row; lanes
+// from `count` on have none. What was stored before these were raised can be loaded and copied in bulk, by every lane.
+__device__ __forceinline__ int wait_flags(const int* flag, int count, int value, int lane) {
   u32 waiting;
   do {
     int seen = 0;
-    if (lane < count) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flags + lane) : "memory");
+    if (lane < count) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
     waiting = __ballot_sync(0xffffffffu, seen < value);
   } while ((waiting & 1u) != 0);
   __syncwarp();
   asm volatile("fence.proxy.async.global;" ::: "memory");
   return waiting == 0 ? 32 : __ffs(static_cast<int>(waiting)) - 1;
 }
+
+// Brings the line of p to L2 if it is not there. Allowed at any time: nothing is read.
+__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // ---- shared loads ---------------------------------------------------------------------------------------------------
 

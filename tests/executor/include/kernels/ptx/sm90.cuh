@@ -65,7 +65,8 @@ void grid_dependency_wait(Site site = Site::here());
 void grid_launch_dependents(Site site = Site::here());
 
 void raise_flag(int* flag, int count, int lane, Site site = Site::here());
-int wait_flags(const int* flags, int count, int value, int lane, Site site = Site::here());
+int wait_flags(const int* flag, int count, int value, int lane, Site site = Site::here());
+inline void prefetch_l2(const void*) {}
 
 struct Vec4 {
   u32 x, y, z, w;

@@ -52,8 +52,6 @@ enum class Op {
   kWgmmaCommit,
   kWgmmaWait,
   kGridWait,
-  kFlagRaise,
-  kFlagWait,
   kShuffle,
   kMatrixLoad,
   kMatrixStore,

@@ -258,29 +258,33 @@ void grid_dependency_wait(Site site) {
   m.maybe_yield();
 }
 
-// Kernels run one after the other here, so a flag that is not up when it is waited for stays down.
-void raise_flag(int* flag, int count, int lane, Site site) {
+// Kernels run one after the other here, so a word that is not there when it is looked at stays away. Neither orders
+// anything, and neither needs to be ordered.
+void store_exchanged(u32* p, u32 word, Site site) {
   Machine& m = machine();
-  m.enter(Op::kFlagRaise, site);
-  if (m.mutated(Mutation::Kind::kDrop, Op::kFlagRaise, site) || lane != 0) return;
-  m.plain_access(flag, sizeof(int), Access::kAtomic);
-  *flag += count;
+  m.enter(site);
+  m.exchange_access(p, sizeof(u32));
+  if (word == 0xffffffffu) m.violate("store_exchanged: all ones would never be seen");
+  *p = word;
+  m.maybe_yield();
 }
 
-int wait_flags(const int* flags, int count, int value, int lane, Site site) {
+Vec2 load_exchanged2(const u32* p, Site site) {
   Machine& m = machine();
-  Thread& t = m.enter(Op::kFlagWait, site);
-  (void)lane;
-  int ready = 0;
-  while (ready < count && ready < 32 && flags[ready] >= value) ++ready;
-  if (m.mutated(Mutation::Kind::kDrop, Op::kFlagWait, site)) return 1;
-  if (ready == 0) m.violate("wait_flags: the flag is down, and nobody is left to raise it");
-  // What was stored before is there, as after grid_dependency_wait().
-  auto clock = std::make_shared<std::vector<u32>>(*t.clock);
-  (*clock)[m.place(kGridComponent)] = 1;
-  t.clock = clock;
+  m.enter(site);
+  m.exchange_access(p, 2 * sizeof(u32));
+  if (p[0] == 0xffffffffu || p[1] == 0xffffffffu) {
+    m.violate("load_exchanged2: a word is not there, and nobody is left to store it");
+  }
   m.maybe_yield();
-  return ready;
+  return {p[0], p[1]};
+}
+
+void clear_exchanged4(u32* p, Site site) {
+  Machine& m = machine();
+  m.enter(site);
+  m.exchange_access(p, 4 * sizeof(u32));
+  for (int i = 0; i < 4; ++i) p[i] = 0xffffffffu;
 }
 
 void grid_launch_dependents(Site site) {

@@ -151,35 +151,35 @@ __device__ __forceinline__ void grid_launch_dependents() {
 #endif
 }
 
-// ---- flags between kernels that run at the same time ----------------------------------------------------------------
-
-// A whole warp: adds `count` to the flag once everything that its lanes have seen stored can be seen on the device.
-__device__ __forceinline__ void raise_flag(int* flag, int count, int lane) {
-  __syncwarp();
-  if (lane == 0) asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(flag), "r"(count) : "memory");
-}
-// A whole warp: waits until the first of `count` flags is at least `value` and returns how many of them are so in a
-// row, at most 32. What was stored before these were raised can be loaded and copied in bulk, by every lane.
-__device__ __forceinline__ int wait_flags(const int* flags, int count, int value, int lane) {
-  u32 waiting;
-  do {
-    int seen = 0;
-    if (lane < count) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flags + lane) : "memory");
-    waiting = __ballot_sync(0xffffffffu, seen < value);
-  } while ((waiting & 1u) != 0);
-  __syncwarp();
-  asm volatile("fence.proxy.async.global;" ::: "memory");
-  return waiting == 0 ? 32 : __ffs(static_cast<int>(waiting)) - 1;
-}
-
-// ---- shared loads ---------------------------------------------------------------------------------------------------
-
 struct Vec4 {
   u32 x, y, z, w;
 };
 struct Vec2 {
   u32 x, y;
 };
+
+// ---- words between kernels that run at the same time ----------------------------------------------------------------
+// A word that is its own flag: all ones until a kernel stores something else, and nothing else is ordered by it.
+
+__device__ __forceinline__ void store_exchanged(u32* p, u32 word) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(word) : "memory");
+}
+// Two such words as they are at present; p a multiple of 8 bytes.
+__device__ __forceinline__ Vec2 load_exchanged2(const u32* p) {
+  Vec2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  return v;
+}
+// Makes four of them all ones; p a multiple of 16 bytes.
+__device__ __forceinline__ void clear_exchanged4(u32* p) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p), "r"(0xffffffffu) : "memory");
+}
+
+// Brings the line of p to L2 if it is not there. Allowed at any time: nothing is read.
+__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// ---- shared loads ---------------------------------------------------------------------------------------------------
+
 __device__ __forceinline__ Vec4 load_shared4(u32 address) {
   Vec4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));

@@ -58,13 +58,6 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const auto full = [&](u32 s) { return base + kMap.barriers + 8u * s; };
   const auto empty = [&](u32 s) { return base + kMap.barriers + 8u * (static_cast<u32>(T.stages) + s); };
 
-  // Where nothing wrote the choices just before, they are far away.
-  const bool picks = lane < args.routing.top_k;
-  if (T.gate_up && warp == kConsumers && picks) {
-    prefetch_l2(args.routing.ids + lane);
-    prefetch_l2(args.routing.weights + lane);
-    prefetch_l2(args.turn);
-  }
   // Gate-up's two buffers of partial sums.
   const auto summed = [&](u32 half) { return base + kMap.barriers + 16u * static_cast<u32>(T.stages) + 8u * half; };
   const auto taken = [&](u32 half) { return summed(half) + 16u; };
@@ -88,7 +81,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     __syncthreads();
     grid_dependency_wait();
   }
-  const int id = picks ? args.routing.ids[lane] : -1;
+  const int id = lane < args.routing.top_k ? args.routing.ids[lane] : -1;
   const int present_half = !T.gate_up || warp == kConsumers ? args.turn->half : 0;
   if (!T.gate_up) {
     __syncthreads();

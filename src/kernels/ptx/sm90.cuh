@@ -175,9 +175,6 @@ __device__ __forceinline__ void clear_exchanged4(u32* p) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p), "r"(0xffffffffu) : "memory");
 }
 
-// Brings the line of p to L2 if it is not there. Allowed at any time: nothing is read.
-__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
 // ---- shared loads ---------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ Vec4 load_shared4(u32 address) {

@@ -74,7 +74,6 @@ struct Vec2 {
 void store_exchanged(u32* p, u32 word, Site site = Site::here());
 Vec2 load_exchanged2(const u32* p, Site site = Site::here());
 void clear_exchanged4(u32* p, Site site = Site::here());
-inline void prefetch_l2(const void*) {}
 
 Vec4 load_shared4(u32 address, Site site = Site::here());
 Vec2 load_shared2(u32 address, Site site = Site::here());

@@ -1,6 +1,6 @@
 // Checks and times the NVFP4 expert layer on Hopper.
 //
-//   moe_bench [--shape 397B|122B|35B|...] [--tokens 1,8,64] [--check] [--sweep] [--json FILE]
+//   moe_bench [--shape 397B|122B|35B|...] [--tokens 1,8,64] [--check] [--sweep] [--all-pairs] [--crowded] [--json FILE]
 //
 // Whole layer: routing, gate-up, SwiGLU, down, weighted sum. Timing: CUDA graph of several layers, each with its own
 // uniform routing and the next of C weight copies (C so that 200 MB pass between two uses of one), median of replays.
@@ -152,6 +152,8 @@ struct Buffers {
   int* ids;
   float* router;
   u16* h;
+  u16* one;  // one token: the rows between the kernels
+  OneTurn* turn;
   u8* partial;  // down's rows; before that, for the wgmma kernels, the gathered token rows
   size_t partial_bytes;
   long long slots;
@@ -170,6 +172,10 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
   b.router = device_alloc<float>(picks * layers);
   b.slots = max_slots(static_cast<long long>(picks), s.experts);
   b.h = device_alloc<u16>(static_cast<size_t>(b.slots) * s.intermediate);
+  b.one = device_alloc<u16>(static_cast<size_t>(2 * kOnePicks) * s.intermediate);
+  CUDA_CHECK(cudaMemset(b.one, 0xff, static_cast<size_t>(2 * kOnePicks) * s.intermediate * 2));
+  b.turn = device_alloc<OneTurn>(1);
+  CUDA_CHECK(cudaMemset(b.turn, 0, sizeof(OneTurn)));
   b.partial_bytes = static_cast<size_t>(b.slots) * packed_row_values(s.hidden) * (tokens > 2500 ? 2 : 4);
   b.partial = device_alloc<u8>(b.partial_bytes);
   b.out = device_alloc<u16>(static_cast<size_t>(tokens) * s.hidden);
@@ -186,9 +192,10 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
 void free_buffers(Buffers& b) {
   for (void* p :
        {static_cast<void*>(b.x), static_cast<void*>(b.ids), static_cast<void*>(b.router), static_cast<void*>(b.h),
-        static_cast<void*>(b.partial), static_cast<void*>(b.out), static_cast<void*>(b.route.counts),
-        static_cast<void*>(b.route.totals), static_cast<void*>(b.route.stored), static_cast<void*>(b.route.blocks),
-        static_cast<void*>(b.route.slot_token), static_cast<void*>(b.route.pick_slot)}) {
+        static_cast<void*>(b.one), static_cast<void*>(b.turn), static_cast<void*>(b.partial), static_cast<void*>(b.out),
+        static_cast<void*>(b.route.counts), static_cast<void*>(b.route.totals), static_cast<void*>(b.route.stored),
+        static_cast<void*>(b.route.blocks), static_cast<void*>(b.route.slot_token),
+        static_cast<void*>(b.route.pick_slot)}) {
     CUDA_CHECK(cudaFree(p));
   }
 }
@@ -196,6 +203,7 @@ void free_buffers(Buffers& b) {
 int g_sms = 132;
 bool g_pdl = true;
 int g_idle_ms = 10;
+bool g_exclusive = true;
 
 template <typename... Args>
 void launch(void (*kernel)(Args...), dim3 grid, int threads, unsigned smem, cudaStream_t stream, Args... args) {
@@ -210,6 +218,16 @@ void launch(void (*kernel)(Args...), dim3 grid, int threads, unsigned smem, cuda
   config.attrs = &attribute;
   config.numAttrs = 1;
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
+}
+
+// One token: shared memory to ask for, so that in `room` bytes of an SM no more than `ctas` of these CTAs fit, as
+// plan::launch_smem has it.
+constexpr unsigned kSmemPerSm = 233472;
+constexpr int kSmemPerBlock = 232448;
+constexpr unsigned kSmemReserved = 1024;
+unsigned exclusive_smem(const Candidate& c, unsigned room) {
+  const unsigned least = room / static_cast<unsigned>(c.ctas + 1) / 128 * 128 + 128 - kSmemReserved;
+  return g_exclusive ? std::max(c.smem, least) : c.smem;
 }
 
 void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate& up, const Candidate& down,
@@ -241,7 +259,13 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
   d.scales = layer.down_scales;
   d.out = down.one ? static_cast<void*>(b.out) : b.partial;
   d.out_stride = s.hidden;
-  d.ready = up.one ? a.row_tiles : up.wide ? (a.row_tiles + up.row_tiles - 1) / up.row_tiles : 0;
+  d.ready = up.wide ? (a.row_tiles + up.row_tiles - 1) / up.row_tiles : 0;
+  if (up.one) {
+    a.out = b.one;
+    d.source = b.one;
+    a.turn = d.turn = b.turn;
+    d.inner_blocks = s.intermediate / kBlockK;
+  }
   if (up.many) {
     a.source = reinterpret_cast<const u16*>(b.partial);
     a.source_stride = a.out_stride = d.source_stride = b.slots * kUnitK;
@@ -251,10 +275,12 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
   if (up.one) {
     const long long most_up = static_cast<long long>(groups(a.row_tiles, up)) * static_cast<long long>(picks);
     const long long most_down = groups(d.row_tiles, down);
-    launch(up.kernel, dim3(static_cast<unsigned>(std::min<long long>(g_sms * up.ctas, most_up))), up.threads, up.smem,
+    const unsigned up_smem = exclusive_smem(up, kSmemPerSm);
+    const unsigned left = kSmemPerSm - static_cast<unsigned>(up.ctas) * (up_smem + kSmemReserved);
+    launch(up.kernel, dim3(static_cast<unsigned>(std::min<long long>(g_sms * up.ctas, most_up))), up.threads, up_smem,
            stream, a);
     launch(down.kernel, dim3(static_cast<unsigned>(std::min<long long>(g_sms * down.ctas, most_down))), down.threads,
-           down.smem, stream, d);
+           exclusive_smem(down, left), stream, d);
     return;
   }
   if (picks <= kRouteOnePass) {
@@ -421,7 +447,7 @@ double touched_bytes(const Shape& s, const std::vector<int>& ids) {
 int main(int argc, char** argv) {
   std::vector<std::string> shapes;
   std::vector<int> token_counts;
-  bool do_check = false, sweep = false;
+  bool do_check = false, sweep = false, all_pairs = false;
   std::string json_path;
   int only_up = -1, only_down = -1, replays = 0;
   for (int i = 1; i < argc; ++i) {
@@ -444,6 +470,10 @@ int main(int argc, char** argv) {
       sweep = true;
     else if (a == "--no-pdl")
       g_pdl = false;
+    else if (a == "--crowded")
+      g_exclusive = false;
+    else if (a == "--all-pairs")
+      all_pairs = sweep = true;
     else if (a == "--idle")
       g_idle_ms = std::stoi(argv[++i]);
     else if (a == "--json")
@@ -463,7 +493,11 @@ int main(int argc, char** argv) {
   const std::vector<Candidate> ups = gate_up_candidates(), downs = down_candidates();
   for (const auto* set : {&ups, &downs}) {
     for (const Candidate& c : *set) {
-      CUDA_CHECK(cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(c.smem)));
+      CUDA_CHECK(cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      c.one ? kSmemPerBlock : static_cast<int>(c.smem)));
+      if (!c.one) continue;
+      CUDA_CHECK(cudaFuncSetAttribute(c.kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      cudaSharedmemCarveoutMaxShared));
     }
   }
   int failures = 0;
@@ -559,7 +593,10 @@ int main(int argc, char** argv) {
             }
             return us;
           };
-          if (only_up >= 0 && only_down >= 0) {
+          if (all_pairs) {
+            for (size_t u = 0; u < ups.size(); ++u)
+              for (size_t d = 0; d < downs.size(); ++d) measure(u, d);
+          } else if (only_up >= 0 && only_down >= 0) {
             measure(static_cast<size_t>(only_up), static_cast<size_t>(only_down));
           } else {
             // For each kind (one token or not, tile): all ups with the first fitting down, then all downs with the best

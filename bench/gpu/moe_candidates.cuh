@@ -30,21 +30,20 @@ Candidate stream_candidate(const char* name) {
 //     gate_up, one, mt, wm, ws, wu, nt, rows, ku, stages, ctas
 inline std::vector<Candidate> gate_up_candidates() {
   std::vector<Candidate> all = {
-      STREAM(true, true, 2, 1, 1, 8, 1, 1, 8, 4, 2),         STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 3, 3),
-      STREAM(true, true, 2, 1, 1, 8, 1, 1, 16, 2, 2),        STREAM(true, true, 2, 1, 1, 8, 1, 1, 16, 4, 1),
-      STREAM(true, true, 2, 1, 1, 4, 1, 1, 16, 2, 3),        STREAM(true, true, 2, 1, 1, 4, 1, 1, 16, 3, 2),
-      STREAM(true, true, 2, 1, 1, 8, 1, 1, 32, 2, 1),        STREAM(true, true, 1, 1, 1, 8, 1, 1, 32, 2, 2),
-      STREAM(true, true, 4, 1, 1, 8, 1, 1, 8, 4, 1),         STREAM(true, false, 4, 2, 1, 2, 1, 8, 4, 4, 2),
-      STREAM(true, false, 2, 4, 1, 2, 1, 8, 4, 4, 2),        STREAM(true, false, 4, 2, 2, 1, 1, 8, 4, 4, 2),
-      STREAM(true, false, 2, 4, 2, 1, 1, 8, 4, 4, 2),        STREAM(true, false, 4, 4, 1, 2, 1, 8, 4, 4, 1),
-      STREAM(true, false, 2, 4, 1, 2, 1, 8, 8, 2, 2),        STREAM(true, false, 4, 2, 1, 2, 2, 16, 4, 3, 2),
-      STREAM(true, false, 2, 8, 1, 1, 2, 16, 4, 5, 1),       STREAM(true, false, 2, 8, 1, 1, 2, 16, 8, 2, 1),
-      STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 3, 1),       STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 4, 1),
-      STREAM(true, false, 2, 8, 1, 1, 3, 24, 8, 2, 1),       STREAM(true, false, 1, 16, 1, 1, 3, 24, 4, 4, 1),
+      STREAM(true, true, 2, 1, 2, 4, 1, 1, 8, 12, 1),        STREAM(true, true, 2, 1, 2, 4, 1, 1, 8, 8, 1),
+      STREAM(true, true, 2, 1, 1, 8, 1, 1, 16, 4, 1),        STREAM(true, true, 2, 1, 1, 8, 1, 1, 16, 6, 1),
+      STREAM(true, true, 1, 1, 2, 4, 1, 1, 16, 6, 1),        STREAM(true, true, 1, 1, 2, 4, 1, 1, 16, 8, 1),
+      STREAM(true, false, 4, 2, 1, 2, 1, 8, 4, 4, 2),        STREAM(true, false, 2, 4, 1, 2, 1, 8, 4, 4, 2),
+      STREAM(true, false, 4, 2, 2, 1, 1, 8, 4, 4, 2),        STREAM(true, false, 2, 4, 2, 1, 1, 8, 4, 4, 2),
+      STREAM(true, false, 4, 4, 1, 2, 1, 8, 4, 4, 1),        STREAM(true, false, 2, 4, 1, 2, 1, 8, 8, 2, 2),
+      STREAM(true, false, 4, 2, 1, 2, 2, 16, 4, 3, 2),       STREAM(true, false, 2, 8, 1, 1, 2, 16, 4, 5, 1),
+      STREAM(true, false, 2, 8, 1, 1, 2, 16, 8, 2, 1),       STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 3, 1),
+      STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 4, 1),       STREAM(true, false, 2, 8, 1, 1, 3, 24, 8, 2, 1),
+      STREAM(true, false, 1, 16, 1, 1, 3, 24, 4, 4, 1),      STREAM(true, false, 2, 8, 1, 1, 4, 32, 4, 3, 1),
       STREAM(true, false, 2, 16, 1, 1, 3, 24, 4, 2, 1),      STREAM(true, false, 2, 16, 1, 1, 2, 16, 4, 2, 1),
-      STREAM(true, false, 2, 8, 1, 1, 4, 32, 4, 3, 1),       STREAM(true, true, 2, 1, 1, 8, 1, 1, 8, 4, 2, true),
-      STREAM(true, false, 2, 4, 1, 2, 1, 8, 4, 4, 2, true),  STREAM(true, false, 4, 2, 1, 2, 2, 16, 4, 3, 2, true),
-      STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 3, 1, true), STREAM(true, false, 2, 8, 1, 1, 4, 32, 4, 3, 1, true),
+      STREAM(true, true, 2, 1, 2, 4, 1, 1, 8, 8, 1, true),   STREAM(true, false, 2, 4, 1, 2, 1, 8, 4, 4, 2, true),
+      STREAM(true, false, 4, 2, 1, 2, 2, 16, 4, 3, 2, true), STREAM(true, false, 2, 8, 1, 1, 3, 24, 4, 3, 1, true),
+      STREAM(true, false, 2, 8, 1, 1, 4, 32, 4, 3, 1, true),
   };
   for (const Candidate& c : prefill_candidates(true)) all.push_back(c);
   return all;
@@ -52,10 +51,9 @@ inline std::vector<Candidate> gate_up_candidates() {
 
 inline std::vector<Candidate> down_candidates() {
   std::vector<Candidate> all = {
-      STREAM(false, true, 1, 1, 2, 4, 1, 1, 8, 8, 1),    STREAM(false, true, 1, 1, 2, 4, 1, 1, 16, 6, 2),
-      STREAM(false, true, 1, 1, 2, 4, 1, 1, 16, 8, 1),   STREAM(false, true, 2, 1, 2, 4, 1, 1, 16, 4, 1),
-      STREAM(false, true, 2, 1, 1, 8, 1, 1, 16, 3, 1),   STREAM(false, true, 1, 2, 1, 4, 1, 1, 16, 4, 1),
-      STREAM(false, true, 1, 1, 1, 4, 1, 1, 16, 4, 2),   STREAM(false, true, 1, 1, 4, 2, 1, 1, 8, 8, 1),
+      STREAM(false, true, 2, 1, 2, 4, 1, 1, 8, 8, 1),    STREAM(false, true, 2, 1, 1, 8, 1, 1, 16, 3, 1),
+      STREAM(false, true, 1, 1, 2, 4, 1, 1, 8, 12, 1),   STREAM(false, true, 1, 1, 4, 2, 1, 1, 8, 8, 1),
+      STREAM(false, true, 2, 1, 1, 8, 1, 1, 16, 4, 1),   STREAM(false, true, 1, 1, 2, 4, 1, 1, 16, 8, 1),
       STREAM(false, false, 4, 2, 1, 2, 1, 8, 4, 4, 2),   STREAM(false, false, 2, 4, 1, 2, 1, 8, 4, 4, 2),
       STREAM(false, false, 4, 2, 2, 1, 1, 8, 4, 4, 2),   STREAM(false, false, 2, 4, 2, 1, 1, 8, 4, 4, 2),
       STREAM(false, false, 4, 4, 1, 2, 1, 8, 4, 4, 1),   STREAM(false, false, 2, 4, 1, 2, 1, 8, 8, 2, 2),

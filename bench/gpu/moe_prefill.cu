@@ -10,9 +10,8 @@ Candidate prefill_candidate(const char* name) {
   constexpr PrefillTile T = Tile::value;
   constexpr PrefillMap map = prefill_map(T);
   static_assert(map.total <= 232448);
-  return Candidate{name,    false,           true,      false,
-                   T.relu2, T.tokens,        0,         kPrefillRowTiles,
-                   1,       kPrefillThreads, map.total, moe_prefill<Tile>};
+  return Candidate{
+      name, false, true, false, T.relu2, T.tokens, kPrefillRowTiles, 1, kPrefillThreads, map.total, moe_prefill<Tile>};
 }
 
 }  // namespace

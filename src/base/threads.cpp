@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/env.h"
+#include "base/math.h"
 
 namespace fourfold {
 namespace {
@@ -76,7 +77,8 @@ bool ThreadPool::take(int thread, int64_t grain, bool front, int64_t& begin, int
     begin = static_cast<int64_t>(now >> 32);
     end = static_cast<int64_t>(now & 0xffffffff);
     if (begin >= end) return false;
-    const int64_t count = std::clamp<int64_t>((end - begin + 3) / 4, 1, grain);
+    int64_t count = std::clamp<int64_t>((end - begin + 3) / 4, 1, grain);
+    if (count > 1) count = std::min({round_up(count, 2), grain, end - begin});
     const uint64_t rest = front ? pack(begin + count, end) : pack(begin, end - count);
     if (bounds.compare_exchange_weak(now, rest, std::memory_order_relaxed)) {
       if (front) {

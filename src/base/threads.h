@@ -56,7 +56,8 @@ class ThreadPool {
 
   // fn(thread, begin, end) over disjoint pieces of [0, n), at most `grain` long. Each thread begins with a range of its
   // own, [split(t), split(t + 1)), and takes its pieces from the front in order, so that it reads memory in one stream;
-  // the last pieces are smaller. A thread that is done takes pieces from the back of the others' ranges.
+  // the last pieces are smaller; pieces have an even length, or one item, where `grain` and what is left allow it. A
+  // thread that is done takes pieces from the back of the others' ranges.
   // split(0) = 0, split(size()) = n < 2^32, and it never falls.
   template <typename S, typename F>
   void parallel_ranges(int64_t n, int64_t grain, S&& split, F&& fn) {

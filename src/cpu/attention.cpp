@@ -168,8 +168,9 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
   }
 
   for (int64_t i = 0; i < count; ++i) {
-    load_queries(tiles[static_cast<size_t>(i)], queries_at(i));
-    Rows(total_at(i), max_rows, padded).clear(max_rows, padded);
+    const Tile& tile = tiles[static_cast<size_t>(i)];
+    load_queries(tile, queries_at(i));
+    Rows(total_at(i), max_rows, padded).clear(tile.tokens * group, padded);
   }
   for (int64_t base = 0; base < most_splits; base += wave) {
     const int64_t splits = std::min(wave, most_splits - base);

@@ -116,7 +116,9 @@ std::vector<Kernel> KernelLoader::load(const std::vector<plan::KernelSpec>& spec
         module = std::make_unique<jit::Module>(device_.driver(), built[i].entry.cubin, spec.name);
       }
       const std::string& mangled = built[i].entry.lowered.at(jit::kernel_expression(spec));
-      kernels_[spec.name] = {spec.name, module->function(mangled, smem),
+      // One token: how much is asked for depends on the kernel beside it (plan::launch_smem).
+      const bool one = tile.inline_routes != 0;
+      kernels_[spec.name] = {spec.name, module->function(mangled, one ? limit : smem, one),
                              static_cast<unsigned>(tile.warps + tile.producer_warps) * 32, static_cast<unsigned>(smem)};
       keys_[spec.name] = built[i].key;
     }
@@ -244,7 +246,12 @@ PlannedPair ExpertKernels::load_pair(const plan::Candidate& gate_up, const plan:
   const auto grid = [&](plan::Pass pass, const plan::Candidate& c) {
     return static_cast<unsigned>(plan::launch_grid(p, pass, context_.device->gpu(), c));
   };
-  return {gate_up, down, kernels[0], kernels[1], grid(plan::Pass::kGateUp, gate_up), grid(plan::Pass::kDown, down)};
+  PlannedPair pair = {
+      gate_up, down, kernels[0], kernels[1], grid(plan::Pass::kGateUp, gate_up), grid(plan::Pass::kDown, down)};
+  const plan::LaunchSmem smem = plan::launch_smem(gate_up, down, plan::find_arch(loader_.card().arch));
+  pair.gate_up_kernel.smem_bytes = static_cast<unsigned>(smem.gate_up);
+  pair.down_kernel.smem_bytes = static_cast<unsigned>(smem.down);
+  return pair;
 }
 
 void ExpertKernels::load_all(const std::vector<std::pair<plan::Pass, plan::Candidate>>& candidates) {

@@ -37,6 +37,10 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
   if (bf16 && static_cast<int64_t>(padded) != p.intermediate) {
     swizzled_ = Buffer(device, slots * padded * 2, "activations between the two GEMMs");
   }
+  if (bf16) {
+    exchange_ = Buffer(device, 2 * moe::kOnePicks * padded * 2, "activations between the two GEMMs of one token");
+    turn_ = Buffer(device, sizeof(moe::OneTurn), "activations between the two GEMMs of one token");
+  }
   if (fp4) {
     const auto make = [&](uint64_t count, int64_t columns, const char* what) {
       const auto units = static_cast<uint64_t>(columns / moe::kUnitK);
@@ -61,7 +65,11 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
   stored_ = Buffer(device, blocks * sizeof(int), "routing tables");
   Stream stream(device);
   totals_.fill(stream, 0);
-  if (bf16) hidden_.fill(stream, 0);
+  if (bf16) {
+    hidden_.fill(stream, 0);
+    exchange_.fill(stream, 0xff);
+    turn_.fill(stream, 0);
+  }
   if (fp4) {
     fp4_hidden_.codes.fill(stream, 0);
     fp4_hidden_.scales.fill(stream, 0);
@@ -72,8 +80,8 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
 uint64_t ExpertWorkspace::bytes() const {
   uint64_t sum = 0;
   for (const Buffer* b :
-       {&hidden_, &swizzled_, &partial_, &padded_x_, &fp4_x_.codes, &fp4_x_.scales, &fp4_hidden_.codes,
-        &fp4_hidden_.scales, &counts_, &blocks_, &slot_token_, &pick_slot_, &totals_, &stored_}) {
+       {&hidden_, &swizzled_, &exchange_, &turn_, &partial_, &padded_x_, &fp4_x_.codes, &fp4_x_.scales,
+        &fp4_hidden_.codes, &fp4_hidden_.scales, &counts_, &blocks_, &slot_token_, &pick_slot_, &totals_, &stored_}) {
     sum += b->bytes();
   }
   return sum;
@@ -128,7 +136,10 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
   down.out_stride = hidden;
   const plan::TileConfig& tile = pair.gate_up.tile;
   if (pair.inline_routes()) {
-    down.ready = up.row_tiles;
+    up.out = workspace.exchange().as<void>();
+    down.source = workspace.exchange().as<unsigned short>();
+    up.turn = down.turn = workspace.turn().as<moe::OneTurn>();
+    down.inner_blocks = static_cast<int>(p.intermediate / moe::kBlockK);
   } else if (tile.family == plan::Family::kStreaming && tile.warps == plan::kWideStreamingWarps) {
     down.ready = ceil_div(up.row_tiles, tile.operands * tile.n / moe::kTileRows);
   }

@@ -43,6 +43,11 @@ class ExpertWorkspace {
   // The same for the wgmma kernels: [padded intermediate / 64][slots][64], swizzled; shares hidden() where it can.
   Buffer& swizzled() { return swizzled_.bytes() != 0 ? swizzled_ : hidden_; }
   const Buffer& swizzled() const { return swizzled_.bytes() != 0 ? swizzled_ : hidden_; }
+  // One token: bf16 [2][moe::kOnePicks][padded intermediate] between its kernels, and whose turn it is (OneTurn); see
+  // kernels/moe/tables.h. Nobody but these kernels may write there.
+  Buffer& exchange() { return exchange_; }
+  const Buffer& exchange() const { return exchange_; }
+  const Buffer& turn() const { return turn_; }
   // fp32 [slots][hidden], rows of a tile paired as in partial_place() (kernels/moe/tables.h); groups with a common
   // exponent from the FP4 and wgmma kernels, for which the gathered rows come first.
   Buffer& partial() { return partial_; }
@@ -71,7 +76,8 @@ class ExpertWorkspace {
  private:
   int64_t max_tokens_;
   Fp4Rows fp4_x_, fp4_hidden_;
-  Buffer hidden_, swizzled_, partial_, padded_x_, counts_, blocks_, slot_token_, pick_slot_, totals_, stored_;
+  Buffer hidden_, swizzled_, exchange_, turn_, partial_, padded_x_, counts_, blocks_, slot_token_, pick_slot_, totals_,
+      stored_;
 };
 
 // Device addresses, rows contiguous. x and out must be multiples of 16.

@@ -216,6 +216,7 @@ class Check {
   }
   float h_at(int64_t row, int64_t i) const {
     int64_t at = row * padded() + i;
+    if (pair_.inline_routes()) at = row * padded() + moe::one_place(static_cast<int>(i));
     if (swizzled()) at = (i / 64 * slots() + row) * 64 + ((i % 64 / 8) ^ (row % 8)) * 8 + i % 8;
     return nvfp4::bf16_to_float(hidden_[static_cast<size_t>(at)]) /
            (pair_.inline_routes() ? moe::kOneTokenScale : 1.0f);
@@ -268,7 +269,10 @@ class Check {
       fp4_hidden_ = download(workspace_.fp4_hidden());
       input_scales_ = weights.input_scales();
     } else {
-      const Buffer& hidden = swizzled() ? workspace_.swizzled() : workspace_.hidden();
+      // One token's first layer is in the first half.
+      const Buffer& hidden = pair_.inline_routes() ? workspace_.exchange()
+                             : swizzled()          ? workspace_.swizzled()
+                                                   : workspace_.hidden();
       hidden_ = hidden.download<uint16_t>(stream_, hidden.bytes() / 2);
     }
     out_ = out.download<uint16_t>(stream_, static_cast<size_t>(data_.tokens * problem_.hidden));

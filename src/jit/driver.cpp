@@ -8,6 +8,7 @@ namespace {
 constexpr int kClockKhz = 13, kSms = 16, kMemoryClockKhz = 36, kBusBits = 37, kL2Bytes = 38, kMajor = 75, kMinor = 76,
               kSmemPerSm = 81, kSmemPerBlockOptIn = 97;
 constexpr int kFunctionDynamicSmem = 8;
+constexpr int kFunctionSharedCarveout = 9;  // percent of what an SM can have at most
 }  // namespace
 
 std::string DeviceInfo::arch() const {
@@ -142,12 +143,16 @@ Module::~Module() {
   if (handle_ != nullptr) driver_.call().module_unload(handle_);
 }
 
-void* Module::function(const std::string& mangled, int64_t smem_bytes) const {
+void* Module::function(const std::string& mangled, int64_t smem_bytes, bool all_shared) const {
   void* function = nullptr;
   driver_.check(driver_.call().module_function(&function, handle_, mangled.c_str()),
                 fmt::format("{}: kernel {}", name_, mangled));
   driver_.check(driver_.call().function_set(function, kFunctionDynamicSmem, static_cast<int>(smem_bytes)),
                 fmt::format("{}: {} bytes of shared memory", name_, smem_bytes));
+  if (all_shared) {
+    driver_.check(driver_.call().function_set(function, kFunctionSharedCarveout, 100),
+                  fmt::format("{}: SMs with as much shared memory as possible", name_));
+  }
   return function;
 }
 

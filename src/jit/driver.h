@@ -124,8 +124,9 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  // The kernel of that mangled name, allowed `smem_bytes` of dynamic shared memory.
-  void* function(const std::string& mangled, int64_t smem_bytes) const;
+  // The kernel of that mangled name, allowed `smem_bytes` of dynamic shared memory. `all_shared`: it runs on SMs that
+  // are set up for as much shared memory as they can have, so that other kernels with much of it fit beside this one.
+  void* function(const std::string& mangled, int64_t smem_bytes, bool all_shared = false) const;
 
  private:
   const Driver& driver_;

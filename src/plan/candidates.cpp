@@ -1,6 +1,7 @@
 // The one list of tiles. Whatever is here can be planned, compiled, launched and tested; legality.cpp says what of it a
 // card and a problem allow, cost.cpp what is fast.
 #include <algorithm>
+#include <span>
 
 #include "base/math.h"
 #include "plan/plan.h"
@@ -19,6 +20,8 @@ struct StreamingWarps {
 constexpr StreamingWarps kStreamingWarps[] = {{4, 1, 1}, {4, 2, 1}, {4, 2, 2}, {4, 4, 1}, {4, 4, 2},
                                               {4, 4, 4}, {8, 1, 1}, {8, 2, 1}, {8, 2, 2}, {8, 4, 1},
                                               {8, 4, 2}, {8, 4, 4}, {8, 8, 1}, {8, 8, 2}};
+// One token: all warps share all outputs.
+constexpr StreamingWarps kOneTokenWarps[] = {{4, 4, 1}, {4, 4, 2}, {8, 8, 1}, {8, 8, 2}, {8, 8, 4}, {8, 8, 8}};
 
 TileConfig base_tile(const MoeProblem& problem, Pass pass, Family family) {
   TileConfig t = {};
@@ -35,13 +38,13 @@ TileConfig base_tile(const MoeProblem& problem, Pass pass, Family family) {
 
 using List = std::vector<Candidate>;
 
-// One token: what was near the best of 536 pairs of tiles on an H200. Copies as long as K allows, up to 1024; gate-up's
-// warps all share K and have two row tiles, which share the fragments of the token's row.
-bool suits_one_token(Pass pass, int64_t depth, int rows, int k, int warps, int k_warps) {
-  if (k > 1024 || (k < 1024 && 2 * k <= depth)) return false;
-  const int row_warps = warps / k_warps, row_tiles = rows / 16;
-  if (pass == Pass::kGateUp) return row_warps == 1 && row_tiles == 2;
-  return row_warps <= 2 && row_tiles <= 2 && row_tiles % row_warps == 0;
+// One token: what was near the best of some 900 pairs of tiles on an H200. All warps share K and have one or two row
+// tiles, and at most two pairs of units of a stage between them, or the compiler runs out of registers. Copies of 512
+// or 1024, unless K is shorter.
+bool suits_one_token(int64_t depth, int rows, int k, const StreamingWarps& w) {
+  if (rows > 32 || k > 1024 || (k < 512 && 2 * k <= depth)) return false;
+  const int units = k / kDepthGrain / (w.k_warps / w.stage_warps);
+  return (units + 1) / 2 * (rows / 16) <= 2;
 }
 
 // `rows` are weight rows of all operands together.
@@ -61,13 +64,19 @@ void add_streaming(const MoeProblem& problem, Pass pass, bool inline_routes, Lis
     for (const int rows : {16, 32, 64, 128, 256}) {
       for (const int k : {64, 128, 256, 512, 1024, 2048}) {
         if (k > 512 && !inline_routes) continue;  // so few rows that a long copy is what hides the latency
-        for (const int stages : {2, 3, 4, 6, 8}) {
-          for (const auto& [warps, k_warps, stage_warps] : kStreamingWarps) {
-            if (inline_routes && !suits_one_token(pass, problem.padded_depth(pass), rows, k, warps, k_warps)) continue;
+        for (const int stages : {2, 3, 4, 6, 8, 12}) {
+          if (stages > 8 && !inline_routes) continue;
+          const std::span<const StreamingWarps> kinds =
+              inline_routes ? std::span<const StreamingWarps>(kOneTokenWarps) : kStreamingWarps;
+          for (const StreamingWarps& kind : kinds) {
+            const auto& [warps, k_warps, stage_warps] = kind;
+            if (inline_routes && !suits_one_token(problem.padded_depth(pass), rows, k, kind)) continue;
             for (const int ctas : {1, 2, 3, 4}) {
+              if (inline_routes && ctas > 1) continue;  // the other half of an SM is the other kernel's
               set_sizes(&t, tokens, rows, k, stages, warps);
-              // Bulk copies of one warp are issued one after the other; more rows need more warps.
-              t.producer_warps = tokens > 8 ? 4 : 2;
+              // Bulk copies of one warp are issued one after the other; more rows need more warps. One token: one warp
+              // brings weights, and in gate-up another finishes.
+              t.producer_warps = inline_routes ? (pass == Pass::kGateUp ? 2 : 1) : tokens > 8 ? 4 : 2;
               t.k_warps = k_warps;
               t.stage_warps = stage_warps;
               if (t.inline_routes) t.token_rows = 1;

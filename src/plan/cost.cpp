@@ -11,14 +11,15 @@ namespace {
 
 constexpr double kIssueEfficiency = 0.80;  // of the issue slots; fitted to tuned kernels seen at 0.79 to 0.82 busy
 constexpr double kIssuePerWarp = 0.55;     // instructions per clock that one warp's own parallelism sustains
-// One token, fitted to 360 pairs of tiles on an H200.
-constexpr double kIssueInline = 0.35;   // instructions per clock and warp where short items follow each other
-constexpr double kInlineUs = 1.0;       // reading the choices, and the first stage of each expert
-constexpr double kInlineLatency = 2.0;  // reads answer later than one alone: every CTA asks for a whole ring at once
-constexpr double kEpilogueUs = 0.4;     // from the last mma to the last byte
-constexpr double kTurnUs = 0.3;         // between two tiles of one CTA: header, barriers, first fragments
-constexpr double kPowerUs = 300;        // time scale on which a card falls from boost to its sustained clock
-constexpr double kOverlap = 4;          // exponent of the norm that joins overlapping terms
+// One token, fitted to 43 pairs of tiles on an H200, whose sums (down overlaps gate-up) are within 10 %.
+constexpr double kIssueInline = 0.41;   // instructions per clock and warp where short items follow each other
+constexpr double kInlineLatency = 1.4;  // reads answer later than one alone: every CTA asks for a whole ring at once
+constexpr double kInlineEpilogueUs = 0.25;  // as kEpilogueUs
+constexpr double kInlineTurnUs = 0.05;      // as kTurnUs: another warp finishes
+constexpr double kEpilogueUs = 0.4;         // from the last mma to the last byte
+constexpr double kTurnUs = 0.3;             // between two tiles of one CTA: header, barriers, first fragments
+constexpr double kPowerUs = 300;            // time scale on which a card falls from boost to its sustained clock
+constexpr double kOverlap = 4;              // exponent of the norm that joins overlapping terms
 // Measured on an H200 over 450 layers: tiles that differ in the length of their copies only.
 constexpr double kCopyClocks = 42;    // of the SM's copy engine for each bulk copy
 constexpr double kIssueClocks = 100;  // of a producer warp to issue one
@@ -103,7 +104,7 @@ Instructions instructions_of(const TileConfig& t) {
     case Family::kStreaming:
       if (t.inline_routes) {  // codes need no scaling; a warp's row tiles share what the token's row costs
         const double row_tiles = static_cast<double>(t.operands * t.n) / 16 / (t.warps / t.k_warps);
-        return {1.2 + (down ? 0.25 : 0.5) / row_tiles, 0.25, 200, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
+        return {1.15 + 0.3 / row_tiles, 0.25, 60, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
       }
       return {2.1, 0.5, 16, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
     case Family::kMmaSync:
@@ -212,13 +213,13 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   const double sharing = static_cast<double>(t.warps) / t.stage_warps;
   const double last_stage = w.instructions / std::max(1.0, w.stage_count) /
                             (std::min(arch.issue_per_clock * kIssueEfficiency, sharing * kIssuePerWarp) * p.ghz * 1e3);
-  p.latency_us = per.chain * gpu.latency_us + kEpilogueUs + last_stage + (t.inline_routes ? kInlineUs : 0);
+  p.latency_us = per.chain * gpu.latency_us + (t.inline_routes ? kInlineEpilogueUs : kEpilogueUs) + last_stage;
   const double turns = std::ceil(p.waves) - 1;
   if (turns > 0) {
     // Between tiles: the pipeline refills (a producer is ahead already) and the output leaves; CTAs hide each other's.
     const double output = t.tokens * t.n * 2.0 / (arch.l2_bytes_per_clk * p.ghz * 1e3);
     const double refill = gpu.latency_us * (t.producer_warps > 0 ? 0.1 : 1.0);
-    p.drain_us = turns * (refill + output + kTurnUs) / c.ctas_per_sm;
+    p.drain_us = turns * (refill + output + (t.inline_routes ? kInlineTurnUs : kTurnUs)) / c.ctas_per_sm;
   }
   if (c.split_k > 1) {
     const double partial = row_tiles * n_tiles * t.tokens * t.n * t.operands * 4.0 * c.split_k * 2;

@@ -226,9 +226,9 @@ int estimated_registers(const Candidate& c) {
   const int accumulators = static_cast<int>(ceil_div(int64_t{t.tokens} * t.operands * t.n, threads));
   switch (t.family) {
     case Family::kStreaming:
-      // One token: few accumulators, and what the compiler saves on them it does without. Otherwise gate-up holds two
-      // scales and the clamp through its epilogue.
-      if (t.inline_routes) return (t.pass == Pass::kGateUp ? 48 : 56) + 2 * accumulators;
+      // One token: few accumulators, but all units of a stage in one piece. Otherwise gate-up holds two scales and the
+      // clamp through its epilogue.
+      if (t.inline_routes) return t.pass == Pass::kGateUp ? 76 + accumulators / 2 : 76 + accumulators * 7 / 4;
       return (t.pass == Pass::kGateUp ? 68 : 62) + accumulators * (t.pass == Pass::kGateUp ? 15 : 14) / 10;
     case Family::kMmaSync:
       return (t.pass == Pass::kGateUp && t.operands == 2 ? 88 : 76) + accumulators * 15 / 8;
@@ -247,7 +247,11 @@ int register_limit(const Arch& arch, const Candidate& c) {
   const int resident = c.ctas_per_sm + (t.inline_routes ? 1 : 0);
   const int budget = arch.registers_per_sm / resident;
   int per_thread = 0;
-  if (t.family == Family::kWgmma) {
+  if (t.inline_routes) {
+    // The warps of an odd number do not spread evenly over an SM's quarters, and each has registers of its own.
+    const int64_t warps = ceil_div(int64_t{resident} * (t.warps + t.producer_warps), int64_t{4});
+    per_thread = static_cast<int>(arch.registers_per_sm / 4 / (warps * 32) / 8 * 8);
+  } else if (t.family == Family::kWgmma) {
     // setmaxnreg: the producer warpgroup keeps 40, the compute warpgroups share the rest.
     per_thread = (budget - t.producer_warps * 32 * 40) / (t.warps * 32) / 8 * 8;
   } else {

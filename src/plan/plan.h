@@ -114,6 +114,7 @@ struct GemmPlan {
   Pass pass = Pass::kGateUp;
   Ranked chosen;
   int64_t grid = 0;            // CTAs launched
+  int64_t launch_smem = 0;     // bytes of shared memory asked for, at least smem().total: launch_smem() of the pair
   std::vector<Ranked> ranked;  // every legal candidate, fastest first; ranked[0] may be faster than chosen when it has
                                // no kernel yet
   std::vector<Rejected> rejected;
@@ -191,6 +192,16 @@ bool compatible(const TileConfig& gate_up, const TileConfig& down);
 
 // CTAs to launch for a batch of problem.tokens.
 int64_t launch_grid(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
+
+// Bytes of shared memory to ask for at the launch of two tiles that make a layer. For one token, whose kernels run side
+// by side with each other and with the next layer's, more than the map needs: so much that no SM has room for more CTAs
+// of a kernel than are meant to be there. Otherwise CTAs crowd on SMs that happen to be free when they are launched,
+// and everybody waits for these.
+struct LaunchSmem {
+  int64_t gate_up = 0, down = 0;
+  bool side_by_side = false;  // one token: all CTAs of both fit on an SM; if not, nothing is added
+};
+LaunchSmem launch_smem(const Candidate& gate_up, const Candidate& down, const Arch& arch);
 
 // One kernel to compile: a tile with the shape it is specialised for. Equal specs are one kernel.
 struct KernelSpec {

@@ -168,21 +168,8 @@ void time_the_rest(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile, 
   plan->combine_us = combine_time(p, gpu, tile);
 }
 
-// One token: whether an SM has room for all its CTAs of both kernels, so that down fills its ring while gate-up runs.
-bool side_by_side(const Candidate& a, const Candidate& b, const Arch& arch) {
-  int64_t bytes = 0, registers = 0, warps = 0;
-  for (const Candidate* c : {&a, &b}) {
-    const TileConfig& t = c->tile;
-    const int64_t of_cta = t.warps + t.producer_warps;
-    bytes += c->ctas_per_sm * (round_up(make_smem_map(t).total, 128) + arch.smem_reserved);
-    registers += c->ctas_per_sm * of_cta * 32 * round_up(estimated_registers(*c), 8);
-    warps += c->ctas_per_sm * of_cta;
-  }
-  return bytes <= arch.smem_per_sm && registers <= arch.registers_per_sm && warps <= arch.warps_per_sm;
-}
-
 double apart_time(const Candidate& gate_up, const Candidate& down, const Gpu& gpu) {
-  return gate_up.tile.inline_routes && !side_by_side(gate_up, down, arch_of(gpu)) ? kApartUs : 0;
+  return gate_up.tile.inline_routes && !launch_smem(gate_up, down, arch_of(gpu)).side_by_side ? kApartUs : 0;
 }
 
 // The layer's figures once both GEMMs are chosen.
@@ -195,6 +182,9 @@ void add_up(LayerPlan* plan) {
   for (GemmPlan* gemm : {&plan->gate_up, &plan->down}) {
     gemm->grid = grid_of(p, gemm->pass, gpu, gemm->chosen.candidate);
   }
+  const LaunchSmem smem = launch_smem(plan->gate_up.chosen.candidate, plan->down.chosen.candidate, arch_of(gpu));
+  plan->gate_up.launch_smem = smem.gate_up;
+  plan->down.launch_smem = smem.down;
   const double read = reachable_reads(gpu) * 1e6;  // bytes per us
   const double hidden = static_cast<double>(p.hidden);
   double shared_bytes = 0, shared_flops = 0;
@@ -233,7 +223,7 @@ const Ranked* partner(const GemmPlan& down, const Candidate& gate_up, bool imple
   if (gate_up.tile.inline_routes) {
     for (const Ranked& r : down.ranked) {
       if (compatible(gate_up.tile, r.candidate.tile) && (r.implemented || !implemented) &&
-          side_by_side(gate_up, r.candidate, arch)) {
+          launch_smem(gate_up, r.candidate, arch).side_by_side) {
         return &r;
       }
     }
@@ -287,6 +277,30 @@ int64_t bucket_of(int64_t tokens) {
 bool compatible(const TileConfig& gate_up, const TileConfig& down) {
   return gate_up.inline_routes == down.inline_routes && gate_up.tokens == down.tokens &&
          row_form(gate_up) == row_form(down);
+}
+
+LaunchSmem launch_smem(const Candidate& gate_up, const Candidate& down, const Arch& arch) {
+  constexpr int64_t kGrain = 128;
+  const auto needed = [](const Candidate& c) { return int64_t{make_smem_map(c.tile).total}; };
+  LaunchSmem least = {needed(gate_up), needed(down), false};
+  if (!gate_up.tile.inline_routes) return least;
+  int64_t registers = 0, warps = 0;
+  for (const Candidate* c : {&gate_up, &down}) {
+    const int64_t of_cta = c->tile.warps + c->tile.producer_warps;
+    registers += c->ctas_per_sm * of_cta * 32 * round_up(estimated_registers(*c), 8);
+    warps += c->ctas_per_sm * of_cta;
+  }
+  if (registers > arch.registers_per_sm || warps > arch.warps_per_sm) return least;
+  // What leaves no room for one CTA more in `room`.
+  const auto exclusive = [&](const Candidate& c, int64_t room) {
+    const int64_t share = room / (c.ctas_per_sm + 1) / kGrain * kGrain + kGrain - arch.smem_reserved;
+    return std::max(round_up(needed(c), kGrain), share);
+  };
+  LaunchSmem smem = {exclusive(gate_up, arch.smem_per_sm), 0, true};
+  const int64_t room = arch.smem_per_sm - gate_up.ctas_per_sm * (smem.gate_up + arch.smem_reserved);
+  smem.down = exclusive(down, room);
+  const bool fits = down.ctas_per_sm * (smem.down + arch.smem_reserved) <= room;
+  return fits && std::max(smem.gate_up, smem.down) <= arch.smem_per_block ? smem : least;
 }
 
 ActivationFormat activations_of(const TileConfig& tile) {

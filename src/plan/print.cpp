@@ -135,6 +135,10 @@ void text_map(const GemmPlan& gemm, const Arch& arch, std::string* out) {
       "  total {} B of {} B per block (slack {} B, padding {} B); {} CTA{} per SM: {} of {} B (slack {} B)\n",
       map.total, arch.smem_per_block, arch.smem_per_block - map.total, map.padding, ctas, ctas > 1 ? "s" : "", per_sm,
       arch.smem_per_sm, arch.smem_per_sm - per_sm);
+  if (gemm.launch_smem > map.total) {
+    *out +=
+        fmt::format("  launched with {} B, so that no more CTAs fit on an SM than are meant to\n", gemm.launch_smem);
+  }
 }
 
 void text_gemm(const LayerPlan& plan, const GemmPlan& gemm, const PrintOptions& options, std::string* out) {
@@ -231,6 +235,7 @@ Json json_gemm(const GemmPlan& gemm, const Arch& arch) {
       {"scales",
        {{"per_row", s.per_row}, {"block", s.block}, {"blocks", s.blocks}, {"per_mma", s.per_mma}, {"fold", s.fold}}},
       {"smem_bytes", map.total},
+      {"launch_smem_bytes", gemm.launch_smem},
       {"smem_padding", map.padding},
       {"smem_limit", arch.smem_per_block},
       {"regions", regions},

@@ -99,8 +99,6 @@ std::string_view region_name(RegionId id, const TileConfig& tile) {
       return "activations: scales";
     case RegionId::kPartials:
       return "partial sums";
-    case RegionId::kZeroRow:
-      return "row of zeros";
     case RegionId::kRoutes:
       return "routing tables";
     case RegionId::kOutput:

@@ -96,14 +96,14 @@ FOURFOLD_PLAN_FN ScaleBlocks scale_blocks(int tile_k, int vector, Family family)
 
 enum class RegionId : int {
   kWeights,           // [stage][operands * n / 16][k / 64] packed units
-  kActivations,       // [stage][token_rows][k] (wgmma: [stage][k / 64][tokens][64], rows of 128 bytes swizzled)
+  kActivations,       // [stage][token_rows][k]; one token: none (wgmma: [stage][k / 64][tokens][64], rows of 128 bytes
+                      // swizzled)
   kActivationScales,  // FP4: [stage][tokens][k / vector] bytes
   kPartials,          // [2][k_warps, or none for one][operands * n / 16][tokens / 8][32] float4; one token: float2
-  kZeroRow,           // one token: an activation row of zeros, for the other columns of the multiplications
   kRoutes,            // the choices of inline routing
   kOutput,            // [tokens][n] bf16: the epilogue's staging
   kRows,              // [2][tokens] int: rows of the activations, double-buffered across tiles
-  kBarriers,          // [2][stages] mbarriers: full, empty; gate-up of one token or wide streaming: one more
+  kBarriers,  // [2][stages] mbarriers: full, empty; gate-up: four more for one token, two more if wide streaming
   kCount,
 };
 inline constexpr int kRegionCount = static_cast<int>(RegionId::kCount);
@@ -137,7 +137,7 @@ inline constexpr unsigned kUnitRows = 16;           // of a packed unit
 inline constexpr unsigned kUnitDepth = 64;          //
 inline constexpr unsigned kRowSkew = 16;            // bytes after an activation row, so that the eight rows of an
                                                     // ldmatrix fall into different banks
-inline constexpr unsigned kInlineRouteBytes = 384;  // kOneTableBytes of kernels/moe/stream_tile.h
+inline constexpr unsigned kInlineRouteBytes = 272;  // kOneTableBytes of kernels/moe/stream_tile.h
 
 // A streaming tile of so many compute warps takes registers from its producers for them, and its gate-up raises flags
 // for down (StreamTile::wide() in kernels/moe/stream_tile.h).
@@ -176,14 +176,13 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
     case RegionId::kWeights:
       return weight_rows / kUnitRows * (k / kUnitDepth) * unit_bytes(t);
     case RegionId::kActivations:
+      if (t.inline_routes) return 0;  // its row stays in registers
       return (swizzled ? rows : static_cast<unsigned>(t.token_rows)) * activation_stride(t);
     case RegionId::kActivationScales:
       return t.family == Family::kFp4 ? rows * static_cast<unsigned>(s.blocks * s.block) : 0;
     case RegionId::kPartials:
       return static_cast<unsigned>(2 * (t.k_warps == 1 ? 0 : t.k_warps)) * (weight_rows / kUnitRows) * (rows / 8) *
              (t.inline_routes ? 256 : 512);
-    case RegionId::kZeroRow:
-      return t.inline_routes ? activation_stride(t) : 0;
     case RegionId::kRoutes:
       return t.inline_routes ? kInlineRouteBytes : 0;
     case RegionId::kOutput:
@@ -191,9 +190,9 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
     case RegionId::kRows:
       return t.family == Family::kMmaSync || t.family == Family::kFp4 ? 2 * rows * 4 : 0;
     case RegionId::kBarriers: {
-      const bool one_more = t.family == Family::kStreaming && t.pass == Pass::kGateUp &&
-                            (t.inline_routes || t.warps == kWideStreamingWarps);
-      return t.producer_warps > 0 ? static_cast<unsigned>(t.stages + (one_more ? 1 : 0)) * 16 : 0;
+      const bool streaming_up = t.family == Family::kStreaming && t.pass == Pass::kGateUp;
+      const int more = !streaming_up ? 0 : t.inline_routes ? 2 : t.warps == kWideStreamingWarps ? 1 : 0;
+      return t.producer_warps > 0 ? static_cast<unsigned>(t.stages + more) * 16 : 0;
     }
     case RegionId::kCount:
       break;
@@ -207,7 +206,6 @@ FOURFOLD_PLAN_FN unsigned region_align(const TileConfig& t, RegionId id) {
       return t.family == Family::kWgmma ? kSwizzleAlign : kTileAlign;
     case RegionId::kWeights:
     case RegionId::kPartials:
-    case RegionId::kZeroRow:
     case RegionId::kRoutes:
     case RegionId::kOutput:
       return kTileAlign;
@@ -288,6 +286,7 @@ FOURFOLD_PLAN_FN unsigned stage_bytes(const TileConfig& t) {
   for (int i = 0; i < kRegionCount; ++i) {
     const RegionId id = static_cast<RegionId>(i);
     if (id == RegionId::kActivations) {
+      if (t.inline_routes) continue;
       sum += static_cast<unsigned>(t.token_rows * t.k * t.activation_bits) / 8;  // without the skew
     } else if (detail::staged(id)) {
       sum += detail::region_bytes(t, id);

@@ -169,12 +169,12 @@ void check_matrix(Checker& checker, const Weights& weights, const char* what) {
         kernels.gemv_float(panels, count, rows.data(), m, to);
       }
     };
-    for (int64_t i = 0; i < part.pairs(); ++i) {
+    for (int64_t i = 0; i < part.panels; i += kGemvPanels) {
       Panel pair[kGemvPanels];
-      const int count = part.pair(i, pair);
+      const int count = part.pair(i, part.panels, pair);
       gemv(pair, count, out);
       for (int k = 0; k < count; ++k) {
-        const int64_t p = i * kGemvPanels + k;
+        const int64_t p = i + k;
         gemv(pair + k, 1, alone);
         for (int t = 0; t < m; ++t) {
           for (int64_t r = 0; r < part.rows_of(p); ++r) {

@@ -77,9 +77,9 @@ void measure(const KernelTable& kernels, double least, double read_rate, double 
       const PackedPart& part = matrix.parts()[0];
       for (const int m : {1, 2, 4}) {
         const double seconds = time_call(least, [&] {
-          for (int64_t i = 0; i < part.pairs(); ++i) {
+          for (int64_t i = 0; i < part.panels; i += kGemvPanels) {
             Panel pair[kGemvPanels];
-            const int count = part.pair(i, pair);
+            const int count = part.pair(i, part.panels, pair);
             if (format.format == ops::Format::kNvfp4) {
               kernels.gemv_nvfp4(pair, count, block_rows, m, out);
             } else {

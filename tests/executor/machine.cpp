@@ -630,6 +630,15 @@ void Machine::global_access(const void* p, std::size_t bytes, Access access) {
   (write ? b->written : b->read).set(launch_index_);
 }
 
+void Machine::exchange_access(const void* p, std::size_t bytes) {
+  const Buffer* b = buffer_at(p);
+  if (b == nullptr) violate("an access to global memory outside every buffer");
+  const i64 at = static_cast<const u8*>(p) - b->begin;
+  if (at < 0 || static_cast<std::size_t>(at) + bytes > b->bytes || at % static_cast<i64>(bytes) != 0) {
+    violate(fmt::format("exchanged words, {} bytes at byte {} of `{}`, which has {}", bytes, at, b->name, b->bytes));
+  }
+}
+
 void Machine::check_canaries() {
   for (const auto& b : buffers_) {
     if (!b->filled) continue;

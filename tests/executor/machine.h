@@ -229,6 +229,8 @@ class Machine {
   }
   void produced(const void* p) { buffer_at(p)->written.set(launch_index_); }
   void global_access(const void* p, std::size_t bytes, Access access);
+  // Words that kernels exchange while they run: inside a buffer and aligned, in any order.
+  void exchange_access(const void* p, std::size_t bytes);
 
   // ---- running
   LaunchStats launch(const LaunchConfig& config, const std::function<void()>& body);

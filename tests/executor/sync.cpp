@@ -258,7 +258,18 @@ void grid_dependency_wait(Site site) {
   m.maybe_yield();
 }
 
-// Kernels run one after the other here, so a flag that is not up when it is waited for stays down.
+// Kernels run one after the other here, so a word that is not there when it is looked at stays away. Neither orders
+// anything, and neither needs to be ordered.
+void store_exchanged(u32* p, u32 word, Site site) {
+  Machine& m = machine();
+  m.enter(site);
+  m.exchange_access(p, sizeof(u32));
+  if (word == 0xffffffffu) m.violate("store_exchanged: all ones would never be seen");
+  *p = word;
+  m.maybe_yield();
+}
+
+// Nor is a flag raised that is not up when it is waited for.
 void raise_flag(int* flag, int count, int lane, Site site) {
   Machine& m = machine();
   m.enter(Op::kFlagRaise, site);
@@ -280,6 +291,24 @@ int wait_flags(const int* flag, int count, int value, int lane, Site site) {
   t.clock = clock;
   m.maybe_yield();
   return waiting == 0 ? 32 : __builtin_ctz(waiting);
+}
+
+Vec2 load_exchanged2(const u32* p, Site site) {
+  Machine& m = machine();
+  m.enter(site);
+  m.exchange_access(p, 2 * sizeof(u32));
+  if (p[0] == 0xffffffffu || p[1] == 0xffffffffu) {
+    m.violate("load_exchanged2: a word is not there, and nobody is left to store it");
+  }
+  m.maybe_yield();
+  return {p[0], p[1]};
+}
+
+void clear_exchanged4(u32* p, Site site) {
+  Machine& m = machine();
+  m.enter(site);
+  m.exchange_access(p, 4 * sizeof(u32));
+  for (int i = 0; i < 4; ++i) p[i] = 0xffffffffu;
 }
 
 void grid_launch_dependents(Site site) {

@@ -345,6 +345,17 @@ std::string check_route(const LayerShape& shape, const LayerInput& in, int tile,
   }
 }
 
+// What one-token layers leave to the next: its half of the rows, all ones where it may write.
+static void check_turn(const OneTurn& turn, int layers, const unsigned short* h, size_t rows, size_t stride) {
+  if (turn.half != layers % 2 || turn.arrived != 0) {
+    throw executor::Violation(fmt::format("turn {}, {} arrived after {} layers", turn.half, turn.arrived, layers));
+  }
+  const unsigned short* half = h + static_cast<size_t>(turn.half) * kOnePicks * stride;
+  if (!std::all_of(half, half + rows * stride, [](unsigned short v) { return v == 0xffff; })) {
+    throw executor::Violation("the next layer's half is not all ones");
+  }
+}
+
 LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKernel& up, const ExpertKernel& down,
                    const executor::Options& options, int sms) {
   const LayerShape& s = w.shape;
@@ -355,9 +366,12 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   LayerRun run;
   const size_t picks = static_cast<size_t>(in.tokens) * static_cast<size_t>(s.top_k);
   const size_t slots = static_cast<size_t>(max_slots(static_cast<long long>(picks), s.experts));
-  const size_t h_rows = up.one ? picks : slots;
+  // One token: two halves of rows, all ones until they are written.
+  const size_t h_rows = up.one ? 2 * size_t{kOnePicks} : slots;
   auto* h = device.alloc<unsigned short>(h_rows * static_cast<size_t>(deep), "activations");
-  if (!up.slots()) {  // columns past the intermediate size are zero, and stay it
+  auto* turn = device.alloc<OneTurn>(1, "turn");
+  *turn = {};
+  if (!up.slots() && !up.one) {  // columns past the intermediate size are zero, and stay it
     for (size_t row = 0; row < h_rows; ++row) {
       for (int i = s.intermediate; i < deep; ++i) h[row * static_cast<size_t>(deep) + static_cast<size_t>(i)] = 0;
     }
@@ -414,7 +428,9 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   d.scales = a.down_scales;
   d.out = up.one ? static_cast<void*>(out) : static_cast<void*>(partial);
   d.out_stride = groups_of_four ? packed_row_values(s.hidden) / 4 : s.hidden;
-  d.ready = up.one ? a.row_tiles : up.wide ? (a.row_tiles + up.row_tiles - 1) / up.row_tiles : 0;
+  d.ready = up.wide ? (a.row_tiles + up.row_tiles - 1) / up.row_tiles : 0;
+  a.turn = d.turn = turn;
+  d.inner_blocks = s.intermediate / kBlockK;
 
   // W4A4: codes and scales of the input and of h; what lies beyond their columns is zero.
   Fp4Args fp4_up{};
@@ -476,10 +492,18 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
           route.gather(x, row_stride, table, a.units, reinterpret_cast<unsigned short*>(partial), a.source_stride);
         });
   }
-  launch("gate-up " + up.name, {up_grid}, up.threads, up.shared_bytes,
-         [&] { up.fp4() ? up.run_fp4(fp4_up) : up.run(a); });
-  launch("down " + down.name, {down_grid}, down.threads, down.shared_bytes,
-         [&] { up.fp4() ? down.run_fp4(fp4_down) : down.run(d); });
+  const auto gemms = [&] {
+    launch("gate-up " + up.name, {up_grid}, up.threads, up.shared_bytes,
+           [&] { up.fp4() ? up.run_fp4(fp4_up) : up.run(a); });
+    launch("down " + down.name, {down_grid}, down.threads, down.shared_bytes,
+           [&] { up.fp4() ? down.run_fp4(fp4_down) : down.run(d); });
+  };
+  gemms();
+  if (up.one) {  // layers take turns with the halves
+    gemms();
+    gemms();
+    check_turn(*turn, 3, h, static_cast<size_t>(s.top_k), static_cast<size_t>(deep));
+  }
   if (!up.one && in.tokens > 0) {
     const executor::Index3 grid{static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(in.tokens)};
     if (groups_of_four) {

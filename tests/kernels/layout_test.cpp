@@ -8,6 +8,7 @@
 
 #include "kernels/moe/prefill_tile.h"
 #include "kernels/moe/stream_tile.h"
+#include "kernels/moe/tables.h"
 #include "nvfp4/number.h"
 
 namespace fourfold::moe {
@@ -119,15 +120,27 @@ TEST(MoeLayout, FourAndAHalfBitsPerWeight) {
   EXPECT_EQ(up_row(13), 29);
 }
 
+// The places of a block of 16 are a permutation of it, two neighbours side by side, and words 2l, 2l + 1 hold what lane
+// l of a fragment takes.
+TEST(MoeLayout, RowsBetweenOneTokensKernels) {
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(one_place(i) / 16, i / 16);
+  for (int l = 0; l < 4; ++l) {
+    EXPECT_EQ(one_place(16 + 2 * l), 16 + 4 * l);
+    EXPECT_EQ(one_place(16 + 2 * l + 1), 16 + 4 * l + 1);
+    EXPECT_EQ(one_place(16 + 2 * l + 8), 16 + 4 * l + 2);
+    EXPECT_EQ(one_place(16 + 2 * l + 9), 16 + 4 * l + 3);
+  }
+}
+
 TEST(MoeTiles, RegionsFollowEachOtherWithoutOverlap) {
   constexpr StreamTile t{true, true, 2, 1, 2, 4, 1, 1, 4, 8, 2, false};
   constexpr StreamMap m = stream_map(t);
   EXPECT_EQ(m.weight_stride, 2u * 4 * 576);
   EXPECT_GE(m.rows, m.weights + 8 * m.weight_stride);
-  EXPECT_GE(m.partials, m.rows + 8 * stream_row_stride(t));
+  EXPECT_EQ(m.row_stage_stride, 0u);
   EXPECT_GE(m.choices, m.partials + 2 * 8 * 2 * 256);
   EXPECT_GE(m.barriers, m.choices + kOneTableBytes);
-  EXPECT_EQ(m.total, m.barriers + 8 * 16 + 16);
+  EXPECT_EQ(m.total, m.barriers + 8 * 16 + 32);
   constexpr PrefillMap p = prefill_map({false, 160, 7, false});
   EXPECT_EQ(p.total, 7u * (160 * 128 + 16 * 576 + 16));
   EXPECT_LE(p.total, 232448u);

@@ -39,13 +39,15 @@ ExpertKernel stream(const char* name) {
 std::vector<ExpertKernel> stream_kernels() {
   // gate_up, one, mt, wm, ws, wu, nt, rows, ku, stages, ctas
   return {
-      STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 4, 2),   // one token, K split inside a stage
+      STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 4, 1),   // one token, K split inside a stage
       STREAM(true, true, 2, 1, 1, 8, 1, 1, 8, 3, 1),   // one unit of a stage for each warp
+      STREAM(true, true, 1, 1, 2, 4, 1, 1, 16, 4, 1),  // one row tile
       STREAM(true, true, 2, 1, 2, 2, 1, 1, 8, 4, 1),   // and by stages
-      STREAM(true, true, 2, 1, 4, 1, 1, 1, 16, 4, 1),  //
-      STREAM(false, true, 1, 1, 2, 2, 1, 1, 8, 4, 2),  //
-      STREAM(false, true, 1, 1, 2, 4, 1, 1, 8, 4, 2),  //
-      STREAM(false, true, 1, 2, 2, 2, 1, 1, 8, 4, 1),  //
+      STREAM(true, true, 1, 1, 4, 2, 1, 1, 8, 4, 1),   //
+      STREAM(false, true, 1, 1, 2, 2, 1, 1, 8, 4, 1),  //
+      STREAM(false, true, 1, 1, 2, 4, 1, 1, 8, 4, 1),  //
+      STREAM(false, true, 2, 1, 2, 4, 1, 1, 8, 4, 1),  //
+      STREAM(false, true, 1, 1, 8, 1, 1, 1, 8, 8, 1),  // every warp stages of its own
       STREAM(false, true, 2, 1, 1, 8, 1, 1, 16, 3, 1),
       STREAM(true, false, 2, 2, 1, 2, 1, 8, 4, 3, 2),  // sorted, 8 tokens to a block
       STREAM(true, false, 2, 2, 2, 1, 3, 24, 2, 2, 1),
@@ -55,7 +57,7 @@ std::vector<ExpertKernel> stream_kernels() {
       STREAM(false, false, 2, 4, 1, 1, 4, 32, 1, 3, 1),
       STREAM(true, false, 2, 16, 1, 1, 3, 24, 2, 3, 1),  // registers move from the producers
       STREAM(false, false, 2, 16, 1, 1, 3, 24, 4, 2, 1),
-      STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 4, 2, true),  // squared ReLU
+      STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 4, 1, true),  // squared ReLU
       STREAM(true, false, 2, 2, 1, 2, 1, 8, 4, 3, 2, true),
   };
 }

@@ -333,6 +333,48 @@ TEST(Legality, OddShapesKeepTheirLastUnits) {
   }
 }
 
+// ---- one token's kernels side by side
+// ---------------------------------------------------------------------------------------------------------
+
+TEST(LaunchSmem, LeavesNoRoomForMoreCtasThanPlanned) {
+  for (const char* card : {"h200", "rtx-pro-6000"}) {
+    const Gpu& gpu = find_gpu(card);
+    const Arch& arch = arch_of(gpu);
+    for (const char* model : {"397B-A17B", "122B-A10B", "35B-A3B"}) {
+      SCOPED_TRACE(testing::Message() << model << " on " << card);
+      const LayerPlan plan = plan_layer(shape(model, 1), gpu, {.explain = false});
+      const Candidate &a = plan.gate_up.chosen.candidate, &b = plan.down.chosen.candidate;
+      ASSERT_TRUE(a.tile.inline_routes);
+      const LaunchSmem smem = launch_smem(a, b, arch);
+      ASSERT_TRUE(smem.side_by_side);
+      EXPECT_EQ(plan.gate_up.launch_smem, smem.gate_up);
+      EXPECT_EQ(plan.down.launch_smem, smem.down);
+      EXPECT_GE(smem.gate_up, plan.gate_up.smem().total);
+      EXPECT_GE(smem.down, plan.down.smem().total);
+      EXPECT_LE(std::max(smem.gate_up, smem.down), arch.smem_per_block);
+      const int64_t up = smem.gate_up + arch.smem_reserved, down = smem.down + arch.smem_reserved;
+      const int64_t room = arch.smem_per_sm - a.ctas_per_sm * up;
+      EXPECT_GT((a.ctas_per_sm + 1) * up, arch.smem_per_sm);
+      EXPECT_LE(b.ctas_per_sm * down, room);
+      EXPECT_GT((b.ctas_per_sm + 1) * down, room);
+    }
+  }
+}
+
+TEST(LaunchSmem, AddsNothingWhereBothDoNotFit) {
+  const Gpu& gpu = find_gpu("h200");
+  const LayerPlan one = plan_layer(shape("397B-A17B", 1), gpu, {.explain = false});
+  Candidate big = one.down.chosen.candidate;
+  big.tile.stages *= 2;
+  const LaunchSmem apart = launch_smem(one.gate_up.chosen.candidate, big, arch_of(gpu));
+  EXPECT_FALSE(apart.side_by_side);
+  EXPECT_EQ(apart.gate_up, make_smem_map(one.gate_up.chosen.candidate.tile).total);
+  EXPECT_EQ(apart.down, make_smem_map(big.tile).total);
+  const LayerPlan many = plan_layer(shape("397B-A17B", 8), gpu, {.explain = false});
+  EXPECT_EQ(many.gate_up.launch_smem, many.gate_up.smem().total);
+  EXPECT_EQ(many.down.launch_smem, many.down.smem().total);
+}
+
 // ---- predictions
 // ---------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ namespace {
 // ---- known maps, at compile time
 // ----------------------------------------------------------------------------------------
 
-// One token: 2 row tiles x 4 units of 576 B in 4 stages; one activation row of 512 + 16 B per stage; 2 buffers x 2 x 2
-// x 256 B of partial sums; a row of zeros; the choices; 16 B of mbarriers per stage, and one more.
+// One token: 2 row tiles x 4 units of 576 B in 4 stages; 2 buffers x 2 x 2 x 256 B of partial sums; the choices; 16 B
+// of mbarriers per stage, and for two more.
 constexpr TileConfig kOne = {.family = Family::kStreaming,
                              .pass = Pass::kGateUp,
                              .tokens = 8,
@@ -36,15 +36,13 @@ constexpr TileConfig kOne = {.family = Family::kStreaming,
                              .epilogue = Epilogue::kDirect};
 static_assert(unit_bytes(kOne) == 576);
 static_assert(smem_stride<kOne, RegionId::kWeights> == 2 * 4 * 576);
-static_assert(smem_offset<kOne, RegionId::kActivations> == 4 * 4608);
-static_assert(smem_stride<kOne, RegionId::kActivations> == 528);
-static_assert(smem_offset<kOne, RegionId::kPartials> == 20608);  // 20544 rounded up to 128
+static_assert(smem_size<kOne, RegionId::kActivations> == 0);
+static_assert(smem_offset<kOne, RegionId::kPartials> == 4 * 4608);
 static_assert(smem_size<kOne, RegionId::kPartials> == 2 * 2 * 2 * 256);
-static_assert(smem_offset<kOne, RegionId::kZeroRow> == 22656);
-static_assert(smem_offset<kOne, RegionId::kRoutes> == 23296);  // 22656 + 528, rounded up to 128
-static_assert(smem_offset<kOne, RegionId::kBarriers> == 23296 + 384);
-static_assert(smem_total<kOne> == 23680 + 5 * 16);
-static_assert(stage_bytes(kOne) == 2 * 4 * 576 + 512);
+static_assert(smem_offset<kOne, RegionId::kRoutes> == 18432 + 2048);
+static_assert(smem_offset<kOne, RegionId::kBarriers> == 20480 + 384);  // 272 rounded up to 128
+static_assert(smem_total<kOne> == 20864 + 6 * 16);
+static_assert(stage_bytes(kOne) == 2 * 4 * 576);
 
 // wgmma: swizzled activations come first, each stage on a multiple of 1024.
 constexpr TileConfig kPrefill = {.family = Family::kWgmma,

@@ -92,8 +92,8 @@ void Products::moe(const ops::MoeParams& params, const ops::Tensor& x, const ops
   }
 }
 
-// Three parallel regions: router, shared gate and the shared expert's first product; gate, up and SwiGLU of the routed
-// experts; all second products with the weighted sum.
+// Four parallel regions: router, shared gate and the shared expert's first product; gate, up and SwiGLU of the routed
+// experts; all second products; their weighted sum.
 void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) {
   const auto& experts = static_cast<const PackedExperts&>(*params.experts);
   const int64_t tokens = x.rows;
@@ -195,83 +195,75 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
   };
   pool_.parallel_ranges(active * pairs, std::max<int64_t>(1, (128 << 10) / pair_bytes), gate_up);
 
-  // Down: a thread owns rows of the output and adds all experts to them.
+  // Down: each thread streams a range of the experts' matrices from end to end; one row of products for each entry,
+  // then for each token of the shared expert.
   const PackedMatrix* shared_down = packed(params.shared_down);
+  const int64_t panels = ceil_div(hidden, int64_t{kPanelRows});
+  const int64_t down_pairs = ceil_div(panels, int64_t{kGemvPanels});
+  const int64_t stride = panels * kPanelRows;
+  float* products = outputs_.get<float>((entries + (shared ? tokens : 0)) * stride);
   const bool aligned = shared && shared_down->parts().size() == 1;
   if (shared && !aligned) {
-    const GemvJob job{shared_down, &shared_input_, out};
+    const GemvJob job{shared_down, &shared_input_,
+                      ops::Tensor{products + entries * stride, ops::DType::kF32, tokens, hidden, stride}};
     run_gemv({&job, 1});
   }
-  const int64_t down_pairs = ceil_div(hidden, int64_t{kPairRows});
-  constexpr int64_t kMostPairs = 8;
-  const PackedPart& first_part = experts[r.experts[0]].down;
+  const int64_t sources = active + (aligned ? 1 : 0);
+  const auto part_of = [&](int64_t a) -> const PackedPart& {
+    return a < active ? experts[r.experts[static_cast<size_t>(a)]].down : shared_down->parts()[0];
+  };
   const auto down = [&](int, int64_t begin, int64_t end) {
-    const int64_t first_row = begin * kPairRows;
-    const int64_t rows = std::min(end * kPairRows, hidden) - first_row;
-    for (int64_t t = 0; t < tokens; ++t) {
-      float* to = out.f32(t) + first_row;
-      if (!shared || aligned) {
-        std::fill(to, to + rows, 0.0f);
-      } else {
-        const float gate = gates.data != nullptr ? sigmoid(*gates.f32(t)) : 1.0f;
-        for (int64_t i = 0; i < rows; ++i) to[i] *= gate;
-      }
-    }
-    // Adds weight(i) x (part x the inputs from `first` on) to rows of token(i), i < n <= kGemvTokens, all panels.
     alignas(64) float sums[kGemvPanels * kGemvTokens * kPanelRows];
-    alignas(64) float products[kGemvTokens][kMostPairs * kPairRows];
-    const auto add = [&](const PackedPart& part, const PackedPart& next, const Input& input, int64_t first, int n,
-                         const auto& token, const auto& weight) {
-      for (int64_t u = begin; u < end; ++u) {
-        Panel pair[kGemvPanels];
-        const int count = part.pair(u, pair);
-        if (u + 1 == end) {  // the same panels of the next expert follow, at last the next panels of the first one
-          const int64_t follows = &next == &first_part ? end : begin;
-          for (int p = 0; p < count; ++p) {
-            pair[p].ahead = next.data + (follows * kGemvPanels + p) * next.stride;  // may be behind its end
-          }
-        }
-        gemv_panels(pair, count, input, first, n, sums);
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t a = unit / down_pairs;
+      const int64_t u = unit % down_pairs;
+      const PackedPart& part = part_of(a);
+      Panel pair[kGemvPanels];
+      const int count = part.pair(u * kGemvPanels, part.panels, pair);
+      if (u + 1 == down_pairs && a + 1 < sources) {  // the next expert follows
+        const PackedPart& next = part_of(a + 1);
+        for (int p = 0; p < count; ++p) pair[p].ahead = next.data + p * next.stride;
+      }
+      const bool routed = a < active;
+      const Input& input = routed ? hidden_input_ : shared_input_;
+      const int64_t first = routed ? r.begin[static_cast<size_t>(a)] : 0;
+      const int64_t last = routed ? r.begin[static_cast<size_t>(a) + 1] : tokens;
+      float* to = products + (routed ? 0 : entries * stride) + u * kPairRows;
+      for (int64_t s = first; s < last; s += kGemvTokens) {
+        const int n = static_cast<int>(std::min<int64_t>(kGemvTokens, last - s));
+        gemv_panels(pair, count, input, s, n, sums);
         for (int p = 0; p < count; ++p) {
           for (int i = 0; i < n; ++i) {
-            std::memcpy(&products[i][(u - begin) * kPairRows + p * kPanelRows],
-                        sums + (p * kGemvTokens + i) * kPanelRows, sizeof(float) * kPanelRows);
+            std::memcpy(to + (s + i) * stride + p * kPanelRows, sums + (p * kGemvTokens + i) * kPanelRows,
+                        sizeof(float) * kPanelRows);
           }
         }
       }
-      const int64_t whole = rows / kPanelRows * kPanelRows;
-      for (int i = 0; i < n; ++i) {
-        float* to = out.f32(token(i)) + first_row;
-        kernels_.axpy(weight(i), products[i], to, whole);
-        if (whole == rows) continue;
-        alignas(64) float tail[kPanelRows] = {};
-        std::memcpy(tail, to + whole, static_cast<size_t>(rows - whole) * 4);
-        kernels_.axpy(weight(i), &products[i][whole], tail, kPanelRows);
-        std::memcpy(to + whole, tail, static_cast<size_t>(rows - whole) * 4);
-      }
-    };
-    for (int64_t a = 0; a < active; ++a) {
-      const PackedPart& part = experts[r.experts[static_cast<size_t>(a)]].down;
-      const int64_t last = r.begin[static_cast<size_t>(a) + 1];
-      const PackedPart& next = a + 1 < active ? experts[r.experts[static_cast<size_t>(a) + 1]].down
-                               : aligned      ? shared_down->parts()[0]
-                                              : first_part;
-      for (int64_t s = r.begin[static_cast<size_t>(a)]; s < last; s += kGemvTokens) {
-        add(
-            part, next, hidden_input_, s, static_cast<int>(std::min<int64_t>(kGemvTokens, last - s)),
-            [&](int i) { return r.token[static_cast<size_t>(s + i)]; },
-            [&](int i) { return r.weight[static_cast<size_t>(s + i)]; });
-      }
-    }
-    if (!aligned) return;
-    for (int64_t t = 0; t < tokens; t += kGemvTokens) {
-      add(
-          shared_down->parts()[0], first_part, shared_input_, t,
-          static_cast<int>(std::min<int64_t>(kGemvTokens, tokens - t)), [&](int i) { return t + i; },
-          [&](int i) { return gates.data != nullptr ? sigmoid(*gates.f32(t + i)) : 1.0f; });
     }
   };
-  pool_.parallel_ranges(down_pairs, kMostPairs, down);
+  const int64_t down_bytes = std::max<int64_t>(1, experts.bytes_per_expert() / 3 / down_pairs);
+  pool_.parallel_ranges(sources * down_pairs, std::max<int64_t>(1, (128 << 10) / down_bytes), down);
+
+  // The weighted sum; threads own columns of it.
+  const auto add_up = [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kPanelRows;
+    const int64_t columns = std::min(end * kPanelRows, hidden) - first;
+    const int64_t whole = columns / kPanelRows * kPanelRows;
+    for (int64_t t = 0; t < tokens; ++t) {
+      float* to = out.f32(t) + first;
+      std::fill(to, to + columns, 0.0f);
+      const auto add = [&](float weight, const float* from) {
+        kernels_.axpy(weight, from + first, to, whole);
+        for (int64_t i = whole; i < columns; ++i) to[i] += weight * from[first + i];
+      };
+      for (int64_t i = 0; i < k; ++i) {
+        const auto slot = static_cast<size_t>(r.slots[static_cast<size_t>(t * k + i)]);
+        add(r.weight[slot], products + static_cast<int64_t>(slot) * stride);
+      }
+      if (shared) add(gates.data != nullptr ? sigmoid(*gates.f32(t)) : 1.0f, products + (entries + t) * stride);
+    }
+  };
+  pool_.parallel_for(panels, ceil_div(panels, int64_t{pool_.size()}), add_up);
 }
 
 void Products::moe_many(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) {

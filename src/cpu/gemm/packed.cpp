@@ -171,9 +171,8 @@ Panel PackedPart::panel(int64_t i) const {
   return panel;
 }
 
-int PackedPart::pair(int64_t i, Panel* out) const {
-  const int64_t first = i * kGemvPanels;
-  const int count = first + 1 < panels ? kGemvPanels : 1;
+int PackedPart::pair(int64_t first, int64_t end, Panel* out) const {
+  const int count = first + 1 < end ? kGemvPanels : 1;
   for (int p = 0; p < count; ++p) {
     out[p] = panel(first + p);
     out[p].ahead = out[p].words + kGemvPanels * stride;

@@ -33,10 +33,9 @@ struct PackedPart {
   float input_scale = 0.0f;  // 0: activations are never quantised
 
   Panel panel(int64_t i) const;
-  // Panels are worked on in pairs, the last one alone when there is an odd one.
-  int64_t pairs() const { return (panels + kGemvPanels - 1) / kGemvPanels; }
-  // Fills out[0], and out[1] if there is a second one; how many. What they read next is the next pair.
-  int pair(int64_t i, Panel* out) const;
+  // Fills out[0] with panel `first`, and out[1] with the next one if that is below `end`; how many. What they read next
+  // is the pair behind them.
+  int pair(int64_t first, int64_t end, Panel* out) const;
   int64_t rows_of(int64_t i) const { return i + 1 < panels ? kPanelRows : rows - i * kPanelRows; }
 };
 

@@ -84,11 +84,10 @@ void Products::gemv_panels(const Panel* panels, int count, const Input& input, i
 }
 
 void Products::run_gemv(std::span<const GemvJob> jobs) {
-  // Units are pairs of panels of one part.
-  int64_t units = 0;
+  int64_t panels = 0;
   int64_t bytes = 0;
   for (const GemvJob& job : jobs) {
-    for (const PackedPart& part : job.matrix->parts()) units += part.pairs();
+    for (const PackedPart& part : job.matrix->parts()) panels += part.panels;
     bytes += job.matrix->bytes();
   }
   const auto work = [&](int, int64_t begin, int64_t end) {
@@ -97,15 +96,15 @@ void Products::run_gemv(std::span<const GemvJob> jobs) {
     for (const GemvJob& job : jobs) {
       for (const PackedPart& part : job.matrix->parts()) {
         const int64_t from = std::max(begin - base, int64_t{0});
-        const int64_t to = std::min(end - base, part.pairs());
-        for (int64_t u = from; u < to; ++u) {
+        const int64_t to = std::min(end - base, part.panels);
+        for (int64_t first = from; first < to; first += kGemvPanels) {
           Panel pair[kGemvPanels];
-          const int count = part.pair(u, pair);
+          const int count = part.pair(first, to, pair);
           for (int64_t t = 0; t < job.out.rows; t += kGemvTokens) {
             const int tokens = static_cast<int>(std::min<int64_t>(kGemvTokens, job.out.rows - t));
             gemv_panels(pair, count, *job.input, t, tokens, sums);
             for (int p = 0; p < count; ++p) {
-              const int64_t panel = u * kGemvPanels + p;
+              const int64_t panel = first + p;
               const auto n = static_cast<size_t>(part.rows_of(panel)) * sizeof(float);
               for (int i = 0; i < tokens; ++i) {
                 std::memcpy(job.out.f32(t + i) + part.first_row + panel * kPanelRows,
@@ -114,12 +113,12 @@ void Products::run_gemv(std::span<const GemvJob> jobs) {
             }
           }
         }
-        base += part.pairs();
+        base += part.panels;
       }
     }
   };
-  if (bytes * jobs[0].out.rows <= kSerialBytes) return work(0, 0, units);
-  // As many bytes for each thread: the first unit that begins at or behind its share.
+  if (bytes * jobs[0].out.rows <= kSerialBytes) return work(0, 0, panels);
+  // As many bytes for each thread: the first panel that begins at or behind its share.
   const auto split = [&](int thread) {
     const int64_t wanted = bytes / pool_.size() * thread;
     int64_t first = 0;
@@ -128,15 +127,15 @@ void Products::run_gemv(std::span<const GemvJob> jobs) {
       for (const PackedPart& part : job.matrix->parts()) {
         const int64_t whole = part.panels * part.stride;
         if (thread < pool_.size() && at + whole > wanted) {
-          return first + ceil_div(wanted - at, kGemvPanels * part.stride);
+          return first + ceil_div(wanted - at, part.stride);
         }
         at += whole;
-        first += part.pairs();
+        first += part.panels;
       }
     }
-    return units;
+    return panels;
   };
-  pool_.parallel_ranges(units, std::max<int64_t>(1, units * kUnitBytes / bytes), split, work);
+  pool_.parallel_ranges(panels, std::max<int64_t>(kGemvPanels, panels * kUnitBytes / bytes), split, work);
 }
 
 void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int only_part, float input_scale, bool wide,

@@ -49,11 +49,17 @@ __device__ __forceinline__ void multiply_units(float (&acc)[Sets][Tile::value.mt
 
 // One token: the columns of the multiplication stand for the 16-element blocks of K instead, eight blocks to two units,
 // so that codes are multiplied as they are and each block's sum by its scale afterwards: two instructions for each
-// block of a row rather than four for each eight weights. Rows of K block j come from `rows` in column j and from zeros
-// in the others: rows[q] is this lane's address for blocks 2q and 2q + 1. sum[m][h] += this lane's columns of row g + 8
-// h, times 2^-20 x kOneTokenScale for rows of x that are already scaled (Scaled), otherwise they are here.
-template <typename Tile, bool Scaled>
-__device__ __forceinline__ void multiply_one(float (&sum)[Tile::value.mt][2], u32 weights, const u32 (&rows)[4],
+// block of a row rather than four for each eight weights.
+//
+// x[p] is what this lane has of the row for units first + 2p and first + 2p + 1, in K block g = lane / 4 of these
+// eight: elements 2l, 2l + 1 and 2l + 8, 2l + 9, where l = lane % 4; times 2^80. Even and odd blocks have accumulators
+// of their own, so that column g may hold its row in the multiplication of block g ^ 1 too: what comes of it lands
+// where nobody looks. masks[q]: all ones in lanes of blocks 2q and 2q + 1. sum[m][h] += this lane's columns of row g +
+// 8 h, times 2^-20 x kOneTokenScale. `Whole`: all units are there; then nothing branches, and the compiler may load
+// ahead of the multiplications.
+template <typename Tile, bool Whole>
+__device__ __forceinline__ void multiply_one(float (&sum)[Tile::value.mt][2], u32 weights,
+                                             const u32 (&x)[one_pairs(Tile::value)][2], const u32 (&masks)[4],
                                              int first, int left, int lane, u32 scale_base) {
   constexpr StreamTile T = Tile::value;
   constexpr int kUnits = T.ku / T.wu;
@@ -62,20 +68,15 @@ __device__ __forceinline__ void multiply_one(float (&sum)[Tile::value.mt][2], u3
 #pragma unroll
   for (int uu = 0; uu < kUnits; uu += 2) {
     const int u = first + uu;
-    if (u >= left) break;
-    const bool both = uu + 1 < kUnits && u + 1 < left;
-    constexpr int kSets = T.mt == 1 ? 2 : 1;  // two chains of multiplications where there would be one
-    float acc[kSets][T.mt][4] = {};
+    if (!Whole && u >= left) break;
+    const bool both = uu + 1 < kUnits && (Whole || u + 1 < left);
+    float acc[2][T.mt][4] = {};  // even, odd blocks
 #pragma unroll
     for (int h = 0; h < (kUnits > 1 ? 2 : 1); ++h) {
       if (h == 1 && !both) break;
-      u32 x[2][4];
-      load_matrix4(x[0], rows[2 * h] + static_cast<u32>(u + h) * (kUnitK * 2));
-      load_matrix4(x[1], rows[2 * h + 1] + static_cast<u32>(u + h) * (kUnitK * 2) + 64u);
-      if constexpr (!Scaled) {
+      u32 b[2][2];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[i / 4][i % 4] = mul_bf16x2(x[i / 4][i % 4], kOneTokenPair);
-      }
+      for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = x[uu / 2][i % 2] & masks[2 * h + i / 2];
 #pragma unroll
       for (int m = 0; m < T.mt; ++m) {
         const Vec4 codes = load_shared4(weights + static_cast<u32>(m) * (T.ku * kUnitBytes) +
@@ -85,7 +86,7 @@ __device__ __forceinline__ void multiply_one(float (&sum)[Tile::value.mt][2], u3
         for (int i = 0; i < 4; ++i) {
           u32 a[4];
           place_codes(words[i], a);
-          mma_m16n8k16(acc[h % kSets][m], a, x[i / 2][(i % 2) * 2], x[i / 2][(i % 2) * 2 + 1]);
+          mma_m16n8k16(acc[i % 2][m], a, b[i / 2][0], b[i / 2][1]);
         }
       }
     }
@@ -94,17 +95,13 @@ __device__ __forceinline__ void multiply_one(float (&sum)[Tile::value.mt][2], u3
                        static_cast<u32>(g) * 8u + static_cast<u32>(l % 2) * 4u;
 #pragma unroll
     for (int m = 0; m < T.mt; ++m) {
-      if (kSets == 2) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) acc[0][m][i] += acc[kSets - 1][m][i];
-      }
       const u32 word = load_shared1(scales + static_cast<u32>(m) * (T.ku * kUnitBytes));
       const u32 even = scale_pair(word, false, scale_base);
       const u32 odd = scale_pair(word, true, scale_base);
       sum[m][0] += acc[0][m][0] * __uint_as_float(even << 16);
-      sum[m][0] += acc[0][m][1] * __uint_as_float(odd << 16);
+      sum[m][0] += acc[1][m][1] * __uint_as_float(odd << 16);
       sum[m][1] += acc[0][m][2] * __uint_as_float(even & 0xffff0000u);
-      sum[m][1] += acc[0][m][3] * __uint_as_float(odd & 0xffff0000u);
+      sum[m][1] += acc[1][m][3] * __uint_as_float(odd & 0xffff0000u);
     }
   }
 }

@@ -9,8 +9,7 @@
 
 namespace fourfold::moe {
 
-inline constexpr int kOnePicks = 16;  // most choices of the token of moe_one
-inline constexpr unsigned kOneTableBytes = 384;
+inline constexpr unsigned kOneTableBytes = 272;  // OneTables
 inline constexpr int kStreamProducerRegisters = 32;
 inline constexpr int kStreamConsumerRegisters = 112;
 
@@ -29,7 +28,9 @@ struct StreamTile {
   bool relu2;  // gate-up without a gate: h = max(x, 0)^2
 
   FOURFOLD_STREAM_HD constexpr int wk() const { return ws * wu; }
-  FOURFOLD_STREAM_HD constexpr int producers() const { return nt > 1 ? 4 : 2; }
+  FOURFOLD_STREAM_HD constexpr int producers() const {  // one token: of gate-up one also finishes
+    return one ? (gate_up ? 2 : 1) : nt > 1 ? 4 : 2;
+  }
   FOURFOLD_STREAM_HD constexpr int threads() const { return (wm * wk() + producers()) * 32; }
   // One token: room for the next kernel's CTAs beside this one's, or its early launch buys nothing.
   FOURFOLD_STREAM_HD constexpr int resident() const { return one ? ctas + 1 : ctas; }
@@ -44,16 +45,17 @@ struct StreamTileOf {
   static constexpr StreamTile value{GateUp, One, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas, Relu2};
 };
 
+// One token: pairs of units of a stage that one warp multiplies.
+FOURFOLD_STREAM_HD constexpr int one_pairs(const StreamTile& t) { return (t.ku / t.wu + 1) / 2; }
+
 struct StreamMap {
   unsigned weights;  // [stages][mt wm][ku] units
   unsigned weight_stride;
-  unsigned rows;  // [stages][rows][row stride] bf16
+  unsigned rows;  // [stages][rows][row stride] bf16; one token: nothing
   unsigned row_stage_stride;
   unsigned partials;  // [2][wk][wm][mt nt][32] float4; one token: float2
-  unsigned zero;      // one token: a row of zeros, for the other columns
-  unsigned zero_bytes;
   unsigned choices;   // one token: OneTables
-  unsigned barriers;  // [2][stages] mbarriers; gate-up of one token or wide: one more
+  unsigned barriers;  // [2][stages] mbarriers; gate-up: four more for one token, two more where it is wide
   unsigned total;
 };
 
@@ -70,17 +72,16 @@ FOURFOLD_STREAM_HD constexpr StreamMap stream_map(const StreamTile& t) {
   m.weight_stride = static_cast<unsigned>(t.mt * t.wm * t.ku) * 576u;
   at = up(at + m.weight_stride * static_cast<unsigned>(t.stages));
   m.rows = at;
-  m.row_stage_stride = static_cast<unsigned>(t.rows) * stream_row_stride(t);
+  m.row_stage_stride = t.one ? 0u : static_cast<unsigned>(t.rows) * stream_row_stride(t);
   at = up(at + m.row_stage_stride * static_cast<unsigned>(t.stages));
   m.partials = at;
   at += static_cast<unsigned>(2 * (t.wk() == 1 ? 0 : t.wk()) * t.wm * t.mt * t.nt) * (t.one ? 256u : 512u);
-  m.zero = at;
-  m.zero_bytes = t.one ? stream_row_stride(t) : 0u;
-  at = up(at + m.zero_bytes);
+  at = up(at);
   m.choices = at;
-  at += t.one ? kOneTableBytes : 0u;
+  at = up(at + (t.one ? kOneTableBytes : 0u));
   m.barriers = at;
-  m.total = at + static_cast<unsigned>(t.stages) * 16u + (t.gate_up && (t.one || t.wide()) ? 16u : 0u);
+  m.total = at + static_cast<unsigned>(t.stages) * 16u;
+  if (t.gate_up) m.total += t.one ? 32u : t.wide() ? 16u : 0u;
   return m;
 }
 

@@ -20,7 +20,7 @@ struct RouteTable {
   Block* blocks;    // [max_blocks(picks, experts, tile)]
   int* slot_token;  // [max_slots(picks, experts)]
   int* pick_slot;   // [picks] slot of (token, choice), -1 if its expert id is out of range
-  int* totals;      // [1024 + 1] zeros: scratch of the two-kernel routing and flags of moe_one; both leave it zero
+  int* totals;      // [1024 + 1] zeros: scratch of the two-kernel routing, which leaves it zero
   int* stored;      // [max_blocks(..)] gate-up's items of a block whose rows are stored: flags for down beside it
 };
 
@@ -97,6 +97,17 @@ struct RepackArgs {
 
 enum class Activation : int { kSwiGlu = 0, kRelu2 = 1 };
 
+// One token: gate-up hands its rows over in a buffer of two halves, [2][kOnePicks][stride] bf16, stride as out_stride,
+// of which consecutive layers use one each. A word that is all ones (two NaNs that no arithmetic makes) has not been
+// written; down makes the half that it does not use all ones again. A row has its elements 2l, 2l + 1, 2l + 8, 2l + 9
+// of each block of 16, l = 0 .. 3, in 8 bytes: one_place().
+struct OneTurn {
+  int half;     // of the present layer
+  int arrived;  // CTAs of down that ask no more; zero between layers
+};
+inline constexpr int kOnePicks = 16;  // most choices of the token of moe_one
+FOURFOLD_MOE_HD constexpr int one_place(int i) { return i / 16 * 16 + i % 8 / 2 * 4 + i % 16 / 8 * 2 + i % 2; }
+
 struct GemmArgs {
   const unsigned char* weights;  // experts x packed_bytes(rows, k)
   unsigned long long expert_bytes;
@@ -110,9 +121,9 @@ struct GemmArgs {
   long long out_stride;  // elements
   float limit;           // SwiGLU clamp: gate at most limit, |up| at most limit; 0 = none
   int zero;              // 0; keeps constants out of the compiler's sight
-  // Down beside gate-up: what a flag counts up to. One token: gate-up's row_tiles, for a choice. Sorted: gate-up's
-  // items of a block, or 0 where gate-up raises no flags.
-  int ready;
+  int ready;             // sorted, down: gate-up's items of a block, which its flag counts; 0: gate-up raises no flags
+  int inner_blocks;      // one token: blocks of 16 K of down's that gate-up writes; the others are zero
+  OneTurn* turn;         // one token
   Routing routing;
   RouteTable route;
 };

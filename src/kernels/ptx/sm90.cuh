@@ -175,14 +175,32 @@ __device__ __forceinline__ int wait_flags(const int* flag, int count, int value,
 // Brings the line of p to L2 if it is not there. Allowed at any time: nothing is read.
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// ---- shared loads ---------------------------------------------------------------------------------------------------
-
 struct Vec4 {
   u32 x, y, z, w;
 };
 struct Vec2 {
   u32 x, y;
 };
+
+// ---- words between kernels that run at the same time ----------------------------------------------------------------
+// A word that is its own flag: all ones until a kernel stores something else, and nothing else is ordered by it.
+
+__device__ __forceinline__ void store_exchanged(u32* p, u32 word) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(word) : "memory");
+}
+// Two such words as they are at present; p a multiple of 8 bytes.
+__device__ __forceinline__ Vec2 load_exchanged2(const u32* p) {
+  Vec2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  return v;
+}
+// Makes four of them all ones; p a multiple of 16 bytes.
+__device__ __forceinline__ void clear_exchanged4(u32* p) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p), "r"(0xffffffffu) : "memory");
+}
+
+// ---- shared loads ---------------------------------------------------------------------------------------------------
+
 __device__ __forceinline__ Vec4 load_shared4(u32 address) {
   Vec4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));

@@ -74,6 +74,11 @@ struct Vec4 {
 struct Vec2 {
   u32 x, y;
 };
+// Words between kernels that run at the same time.
+void store_exchanged(u32* p, u32 word, Site site = Site::here());
+Vec2 load_exchanged2(const u32* p, Site site = Site::here());
+void clear_exchanged4(u32* p, Site site = Site::here());
+
 Vec4 load_shared4(u32 address, Site site = Site::here());
 Vec2 load_shared2(u32 address, Site site = Site::here());
 u32 load_shared1(u32 address, Site site = Site::here());
@@ -98,10 +103,8 @@ inline u32 both_high(u32 a) { return (a >> 16) | (a & 0xffff0000u); }
 float exp2_approx(float x);        // ftz, like the instruction
 float reciprocal_approx(float x);  //
 float max_magnitude(float x, float y);
-inline u16 to_bf16(float x) { return nvfp4::float_to_bf16(x); }
-inline u32 to_bf16x2(float low, float high) {
-  return nvfp4::float_to_bf16(low) | static_cast<u32>(nvfp4::float_to_bf16(high)) << 16;
-}
+inline u16 to_bf16(float x) { return x == x ? nvfp4::float_to_bf16(x) : u16{0x7fff}; }  // the card has one NaN
+inline u32 to_bf16x2(float low, float high) { return to_bf16(low) | static_cast<u32>(to_bf16(high)) << 16; }
 
 void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site = Site::here());
 

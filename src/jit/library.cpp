@@ -9,8 +9,9 @@ namespace fourfold::jit {
 std::optional<SharedLibrary> SharedLibrary::open(const std::vector<std::filesystem::path>& candidates,
                                                  std::string* tried) {
   for (const std::filesystem::path& path : candidates) {
-    // NOTE: never closed again while anything of it is in use; these libraries keep threads and global state.
-    if (void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return SharedLibrary(handle, path);
+    // These libraries keep threads and global state for the life of the process, so they stay mapped when closed.
+    if (void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE))
+      return SharedLibrary(handle, path);
     const char* error = ::dlerror();
     *tried += fmt::format("{}{}", tried->empty() ? " " : "; ", printable(error != nullptr ? error : path.c_str(), 300));
   }

@@ -33,7 +33,7 @@ class TemporaryDirectory {
 // A minimal cubin with one kernel, written by hand, so that the store can be tested where no compiler is.
 inline std::string hand_made_cubin(const std::string& kernel, uint32_t registers, uint32_t frame, uint64_t shared) {
   const auto put = [](std::string* out, uint64_t value, int bytes) {
-    for (int i = 0; i < bytes; ++i) *out += static_cast<char>(value >> (8 * i));
+    for (int i = 0; i < bytes; ++i) *out += i < 8 ? static_cast<char>(value >> (8 * i)) : '\0';
   };
   struct Part {
     std::string name, bytes;

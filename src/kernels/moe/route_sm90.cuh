@@ -328,34 +328,50 @@ __global__ void __launch_bounds__(256)
                 long long out_stride) {
   const int place = (static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x)) * 4;
   const long long token = blockIdx.y;
-  ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
-  if (place >= columns) return;
-  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int base = 0; base < top_k;
-       base += 8) {  // eight rows in flight; a missing choice loads nothing and adds nothing
-    float4 v[8];
-    float w[8];
-    int slot[8];
+  constexpr int kRows = 8;  // in flight; a missing choice loads nothing and adds nothing
+  float w[kRows];
+  int slot[kRows];
+  const auto look_up = [&](int base) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       const bool there = base + i < top_k;
       slot[i] = there ? pick_slot[token * top_k + base + i] : -1;
       w[i] = there ? weights[token * top_k + base + i] : 0.0f;
     }
+  };
+  look_up(0);  // routing was over when down began
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+  if (place >= columns) return;
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (int base = 0; base < top_k; base += kRows) {
+    if (base > 0) look_up(base);
+    float4 v[kRows];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       v[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       if (slot[i] >= 0) v[i] = __ldcs(reinterpret_cast<const float4*>(partial + slot[i] * partial_stride + place));
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       if (slot[i] < 0) continue;
       sum[0] += w[i] * v[i].x;
       sum[1] += w[i] * v[i].y;
       sum[2] += w[i] * v[i].z;
       sum[3] += w[i] * v[i].w;
     }
+#ifdef TRY_DISCARD
+    // Nobody reads these rows again: what of them is in L2 only need not be written to memory. A lane takes line l % 4
+    // of its warp's 512 bytes of row l / 4.
+    if (partial_stride % 32 == 0) {
+      __syncwarp();
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+      const int i = base + lane / 4;
+      const int s = i < top_k ? pick_slot[token * top_k + i] : -1;
+      const int line = place / 128 * 128 + lane % 4 * 32;
+      if (s >= 0 && line < columns) ptx::discard_l2(const_cast<float*>(partial) + s * partial_stride + line);
+    }
+#endif
   }
   // places 4q .. 4q+3 of a row tile are rows 2q, 2q + 8, 2q + 1, 2q + 9
   ptx::u16* row = out + token * out_stride + place / 16 * 16 + place % 16 / 2;

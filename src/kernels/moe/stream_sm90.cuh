@@ -20,6 +20,12 @@ namespace stream_detail {
 
 using namespace ptx;
 
+// Where an item is: its block of tokens, its group of weight rows.
+struct Place {
+  int block;
+  int group;
+};
+
 // Position of a stage in a CTA's list of work: item, chunk of K.
 struct Cursor {
   int item;
@@ -43,6 +49,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   // A ring slot always belongs to the same warp group: a group that skipped one of a slot's turns could not tell the
   // phases of its barrier apart. Hence whole rounds of WS stages per item; the surplus ones carry nothing.
   static_assert(T.stages % T.ws == 0 && T.ku % T.wu == 0);
+  // A stage whose units are all there needs no branches, and the compiler may load ahead of the multiplications.
+#ifdef WHOLE_ALL
+  constexpr bool kWholeStages = true;
+#else
+  constexpr bool kWholeStages = T.wide();
+#endif
   constexpr int kSets = T.mt * T.nt == 1 ? 2 : 1;  // two accumulators where one would chain the multiplications
 
   FOURFOLD_DYNAMIC_SHARED(smem);
@@ -72,10 +84,28 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
   const int row_groups = (args.row_tiles + kRowTiles - 1) / kRowTiles;
   const int chunks = (args.units + T.ku - 1) / T.ku;
-  const int blocks = args.route.counts[0];
-  const int items = row_groups * blocks;
   const int first_item = static_cast<int>(blockIdx.x);
   const int step = static_cast<int>(gridDim.x);
+  const int step_blocks = step / row_groups;
+  const int step_groups = step % row_groups;
+  const Place first{first_item / row_groups, first_item % row_groups};
+  const auto after = [&](Place p) {
+    p.block += step_blocks;
+    p.group += step_groups;
+    if (p.group >= row_groups) {
+      p.group -= row_groups;
+      ++p.block;
+    }
+    return p;
+  };
+  // The first block is asked for together with the number of blocks, not after it: it may be one of an earlier layer.
+  const int most_blocks =
+      max_blocks(static_cast<long long>(args.routing.tokens) * args.routing.top_k, args.routing.experts, T.nt * 8);
+  const int blocks = args.route.counts[0];
+  Block first_block{-1, 0, 0, 0};
+  if (first.block < most_blocks) first_block = args.route.blocks[first.block];
+  if (first.block >= blocks) first_block.expert = -1;
+  const int items = row_groups * blocks;
   const int surplus = (T.ws - chunks % T.ws) % T.ws;  // stages at the end of an item that carry nothing
   const int length = chunks + surplus;
   const auto next = [&](Cursor& c) {
@@ -85,9 +115,9 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
   };
   // The block that an item belongs to. Past the end: no expert.
-  const auto block_at = [&](int item) -> Block {
-    if (item >= items) return Block{-1, 0, 0, 0};
-    return args.route.blocks[item / row_groups];
+  const auto block_at = [&](const Place& p) -> Block {
+    if (p.block >= blocks) return Block{-1, 0, 0, 0};
+    return args.route.blocks[p.block];
   };
 
   if (warp >= kConsumers) {
@@ -104,12 +134,15 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     // The present item's group of rows, its block and this lane's token row. The latter two are fetched one and two
     // items ahead, so that no stage waits for a chain of loads.
     int group = 0;
+    int group_ahead = 0;
+    Place place = first;  // of the block that was fetched last
     Block block{-1, 0, 0, 0};
     Block ahead{-1, 0, 0, 0};
     Block further{-1, 0, 0, 0};
     int row = 0;
     int row_ahead = 0;
     int ready_item = -1;
+    bool looked_ahead = true;
     const auto row_of = [&](const Block& b) -> int {
       if (b.expert < 0 || lane >= b.count) return 0;
       return T.gate_up ? args.route.slot_token[b.first + lane] : b.first + lane;
@@ -117,20 +150,30 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     const auto enter = [&](const Cursor& c) -> Block {
       if (c.item != ready_item) {
         if (ready_item >= 0 && c.item == ready_item + step) {
+          group = group_ahead;
           block = ahead;
           row = row_ahead;
           ahead = further;
-        } else {
-          block = block_at(c.item);
+        } else {  // the first item
+          group = first.group;
+          block = first_block;
           row = row_of(block);
-          ahead = block_at(c.item + step);
+          place = after(first);
+          ahead = block_at(place);
         }
+        group_ahead = place.group;
         ready_item = c.item;
-        group = c.item % row_groups;
-        row_ahead = row_of(ahead);
-        further = block_at(c.item + 2 * step);
+        looked_ahead = false;
       }
       return c.chunk >= chunks ? Block{-1, 0, 0, 0} : block;
+    };
+    // After the first copies of an item, which need not wait for these loads.
+    const auto look_ahead = [&]() {
+      if (looked_ahead) return;
+      looked_ahead = true;
+      row_ahead = row_of(ahead);
+      place = after(place);
+      further = block_at(place);
     };
     const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
       __syncwarp();  // every lane has seen the stage free before this warp's arrival lets the ring turn
@@ -180,11 +223,17 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     u32 phase = 0;
     if (!T.gate_up) {
       Cursor w = c;
-      for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) issue_weights(w, enter(w), s);
+      for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) {
+        issue_weights(w, enter(w), s);
+        look_ahead();
+      }
       if (args.ready == 0) grid_dependency_wait();
       grid_launch_dependents();
       w = c;
-      for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) issue_rows(w, enter(w), s);
+      for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) {
+        issue_rows(w, enter(w), s);
+        look_ahead();
+      }
       c = w;
       phase = 1;
     }
@@ -193,6 +242,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       const Block b = enter(c);
       issue_weights(c, b, stage);
       issue_rows(c, b, stage);
+      look_ahead();
       if (++stage == T.stages) {
         stage = 0;
         ++phase;
@@ -219,7 +269,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     int turn = 0;      // the warp that raises the item's flag
     u32 stored_phase = 0;
 
-    // What the epilogue multiplies with, fetched one item ahead.
+    // What the epilogue multiplies with, fetched at the beginning of its item.
     struct Factors {
       float first, second;
     };
@@ -235,7 +285,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       return f;
     };
 
-    const auto run_item = [&]<int NT>(int item, const Block& block, const Factors& factors) {
+    const auto run_item = [&]<int NT>(int group, const Block& block, const Factors& factors) {
       float acc[kSets][T.mt][NT][4];
 #pragma unroll
       for (int s = 0; s < kSets; ++s)
@@ -257,12 +307,19 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           if (lane == 0) mbarrier_arrive(empty(stage));
           break;
         }
-        multiply_units<Tile, NT, kSets>(
-            acc, base + kMap.weights + stage * kMap.weight_stride + static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes),
-            base + kMap.rows + stage * kMap.row_stage_stride + matrix_row * kRowStride + matrix_k, first_unit,
-            args.units - chunk * T.ku, lane, scale_base);
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(empty(stage));
+        const u32 weights =
+            base + kMap.weights + stage * kMap.weight_stride + static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes);
+        const u32 row = base + kMap.rows + stage * kMap.row_stage_stride + matrix_row * kRowStride + matrix_k;
+        const int left = args.units - chunk * T.ku;
+        const auto release = [&]() {
+          __syncwarp();
+          if (lane == 0) mbarrier_arrive(empty(stage));
+        };
+        if (kWholeStages && left >= T.ku) {
+          multiply_units<Tile, NT, kSets, true>(acc, weights, row, first_unit, left, lane, scale_base, release);
+        } else {
+          multiply_units<Tile, NT, kSets, false>(acc, weights, row, first_unit, left, lane, scale_base, release);
+        }
       }
       position += static_cast<u32>(length);
       if (kSets == 2) {
@@ -271,29 +328,37 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
 
       // ---- epilogue: lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment
-      const int group = item % row_groups;
       const auto finish = [&](int m, int n, const float(&v)[4]) {
         const int tile = group * kRowTiles + wm * T.mt + m;
-        if (tile >= args.row_tiles) return;
+        const int column = n * 8 + 2 * l;
+        const long long out_row = (block.first + column) * args.out_stride;
+        const bool here[2] = {tile < args.row_tiles && column < block.count,
+                              tile < args.row_tiles && column + 1 < block.count};
+        // Values of columns that are not there are computed, too: without branches the compiler can overlap them all.
+        if constexpr (T.gate_up && T.relu2) {
+          const float s = factors.first * kEpilogueScale;
+          const u32 low = keep_register(to_bf16x2(relu2(v[0] * s), relu2(v[1] * s)));
+          const u32 high = keep_register(to_bf16x2(relu2(v[2] * s), relu2(v[3] * s)));
+          u16* out = static_cast<u16*>(args.out) + out_row + tile * 16 + g;
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int column = n * 8 + 2 * l + e;
-          const float low = v[e];
-          const float high = v[2 + e];
-          if (column >= block.count) continue;
-          const long long out_row = (block.first + column) * args.out_stride;
-          if constexpr (T.gate_up && T.relu2) {
-            u16* out = static_cast<u16*>(args.out) + out_row + tile * 16 + g;
-            out[0] = to_bf16(relu2(low * (factors.first * kEpilogueScale)));
-            out[8] = to_bf16(relu2(high * (factors.first * kEpilogueScale)));
-          } else if constexpr (T.gate_up) {
-            static_cast<u16*>(args.out)[out_row + tile * 8 + g] = to_bf16(
-                swiglu(low * (factors.first * kEpilogueScale), high * (factors.second * kEpilogueScale), args.limit));
-          } else {
-            const float s = factors.first * kEpilogueScale;
-            float* out = static_cast<float*>(args.out) + out_row + partial_place(tile, g);
-            *reinterpret_cast<float2*>(out) = make_float2(low * s, high * s);
+          for (int e = 0; e < 2; ++e, out += args.out_stride) {
+            if (!here[e]) continue;
+            out[0] = static_cast<u16>(low >> (16 * e));
+            out[8] = static_cast<u16>(high >> (16 * e));
           }
+        } else if constexpr (T.gate_up) {
+          const float gate = factors.first * kEpilogueScale;
+          const float up = factors.second * kEpilogueScale;
+          const u32 h = keep_register(
+              to_bf16x2(swiglu(v[0] * gate, v[2] * up, args.limit), swiglu(v[1] * gate, v[3] * up, args.limit)));
+          u16* out = static_cast<u16*>(args.out) + out_row + tile * 8 + g;
+          if (here[0]) out[0] = static_cast<u16>(h);
+          if (here[1]) out[args.out_stride] = static_cast<u16>(h >> 16);
+        } else {
+          const float s = factors.first * kEpilogueScale;
+          float* out = static_cast<float*>(args.out) + out_row + partial_place(tile, g);
+          if (here[0]) *reinterpret_cast<float2*>(out) = make_float2(v[0] * s, v[2] * s);
+          if (here[1]) *reinterpret_cast<float2*>(out + args.out_stride) = make_float2(v[1] * s, v[3] * s);
         }
       };
 
@@ -336,22 +401,21 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
     };
 
-    Block block = block_at(first_item);
-    Block ahead = block_at(first_item + step);
-    Factors factors = factors_of(block);
-    for (int item = first_item; item < items; item += step) {
-      const Block further = block_at(item + 2 * step);
-      const Factors factors_ahead = factors_of(ahead);
+    Place place = first;
+    Block block = first_block;
+    for (; place.block < blocks; place = after(place)) {
+      const Factors factors = factors_of(block);
+      const Block ahead = block_at(after(place));
       const int columns = block.count;
       if constexpr (T.nt == 1) {
-        run_item.template operator()<1>(item, block, factors);
+        run_item.template operator()<1>(place.group, block, factors);
       } else {
         if (columns <= 8) {
-          run_item.template operator()<1>(item, block, factors);
+          run_item.template operator()<1>(place.group, block, factors);
         } else if (T.nt == 2 || columns <= 16) {
-          run_item.template operator()<2>(item, block, factors);
+          run_item.template operator()<2>(place.group, block, factors);
         } else {
-          run_item.template operator()<T.nt>(item, block, factors);
+          run_item.template operator()<T.nt>(place.group, block, factors);
         }
       }
       if constexpr (kRaises) {
@@ -360,14 +424,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         if (lane == 0) mbarrier_arrive(stored);
         if (warp == turn) {
           mbarrier_wait(stored, stored_phase);
-          raise_flag(&args.route.stored[item / row_groups], 1, lane);
+          raise_flag(&args.route.stored[place.block], 1, lane);
         }
         turn = turn + 1 == kConsumers ? 0 : turn + 1;
         stored_phase ^= 1u;
       }
       block = ahead;
-      ahead = further;
-      factors = factors_ahead;
     }
   }
 }

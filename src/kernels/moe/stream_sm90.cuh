@@ -20,10 +20,10 @@ namespace stream_detail {
 
 using namespace ptx;
 
-// Where an item is: its block of tokens, its group of weight rows.
+// Where an item is: block of tokens and group of weight rows, or the other way round.
 struct Place {
-  int block;
-  int group;
+  int outer;
+  int inner;
 };
 
 // Position of a stage in a CTA's list of work: item, chunk of K.
@@ -63,8 +63,11 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto full = [&](u32 s) { return base + kMap.barriers + 8u * s; };
   const auto empty = [&](u32 s) { return base + kMap.barriers + 8u * (static_cast<u32>(T.stages) + s); };
-  constexpr bool kRaises = T.gate_up && T.wide();
+  constexpr bool kRaises = T.wide();
   const u32 stored = base + kMap.barriers + 16u * static_cast<u32>(T.stages);  // for that: an item's rows
+  // Down takes all blocks for one group of weight rows, then for the next: what the sum beside it waits for.
+  constexpr bool kByGroup = !T.gate_up && T.wide();
+  static_assert(!kByGroup || kRowTiles * 16 == kSumColumns);
 
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < static_cast<u32>(T.stages); ++s) {
@@ -86,26 +89,31 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const int chunks = (args.units + T.ku - 1) / T.ku;
   const int first_item = static_cast<int>(blockIdx.x);
   const int step = static_cast<int>(gridDim.x);
-  const int step_blocks = step / row_groups;
-  const int step_groups = step % row_groups;
-  const Place first{first_item / row_groups, first_item % row_groups};
-  const auto after = [&](Place p) {
-    p.block += step_blocks;
-    p.group += step_groups;
-    if (p.group >= row_groups) {
-      p.group -= row_groups;
-      ++p.block;
-    }
-    return p;
-  };
   // The first block is asked for together with the number of blocks, not after it: it may be one of an earlier layer.
   const int most_blocks =
       max_blocks(static_cast<long long>(args.routing.tokens) * args.routing.top_k, args.routing.experts, T.nt * 8);
+  const int guess = kByGroup ? first_item : first_item / row_groups;
   const int blocks = args.route.counts[0];
   Block first_block{-1, 0, 0, 0};
-  if (first.block < most_blocks) first_block = args.route.blocks[first.block];
-  if (first.block >= blocks) first_block.expert = -1;
+  if (guess < most_blocks) first_block = args.route.blocks[guess];
   const int items = row_groups * blocks;
+  // Items are places in a table, counted along its rows: blocks of row_groups places or, by group, groups of `blocks`.
+  const int inner = kByGroup ? (blocks > 0 ? blocks : 1) : row_groups;
+  const int outer = blocks > 0 ? (kByGroup ? row_groups : blocks) : 0;
+  const int step_outer = step / inner;
+  const int step_inner = step % inner;
+  const Place first{first_item / inner, first_item % inner};
+  const auto after = [&](Place p) {
+    p.outer += step_outer;
+    p.inner += step_inner;
+    if (p.inner >= inner) {
+      p.inner -= inner;
+      ++p.outer;
+    }
+    return p;
+  };
+  const auto block_of = [&](const Place& p) { return kByGroup ? p.inner : p.outer; };
+  const auto group_of = [&](const Place& p) { return kByGroup ? p.outer : p.inner; };
   const int surplus = (T.ws - chunks % T.ws) % T.ws;  // stages at the end of an item that carry nothing
   const int length = chunks + surplus;
   const auto next = [&](Cursor& c) {
@@ -116,9 +124,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   };
   // The block that an item belongs to. Past the end: no expert.
   const auto block_at = [&](const Place& p) -> Block {
-    if (p.block >= blocks) return Block{-1, 0, 0, 0};
-    return args.route.blocks[p.block];
+    if (p.outer >= outer) return Block{-1, 0, 0, 0};
+    return args.route.blocks[block_of(p)];
   };
+  if (first.outer >= outer || block_of(first) != guess) first_block = block_at(first);
 
   if (warp >= kConsumers) {
     if constexpr (T.wide()) registers_decrease<kStreamProducerRegisters>();
@@ -155,13 +164,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           row = row_ahead;
           ahead = further;
         } else {  // the first item
-          group = first.group;
+          group = group_of(first);
           block = first_block;
           row = row_of(block);
           place = after(first);
           ahead = block_at(place);
         }
-        group_ahead = place.group;
+        group_ahead = group_of(place);
         ready_item = c.item;
         looked_ahead = false;
       }
@@ -208,7 +217,9 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       if (!T.gate_up && args.ready != 0 && c.item >= rows_until) {
         const int item = c.item + lane * step;
         const int left = (items - c.item + step - 1) / step;
-        rows_until = c.item + step * wait_flags(args.route.stored + (item < items ? item / row_groups : 0),
+        rows_until = c.item + step * wait_flags(args.route.stored + (item >= items ? 0
+                                                                     : kByGroup    ? item % inner
+                                                                                   : item / inner),
                                                 left < 32 ? left : 32, args.ready, lane);
       }
       if (mine && lane < b.count) {
@@ -403,19 +414,19 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
     Place place = first;
     Block block = first_block;
-    for (; place.block < blocks; place = after(place)) {
+    for (; place.outer < outer; place = after(place)) {
       const Factors factors = factors_of(block);
       const Block ahead = block_at(after(place));
       const int columns = block.count;
       if constexpr (T.nt == 1) {
-        run_item.template operator()<1>(place.group, block, factors);
+        run_item.template operator()<1>(group_of(place), block, factors);
       } else {
         if (columns <= 8) {
-          run_item.template operator()<1>(place.group, block, factors);
+          run_item.template operator()<1>(group_of(place), block, factors);
         } else if (T.nt == 2 || columns <= 16) {
-          run_item.template operator()<2>(place.group, block, factors);
+          run_item.template operator()<2>(group_of(place), block, factors);
         } else {
-          run_item.template operator()<T.nt>(place.group, block, factors);
+          run_item.template operator()<T.nt>(group_of(place), block, factors);
         }
       }
       if constexpr (kRaises) {
@@ -424,7 +435,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         if (lane == 0) mbarrier_arrive(stored);
         if (warp == turn) {
           mbarrier_wait(stored, stored_phase);
-          raise_flag(&args.route.stored[place.block], 1, lane);
+          raise_flag(kByGroup ? &args.route.finished[place.outer] : &args.route.stored[place.outer], 1, lane);
         }
         turn = turn + 1 == kConsumers ? 0 : turn + 1;
         stored_phase ^= 1u;

@@ -59,22 +59,27 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  // By shuffle, so that the compiler knows it is the same in all lanes: roles then need fewer registers.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto full = [&](u32 s) { return base + kMap.barriers + 8u * s; };
   const auto empty = [&](u32 s) { return base + kMap.barriers + 8u * (static_cast<u32>(T.stages) + s); };
   constexpr bool kRaises = T.wide();
-  const u32 stored = base + kMap.barriers + 16u * static_cast<u32>(T.stages);  // for that: an item's rows
+  const u32 stored = base + kMap.barriers + 16u * static_cast<u32>(T.stages);  // for that: an item's rows are,
+  const u32 noticed = stored + 8u;                                             // and the warp that raises knows
   // Down takes all blocks for one group of weight rows, then for the next: what the sum beside it waits for.
   constexpr bool kByGroup = !T.gate_up && T.wide();
   static_assert(!kByGroup || kRowTiles * 16 == kSumColumns);
 
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < static_cast<u32>(T.stages); ++s) {
-      mbarrier_init(full(s), T.producers());
+      mbarrier_init(full(s), T.copiers());
       mbarrier_init(empty(s), T.wm * T.wu);
     }
-    if (kRaises) mbarrier_init(stored, kConsumers);
+    if (kRaises) {
+      mbarrier_init(stored, kConsumers);
+      mbarrier_init(noticed, 1);
+    }
     fence_barrier_init();
   }
   // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so route tables may be read
@@ -95,7 +100,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const int guess = kByGroup ? first_item : first_item / row_groups;
   const int blocks = args.route.counts[0];
   Block first_block{-1, 0, 0, 0};
-  if (guess < most_blocks) first_block = args.route.blocks[guess];
+  if (warp >= kConsumers && guess < most_blocks) first_block = args.route.blocks[guess];
   const int items = row_groups * blocks;
   // Items are places in a table, counted along its rows: blocks of row_groups places or, by group, groups of `blocks`.
   const int inner = kByGroup ? (blocks > 0 ? blocks : 1) : row_groups;
@@ -127,140 +132,147 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     if (p.outer >= outer) return Block{-1, 0, 0, 0};
     return args.route.blocks[block_of(p)];
   };
-  if (first.outer >= outer || block_of(first) != guess) first_block = block_at(first);
 
   if (warp >= kConsumers) {
     if constexpr (T.wide()) registers_decrease<kStreamProducerRegisters>();
     // ---- producers: the lanes of a warp issue bulk copies one after the other, so several warps share them
     const int producer = warp - kConsumers;
-    const bool mine = lane % T.producers() == producer;
-    const u64 weight_policy = policy_evict_first();
-    const u64 row_policy = policy_evict_last();
-    const auto units_of = [&](const Cursor& c) {
-      const int left = args.units - c.chunk * T.ku;
-      return static_cast<u32>(left < T.ku ? left : T.ku);
-    };
-    // The present item's group of rows, its block and this lane's token row. The latter two are fetched one and two
-    // items ahead, so that no stage waits for a chain of loads.
-    int group = 0;
-    int group_ahead = 0;
-    Place place = first;  // of the block that was fetched last
-    Block block{-1, 0, 0, 0};
-    Block ahead{-1, 0, 0, 0};
-    Block further{-1, 0, 0, 0};
-    int row = 0;
-    int row_ahead = 0;
-    int ready_item = -1;
-    bool looked_ahead = true;
-    const auto row_of = [&](const Block& b) -> int {
-      if (b.expert < 0 || lane >= b.count) return 0;
-      return T.gate_up ? args.route.slot_token[b.first + lane] : b.first + lane;
-    };
-    const auto enter = [&](const Cursor& c) -> Block {
-      if (c.item != ready_item) {
-        if (ready_item >= 0 && c.item == ready_item + step) {
-          group = group_ahead;
-          block = ahead;
-          row = row_ahead;
-          ahead = further;
-        } else {  // the first item
-          group = group_of(first);
-          block = first_block;
-          row = row_of(block);
-          place = after(first);
-          ahead = block_at(place);
+    if (kRaises && producer == T.copiers()) {
+      // Raising takes half a microsecond, so nobody else does it.
+      u32 phase = 0;
+      for (Place p = first; p.outer < outer; p = after(p), phase ^= 1u) {
+        mbarrier_wait(stored, phase);
+        if (lane == 0) mbarrier_arrive(noticed);
+        raise_flag(kByGroup ? &args.route.finished[p.outer] : &args.route.stored[p.outer], 1, lane);
+      }
+    } else {
+      const bool mine = lane % T.copiers() == producer;
+      const u64 weight_policy = policy_evict_first();
+      const u64 row_policy = policy_evict_last();
+      const auto units_of = [&](const Cursor& c) {
+        const int left = args.units - c.chunk * T.ku;
+        return static_cast<u32>(left < T.ku ? left : T.ku);
+      };
+      // The present item's group of rows, its block and this lane's token row. The latter two are fetched one and two
+      // items ahead (down knows the row from the block), so that no stage waits for a chain of loads.
+      int group = 0;
+      Block block{-1, 0, 0, 0};
+      Block ahead{-1, 0, 0, 0};
+      Block further{-1, 0, 0, 0};
+      int row = 0;
+      int row_ahead = 0;
+      int ready_item = -1;
+      bool looked_ahead = true;
+      const auto row_of = [&](const Block& b) -> int {
+        if (b.expert < 0 || lane >= b.count) return 0;
+        return T.gate_up ? args.route.slot_token[b.first + lane] : b.first + lane;
+      };
+      const auto enter = [&](const Cursor& c) -> Block {
+        if (c.item != ready_item) {
+          if (ready_item >= 0 && c.item == ready_item + step) {
+            group = kByGroup ? c.item / inner : c.item % inner;
+            block = ahead;
+            row = T.gate_up ? row_ahead : row_of(block);
+            if (T.gate_up) ahead = further;
+          } else {  // the first item
+            group = group_of(first);
+            block = guess < blocks ? first_block : block_at(first);
+            row = row_of(block);
+            if (T.gate_up) ahead = block_at(after(first));
+          }
+          ready_item = c.item;
+          looked_ahead = false;
         }
-        group_ahead = group_of(place);
-        ready_item = c.item;
-        looked_ahead = false;
-      }
-      return c.chunk >= chunks ? Block{-1, 0, 0, 0} : block;
-    };
-    // After the first copies of an item, which need not wait for these loads.
-    const auto look_ahead = [&]() {
-      if (looked_ahead) return;
-      looked_ahead = true;
-      row_ahead = row_of(ahead);
-      place = after(place);
-      further = block_at(place);
-    };
-    const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
-      __syncwarp();  // every lane has seen the stage free before this warp's arrival lets the ring turn
-      if (b.expert < 0) {
-        if (lane == 0) mbarrier_arrive(full(stage));
-        return;
-      }
-      const u32 units = units_of(c);
-      const int left = args.row_tiles - group * kRowTiles;
-      const int tiles = left < kRowTiles ? left : kRowTiles;
-      const u32 rows = static_cast<u32>(b.count);
-      // Every producer arrives, also one that has nothing to bring: the ring may never lap a producer by two turns, or
-      // it could not tell the phases apart. The bytes are announced by the first.
-      if (lane == 0) {
-        if (producer == 0) {
-          mbarrier_arrive_expect(full(stage), units * (static_cast<u32>(tiles) * kUnitBytes + rows * (kUnitK * 2)));
+        return c.chunk >= chunks ? Block{-1, 0, 0, 0} : block;
+      };
+      // After the first copies of an item, which need not wait for these loads.
+      const auto look_ahead = [&]() {
+        if (looked_ahead) return;
+        looked_ahead = true;
+        const auto block_of_item = [&](int item) { return block_at({item / inner, item % inner}); };
+        if (T.gate_up) {
+          row_ahead = row_of(ahead);
+          further = block_of_item(ready_item + 2 * step);
         } else {
-          mbarrier_arrive(full(stage));
+          ahead = block_of_item(ready_item + step);
+        }
+      };
+      const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
+        __syncwarp();  // every lane has seen the stage free before this warp's arrival lets the ring turn
+        if (b.expert < 0) {
+          if (lane == 0) mbarrier_arrive(full(stage));
+          return;
+        }
+        const u32 units = units_of(c);
+        const int left = args.row_tiles - group * kRowTiles;
+        const int tiles = left < kRowTiles ? left : kRowTiles;
+        const u32 rows = static_cast<u32>(b.count);
+        // Every producer arrives, also one that has nothing to bring: the ring may never lap a producer by two turns,
+        // or it could not tell the phases apart. The bytes are announced by the first.
+        if (lane == 0) {
+          if (producer == 0) {
+            mbarrier_arrive_expect(full(stage), units * (static_cast<u32>(tiles) * kUnitBytes + rows * (kUnitK * 2)));
+          } else {
+            mbarrier_arrive(full(stage));
+          }
+        }
+        if (mine && lane < tiles) {
+          const u8* source = args.weights + static_cast<u64>(b.expert) * args.expert_bytes +
+                             (static_cast<u64>(group * kRowTiles + lane) * args.units + c.chunk * T.ku) * kUnitBytes;
+          bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
+                        static_cast<u32>(lane) * (T.ku * kUnitBytes),
+                    source, units * kUnitBytes, full(stage), weight_policy);
+        }
+      };
+      int rows_until = 0;  // down: rows of this CTA's items before this one are known to be there
+      const auto issue_rows = [&](const Cursor& c, const Block& b, int stage) {
+        if (b.expert < 0) return;
+        if (!T.gate_up && args.ready != 0 && c.item >= rows_until) {
+          const int later = c.item + lane * step;
+          const int item = later < items ? later : items - 1;
+          const int* flag = args.route.stored + (kByGroup ? item % inner : item / inner);
+          rows_until = c.item + step * wait_flags(flag, 32, args.ready, lane);
+        }
+        if (mine && lane < b.count) {
+          bulk_copy(
+              base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
+              args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), units_of(c) * (kUnitK * 2),
+              full(stage), row_policy);
+        }
+      };
+      Cursor c{first_item, 0};
+      int stage = 0;
+      u32 phase = 0;
+      if (!T.gate_up) {
+        Cursor w = c;
+        for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) {
+          issue_weights(w, enter(w), s);
+          look_ahead();
+        }
+        if (args.ready == 0) grid_dependency_wait();
+        grid_launch_dependents();
+        w = c;
+        for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) {
+          issue_rows(w, enter(w), s);
+          look_ahead();
+        }
+        c = w;
+        phase = 1;
+      }
+      for (; c.item < items; next(c)) {
+        mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
+        const Block b = enter(c);
+        issue_weights(c, b, stage);
+        issue_rows(c, b, stage);
+        look_ahead();
+        if (++stage == T.stages) {
+          stage = 0;
+          ++phase;
         }
       }
-      if (mine && lane < tiles) {
-        const u8* source = args.weights + static_cast<u64>(b.expert) * args.expert_bytes +
-                           (static_cast<u64>(group * kRowTiles + lane) * args.units + c.chunk * T.ku) * kUnitBytes;
-        bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
-                      static_cast<u32>(lane) * (T.ku * kUnitBytes),
-                  source, units * kUnitBytes, full(stage), weight_policy);
-      }
-    };
-    int rows_until = 0;  // down: rows of this CTA's items before this one are known to be there
-    const auto issue_rows = [&](const Cursor& c, const Block& b, int stage) {
-      if (b.expert < 0) return;
-      if (!T.gate_up && args.ready != 0 && c.item >= rows_until) {
-        const int item = c.item + lane * step;
-        const int left = (items - c.item + step - 1) / step;
-        rows_until = c.item + step * wait_flags(args.route.stored + (item >= items ? 0
-                                                                     : kByGroup    ? item % inner
-                                                                                   : item / inner),
-                                                left < 32 ? left : 32, args.ready, lane);
-      }
-      if (mine && lane < b.count) {
-        bulk_copy(
-            base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
-            args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), units_of(c) * (kUnitK * 2), full(stage),
-            row_policy);
-      }
-    };
-    Cursor c{first_item, 0};
-    int stage = 0;
-    u32 phase = 0;
-    if (!T.gate_up) {
-      Cursor w = c;
-      for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) {
-        issue_weights(w, enter(w), s);
-        look_ahead();
-      }
-      if (args.ready == 0) grid_dependency_wait();
-      grid_launch_dependents();
-      w = c;
-      for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) {
-        issue_rows(w, enter(w), s);
-        look_ahead();
-      }
-      c = w;
-      phase = 1;
+      // Kernels further on rely on gate-up's end, too.
+      if (!T.gate_up && args.ready != 0) grid_dependency_wait();
     }
-    for (; c.item < items; next(c)) {
-      mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
-      const Block b = enter(c);
-      issue_weights(c, b, stage);
-      issue_rows(c, b, stage);
-      look_ahead();
-      if (++stage == T.stages) {
-        stage = 0;
-        ++phase;
-      }
-    }
-    // Kernels further on rely on gate-up's end, too.
-    if (!T.gate_up && args.ready != 0) grid_dependency_wait();
   } else {
     if constexpr (T.wide()) registers_increase<kStreamConsumerRegisters>();
     // ---- consumers
@@ -277,8 +289,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     const u32 matrix_k = static_cast<u32>(lane / 8) * 16u;
     u32 position = 0;  // of the item's first stage in this CTA's sequence
     int parity = 0;    // of the reduction buffer
-    int turn = 0;      // the warp that raises the item's flag
-    u32 stored_phase = 0;
+    u32 noticed_phase = 1;
 
     // What the epilogue multiplies with, fetched at the beginning of its item.
     struct Factors {
@@ -413,7 +424,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     };
 
     Place place = first;
-    Block block = first_block;
+    Block block = block_at(first);
     for (; place.outer < outer; place = after(place)) {
       const Factors factors = factors_of(block);
       const Block ahead = block_at(after(place));
@@ -430,15 +441,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         }
       }
       if constexpr (kRaises) {
-        // Raising takes a warp half a microsecond, hence another one for each item.
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(stored);
-        if (warp == turn) {
-          mbarrier_wait(stored, stored_phase);
-          raise_flag(kByGroup ? &args.route.finished[place.outer] : &args.route.stored[place.outer], 1, lane);
+        if (lane == 0) {
+          mbarrier_wait(noticed, noticed_phase);  // of the item before: phases could not be told apart otherwise
+          mbarrier_arrive(stored);
         }
-        turn = turn + 1 == kConsumers ? 0 : turn + 1;
-        stored_phase ^= 1u;
+        noticed_phase ^= 1u;
       }
       block = ahead;
     }

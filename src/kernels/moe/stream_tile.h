@@ -31,6 +31,8 @@ struct StreamTile {
   FOURFOLD_STREAM_HD constexpr int producers() const {  // one token: of gate-up one also finishes
     return one ? (gate_up ? 2 : 1) : nt > 1 ? 4 : 2;
   }
+  // Of them, those that copy: where flags are raised, one does nothing else.
+  FOURFOLD_STREAM_HD constexpr int copiers() const { return producers() - (wide() ? 1 : 0); }
   FOURFOLD_STREAM_HD constexpr int threads() const { return (wm * wk() + producers()) * 32; }
   // One token: room for the next kernel's CTAs beside this one's, or its early launch buys nothing.
   FOURFOLD_STREAM_HD constexpr int resident() const { return one ? ctas + 1 : ctas; }

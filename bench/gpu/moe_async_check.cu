@@ -418,7 +418,7 @@ void check(const Layer& layer, const Set& set, bool fp4, int tokens, Ids mode, f
                                                           pick_slot.data, routing, nullptr, s.hidden, y.data, s.hidden);
     } else {
       moe_combine<<<sums, kCombineThreads>>>(partial.data, s.hidden, pick_slot.data, dweights.data, top_k, s.hidden,
-                                             y.data, s.hidden);
+                                             y.data, s.hidden, 0);
     }
     CUDA_CHECK(cudaGetLastError());
   };

@@ -311,11 +311,11 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
     const dim3 beside(tokens, static_cast<unsigned>((s.hidden + kSumColumns - 1) / kSumColumns));
     launch(moe_combine_beside, beside, kCombineBesideThreads, 0, stream, reinterpret_cast<const float*>(b.partial),
            static_cast<long long>(s.hidden), b.route, routing.weights, s.top_k, s.hidden, b.out,
-           static_cast<long long>(s.hidden));
+           static_cast<long long>(s.hidden), 0);
   } else {
     launch(moe_combine, grid, 256, 0, stream, reinterpret_cast<const float*>(b.partial),
            static_cast<long long>(s.hidden), static_cast<const int*>(b.route.pick_slot), routing.weights, s.top_k,
-           s.hidden, b.out, static_cast<long long>(s.hidden));
+           s.hidden, b.out, static_cast<long long>(s.hidden), 0);
   }
 }
 

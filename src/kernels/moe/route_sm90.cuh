@@ -349,7 +349,7 @@ __device__ __forceinline__ void discard_rows(const float* partial, long long str
 __global__ void __launch_bounds__(256)
     moe_combine(const float* partial, long long partial_stride, const int* __restrict__ pick_slot,
                 const float* __restrict__ weights, int top_k, int columns, ptx::u16* __restrict__ out,
-                long long out_stride) {
+                long long out_stride, int keep) {
   const int place = (static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x)) * 4;
   const long long token = blockIdx.y;
   constexpr int kRows = 8;  // in flight; a missing choice loads nothing and adds nothing
@@ -386,7 +386,9 @@ __global__ void __launch_bounds__(256)
   }
   if (place < columns) route_detail::store_sums(sum, place, out + token * out_stride);
   __syncwarp();
-  route_detail::discard_rows(partial, partial_stride, pick_slot + token * top_k, top_k, place, columns);
+  if (keep == 0) {
+    route_detail::discard_rows(partial, partial_stride, pick_slot + token * top_k, top_k, place, columns);
+  }
 }
 
 // The same sum beside a down that raises flags (RouteTable::finished): columns of a flag are added up as soon as all of
@@ -395,7 +397,7 @@ __global__ void __launch_bounds__(256)
 __global__ void __launch_bounds__(128, 16)
     moe_combine_beside(const float* partial, long long partial_stride, RouteTable table,
                        const float* __restrict__ weights, int top_k, int columns, ptx::u16* __restrict__ out,
-                       long long out_stride) {
+                       long long out_stride, int keep) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int place = static_cast<int>(blockIdx.y) * kSumColumns + static_cast<int>(threadIdx.x) * 4;
   const long long first = static_cast<long long>(blockIdx.x) * top_k;
@@ -428,7 +430,7 @@ __global__ void __launch_bounds__(128, 16)
     route_detail::store_sums(sum, place, out + blockIdx.x * out_stride);
   }
   __syncwarp();
-  route_detail::discard_rows(partial, partial_stride, pick_slot, top_k, place, columns);
+  if (keep == 0) route_detail::discard_rows(partial, partial_stride, pick_slot, top_k, place, columns);
   if (last) ptx::grid_dependency_wait();  // for kernels further on
 #endif
 }

@@ -15,7 +15,7 @@ struct Block {
 
 // The sum that runs beside down: columns whose rows have one flag, and flags at most.
 inline constexpr int kSumColumns = 512;
-inline constexpr int kMostSums = 64;
+inline constexpr int kMostSums = 256;
 
 // Written by the routing kernel. A slot is one accepted (token, choice) pair; slots of one expert are contiguous and
 // begin at a multiple of 8 (the rows in between belong to nobody and are never written).

@@ -50,11 +50,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   // phases of its barrier apart. Hence whole rounds of WS stages per item; the surplus ones carry nothing.
   static_assert(T.stages % T.ws == 0 && T.ku % T.wu == 0);
   // A stage whose units are all there needs no branches, and the compiler may load ahead of the multiplications.
-#ifdef WHOLE_ALL
-  constexpr bool kWholeStages = true;
-#else
   constexpr bool kWholeStages = T.wide();
-#endif
   constexpr int kSets = T.mt * T.nt == 1 ? 2 : 1;  // two accumulators where one would chain the multiplications
 
   FOURFOLD_DYNAMIC_SHARED(smem);
@@ -350,10 +346,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
 
       // ---- epilogue: lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment
+      // Addresses are computed here, not kept in registers over the multiplications.
+      const int first_slot = static_cast<int>(keep_register(static_cast<u32>(block.first)));
       const auto finish = [&](int m, int n, const float(&v)[4]) {
         const int tile = group * kRowTiles + wm * T.mt + m;
         const int column = n * 8 + 2 * l;
-        const long long out_row = (block.first + column) * args.out_stride;
+        const long long out_row = (first_slot + column) * args.out_stride;
         const bool here[2] = {tile < args.row_tiles && column < block.count,
                               tile < args.row_tiles && column + 1 < block.count};
         // Values of columns that are not there are computed, too: without branches the compiler can overlap them all.

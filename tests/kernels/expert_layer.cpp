@@ -479,8 +479,7 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   }
   if (up.one) {
     up_grid = std::min(up_grid, static_cast<unsigned>(groups(a.row_tiles, up)) * static_cast<unsigned>(picks));
-    down_grid =
-        std::min(down_grid, static_cast<unsigned>(down.tokens > 1 ? d.row_tiles : groups(d.row_tiles, down)));
+    down_grid = std::min(down_grid, static_cast<unsigned>(down.tokens > 1 ? d.row_tiles : groups(d.row_tiles, down)));
   } else {
     launch_route(launch, a.routing, table, up.tokens);
   }

@@ -19,7 +19,7 @@ ExpertKernel stream(const char* name) {
   k.one = One;
   k.wide = T.wide();
   k.gated = !Relu2;
-  k.tokens = T.rows;
+  k.tokens = T.few() ? 8 : T.rows;
   k.row_units = T.row_units;
   k.row_tiles = T.mt * T.wm;
   k.ctas = T.ctas;
@@ -56,8 +56,8 @@ std::vector<ExpertKernel> stream_kernels() {
       STREAM(true, true, 1, 1, 2, 4, 1, 8, 8, 4, 1, false, 17),  // few tokens, one row tile
       STREAM(true, true, 2, 1, 1, 4, 1, 8, 4, 3, 1, false, 17),
       STREAM(true, true, 2, 1, 2, 2, 1, 8, 4, 4, 1, false, 17),
-      STREAM(false, true, 1, 1, 2, 4, 1, 8, 8, 4, 1),
-      STREAM(false, true, 2, 1, 1, 4, 1, 8, 4, 3, 1),
+      STREAM(false, true, 1, 1, 2, 4, 1, 4, 8, 4, 1),
+      STREAM(false, true, 2, 1, 1, 4, 1, 2, 4, 3, 1),
       STREAM(false, true, 2, 1, 4, 2, 1, 8, 4, 4, 1),  // units that a warp has none of
       STREAM(true, false, 2, 2, 1, 2, 1, 8, 4, 3, 2),  // sorted, 8 tokens to a block
       STREAM(true, false, 2, 2, 2, 1, 3, 24, 2, 2, 1),

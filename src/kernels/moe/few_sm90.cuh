@@ -3,13 +3,13 @@
 //   down     adds up all experts in its accumulators and writes the final bf16 rows
 //
 // The columns of a multiplication are the tokens, in both kernels and for every expert: column t is token t. What comes
-// of a token that did not choose the expert is not stored in gate-up, and is multiplied with zeros in down. So nothing is
-// sorted. Every CTA works out for itself which experts the batch chose (a bit for each, `chosen`), and takes them in an
-// order that depends on their ids only: an expert that several tokens chose is read once. A token's choices of the same
-// expert are one row with the sum of their router weights.
+// of a token that did not choose the expert is not stored in gate-up, and is multiplied with zeros in down. So nothing
+// is sorted. Every CTA works out for itself which experts the batch chose (a bit for each, `chosen`), and takes them in
+// an order that depends on their ids only: an expert that several tokens chose is read once. A token's choices of the
+// same expert are one row with the sum of their router weights.
 //
-// How the two kernels run side by side is as for one token: one_sm90.cuh. Gate-up's token rows stay in shared memory, so
-// that its ring carries weights only. An item of gate-up is MT row tiles of one expert. A CTA of down has its MT row
+// How the two kernels run side by side is as for one token: one_sm90.cuh. Gate-up's token rows stay in shared memory,
+// so that its ring carries weights only. An item of gate-up is MT row tiles of one expert. A CTA of down has its MT row
 // tiles for all experts, `items` apart, so that no SM has two where another has none. Warps of their own poll the words
 // of h, all ones until they are there (tables.h), and bring them to the stages of down's ring: a poll takes longer than
 // the multiplications of a stage, so that several must be under way.
@@ -24,16 +24,18 @@ namespace fourfold::moe {
 namespace stream_detail {
 
 inline constexpr int kFewWords = kMaxExperts / 32;
-inline constexpr u32 kNoChoice = 0xffff;
 
 struct FewTables {
-  u32 chosen[kFewWords];                 // bit i of word w: expert 32 i + w, so that the words fill up alike
-  int ids[kExchangeRows];                // as the router gave them
-  int expert[kExchangeRows];             // of the chosen ones: by words, then by bits
-  u16 choice[kExchangeRows][kFewTokens];  // first choice of a token that is this expert, or kNoChoice
-  float factors[3][kExchangeRows];       // gate-up, by choices: what gate's, up's and the activation's sums are
-                                         // multiplied with
-  int half;                              // gate-up: OneTurn::half
+  u32 chosen[kFewWords];                  // bit i of word w: expert 32 i + w, so that the words fill up alike
+  u32 tokens[kExchangeRows];              // of each chosen expert, a bit for each
+  int ids[kExchangeRows];                 // as the router gave them
+  int expert[kExchangeRows];              // of the chosen ones: by words, then by bits
+  u16 choice[kExchangeRows][kFewTokens];  // of a token that chose an expert: its first choice that is this expert
+  float factors[3][kExchangeRows];        // gate-up, by choices: what gate's, up's and the activation's sums are
+                                          // multiplied with
+  int extra[kExchangeRows];               // down: blocks after the first of their expert, place + 256 x number
+  int extras;
+  int half;  // gate-up: OneTurn::half
 };
 static_assert(sizeof(FewTables) <= kFewTableBytes && kFewWords == 32);
 
@@ -74,18 +76,19 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     moe_few(const __grid_constant__ GemmArgs args) {
   using namespace stream_detail;
   static constexpr StreamTile T = Tile::value;
-  static_assert(T.few() && T.nt == 1 && T.rows == kFewTokens && T.wm == 1 && T.wk() > 1);
+  static_assert(T.few() && T.nt == 1 && (T.rows == kFewTokens || !T.gate_up) && T.wm == 1 && T.wk() > 1);
   static_assert(T.gate_up == (T.row_units > 0));
   constexpr int kRowTiles = T.mt;
   constexpr int kConsumers = T.wk();
   constexpr int kHelpers = T.producers() - 1;  // gate-up: finishers, down: what brings h
   constexpr int kSets = T.mt == 1 ? 2 : 1;
+  constexpr int kPairs = one_pairs(T);
   static constexpr StreamMap kMap = stream_map(T);
   constexpr u32 kRowStride = stream_row_stride(T);
   // A ring slot always belongs to the same warp group: a group that skipped one of a slot's turns could not tell the
   // phases of its barrier apart. Hence whole rounds of WS stages per item; the surplus ones carry nothing.
   static_assert(T.stages % T.ws == 0 && T.ku % T.wu == 0);
-  static_assert(T.gate_up || (T.stages % kHelpers == 0 && T.ku % 4 == 0));
+  static_assert(T.gate_up || (T.stages % kHelpers == 0 && T.ku % 4 == 0 && T.rows % 2 == 0));
 
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
@@ -113,9 +116,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
     fence_barrier_init();
   }
-  if (warp == 1) tables.chosen[lane] = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < kExchangeRows * kFewTokens / 2; i += T.threads()) {
-    reinterpret_cast<u32*>(tables.choice)[i] = 0xffffffffu;
+  for (int i = static_cast<int>(threadIdx.x); i < kFewWords + kExchangeRows; i += T.threads()) {
+    (i < kFewWords ? tables.chosen[i] : tables.tokens[i - kFewWords]) = 0;
   }
   // Down: a row for the tokens that did not choose an expert.
   constexpr u32 kZeros = kMap.choices + kFewTableBytes;
@@ -161,19 +163,63 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const int count = __shfl_sync(0xffffffffu, before, 31);
   before -= __popc(chosen);
 
-  // A warp's share of the choices: calls found(choice, expert, its place among the chosen) for those that are the first
-  // of their token to be this expert.
+  // The choices that are the first of their token to be an expert, dealt out to `warps` warps: notes the token, and
+  // calls found(choice, expert).
   const auto each_choice = [&](int first_warp, int warps, const auto& found) {
     for (int from = (warp - first_warp) * 32; from < picks; from += warps * 32) {
       const int p = from + lane;
       const int id = p < picks ? tables.ids[p] : -1;
-      const bool valid = id >= 0 && id < args.routing.experts;
       const u32 word = __shfl_sync(0xffffffffu, chosen, id & 31);
       const int place = __shfl_sync(0xffffffffu, before, id & 31) + __popc(word & ((1u << (id >> 5 & 31)) - 1u));
-      bool first = valid;
+      bool first = id >= 0 && id < args.routing.experts;
       for (int q = p - p % top_k; q < p && first; ++q) first = tables.ids[q] != id;
-      if (first) found(p, id, place);
+      if (!first) continue;
+      tables.choice[place][p / top_k] = static_cast<u16>(p % top_k);
+      atomicOr(&tables.tokens[place], 1u << p / top_k);
+      found(p, id);
     }
+  };
+  // The list of chosen experts, by one warp.
+  const auto list_experts = [&] {
+    int place = before;
+    for (u32 left = chosen; left != 0; left &= left - 1) {
+      tables.expert[place++] = (__ffs(static_cast<int>(left)) - 1) * 32 + lane;
+    }
+  };
+  if constexpr (!T.gate_up) {
+    if (warp == kConsumers) list_experts();
+    each_choice(0, kConsumers, [](int, int) {});
+    __syncthreads();
+    // A stage has room for the rows of `T.rows` tokens. Experts with more are several blocks; first come the first
+    // ones of all.
+    if (warp == 0) {
+      int extras = 0;
+      for (int from = 0; from < count; from += 32) {
+        const int place = from + lane;
+        const int more = place < count ? (__popc(tables.tokens[place]) - 1) / T.rows : 0;
+        if (!__any_sync(0xffffffffu, more > 0)) continue;
+        int upto = more;
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+          const int other = __shfl_up_sync(0xffffffffu, upto, d);
+          if (lane >= d) upto += other;
+        }
+        for (int i = 0; i < more; ++i) tables.extra[extras + upto - more + i] = place + 256 * (i + 1);
+        extras += __shfl_sync(0xffffffffu, upto, 31);
+      }
+      if (lane == 0) tables.extras = extras;
+    }
+    __syncthreads();
+  }
+  const int blocks = T.gate_up ? count : count + tables.extras;
+  // Block b's expert among the chosen ones, and the number of its first token's rank among the expert's.
+  struct BlockPlace {
+    int place, first;
+  };
+  const auto place_of = [&](int b) -> BlockPlace {
+    if (T.gate_up || b < count) return {b, 0};
+    const int extra = tables.extra[b - count];
+    return {extra % 256, extra / 256 * T.rows};
   };
 
   const int chunks = (args.units + T.ku - 1) / T.ku;
@@ -185,11 +231,11 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const int down_items = row_groups > spread ? row_groups : spread;
   const int items = T.gate_up ? row_groups * count : down_items;
   const auto tile_of = [&](int group, int m) { return T.gate_up ? group * kRowTiles + m : group + m * down_items; };
-  const int length = T.gate_up ? chunks : count * chunks;  // stages of an item
+  const int length = T.gate_up ? chunks : blocks * chunks;  // stages of an item
   const int rounds = (length + T.ws - 1) / T.ws;
 
-  // [half][warp][row tile][lane]: partial sums of a CTA's item; a lane has rows g and g + 8 (v[2], v[3]) of columns 2l
-  // and 2l + 1.
+  // [half, of gate-up][warp][row tile][lane]: partial sums of a CTA's item; a lane has rows g and g + 8 (v[2], v[3]) of
+  // columns 2l and 2l + 1.
   const auto partials = [&](int half, int w, int m) -> float4& {
     return reinterpret_cast<float4*>(smem + kMap.partials)[((half * kConsumers + w) * kRowTiles + m) * 32 + lane];
   };
@@ -209,11 +255,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
   if (warp == kConsumers) {
     // ---- weights
-    int place = before;
-    for (u32 left = chosen; left != 0; left &= left - 1) {
-      tables.expert[place++] = (__ffs(static_cast<int>(left)) - 1) * 32 + lane;
+    if (T.gate_up) {
+      list_experts();
+      __syncwarp();
     }
-    __syncwarp();
     const u64 policy = policy_evict_first();
     int brought = 0;
     int stage = 0;
@@ -234,7 +279,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           const u32 bytes = static_cast<u32>(units < T.ku ? units : T.ku) * kUnitBytes;
           if (lane == 0) mbarrier_arrive_expect(full(stage), bytes * tiles);
           if (mine) {
-            const u8* source = args.weights + static_cast<u64>(tables.expert[b]) * args.expert_bytes +
+            const u8* source = args.weights + static_cast<u64>(tables.expert[place_of(b).place]) * args.expert_bytes +
                                (static_cast<u64>(tile) * args.units + chunk * T.ku) * kUnitBytes;
             bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
                           static_cast<u32>(lane) * (T.ku * kUnitBytes),
@@ -269,17 +314,20 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
   } else if (T.gate_up && warp > kConsumers) {
     // ---- gate-up: h. Finishers take items in turn, each those of one buffer.
-    each_choice(kConsumers + 1, kHelpers, [&](int p, int id, int place) {
-      tables.choice[place][p / top_k] = static_cast<u16>(p % top_k);
-      float weight = 0.0f;
+    each_choice(kConsumers + 1, kHelpers, [](int, int) {});
+    barrier_sync(2, (kConsumers + kHelpers) * 32);  // each expert's tokens are there
+    for (int p = (warp - kConsumers - 1) * 32 + lane; p < picks; p += kHelpers * 32) {
+      const int id = tables.ids[p];
+      if (id < 0 || id >= args.routing.experts) continue;
+      float weight = 0.0f;  // right for first choices only
       for (int q = p; q < p - p % top_k + top_k; ++q) {
         if (tables.ids[q] == id) weight += args.routing.weights[q];
       }
       tables.factors[0][p] = args.scales[T.relu2 ? id : id * 2] * kEpilogueScale;
       if (!T.relu2) tables.factors[1][p] = args.scales[id * 2 + 1] * kEpilogueScale;
       tables.factors[2][p] = weight * args.down_scales[id];
-    });
-    barrier_sync(2, kHelpers * 32);
+    }
+    barrier_sync(3, kHelpers * 32);
     const int half = warp - kConsumers - 1;
     const int g = lane / 4;
     const int l = lane % 4;
@@ -295,11 +343,11 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       __syncwarp();
       if (lane == 0) mbarrier_arrive(taken(half));
       const int b = item / row_groups;
-      const u32 choices[2] = {tables.choice[b][2 * l], tables.choice[b][2 * l + 1]};
       // 0 where the token did not choose this expert: its sums may be anything, and are not stored.
-      const int pick[2] = {choices[0] == kNoChoice ? 0 : 2 * l * top_k + static_cast<int>(choices[0]),
-                           choices[1] == kNoChoice ? 0 : (2 * l + 1) * top_k + static_cast<int>(choices[1])};
-      const bool stores = (odd ? choices[1] : choices[0]) != kNoChoice;
+      const u32 chose = tables.tokens[b] >> (2 * l);
+      const int pick[2] = {(chose & 1u) != 0 ? 2 * l * top_k + tables.choice[b][2 * l] : 0,
+                           (chose & 2u) != 0 ? (2 * l + 1) * top_k + tables.choice[b][2 * l + 1] : 0};
+      const bool stores = (chose & (odd ? 2u : 1u)) != 0;
       u32* row = out + (odd ? pick[1] : pick[0]) * (args.out_stride / 2);
       const auto store = [&](u32* at, const float(&h)[2]) {
         const float other = __shfl_xor_sync(0xffffffffu, odd ? h[0] : h[1], 4);
@@ -333,9 +381,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
   } else if (!T.gate_up && warp > kConsumers) {
     // ---- down: rows of h. Each of these warps has the ring's stages in turn.
-    barrier_sync(2, (kConsumers + kHelpers) * 32);  // the choices are there
-    constexpr int kPieces = T.ku / 4;               // of 16 bytes of a row, of one lane
-    constexpr int kBatch = 2;                       // rows at a time
+    constexpr int kPieces = T.ku / 4;  // of 16 bytes of a row, of one lane
+    constexpr int kBatch = 2;          // rows at a time
     const int helper = warp - kConsumers - 1;
     const long long row_words = args.source_stride / 2;
     const u32* source =
@@ -352,17 +399,19 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
             if (!free) mbarrier_wait(empty(stage), parity);
             free = true;
           };
-          const u32 choice = j < length && lane < kFewTokens ? tables.choice[b][lane] : kNoChoice;
+          const BlockPlace at = j < length ? place_of(b) : BlockPlace{0, 0};
+          u32 tokens_left = j < length ? tables.tokens[at.place] : 0;
+          for (int i = 0; i < at.first; ++i) tokens_left &= tokens_left - 1;
           const int pieces = (args.inner_blocks - chunk * (T.ku * 4)) * 2 - lane;  // beyond these h is zero
-          for (u32 rows = __ballot_sync(0xffffffffu, choice != kNoChoice); rows != 0;) {
+          for (int first = 0; first < T.rows && tokens_left != 0; first += kBatch) {
             int token[kBatch];
             const u32* row[kBatch];
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
-              token[i] = rows != 0 ? __ffs(static_cast<int>(rows)) - 1 : -1;
-              rows &= rows - 1;
-              const u32 k = __shfl_sync(0xffffffffu, choice, token[i] & 31);
-              row[i] = source + (token[i] * top_k + static_cast<int>(k)) * row_words + chunk * (T.ku * 32);
+              token[i] = tokens_left != 0 ? __ffs(static_cast<int>(tokens_left)) - 1 : -1;
+              tokens_left &= tokens_left - 1;
+              const int k = token[i] >= 0 ? tables.choice[at.place][token[i]] : 0;
+              row[i] = source + (token[i] * top_k + k) * row_words + chunk * (T.ku * 32);
             }
             Vec4 words[kBatch][kPieces];
             for (;;) {
@@ -388,7 +437,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
             for (int i = 0; i < kBatch; ++i) {
               if (token[i] < 0) continue;
               unsigned char* to = smem + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride +
-                                  static_cast<u32>(token[i]) * kRowStride + static_cast<u32>(lane) * 16u;
+                                  static_cast<u32>(first + i) * kRowStride + static_cast<u32>(lane) * 16u;
 #pragma unroll
               for (int k = 0; k < kPieces; ++k) {
                 const Vec4& v = words[i][k];
@@ -425,15 +474,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     int half = 0;  // of the partial sums
     u32 taken_parity = 1;
     if constexpr (T.gate_up) {
+      barrier_sync(2, (kConsumers + kHelpers) * 32);
       mbarrier_wait(rows_full, 0);
     } else {
-      each_choice(0, kConsumers,
-                  [&](int p, int, int place) { tables.choice[place][p / top_k] = static_cast<u16>(p % top_k); });
-      barrier_sync(2, (kConsumers + kHelpers) * 32);
       // The other half becomes unwritten again; what read it has ended.
       const long long row_words = args.source_stride / 2;
-      u32* other = reinterpret_cast<u32*>(const_cast<u16*>(args.source)) +
-                   (present_half ^ 1) * (kExchangeRows * row_words);
+      u32* other =
+          reinterpret_cast<u32*>(const_cast<u16*>(args.source)) + (present_half ^ 1) * (kExchangeRows * row_words);
       const int words = written_rows * static_cast<int>(row_words);
       for (int i = (first_item * (kConsumers * 32) + static_cast<int>(threadIdx.x)) * 4; i < words;
            i += step * (kConsumers * 32) * 4) {
@@ -441,25 +488,60 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
     }
 
+    // What lane x pair p of units of one token's row is to multiply_one, at K `at` of the row; beyond `left`: nothing.
+    const auto pair_words = [&](u32 at, int left, u32(&x)[kPairs][2]) {
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        const int unit = first_unit + 2 * p + g / 4;
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+          x[p][i] = 0;
+          if (unit >= left) continue;
+          x[p][i] =
+              mul_bf16x2(load_shared1(at + static_cast<u32>(unit * 128 + g % 4 * 32 + l * 4) + i * 16u), kOneTokenPair);
+        }
+      }
+    };
+    u32 masks[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) masks[q] = keep_register(g / 2 == q ? 0xffffffffu : 0u);
+
     for (int item = first_item; item < items; item += step) {
       float acc[kSets][T.mt][4] = {};
-      int b = T.gate_up ? 0 : ws / chunks;
+      int b = T.gate_up ? item / row_groups : ws / chunks;
       int chunk = T.gate_up ? ws : ws % chunks;
+      // A single token of an expert: sums of all columns are its, see multiply_one().
+      float sums[T.mt][2] = {};
+      const u32 chose = T.gate_up ? tables.tokens[b] : 0;
+      const bool alone = T.gate_up && (chose & (chose - 1)) == 0;
       for (int r = 0; r < rounds; ++r) {
-        u32 row = base + kMap.rows + matrix_k;
+        u32 row = base + kMap.rows;
         if constexpr (T.gate_up) {
-          row += matrix_row * kRowStride + static_cast<u32>(chunk) * (T.ku * kUnitK * 2);
+          row += (alone ? static_cast<u32>(__ffs(static_cast<int>(chose)) - 1) : matrix_row) * kRowStride +
+                 static_cast<u32>(chunk) * (T.ku * kUnitK * 2);
         } else {
-          const bool chosen_here = b < count && tables.choice[b][matrix_row] != kNoChoice;
-          row = chosen_here ? row + stage * kMap.row_stage_stride + matrix_row * kRowStride : base + kZeros + matrix_k;
+          const BlockPlace at = b < blocks ? place_of(b) : BlockPlace{0, kFewTokens};
+          const u32 tokens_of = tables.tokens[at.place];
+          const u32 rank = static_cast<u32>(__popc(tokens_of & ((1u << matrix_row) - 1u)) - at.first);
+          row = (tokens_of >> matrix_row & 1u) != 0 && rank < T.rows
+                    ? row + stage * kMap.row_stage_stride + rank * kRowStride
+                    : base + kZeros;
         }
         mbarrier_wait(full(stage), parity);
         const u32 weights = base + kMap.weights + stage * kMap.weight_stride;
-        const int left = !T.gate_up && b >= count ? 0 : args.units - chunk * T.ku;
-        if (left >= T.ku) {
-          multiply_few<Tile, kSets, true>(acc, weights, row, first_unit, left, lane, scale_base);
+        const int left = !T.gate_up && b >= blocks ? 0 : args.units - chunk * T.ku;
+        if (alone) {
+          u32 x[kPairs][2];
+          pair_words(row, left, x);
+          if (left >= T.ku) {
+            multiply_one<Tile, true>(sums, weights, x, masks, first_unit, left, lane, scale_base);
+          } else {
+            multiply_one<Tile, false>(sums, weights, x, masks, first_unit, left, lane, scale_base);
+          }
+        } else if (left >= T.ku) {
+          multiply_few<Tile, kSets, true>(acc, weights, row + matrix_k, first_unit, left, lane, scale_base);
         } else {
-          multiply_few<Tile, kSets, false>(acc, weights, row, first_unit, left, lane, scale_base);
+          multiply_few<Tile, kSets, false>(acc, weights, row + matrix_k, first_unit, left, lane, scale_base);
         }
         __syncwarp();
         if (lane == 0) mbarrier_arrive(empty(stage));
@@ -476,8 +558,24 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           }
         }
       }
+      if (alone) {
+#pragma unroll
+        for (int m = 0; m < T.mt; ++m) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            float v = sums[m][h];
+            v += __shfl_xor_sync(0xffffffffu, v, 1);
+            v += __shfl_xor_sync(0xffffffffu, v, 2);
+            acc[0][m][2 * h] = acc[0][m][2 * h + 1] = v * (kOneEpilogueScale / kEpilogueScale);
+          }
+        }
+      }
 
-      if (T.gate_up) mbarrier_wait(taken(half), taken_parity);
+      if (T.gate_up) {
+        mbarrier_wait(taken(half), taken_parity);
+      } else if (item != first_item) {
+        barrier_sync(1, kConsumers * 32);  // the sums of the item before have been added up
+      }
 #pragma unroll
       for (int m = 0; m < T.mt; ++m) {
         float(&v)[4] = acc[0][m];
@@ -505,7 +603,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           }
         }
       }
-      half ^= 1;
+      if (T.gate_up) half ^= 1;
       if (half == 0) taken_parity ^= 1u;
     }
   }

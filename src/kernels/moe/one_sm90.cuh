@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
     if constexpr (T.gate_up) {
       // Rows g and g + 1 share a word.
-      u32* out = static_cast<u32*>(args.out) + (tables.half * kExchangeRows + block) * (args.out_stride / 2) + g / 2 * 2;
+      u32* out =
+          static_cast<u32*>(args.out) + (tables.half * kExchangeRows + block) * (args.out_stride / 2) + g / 2 * 2;
       const float factor = tables.factors[2][block];
       low *= tables.factors[0][block];
       if constexpr (T.relu2) {

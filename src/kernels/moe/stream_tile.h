@@ -10,13 +10,13 @@
 namespace fourfold::moe {
 
 inline constexpr unsigned kOneTableBytes = 272;   // OneTables
-inline constexpr unsigned kFewTableBytes = 4752;  // FewTables
+inline constexpr unsigned kFewTableBytes = 5776;  // FewTables
 inline constexpr int kStreamProducerRegisters = 32;
 inline constexpr int kStreamConsumerRegisters = 112;
 
 struct StreamTile {
   bool gate_up;
-  bool one;  // nothing is sorted: moe_one for one token (rows 1) or moe_few (rows 8); otherwise moe_stream
+  bool one;  // nothing is sorted: moe_one for one token (rows 1) or moe_few; otherwise moe_stream
   int mt;    // row tiles (16 weight rows) per warp
   int wm;    // warps along rows
   int ws;    // warps along K by stage: each group takes every ws-th stage of an item (longer work per wait)
@@ -25,8 +25,8 @@ struct StreamTile {
   int rows;  // token rows a stage has room for: 8 nt, or fewer where the token count is known to be smaller
   int ku;    // units (64 K) per stage
   int stages;
-  int ctas;    // per SM
-  bool relu2;  // gate-up without a gate: h = max(x, 0)^2
+  int ctas;       // per SM
+  bool relu2;     // gate-up without a gate: h = max(x, 0)^2
   int row_units;  // few tokens, gate-up: of the token rows that stay in shared memory, at least all of K; otherwise 0
 
   FOURFOLD_STREAM_HD constexpr bool few() const { return one && rows > 1; }
@@ -58,7 +58,7 @@ struct StreamMap {
   unsigned weight_stride;
   unsigned rows;  // [stages][rows][row stride] bf16; one token: nothing; gate-up of few: [rows][row stride]
   unsigned row_stage_stride;
-  unsigned partials;  // [2][wk][wm][mt nt][32] float4; one token: float2
+  unsigned partials;  // [2, or 1 in down of few tokens][wk][wm][mt nt][32] float4; one token: float2
   unsigned choices;   // one token: OneTables; few: FewTables, and in down a row of zeros
   unsigned barriers;  // [2][stages] mbarriers; gate-up: four more for one token, six for few, two where it is wide
   unsigned total;
@@ -81,7 +81,8 @@ FOURFOLD_STREAM_HD constexpr StreamMap stream_map(const StreamTile& t) {
   m.row_stage_stride = registers ? 0u : static_cast<unsigned>(t.rows) * stream_row_stride(t);
   at = up(at + m.row_stage_stride * static_cast<unsigned>(resident ? 1 : t.stages));
   m.partials = at;
-  at += static_cast<unsigned>(2 * (t.wk() == 1 ? 0 : t.wk()) * t.wm * t.mt * t.nt) *
+  const int buffers = t.few() && !t.gate_up ? 1 : 2;
+  at += static_cast<unsigned>(buffers * (t.wk() == 1 ? 0 : t.wk()) * t.wm * t.mt * t.nt) *
         (t.one && !t.few() ? 256u : 512u);
   at = up(at);
   m.choices = at;

@@ -24,16 +24,20 @@ namespace fourfold::moe {
 namespace stream_detail {
 
 inline constexpr int kFewWords = kMaxExperts / 32;
+inline constexpr u32 kNoRow = 0xffff;
 
 struct FewTables {
   u32 chosen[kFewWords];                  // bit i of word w: expert 32 i + w, so that the words fill up alike
   u32 tokens[kExchangeRows];              // of each chosen expert, a bit for each
   int ids[kExchangeRows];                 // as the router gave them
-  int expert[kExchangeRows];              // of the chosen ones: by words, then by bits
+  int expert[kExchangeRows];              // of the chosen ones: by words, then by bits; down: of each block
   u16 choice[kExchangeRows][kFewTokens];  // of a token that chose an expert: its first choice that is this expert
-  float factors[3][kExchangeRows];        // gate-up, by choices: what gate's, up's and the activation's sums are
-                                          // multiplied with
-  int extra[kExchangeRows];               // down: blocks after the first of their expert, place + 256 x number
+  float factors[3][kExchangeRows];  // gate-up, by choices: what gate's, up's and the activation's sums are multiplied
+                                    // with
+  // Down. A block is an expert and as many of its tokens as a stage has room for; the first ones of all experts come
+  // first, in their order.
+  u16 row[kExchangeRows][kFewTokens];  // of a block's stage, a token's, or kNoRow
+  int extra[kExchangeRows];            // the further blocks: expert's place + 256 x number
   int extras;
   int half;  // gate-up: OneTurn::half
 };
@@ -83,6 +87,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   constexpr int kHelpers = T.producers() - 1;  // gate-up: finishers, down: what brings h
   constexpr int kSets = T.mt == 1 ? 2 : 1;
   constexpr int kPairs = one_pairs(T);
+  // Whether an expert with one token is worth code of its own: shorter, but the sums of an item take longer.
+  constexpr bool kAlone = T.gate_up && T.row_units >= 6 * kConsumers;
   static constexpr StreamMap kMap = stream_map(T);
   constexpr u32 kRowStride = stream_row_stride(T);
   // A ring slot always belongs to the same warp group: a group that skipped one of a slot's turns could not tell the
@@ -163,20 +169,23 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const int count = __shfl_sync(0xffffffffu, before, 31);
   before -= __popc(chosen);
 
-  // The choices that are the first of their token to be an expert, dealt out to `warps` warps: notes the token, and
-  // calls found(choice, expert).
-  const auto each_choice = [&](int first_warp, int warps, const auto& found) {
+  // The tokens of each expert, and the choices that are the first of their token to be it; dealt out to `warps` warps.
+  const u32 inverse = 65535u / static_cast<u32>(top_k) + 1u;
+  const auto token_of = [&](int p) { return static_cast<int>(static_cast<u32>(p) * inverse >> 16); };
+  const auto note_choices = [&](int first_warp, int warps) {
     for (int from = (warp - first_warp) * 32; from < picks; from += warps * 32) {
       const int p = from + lane;
       const int id = p < picks ? tables.ids[p] : -1;
       const u32 word = __shfl_sync(0xffffffffu, chosen, id & 31);
       const int place = __shfl_sync(0xffffffffu, before, id & 31) + __popc(word & ((1u << (id >> 5 & 31)) - 1u));
+      const int token = token_of(p);
       bool first = id >= 0 && id < args.routing.experts;
-      for (int q = p - p % top_k; q < p && first; ++q) first = tables.ids[q] != id;
       if (!first) continue;
-      tables.choice[place][p / top_k] = static_cast<u16>(p % top_k);
-      atomicOr(&tables.tokens[place], 1u << p / top_k);
-      found(p, id);
+#pragma unroll 4
+      for (int q = token * top_k; q < p; ++q) first &= tables.ids[q] != id;
+      if (!first) continue;
+      tables.choice[place][token] = static_cast<u16>(p - token * top_k);
+      atomicOr(&tables.tokens[place], 1u << token);
     }
   };
   // The list of chosen experts, by one warp.
@@ -188,10 +197,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   };
   if constexpr (!T.gate_up) {
     if (warp == kConsumers) list_experts();
-    each_choice(0, kConsumers, [](int, int) {});
+    note_choices(0, kConsumers);
     __syncthreads();
-    // A stage has room for the rows of `T.rows` tokens. Experts with more are several blocks; first come the first
-    // ones of all.
     if (warp == 0) {
       int extras = 0;
       for (int from = 0; from < count; from += 32) {
@@ -204,7 +211,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           const int other = __shfl_up_sync(0xffffffffu, upto, d);
           if (lane >= d) upto += other;
         }
-        for (int i = 0; i < more; ++i) tables.extra[extras + upto - more + i] = place + 256 * (i + 1);
+        for (int i = 0; i < more; ++i) {
+          tables.extra[extras + upto - more + i] = place + 256 * (i + 1);
+          tables.expert[count + extras + upto - more + i] = tables.expert[place];
+        }
         extras += __shfl_sync(0xffffffffu, upto, 31);
       }
       if (lane == 0) tables.extras = extras;
@@ -212,12 +222,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     __syncthreads();
   }
   const int blocks = T.gate_up ? count : count + tables.extras;
-  // Block b's expert among the chosen ones, and the number of its first token's rank among the expert's.
+  // Down: block b's expert among the chosen ones, and the rank of its first token among the expert's.
   struct BlockPlace {
     int place, first;
   };
   const auto place_of = [&](int b) -> BlockPlace {
-    if (T.gate_up || b < count) return {b, 0};
+    if (b < count) return {b, 0};
     const int extra = tables.extra[b - count];
     return {extra % 256, extra / 256 * T.rows};
   };
@@ -260,6 +270,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       __syncwarp();
     }
     const u64 policy = policy_evict_first();
+    const u32 tile_bytes = static_cast<u32>(args.units) * kUnitBytes;
     int brought = 0;
     int stage = 0;
     u32 parity = 1;
@@ -268,33 +279,38 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       const int tile = tile_of(item - b * row_groups, lane);
       const bool mine = lane < kRowTiles && tile < args.row_tiles;
       const u32 tiles = static_cast<u32>(__popc(__ballot_sync(0xffffffffu, mine)));
+      const u8* base_of_tile = args.weights + static_cast<u64>(static_cast<u32>(tile)) * tile_bytes;
+      u32 expert = b < blocks ? static_cast<u32>(tables.expert[b]) : 0u;
       int chunk = 0;
       for (int j = 0; j < rounds * T.ws; ++j) {
+        // Before the wait, so that little is left to do behind it.
+        const u32 done = static_cast<u32>(chunk * T.ku);
+        const u32 units = static_cast<u32>(args.units) - done;
+        const u32 bytes = (units < T.ku ? units : T.ku) * kUnitBytes;
+        const u8* source = base_of_tile + static_cast<u64>(expert) * args.expert_bytes + done * kUnitBytes;
+        const bool last = ++chunk == chunks;
+        if (last) {
+          chunk = 0;
+          ++b;
+        }
+        if (last && !T.gate_up && b < blocks) expert = static_cast<u32>(tables.expert[b]);
         mbarrier_wait(empty(stage), parity);
         __syncwarp();  // every lane has seen the stage free before this warp's arrival lets the ring turn
         if (j >= length) {
           if (lane == 0) mbarrier_arrive(full(stage));
         } else {
-          const int units = args.units - chunk * T.ku;
-          const u32 bytes = static_cast<u32>(units < T.ku ? units : T.ku) * kUnitBytes;
           if (lane == 0) mbarrier_arrive_expect(full(stage), bytes * tiles);
           if (mine) {
-            const u8* source = args.weights + static_cast<u64>(tables.expert[place_of(b).place]) * args.expert_bytes +
-                               (static_cast<u64>(tile) * args.units + chunk * T.ku) * kUnitBytes;
             bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
                           static_cast<u32>(lane) * (T.ku * kUnitBytes),
                       source, bytes, full(stage), policy);
           }
         }
-        // Down's weights are asked for when this CTA's first ones are under way.
-        if (T.gate_up && ++brought == T.stages) grid_launch_dependents();
+        // Down takes its time to start, and then asks for weights of its own: not before this CTA's first ones.
+        if (T.gate_up && ++brought == 2) grid_launch_dependents();
         if (++stage == T.stages) {
           stage = 0;
           parity ^= 1u;
-        }
-        if (++chunk == chunks) {
-          chunk = 0;
-          ++b;
         }
       }
     }
@@ -314,13 +330,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
   } else if (T.gate_up && warp > kConsumers) {
     // ---- gate-up: h. Finishers take items in turn, each those of one buffer.
-    each_choice(kConsumers + 1, kHelpers, [](int, int) {});
+    note_choices(kConsumers + 1, kHelpers);
     barrier_sync(2, (kConsumers + kHelpers) * 32);  // each expert's tokens are there
     for (int p = (warp - kConsumers - 1) * 32 + lane; p < picks; p += kHelpers * 32) {
       const int id = tables.ids[p];
       if (id < 0 || id >= args.routing.experts) continue;
       float weight = 0.0f;  // right for first choices only
-      for (int q = p; q < p - p % top_k + top_k; ++q) {
+      for (int q = p; q < (token_of(p) + 1) * top_k; ++q) {
         if (tables.ids[q] == id) weight += args.routing.weights[q];
       }
       tables.factors[0][p] = args.scales[T.relu2 ? id : id * 2] * kEpilogueScale;
@@ -477,6 +493,14 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       barrier_sync(2, (kConsumers + kHelpers) * 32);
       mbarrier_wait(rows_full, 0);
     } else {
+      for (int i = static_cast<int>(threadIdx.x); i < blocks * kFewTokens; i += kConsumers * 32) {
+        const BlockPlace at = place_of(i / kFewTokens);
+        const u32 token = static_cast<u32>(i % kFewTokens), chose = tables.tokens[at.place];
+        const u32 rank = static_cast<u32>(__popc(chose & ((1u << token) - 1u)) - at.first);
+        tables.row[i / kFewTokens][token] =
+            static_cast<u16>((chose >> token & 1u) != 0 && rank < T.rows ? rank : kNoRow);
+      }
+      barrier_sync(1, kConsumers * 32);
       // The other half becomes unwritten again; what read it has ended.
       const long long row_words = args.source_stride / 2;
       u32* other =
@@ -512,24 +536,29 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       int chunk = T.gate_up ? ws : ws % chunks;
       // A single token of an expert: sums of all columns are its, see multiply_one().
       float sums[T.mt][2] = {};
-      const u32 chose = T.gate_up ? tables.tokens[b] : 0;
-      const bool alone = T.gate_up && (chose & (chose - 1)) == 0;
+      const u32 chose = kAlone ? tables.tokens[b] : 0;
+      const bool alone = kAlone && (chose & (chose - 1)) == 0;
+      u32 row_index = T.gate_up    ? alone ? static_cast<u32>(__ffs(static_cast<int>(chose)) - 1) : matrix_row
+                      : b < blocks ? tables.row[b][matrix_row]
+                                   : kNoRow;
       for (int r = 0; r < rounds; ++r) {
-        u32 row = base + kMap.rows;
+        u32 row = base + kMap.rows + row_index * kRowStride;
         if constexpr (T.gate_up) {
-          row += (alone ? static_cast<u32>(__ffs(static_cast<int>(chose)) - 1) : matrix_row) * kRowStride +
-                 static_cast<u32>(chunk) * (T.ku * kUnitK * 2);
+          row += static_cast<u32>(chunk) * (T.ku * kUnitK * 2);
         } else {
-          const BlockPlace at = b < blocks ? place_of(b) : BlockPlace{0, kFewTokens};
-          const u32 tokens_of = tables.tokens[at.place];
-          const u32 rank = static_cast<u32>(__popc(tokens_of & ((1u << matrix_row) - 1u)) - at.first);
-          row = (tokens_of >> matrix_row & 1u) != 0 && rank < T.rows
-                    ? row + stage * kMap.row_stage_stride + rank * kRowStride
-                    : base + kZeros;
+          row = row_index != kNoRow ? row + stage * kMap.row_stage_stride : base + kZeros;
+        }
+        const int left = !T.gate_up && b >= blocks ? 0 : args.units - chunk * T.ku;
+        chunk += T.ws;
+        if constexpr (!T.gate_up) {
+          while (chunk >= chunks) {
+            chunk -= chunks;
+            ++b;
+          }
+          row_index = b < blocks ? tables.row[b][matrix_row] : kNoRow;
         }
         mbarrier_wait(full(stage), parity);
         const u32 weights = base + kMap.weights + stage * kMap.weight_stride;
-        const int left = !T.gate_up && b >= blocks ? 0 : args.units - chunk * T.ku;
         if (alone) {
           u32 x[kPairs][2];
           pair_words(row, left, x);
@@ -549,13 +578,6 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         if (stage >= static_cast<u32>(T.stages)) {
           stage -= static_cast<u32>(T.stages);
           parity ^= 1u;
-        }
-        chunk += T.ws;
-        if constexpr (!T.gate_up) {
-          while (chunk >= chunks) {
-            chunk -= chunks;
-            ++b;
-          }
         }
       }
       if (alone) {

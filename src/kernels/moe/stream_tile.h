@@ -10,7 +10,7 @@
 namespace fourfold::moe {
 
 inline constexpr unsigned kOneTableBytes = 272;   // OneTables
-inline constexpr unsigned kFewTableBytes = 5776;  // FewTables
+inline constexpr unsigned kFewTableBytes = 7824;  // FewTables
 inline constexpr int kStreamProducerRegisters = 32;
 inline constexpr int kStreamConsumerRegisters = 112;
 

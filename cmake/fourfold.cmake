@@ -1,9 +1,17 @@
-# fourfold_library(NAME [HOT] SOURCES ... DEPENDS ...): the static library of one folder under src/.
+# Headers that every file of a target is compiled after, read once. Not for the fuzz targets, which need few files of each.
+function(fourfold_precompile target)
+  if(ARGN AND NOT FOURFOLD_FUZZ)
+    target_precompile_headers(${target} PRIVATE ${ARGN})
+  endif()
+endfunction()
+
+# fourfold_library(NAME [HOT] SOURCES ... DEPENDS ... [PRECOMPILE ...]): the static library of one folder under src/.
 #
 # A folder's include path is src/, and it links only what it names, so that a wrong arrow between folders does not link.
-# HOT compiles it with -O3. Without sources the target is an interface library.
+# HOT compiles it with -O3; PRECOMPILE names large headers that most of its files include. Without sources the target is
+# an interface library.
 function(fourfold_library name)
-  cmake_parse_arguments(ARG "HOT" "" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "HOT" "" "SOURCES;DEPENDS;PRECOMPILE" ${ARGN})
   set(target fourfold_${name})
   if(ARG_SOURCES)
     add_library(${target} STATIC ${ARG_SOURCES})
@@ -12,6 +20,7 @@ function(fourfold_library name)
     if(ARG_HOT)
       target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O3>)
     endif()
+    fourfold_precompile(${target} ${ARG_PRECOMPILE})
   else()
     add_library(${target} INTERFACE)
     target_include_directories(${target} INTERFACE ${PROJECT_SOURCE_DIR}/src)

@@ -1,5 +1,4 @@
 // fourfold bench: how fast, and how far from what the machine can do.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -13,6 +12,7 @@
 #include "base/math.h"
 #include "base/progress.h"
 #include "base/random.h"
+#include "cmd/arguments.h"
 #include "cmd/bench_kernels.h"
 #include "cmd/bench_ops.h"
 #include "cmd/chat_model.h"
@@ -266,23 +266,23 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_bench(CLI::App& app) {
-  CLI::App* bench = app.add_subcommand("bench", "Measure speed against what this machine can do at most");
-  bench->require_subcommand(1);
+void add_bench(Command& app) {
+  Command bench = app.add_command("bench", "Measure speed against what this machine can do at most");
+  bench.require_command();
   auto options = std::make_shared<Options>();
-  CLI::App* command = bench->add_subcommand(
+  Command command = bench.add_command(
       "model", "Decode and prefill speed of a model, as fractions of measured memory bandwidth and arithmetic peak");
-  command->add_option("DIR", options->directory, "Checkpoint directory");
-  add_dummy_options(*command, options->dummy);
-  add_backend_options(*command, options->backend);
-  command->add_option("--prompt", options->prompt, "Tokens of the prompt (random)")->check(CLI::Range(1, 1 << 20));
-  command->add_option("--generate", options->generate, "Tokens decoded after it")->check(CLI::Range(1, 1 << 20));
-  command->add_option("--chunk", options->chunk, "Tokens of one prefill step at most")->check(CLI::Range(1, 65536));
-  command->add_option("--repeats", options->repeats, "Runs; the median counts")->check(CLI::Range(1, 1000));
-  command->add_flag("--json", options->json, "Print one JSON object");
-  command->callback([options] { run(*options); });
-  add_bench_ops(*bench);
-  add_bench_kernels(*bench);
+  command.add_option("DIR", options->directory, "Checkpoint directory");
+  add_dummy_options(command, options->dummy);
+  add_backend_options(command, options->backend);
+  command.add_option("--prompt", options->prompt, "Tokens of the prompt (random)").range(1, 1 << 20);
+  command.add_option("--generate", options->generate, "Tokens decoded after it").range(1, 1 << 20);
+  command.add_option("--chunk", options->chunk, "Tokens of one prefill step at most").range(1, 65536);
+  command.add_option("--repeats", options->repeats, "Runs; the median counts").range(1, 1000);
+  command.add_flag("--json", options->json, "Print one JSON object");
+  command.callback([options] { run(*options); });
+  add_bench_ops(bench);
+  add_bench_kernels(bench);
 }
 
 }  // namespace fourfold::cmd

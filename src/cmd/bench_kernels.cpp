@@ -1,6 +1,5 @@
 #include "cmd/bench_kernels.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -10,6 +9,7 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/progress.h"
+#include "cmd/arguments.h"
 #include "cmd/options.h"
 #include "cmd/shape_options.h"
 #include "cuda/measure.h"
@@ -213,21 +213,21 @@ std::vector<int64_t> parse_tokens(const std::string& text) {
   return counts;
 }
 
-void add_bench_kernels(CLI::App& bench_app) {
+void add_bench_kernels(Command& bench_app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = bench_app.add_subcommand(
+  Command command = bench_app.add_command(
       "kernels", "Expert layers on a GPU: time, bytes and flops, as fractions of measured bandwidth and matrix rate");
-  options->shape.add_shape_to(*command);
-  command->add_option("--tokens", options->tokens, "Token counts, separated by commas")->capture_default_str();
-  command->add_option("--routing", options->routing, "uniform or power-law (a few experts have most tokens)")
-      ->capture_default_str();
-  options->gpu.add_to(*command);
-  command->add_option("--emulate", options->emulate,
-                      "Run the plans of this card, within its shared memory, with emulated FP4 multiplications");
-  command->add_flag("--planned", options->planned, "Ignore what `fourfold tune` stored");
-  command->add_option("--compare", options->compare, "An earlier --json output: print the differences");
-  command->add_flag("--json", options->json, "Print JSON");
-  command->callback([options] { run(*options); });
+  options->shape.add_shape_to(command);
+  command.add_option("--tokens", options->tokens, "Token counts, separated by commas").show_default();
+  command.add_option("--routing", options->routing, "uniform or power-law (a few experts have most tokens)")
+      .show_default();
+  options->gpu.add_to(command);
+  command.add_option("--emulate", options->emulate,
+                     "Run the plans of this card, within its shared memory, with emulated FP4 multiplications");
+  command.add_flag("--planned", options->planned, "Ignore what `fourfold tune` stored");
+  command.add_option("--compare", options->compare, "An earlier --json output: print the differences");
+  command.add_flag("--json", options->json, "Print JSON");
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

@@ -6,14 +6,12 @@
 #include <string>
 #include <vector>
 
-namespace CLI {
-class App;
-}
-
 namespace fourfold::cmd {
 
+class Command;
+
 // Adds the subcommand `kernels` to `fourfold bench`.
-void add_bench_kernels(CLI::App& bench_app);
+void add_bench_kernels(Command& bench_app);
 
 // "1,8,64" as token counts, each 1 to the largest bucket; sorted, each once. Error naming what is wrong.
 std::vector<int64_t> parse_tokens(const std::string& text);

@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -20,6 +19,7 @@
 #include "base/json.h"
 #include "base/math.h"
 #include "base/random.h"
+#include "cmd/arguments.h"
 #include "cmd/options.h"
 #include "cpu/backend.h"
 #include "cpu/ceilings.h"
@@ -523,17 +523,17 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_bench_ops(CLI::App& bench_app) {
+void add_bench_ops(Command& bench_app) {
   auto options = std::make_shared<Options>();
-  CLI::App* app = bench_app.add_subcommand(
+  Command app = bench_app.add_command(
       "ops", "Time each operation of the CPU backend at the sizes of Qwen3.5-35B-A3B, beside measured ceilings");
-  app->add_option("--isa", options->isa, "reference, avx2, avx512, avx512bf16 or amx (default: the best one)");
-  app->add_option("--threads", options->threads, "compute threads (default: FOURFOLD_THREADS, or all processors)")
-      ->check(CLI::Range(1, 1024));
-  app->add_option("--filter", options->filter, "only operations whose name contains this");
-  app->add_option("--seconds", options->seconds, "least measuring time of an operation")->check(real_range(0.0, 60.0));
-  app->add_flag("--json", options->json, "print JSON");
-  app->callback([options] { run(*options); });
+  app.add_option("--isa", options->isa, "reference, avx2, avx512, avx512bf16 or amx (default: the best one)");
+  app.add_option("--threads", options->threads, "compute threads (default: FOURFOLD_THREADS, or all processors)")
+      .range(1, 1024);
+  app.add_option("--filter", options->filter, "only operations whose name contains this");
+  app.add_option("--seconds", options->seconds, "least measuring time of an operation").real_range(0.0, 60.0);
+  app.add_flag("--json", options->json, "print JSON");
+  app.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -16,6 +15,7 @@
 #include "base/math.h"
 #include "base/progress.h"
 #include "base/threads.h"
+#include "cmd/arguments.h"
 #include "cpu/ceilings.h"
 #include "model/checkpoint.h"
 #include "model/random_weights.h"
@@ -43,13 +43,13 @@ Loaded load(model::WeightSource& source, std::string name, const BackendArgs& ba
 
 }  // namespace
 
-void add_backend_options(CLI::App& command, BackendArgs& args) {
+void add_backend_options(Command& command, BackendArgs& args) {
   command.add_option("--threads", args.threads, "Compute threads (default: FOURFOLD_THREADS, or all processors)")
-      ->check(CLI::Range(1, 1024));
+      .range(1, 1024);
   command.add_option("--isa", args.isa,
                      "Instruction set: reference, avx2, avx512, avx512bf16, amx (default: the best)");
   command.add_option("--activations", args.activations, "bf16 (weight-only) or nvfp4 (W4A4 numerics)")
-      ->check(CLI::IsMember({"bf16", "nvfp4"}));
+      .one_of({"bf16", "nvfp4"});
 }
 
 cpu::Isa chosen_isa(const BackendArgs& args) {
@@ -68,10 +68,10 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args) {
   return cpu::make_backend(options);
 }
 
-void add_dummy_options(CLI::App& command, DummyArgs& args) {
+void add_dummy_options(Command& command, DummyArgs& args) {
   command.add_option("--dummy", args.shape, "Random weights of a published shape: 35B-A3B, 122B-A10B, 397B-A17B, 27B");
-  command.add_option("--layers", args.layers, "With --dummy: number of layers")->check(CLI::Range(1, 1024));
-  command.add_option("--vocab", args.vocabulary, "With --dummy: rows of the vocabulary")->check(CLI::Range(2, 1 << 24));
+  command.add_option("--layers", args.layers, "With --dummy: number of layers").range(1, 1024);
+  command.add_option("--vocab", args.vocabulary, "With --dummy: rows of the vocabulary").range(2, 1 << 24);
 }
 
 model::ModelConfig dummy_config(const DummyArgs& args) {

@@ -6,12 +6,9 @@
 #include <memory>
 #include <string>
 
+#include "cmd/arguments.h"
 #include "cpu/backend.h"
 #include "model/model.h"
-
-namespace CLI {
-class App;
-}
 
 namespace fourfold::cmd {
 
@@ -20,7 +17,7 @@ struct BackendArgs {
   int threads = 0;
 };
 // --threads, --isa, --activations
-void add_backend_options(CLI::App& command, BackendArgs& args);
+void add_backend_options(Command& command, BackendArgs& args);
 std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args);
 cpu::Isa chosen_isa(const BackendArgs& args);
 int chosen_threads(const BackendArgs& args);
@@ -31,7 +28,7 @@ struct DummyArgs {
   int64_t layers = 0, vocabulary = 0;  // 0: as published
 };
 // --dummy, --layers, --vocab
-void add_dummy_options(CLI::App& command, DummyArgs& args);
+void add_dummy_options(Command& command, DummyArgs& args);
 model::ModelConfig dummy_config(const DummyArgs& args);
 
 // FOURFOLD_MODEL, or the demo model: beside the executable's data (../share/fourfold/models/demo) or in the source tree

@@ -1,25 +1,23 @@
-// The commands of the binary. Each adds a CLI11 subcommand with its help, its options and a callback; a callback throws
-// fourfold::Error on bad input (main prints it and exits with 2) or CLI::RuntimeError(status) to end with another
+// The commands of the binary. Each adds its subcommand with help, its options and a callback; a callback throws
+// fourfold::Error on bad input (main prints it and exits with 2) or ExitStatus(status) to end with another
 // status.
 #pragma once
 
-namespace CLI {
-class App;
-}
-
 namespace fourfold::cmd {
 
-void add_run(CLI::App& app);
-void add_eval(CLI::App& app);
-void add_bench(CLI::App& app);
-void add_inspect(CLI::App& app);
-void add_quantize(CLI::App& app);
-void add_generate(CLI::App& app);
-void add_logits(CLI::App& app);
-void add_render(CLI::App& app);
-void add_tokenize(CLI::App& app);
-void add_plan(CLI::App& app);
-void add_warm(CLI::App& app);
-void add_tune(CLI::App& app);
+class Command;
+
+void add_run(Command& app);
+void add_eval(Command& app);
+void add_bench(Command& app);
+void add_inspect(Command& app);
+void add_quantize(Command& app);
+void add_generate(Command& app);
+void add_logits(Command& app);
+void add_render(Command& app);
+void add_tokenize(Command& app);
+void add_plan(Command& app);
+void add_warm(Command& app);
+void add_tune(Command& app);
 
 }  // namespace fourfold::cmd

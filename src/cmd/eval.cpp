@@ -9,7 +9,6 @@
 //   tool_call  the parsed calls equal `calls`: [{"name", "arguments"}], in order, with typed arguments
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <deque>
@@ -27,6 +26,7 @@
 #include "base/json.h"
 #include "base/math.h"
 #include "base/progress.h"
+#include "cmd/arguments.h"
 #include "cmd/chat_model.h"
 #include "cmd/chat_text.h"
 #include "cmd/commands.h"
@@ -497,30 +497,26 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_eval(CLI::App& app) {
+void add_eval(Command& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand(
+  Command command = app.add_command(
       "eval",
       "Exact match on tasks, per kind; two checkpoints side by side show what a quantisation cost\n\n"
       "  fourfold eval                      the demo model on its held-out tasks\n"
       "  fourfold eval DIR [TASKS...]       a checkpoint; TASKS are files, directories, or names in DIR/eval\n"
       "  fourfold eval DIR DIR2 [TASKS...]  two checkpoints on the same tasks");
-  command->add_option("args", options->positional, "[DIR [DIR2]] [TASKS...]")->type_name("");
-  command->add_option("--parallel", options->parallel, "Answers generated at once")->check(CLI::Range(1, 256));
-  command->add_option("--limit", options->limit, "At most this many items of each task file")
-      ->check(CLI::Range(1, 1 << 30));
-  command->add_option("--max-tokens", options->max_tokens, "Tokens of an answer, at most")
-      ->check(CLI::Range(1, 1 << 24));
-  command->add_option("--context", options->context, "Tokens of prompt and answer, at most")
-      ->check(CLI::Range(2, 1 << 24));
-  command->add_flag("--think", options->think, "With thinking, whatever the tasks say");
-  command->add_flag("--no-think", options->no_think, "Without thinking, whatever the tasks say");
-  command->add_flag("--mtp", options->mtp, "Also measure how often the MTP head's first draft is right");
-  command->add_option("--failures", options->failures,
-                      "Write the wrong answers to this file, one JSON object per line");
-  command->add_flag("--json", options->json, "Print one JSON object");
-  add_backend_options(*command, options->backend);
-  command->callback([options] { run(*options); });
+  command.add_option("args", options->positional, "[DIR [DIR2]] [TASKS...]").untyped();
+  command.add_option("--parallel", options->parallel, "Answers generated at once").range(1, 256);
+  command.add_option("--limit", options->limit, "At most this many items of each task file").range(1, 1 << 30);
+  command.add_option("--max-tokens", options->max_tokens, "Tokens of an answer, at most").range(1, 1 << 24);
+  command.add_option("--context", options->context, "Tokens of prompt and answer, at most").range(2, 1 << 24);
+  command.add_flag("--think", options->think, "With thinking, whatever the tasks say");
+  command.add_flag("--no-think", options->no_think, "Without thinking, whatever the tasks say");
+  command.add_flag("--mtp", options->mtp, "Also measure how often the MTP head's first draft is right");
+  command.add_option("--failures", options->failures, "Write the wrong answers to this file, one JSON object per line");
+  command.add_flag("--json", options->json, "Print one JSON object");
+  add_backend_options(command, options->backend);
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

@@ -1,5 +1,4 @@
 // fourfold generate: checkpoints with random weights.
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -8,6 +7,7 @@
 #include "base/check.h"
 #include "base/console.h"
 #include "base/interrupt.h"
+#include "cmd/arguments.h"
 #include "cmd/commands.h"
 #include "model/generator.h"
 #include "model/random_weights.h"
@@ -129,42 +129,40 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_generate(CLI::App& app) {
+void add_generate(Command& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
-      app.add_subcommand("generate", "Write a checkpoint with random weights (no tokenizer), for tests and speed runs");
-  command->add_option("OUT", options->output, "New or empty directory")->required();
-  command->add_option("--shape", options->shape, "tiny, 35B-A3B, 122B-A10B, 397B-A17B or 27B; other flags change it")
-      ->capture_default_str();
+  Command command =
+      app.add_command("generate", "Write a checkpoint with random weights (no tokenizer), for tests and speed runs");
+  command.add_option("OUT", options->output, "New or empty directory").required();
+  command.add_option("--shape", options->shape, "tiny, 35B-A3B, 122B-A10B, 397B-A17B or 27B; other flags change it")
+      .show_default();
   std::string formats = "How the weights are stored:";
   std::vector<std::string> names;
   for (const model::FormatName& entry : model::generated_formats()) {
     formats += fmt::format("\n  {:<15} {}", entry.name, entry.meaning);
     names.emplace_back(entry.name);
   }
-  command->add_option("--format", options->format, formats)->check(CLI::IsMember(names))->capture_default_str();
-  command->add_option("--quantized", options->quantized, "What NVFP4 and FP8 apply to: experts or all")
-      ->check(CLI::IsMember({"experts", "all"}))
-      ->capture_default_str();
-  command->add_flag_callback(
+  command.add_option("--format", options->format, formats).one_of(names).show_default();
+  command.add_option("--quantized", options->quantized, "What NVFP4 and FP8 apply to: experts or all")
+      .one_of({"experts", "all"})
+      .show_default();
+  command.add_flag_callback(
       "--fused-experts", [options] { options->experts_form = "fused"; }, "One tensor for all experts of a layer");
-  command->add_flag_callback(
+  command.add_flag_callback(
       "--per-expert", [options] { options->experts_form = "per-expert"; }, "Separate tensors for each expert");
-  command->add_option("--prefix", options->prefix, "Of tensor names")
-      ->check(CLI::IsMember({"model.language_model.", "language_model.model.", "model.", "none"}))
-      ->capture_default_str();
-  command->add_option("--shards", options->shards, "Number of files")
-      ->check(CLI::Range(1, 99999))
-      ->capture_default_str();
-  command->add_option("--seed", options->seed, "Same seed, same bytes, on every machine")->capture_default_str();
-  command->add_option("--dead-experts", options->dead_experts, "Experts per layer that are all zero or almost");
-  command->add_flag("--mtp,!--no-mtp", options->mtp, "With an MTP head (default: with)");
-  command->add_flag("--tied", options->tied, "The head is the embedding");
-  command->add_flag("--kv-scales", options->kv_scales, "Store FP8 KV-cache scales");
-  command->add_flag("--visual", options->visual, "Store a few tensors of a vision tower");
-  command->add_option("--threads", options->threads, "Threads (default: all)")->check(CLI::Range(1, 1024));
+  command.add_option("--prefix", options->prefix, "Of tensor names")
+      .one_of({"model.language_model.", "language_model.model.", "model.", "none"})
+      .show_default();
+  command.add_option("--shards", options->shards, "Number of files").range(1, 99999).show_default();
+  command.add_option("--seed", options->seed, "Same seed, same bytes, on every machine").show_default();
+  command.add_option("--dead-experts", options->dead_experts, "Experts per layer that are all zero or almost");
+  command.add_flag("--mtp,!--no-mtp", options->mtp, "With an MTP head (default: with)");
+  command.add_flag("--tied", options->tied, "The head is the embedding");
+  command.add_flag("--kv-scales", options->kv_scales, "Store FP8 KV-cache scales");
+  command.add_flag("--visual", options->visual, "Store a few tensors of a vision tower");
+  command.add_option("--threads", options->threads, "Threads (default: all)").range(1, 1024);
   const auto size = [&](const char* name, std::optional<int64_t>& field, const char* help, int64_t high) {
-    command->add_option(name, field, help)->check(CLI::Range(int64_t{1}, high))->group("Sizes");
+    command.add_option(name, field, help).range(1, high).group("Sizes");
   };
   size("--hidden", options->hidden, "Hidden size", model::kMaxDimension);
   size("--layers", options->layers, "Layers; every fourth is attention", model::kMaxLayers);
@@ -184,7 +182,7 @@ void add_generate(CLI::App& app) {
   size("--moe-intermediate", options->moe_intermediate, "Width of an expert", model::kMaxDimension);
   size("--shared-intermediate", options->shared_intermediate, "Width of the shared expert", model::kMaxDimension);
   size("--intermediate", options->intermediate, "Width of a dense MLP (makes the model dense)", model::kMaxDimension);
-  command->callback([options] { run(*options); });
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

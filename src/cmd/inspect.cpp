@@ -1,11 +1,11 @@
 // fourfold inspect: what a checkpoint holds, what it needs, and what is wrong with it.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
+#include "cmd/arguments.h"
 #include "cmd/commands.h"
 #include "model/report.h"
 
@@ -177,20 +177,20 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app) {
+void add_inspect(Command& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand(
+  Command command = app.add_command(
       "inspect", "Show what a checkpoint holds, the memory it needs, and every problem (exit status 2 if it has any)");
-  command->add_option("DIR", options->directory, "Checkpoint directory")->required();
-  command->add_flag("--json", options->json, "Print JSON (docs/checkpoints.md describes it)");
-  command->add_option("--context", options->report.context, "Tokens of each sequence, for the memory table")
-      ->check(CLI::Range(int64_t{1}, model::kMaxPositions))
-      ->capture_default_str();
-  command->add_option("--batch", options->report.batch, "Sequences at once, for the memory table")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->capture_default_str();
-  command->add_flag("--deep", options->report.deep, "Read every element and report those that are not finite");
-  command->callback([options] { run(*options); });
+  command.add_option("DIR", options->directory, "Checkpoint directory").required();
+  command.add_flag("--json", options->json, "Print JSON (docs/checkpoints.md describes it)");
+  command.add_option("--context", options->report.context, "Tokens of each sequence, for the memory table")
+      .range(1, model::kMaxPositions)
+      .show_default();
+  command.add_option("--batch", options->report.batch, "Sequences at once, for the memory table")
+      .range(1, 1 << 20)
+      .show_default();
+  command.add_flag("--deep", options->report.deep, "Read every element and report those that are not finite");
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

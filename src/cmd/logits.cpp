@@ -1,5 +1,4 @@
 // fourfold logits: what the model computes for given tokens, as a safetensors file.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -14,6 +13,7 @@
 #include "base/json.h"
 #include "base/math.h"
 #include "base/progress.h"
+#include "cmd/arguments.h"
 #include "cmd/commands.h"
 #include "cpu/backend.h"
 #include "model/checkpoint.h"
@@ -133,23 +133,22 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_logits(CLI::App& app) {
+void add_logits(Command& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
-      app.add_subcommand("logits", "Write the logits (and hidden states) of given tokens as safetensors");
-  command->add_option("DIR", options->directory, "Checkpoint directory")->required();
-  command->add_option("TOKENS", options->tokens, "JSON array of token ids")->required();
-  command->add_option("OUT", options->output, "File to write: fp32 'logits' [tokens, vocabulary]")->required();
-  command->add_flag("--hidden", options->hidden,
-                    "Also 'hidden.N' [tokens, hidden], the residual stream after each layer");
-  command->add_flag("--mtp", options->mtp,
-                    "Also 'mtp.logits' [tokens - 1, vocabulary]: row t from hidden state t and token t + 1");
-  command->add_option("--isa", options->isa, "Instruction set: reference, avx2, avx512, avx512bf16, amx");
-  command->add_option("--activations", options->activations, "bf16 (weight-only) or nvfp4 (W4A4 numerics)")
-      ->check(CLI::IsMember({"bf16", "nvfp4"}));
-  command->add_option("--chunk", options->chunk, "Tokens computed at once")->check(CLI::Range(1, 65536));
-  command->add_option("--threads", options->threads, "Compute threads (default: all)")->check(CLI::Range(1, 1024));
-  command->callback([options] { run(*options); });
+  Command command = app.add_command("logits", "Write the logits (and hidden states) of given tokens as safetensors");
+  command.add_option("DIR", options->directory, "Checkpoint directory").required();
+  command.add_option("TOKENS", options->tokens, "JSON array of token ids").required();
+  command.add_option("OUT", options->output, "File to write: fp32 'logits' [tokens, vocabulary]").required();
+  command.add_flag("--hidden", options->hidden,
+                   "Also 'hidden.N' [tokens, hidden], the residual stream after each layer");
+  command.add_flag("--mtp", options->mtp,
+                   "Also 'mtp.logits' [tokens - 1, vocabulary]: row t from hidden state t and token t + 1");
+  command.add_option("--isa", options->isa, "Instruction set: reference, avx2, avx512, avx512bf16, amx");
+  command.add_option("--activations", options->activations, "bf16 (weight-only) or nvfp4 (W4A4 numerics)")
+      .one_of({"bf16", "nvfp4"});
+  command.add_option("--chunk", options->chunk, "Tokens computed at once").range(1, 65536);
+  command.add_option("--threads", options->threads, "Compute threads (default: all)").range(1, 1024);
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

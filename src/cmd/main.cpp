@@ -1,7 +1,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include "base/console.h"
 #include "base/env.h"
 #include "base/interrupt.h"
+#include "cmd/arguments.h"
 #include "cmd/commands.h"
 
 namespace {
@@ -22,17 +22,6 @@ std::string footer() {
     text += fmt::format("  {:<20} {}\n", variable.name, variable.meaning);
   }
   return text;
-}
-
-// CLI11 says of an unknown command only that one is required.
-void check_command(const CLI::App& app, int argc, char** argv) {
-  if (argc < 2 || argv[1][0] == '-') return;
-  std::string names;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    if (command->get_name() == argv[1]) return;
-    names += (names.empty() ? "" : ", ") + command->get_name();
-  }
-  fourfold::fail("no command {}, wanted one of {}", fourfold::printable(argv[1]), names);
 }
 
 // A file that is opened takes the lowest free number. Where the shell closed a standard stream (>&-), that would be the
@@ -62,12 +51,11 @@ int finish(int status) {
 
 int main(int argc, char** argv) {
   fill_standard_streams();
-  CLI::App app("fourfold: inference for NVFP4 mixture-of-experts models", "fourfold");
-  app.set_version_flag("--version", FOURFOLD_VERSION);
-  app.require_subcommand(1);
-  app.footer(footer);
   try {
     namespace cmd = fourfold::cmd;
+    cmd::Program program("fourfold: inference for NVFP4 mixture-of-experts models", "fourfold", FOURFOLD_VERSION,
+                         footer);
+    cmd::Command app = program.root();
     cmd::add_run(app);
     cmd::add_eval(app);
     cmd::add_bench(app);
@@ -80,15 +68,7 @@ int main(int argc, char** argv) {
     cmd::add_plan(app);
     cmd::add_warm(app);
     cmd::add_tune(app);
-    check_command(app, argc, argv);
-    app.parse(argc, argv);
-    return finish(0);
-  } catch (const CLI::RuntimeError& error) {
-    return finish(error.get_exit_code());
-  } catch (const CLI::Success& success) {  // --help, --version
-    return finish(app.exit(success));
-  } catch (const CLI::ParseError& error) {
-    return report("error: ", fmt::format("{} (fourfold --help, fourfold COMMAND --help)", error.what()), 2);
+    return finish(program.run(argc, argv));
   } catch (const fourfold::Error& error) {
     return report("error: ", error.what(), 2);
   } catch (const fourfold::Interrupted& interrupt) {

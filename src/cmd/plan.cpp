@@ -1,7 +1,7 @@
 // fourfold plan: what would run for an expert layer on a card, and why. Pure arithmetic, needs no GPU.
 #include "plan/plan.h"
+#include "cmd/arguments.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 
@@ -11,23 +11,21 @@
 
 namespace fourfold::cmd {
 
-void add_plan(CLI::App& app) {
+void add_plan(Command& app) {
   struct Options {
     ShapeOptions shape;
     int64_t tokens = 1;
     bool json = false, all = false, reachable = false;
   };
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand(
+  Command command = app.add_command(
       "plan", "Show the kernel plan of an expert layer: tile, shared memory to the byte, predicted time, rejections");
-  options->shape.add_to(*command);
-  command->add_option("--tokens", options->tokens, "Tokens in the batch")
-      ->capture_default_str()
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
-  command->add_flag("--reachable", options->reachable, "Consider only kernels that are built");
-  command->add_flag("--all", options->all, "List every ranked and every rejected candidate on its own line");
-  command->add_flag("--json", options->json, "Print JSON");
-  command->callback([options] {
+  options->shape.add_to(command);
+  command.add_option("--tokens", options->tokens, "Tokens in the batch").show_default().range(0, int64_t{1} << 40);
+  command.add_flag("--reachable", options->reachable, "Consider only kernels that are built");
+  command.add_flag("--all", options->all, "List every ranked and every rejected candidate on its own line");
+  command.add_flag("--json", options->json, "Print JSON");
+  command.callback([options] {
     plan::MoeProblem problem = options->shape.problem();
     problem.tokens = options->tokens;
     const plan::LayerPlan result =

@@ -1,5 +1,4 @@
 // fourfold quantize: a checkpoint to NVFP4.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -12,6 +11,7 @@
 #include "base/console.h"
 #include "base/interrupt.h"
 #include "base/json.h"
+#include "cmd/arguments.h"
 #include "cmd/commands.h"
 #include "cmd/options.h"
 #include "model/quantizer.h"
@@ -139,30 +139,28 @@ void run(Options& options) {
 
 }  // namespace
 
-void add_quantize(CLI::App& app) {
+void add_quantize(Command& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("quantize", "Quantise a checkpoint to NVFP4 (weights only)");
-  command->add_option("IN", options->input, "Checkpoint directory: bf16, f16, f32, FP8 or NVFP4")->required();
-  command->add_option("OUT", options->output, "New directory, or one of an interrupted run, which is continued")
-      ->required();
-  command->add_option("--form", options->form, "Names and scales of the output: modelopt or compressed-tensors")
-      ->check(CLI::IsMember({"modelopt", "compressed-tensors"}))
-      ->capture_default_str();
+  Command command = app.add_command("quantize", "Quantise a checkpoint to NVFP4 (weights only)");
+  command.add_option("IN", options->input, "Checkpoint directory: bf16, f16, f32, FP8 or NVFP4").required();
+  command.add_option("OUT", options->output, "New directory, or one of an interrupted run, which is continued")
+      .required();
+  command.add_option("--form", options->form, "Names and scales of the output: modelopt or compressed-tensors")
+      .one_of({"modelopt", "compressed-tensors"})
+      .show_default();
   command
-      ->add_option("--what", options->quantize.what,
-                   "all (experts, shared, mlp, attention, deltanet), or a list of these and head, mtp with commas")
-      ->capture_default_str();
-  command->add_option("--exclude", options->quantize.exclude,
-                      "Leave modules alone whose name (layers.3.self_attn.q_proj) matches this regular expression");
-  command->add_option("--scale-search", options->search, "Block scales: max (block maximum / 6) or mse (least squares)")
-      ->check(CLI::IsMember({"max", "mse"}))
-      ->capture_default_str();
-  command->add_option("--shard-size", options->shard_gb, "Largest file, in GB")
-      ->check(real_range(0.001, 1000.0))
-      ->capture_default_str();
-  command->add_option("--threads", options->quantize.threads, "Threads (default: all)")->check(CLI::Range(1, 1024));
-  command->add_flag("--json", options->json, "Print the result, with the error of each matrix, as JSON");
-  command->callback([options] { run(*options); });
+      .add_option("--what", options->quantize.what,
+                  "all (experts, shared, mlp, attention, deltanet), or a list of these and head, mtp with commas")
+      .show_default();
+  command.add_option("--exclude", options->quantize.exclude,
+                     "Leave modules alone whose name (layers.3.self_attn.q_proj) matches this regular expression");
+  command.add_option("--scale-search", options->search, "Block scales: max (block maximum / 6) or mse (least squares)")
+      .one_of({"max", "mse"})
+      .show_default();
+  command.add_option("--shard-size", options->shard_gb, "Largest file, in GB").real_range(0.001, 1000.0).show_default();
+  command.add_option("--threads", options->quantize.threads, "Threads (default: all)").range(1, 1024);
+  command.add_flag("--json", options->json, "Print the result, with the error of each matrix, as JSON");
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

@@ -1,5 +1,4 @@
 // fourfold render: the prompt a model would see.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -7,6 +6,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "cmd/arguments.h"
 #include "cmd/commands.h"
 #include "cmd/options.h"
 #include "text/chat_template.h"
@@ -47,20 +47,20 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_render(CLI::App& app) {
+void add_render(Command& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("render", "Print the prompt that a chat template makes of a conversation");
-  command->add_option("TEMPLATE", options->source, "A checkpoint's directory, or a template file")->required();
+  Command command = app.add_command("render", "Print the prompt that a chat template makes of a conversation");
+  command.add_option("TEMPLATE", options->source, "A checkpoint's directory, or a template file").required();
   command
-      ->add_option("CONVERSATION", options->conversation,
-                   "JSON: an object with messages, and if wanted tools, documents, add_generation_prompt,\n"
-                   "parse_arguments and any variable of the template; or an array of messages; - is standard input")
-      ->required();
-  command->add_flag("--tokens", options->tokens, "Print the token ids as JSON instead of the text");
-  command->add_flag("--add-generation-prompt", options->generation_prompt, "As if the conversation asked for it");
-  command->add_flag("--parse-arguments", options->parse_arguments,
-                    "Tool-call arguments given as strings of JSON become objects");
-  command->callback([options] { run(*options); });
+      .add_option("CONVERSATION", options->conversation,
+                  "JSON: an object with messages, and if wanted tools, documents, add_generation_prompt,\n"
+                  "parse_arguments and any variable of the template; or an array of messages; - is standard input")
+      .required();
+  command.add_flag("--tokens", options->tokens, "Print the token ids as JSON instead of the text");
+  command.add_flag("--add-generation-prompt", options->generation_prompt, "As if the conversation asked for it");
+  command.add_flag("--parse-arguments", options->parse_arguments,
+                   "Tool-call arguments given as strings of JSON become objects");
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

@@ -1,7 +1,6 @@
 // fourfold run: chat with a model in the terminal, ask it one question, or run a shape with random weights for speed.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -19,6 +18,7 @@
 #include "base/interrupt.h"
 #include "base/json.h"
 #include "base/random.h"
+#include "cmd/arguments.h"
 #include "cmd/chat_model.h"
 #include "cmd/chat_text.h"
 #include "cmd/commands.h"
@@ -450,14 +450,14 @@ void run(const Options& options) {
     std::fflush(stdout);
   }
   if (!options.quiet) print_totals(chat.totals(), threads);
-  if (result.stopped) throw CLI::RuntimeError(130);
+  if (result.stopped) throw ExitStatus(130);
 }
 
 }  // namespace
 
-void add_run(CLI::App& app) {
+void add_run(Command& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand(
+  Command command = app.add_command(
       "run",
       "Chat with a model, or ask it one question\n\n"
       "  fourfold run                        chat with the demo model\n"
@@ -466,32 +466,31 @@ void add_run(CLI::App& app) {
       "  echo PROMPT | fourfold run [DIR]    the same\n"
       "  fourfold run --dummy 35B-A3B --layers 8 --vocab 8192    random weights, for speed\n\n"
       "The first argument is the checkpoint if there is a directory of that name, otherwise it is the prompt.");
-  command->add_option("args", options->positional, "[DIR] [PROMPT]")->expected(0, 2)->type_name("");
-  command->add_option("-p,--prompt", options->prompt, "The prompt, whatever it looks like");
-  command->add_option("--system", options->system, "System message");
-  command->add_flag("--think", options->think, "Let the model think first (default: as its template does)");
-  command->add_flag("--no-think", options->no_think, "Answer without thinking");
-  command->add_flag("--hide-thinking", options->hide_thinking, "Do not show the thinking");
-  command->add_option("--temperature", options->temperature, "0 .. 10; 0 is greedy")->check(real_range(0.0, 10.0));
-  command->add_option("--top-k", options->top_k, "Keep the k most probable tokens (0: all)")
-      ->check(CLI::Range(0, 1 << 24));
-  command->add_option("--top-p", options->top_p, "Keep the most probable tokens up to this probability, (0, 1]")
-      ->check(real_range(0.0, 1.0));
-  command->add_option("--min-p", options->min_p, "Drop tokens below this share of the most probable one, [0, 1)")
-      ->check(real_range(0.0, 1.0));
-  command->add_option("--repetition-penalty", options->repetition_penalty, "(0, 10]")->check(real_range(0.0, 10.0));
-  command->add_option("--presence-penalty", options->presence_penalty, "-10 .. 10")->check(real_range(-10.0, 10.0));
-  command->add_option("--frequency-penalty", options->frequency_penalty, "-10 .. 10")->check(real_range(-10.0, 10.0));
-  command->add_option("--seed", options->seed, "Same seed, same answer (default: a fresh one)");
-  command->add_option("--max-tokens", options->max_tokens, "Tokens of an answer (default: what the context leaves)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  command->add_option("--context", options->context, "Tokens of a conversation (default: 8192, or what the model has)")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 28));
-  command->add_flag("--json", options->json, "With a prompt: print one JSON object");
-  command->add_flag("-q,--quiet", options->quiet, "Only the answer: no thinking, no figures");
-  add_backend_options(*command, options->backend);
-  add_dummy_options(*command, options->dummy);
-  command->callback([options] { run(*options); });
+  command.add_option("args", options->positional, "[DIR] [PROMPT]").at_most(2).untyped();
+  command.add_option("-p,--prompt", options->prompt, "The prompt, whatever it looks like");
+  command.add_option("--system", options->system, "System message");
+  command.add_flag("--think", options->think, "Let the model think first (default: as its template does)");
+  command.add_flag("--no-think", options->no_think, "Answer without thinking");
+  command.add_flag("--hide-thinking", options->hide_thinking, "Do not show the thinking");
+  command.add_option("--temperature", options->temperature, "0 .. 10; 0 is greedy").real_range(0.0, 10.0);
+  command.add_option("--top-k", options->top_k, "Keep the k most probable tokens (0: all)").range(0, 1 << 24);
+  command.add_option("--top-p", options->top_p, "Keep the most probable tokens up to this probability, (0, 1]")
+      .real_range(0.0, 1.0);
+  command.add_option("--min-p", options->min_p, "Drop tokens below this share of the most probable one, [0, 1)")
+      .real_range(0.0, 1.0);
+  command.add_option("--repetition-penalty", options->repetition_penalty, "(0, 10]").real_range(0.0, 10.0);
+  command.add_option("--presence-penalty", options->presence_penalty, "-10 .. 10").real_range(-10.0, 10.0);
+  command.add_option("--frequency-penalty", options->frequency_penalty, "-10 .. 10").real_range(-10.0, 10.0);
+  command.add_option("--seed", options->seed, "Same seed, same answer (default: a fresh one)");
+  command.add_option("--max-tokens", options->max_tokens, "Tokens of an answer (default: what the context leaves)")
+      .range(1, int64_t{1} << 40);
+  command.add_option("--context", options->context, "Tokens of a conversation (default: 8192, or what the model has)")
+      .range(2, 1 << 28);
+  command.add_flag("--json", options->json, "With a prompt: print one JSON object");
+  command.add_flag("-q,--quiet", options->quiet, "Only the answer: no thinking, no figures");
+  add_backend_options(command, options->backend);
+  add_dummy_options(command, options->dummy);
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

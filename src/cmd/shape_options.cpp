@@ -1,8 +1,7 @@
 #include "cmd/shape_options.h"
 
-#include <CLI/CLI.hpp>
-
 #include "base/check.h"
+#include "cmd/arguments.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -14,36 +13,35 @@ std::string names(std::span<const Row> rows) {
 }
 }  // namespace
 
-void ShapeOptions::add_to(CLI::App& command) {
+void ShapeOptions::add_to(Command& command) {
   add_card_to(command);
   add_shape_to(command);
 }
 
-void ShapeOptions::add_card_to(CLI::App& command) {
+void ShapeOptions::add_card_to(Command& command) {
   command.add_option("--gpu", gpu, "Card: " + names<plan::Gpu>(plan::kGpus) + " (default: h200)");
   command.add_option("--arch", arch, "Architecture instead of a card: " + names<plan::Arch>(plan::kArchs));
 }
 
-void ShapeOptions::add_shape_to(CLI::App& command) {
+void ShapeOptions::add_shape_to(Command& command) {
   command.add_option("--model", model, "Shape of a model: " + names<plan::NamedShape>(plan::named_shapes()));
   // plan::validate() knows how large a size may be.
   const auto size = [&](const char* name, auto& field, const char* help) {
-    return command.add_option(name, field, help)->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+    return command.add_option(name, field, help).range(1, int64_t{1} << 40);
   };
   size("--experts", experts, "Number of routed experts");
   size("--top-k", top_k, "Experts per token");
   size("--hidden", hidden, "Hidden size");
   size("--intermediate", intermediate, "Intermediate size of one expert");
-  size("--tp", ranks, "Tensor-parallel ranks: plan the slice of one")->capture_default_str();
+  size("--tp", ranks, "Tensor-parallel ranks: plan the slice of one").show_default();
   command
       .add_option("--activations", activations,
                   "Activations that kernels multiply: bf16 (W4A16), nvfp4 (W4A4), or auto (the faster one for each "
                   "number of tokens)")
-      ->capture_default_str();
-  command.add_option("--weights", weights, "Weight format: nvfp4 or mxfp4")->capture_default_str();
+      .show_default();
+  command.add_option("--weights", weights, "Weight format: nvfp4 or mxfp4").show_default();
   command.add_option("--activation", activation, "Activation function: swiglu, swiglu-clamp or relu2");
-  command.add_option("--shared", shared, "Shared expert beside the routed ones: none, bf16 or nvfp4")
-      ->capture_default_str();
+  command.add_option("--shared", shared, "Shared expert beside the routed ones: none, bf16 or nvfp4").show_default();
 }
 
 const plan::Gpu& ShapeOptions::card() const {

@@ -5,12 +5,9 @@
 #include <optional>
 #include <string>
 
+#include "cmd/arguments.h"
 #include "plan/arch.h"
 #include "plan/problem.h"
-
-namespace CLI {
-class App;
-}
 
 namespace fourfold::cmd {
 
@@ -20,9 +17,9 @@ struct ShapeOptions {
   int64_t ranks = 1;
   std::string activations = "bf16", weights = "nvfp4", activation, shared = "none";
 
-  void add_to(CLI::App& command);  // both of these
-  void add_card_to(CLI::App& command);
-  void add_shape_to(CLI::App& command);
+  void add_to(Command& command);  // both of these
+  void add_card_to(Command& command);
+  void add_shape_to(Command& command);
   // The card named by --gpu, or the fastest of --arch, or an H200 when neither is given; Error when both contradict.
   const plan::Gpu& card() const;
   // Whether a model or sizes were given at all.

@@ -1,5 +1,4 @@
 // fourfold tokenize: text to token ids and back.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -7,6 +6,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "cmd/arguments.h"
 #include "cmd/commands.h"
 #include "cmd/options.h"
 #include "text/tokenizer.h"
@@ -72,23 +72,22 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_tokenize(CLI::App& app) {
+void add_tokenize(Command& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("tokenize", "Print the token ids of a text as JSON, or the text of ids");
-  command->add_option("TOKENIZER", options->source, "A checkpoint's directory, or a tokenizer.json")->required();
-  command->add_option("FILE", options->file, "The text, or with --decode the ids; - is standard input")
-      ->capture_default_str();
-  command->add_flag("--decode", options->decode, "Read a JSON array of ids (or an object with ids), print the text");
-  command->add_flag("--skip-special", options->skip_special, "With --decode: leave out tokens flagged as special");
-  command->add_flag("--offsets", options->offsets,
-                    "Print an object with ids, tokens, byte_offsets and char_offsets of the input");
-  command->add_flag("--no-special", options->no_special, "Without the tokens a post-processor adds, such as <s>");
+  Command command = app.add_command("tokenize", "Print the token ids of a text as JSON, or the text of ids");
+  command.add_option("TOKENIZER", options->source, "A checkpoint's directory, or a tokenizer.json").required();
+  command.add_option("FILE", options->file, "The text, or with --decode the ids; - is standard input").show_default();
+  command.add_flag("--decode", options->decode, "Read a JSON array of ids (or an object with ids), print the text");
+  command.add_flag("--skip-special", options->skip_special, "With --decode: leave out tokens flagged as special");
+  command.add_flag("--offsets", options->offsets,
+                   "Print an object with ids, tokens, byte_offsets and char_offsets of the input");
+  command.add_flag("--no-special", options->no_special, "Without the tokens a post-processor adds, such as <s>");
   command
-      ->add_option("--control", options->control,
-                   "Which added tokens are recognised in the text: all, not-special or none")
-      ->check(CLI::IsMember({"all", "not-special", "none"}))
-      ->capture_default_str();
-  command->callback([options] { run(*options); });
+      .add_option("--control", options->control,
+                  "Which added tokens are recognised in the text: all, not-special or none")
+      .one_of({"all", "not-special", "none"})
+      .show_default();
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

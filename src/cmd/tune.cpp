@@ -1,6 +1,5 @@
 // fourfold tune: measures the planner's best candidates on the present GPU and stores the winners, which expert layers
 // then use instead of the plans.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -11,6 +10,7 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/progress.h"
+#include "cmd/arguments.h"
 #include "cmd/bench_kernels.h"
 #include "cmd/commands.h"
 #include "cmd/options.h"
@@ -282,24 +282,24 @@ void run(Options o) {
 
 }  // namespace
 
-void add_tune(CLI::App& app) {
+void add_tune(Command& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand(
+  Command command = app.add_command(
       "tune", "Measure the planner's best expert kernels on this GPU and store the winners for later runs");
-  options->shape.add_shape_to(*command);
-  command->add_option("--tokens", options->tokens, "Token buckets, separated by commas (default: all)");
-  command->add_option("--top", options->top, "Candidates of each GEMM to measure for the best cut of the tokens")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 200));
-  command->add_option("--routing", options->routing, "uniform or power-law")->capture_default_str();
-  options->gpu.add_to(*command);
-  command->add_option(
+  options->shape.add_shape_to(command);
+  command.add_option("--tokens", options->tokens, "Token buckets, separated by commas (default: all)");
+  command.add_option("--top", options->top, "Candidates of each GEMM to measure for the best cut of the tokens")
+      .show_default()
+      .range(1, 200);
+  command.add_option("--routing", options->routing, "uniform or power-law").show_default();
+  options->gpu.add_to(command);
+  command.add_option(
       "--emulate", options->emulate,
       "Tune another card's candidates as `bench kernels --emulate` runs them: a check that stores nothing");
-  command->add_flag("--dry-run", options->dry, "Measure and print, store nothing");
-  command->add_flag("--all", options->all, "Print every measurement");
-  command->add_flag("--json", options->json, "Print JSON");
-  command->callback([options] { run(*options); });
+  command.add_flag("--dry-run", options->dry, "Measure and print, store nothing");
+  command.add_flag("--all", options->all, "Print every measurement");
+  command.add_flag("--json", options->json, "Print JSON");
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

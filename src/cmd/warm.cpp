@@ -1,11 +1,11 @@
 // fourfold warm: compiles every kernel that a model needs on a card, without one, and packs them for other machines.
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 
 #include "base/check.h"
 #include "base/json.h"
+#include "cmd/arguments.h"
 #include "cmd/commands.h"
 #include "cmd/options.h"
 #include "cmd/shape_options.h"
@@ -109,21 +109,18 @@ void run(const Options& options) {
 
 }  // namespace
 
-void add_warm(CLI::App& app) {
+void add_warm(Command& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand(
+  Command command = app.add_command(
       "warm", "Compile every kernel that a model needs on a card (no GPU needed), pack them, or import a pack");
-  options->shape.add_to(*command);
-  add_store_option(*command, options->store);
-  command->add_option("--limit-mb", options->limit_mb, "Size that the store may have")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--pack", options->pack, "Write the kernels into one file for another machine");
-  command->add_option("--import", options->import, "Take over the kernels of a pack");
-  command->add_option("--threads", options->threads, "Compilations at a time (default: the processors)")
-      ->check(CLI::Range(0, 1024));
-  command->add_flag("--json", options->json, "Print JSON");
-  command->callback([options] { run(*options); });
+  options->shape.add_to(command);
+  add_store_option(command, options->store);
+  command.add_option("--limit-mb", options->limit_mb, "Size that the store may have").show_default().range(1, 1 << 20);
+  command.add_option("--pack", options->pack, "Write the kernels into one file for another machine");
+  command.add_option("--import", options->import, "Take over the kernels of a pack");
+  command.add_option("--threads", options->threads, "Compilations at a time (default: the processors)").range(0, 1024);
+  command.add_flag("--json", options->json, "Print JSON");
+  command.callback([options] { run(*options); });
 }
 
 }  // namespace fourfold::cmd

@@ -1,10 +1,14 @@
 #include "model/quantizer.h"
 
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <mutex>
-#include <regex>
+#include <new>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -61,6 +65,44 @@ std::string group_key(const WeightSpec& spec) {
   return name;
 }
 
+// A regular expression of --exclude, looked for anywhere in a name.
+class NamePattern {
+ public:
+  explicit NamePattern(const std::string& pattern) : pattern_(pattern) {
+    int error = 0;
+    size_t at = 0;
+    code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), 0, &error, &at, nullptr));
+    if (code_ == nullptr) {
+      fail("--exclude '{}' is not a regular expression: {} at byte {}", printable(pattern), message(error), at);
+    }
+  }
+
+  bool matches(const std::string& name) const {
+    const std::unique_ptr<pcre2_match_data, Free> match(pcre2_match_data_create_from_pattern(code_.get(), nullptr));
+    if (match == nullptr) throw std::bad_alloc();
+    const int found =
+        pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(name.data()), name.size(), 0, 0, match.get(), nullptr);
+    if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
+      fail("--exclude '{}' cannot be matched with '{}': {}", printable(pattern_), printable(name), message(found));
+    }
+    return found >= 0;
+  }
+
+ private:
+  static std::string message(int error) {
+    unsigned char text[256] = "unknown error";
+    pcre2_get_error_message(error, text, sizeof text);
+    return reinterpret_cast<const char*>(text);
+  }
+
+  struct Free {
+    void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+    void operator()(pcre2_match_data* match) const { pcre2_match_data_free(match); }
+  };
+  std::string pattern_;
+  std::unique_ptr<pcre2_code, Free> code_;
+};
+
 class Selection {
  public:
   explicit Selection(const QuantizeOptions& options) {
@@ -71,18 +113,14 @@ class Selection {
       begin = end + 1;
     }
     for (const std::string& pattern : options.exclude) {
-      try {
-        exclude_.emplace_back(pattern, std::regex::ECMAScript | std::regex::optimize);
-      } catch (const std::regex_error& error) {
-        fail("--exclude '{}' is not a regular expression: {}", printable(pattern), error.what());
-      }
+      exclude_.emplace_back(pattern);
     }
   }
 
   bool wants(const WeightSpec& spec) const {
     if (spec.is_vector || kinds_.count(spec.kind) == 0 || (spec.mtp && !mtp_)) return false;
     return std::none_of(exclude_.begin(), exclude_.end(),
-                        [&](const std::regex& pattern) { return std::regex_search(spec.name, pattern); });
+                        [&](const NamePattern& pattern) { return pattern.matches(spec.name); });
   }
 
  private:
@@ -112,7 +150,7 @@ class Selection {
 
   std::set<WeightKind> kinds_;
   bool mtp_ = false;
-  std::vector<std::regex> exclude_;
+  std::vector<NamePattern> exclude_;
 };
 
 class Quantizer {

@@ -1,0 +1,1 @@
+// Gives fourfold_test_headers a file to compile; its precompiled headers are what counts.

@@ -228,6 +228,7 @@ int estimated_registers(const Candidate& c) {
     case Family::kStreaming:
       // One token: few accumulators, but all units of a stage in one piece. Otherwise gate-up holds two scales and the
       // clamp through its epilogue.
+      if (few_tokens(t)) return t.pass == Pass::kGateUp && t.resident_k >= kAloneColumns * t.warps ? 80 : 72;
       if (t.inline_routes) return t.pass == Pass::kGateUp ? 76 + accumulators / 2 : 76 + accumulators * 7 / 4;
       return (t.pass == Pass::kGateUp ? 68 : 62) + accumulators * (t.pass == Pass::kGateUp ? 15 : 14) / 10;
     case Family::kMmaSync:

@@ -499,8 +499,10 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
            [&] { up.fp4() ? down.run_fp4(fp4_down) : down.run(d); });
   };
   gemms();
-  if (up.one) {  // layers take turns with the halves
+  if (up.one) {  // layers take turns with the halves, of however many tokens they are
+    a.routing.tokens = d.routing.tokens = (in.tokens + 1) / 2;
     gemms();
+    a.routing.tokens = d.routing.tokens = in.tokens;
     gemms();
     check_turn(*turn, 3, h, static_cast<size_t>(kExchangeRows), static_cast<size_t>(deep));
   }

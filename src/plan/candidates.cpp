@@ -23,8 +23,7 @@ constexpr StreamingWarps kStreamingWarps[] = {{4, 1, 1}, {4, 2, 1}, {4, 2, 2}, {
 // One token: all warps share all outputs.
 constexpr StreamingWarps kOneTokenWarps[] = {{4, 4, 1}, {4, 4, 2}, {8, 8, 1}, {8, 8, 2}, {8, 8, 4}, {8, 8, 8}};
 // Few tokens: the same.
-constexpr StreamingWarps kFewTokenWarps[] = {
-    {8, 8, 1}, {8, 8, 2}, {8, 8, 4}};          // gate-up: not the last, down: not the first
+constexpr StreamingWarps kFewTokenWarps[] = {{8, 8, 2}, {8, 8, 4}};  // gate-up: the first only
 constexpr int64_t kFewTokensSmem = 160 << 10;  // of an SM: token rows, two rings and two sets of tables
 constexpr int kFewTokenRows[] = {2, 4};        // of a stage of down
 
@@ -106,7 +105,7 @@ void add_few_tokens(const MoeProblem& problem, Pass pass, List* out) {
       if (k > 512 && !gate_up) continue;
       for (const int stages : {3, 4, 6, 8, 12}) {
         for (const auto& [warps, k_warps, stage_warps] : kFewTokenWarps) {
-          if (stage_warps == (gate_up ? 4 : 1)) continue;
+          if (gate_up && stage_warps > 2) continue;
           set_sizes(&t, kTokenTileStep, rows, k, stages, warps);
           t.k_warps = k_warps;
           t.stage_warps = stage_warps;

@@ -186,7 +186,9 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
 
   // Loads in flight: all but the stage in use; a producer keeps that one moving too.
   const double per_stage = static_cast<double>(t.operands * t.n) * t.k * problem.bytes_per_weight();
-  const double ahead = t.stages - (t.producer_warps > 0 ? 0.5 : 1.0);
+  // Few tokens: every group of warps has a stage in use.
+  const double busy = few_tokens(t) ? t.stage_warps : 1;
+  const double ahead = t.stages - (t.producer_warps > 0 ? 0.5 * busy : 1.0);
   const double of_tile = w.weights * problem.bytes_per_weight();
   const double in_flight =
       t.producer_warps > 0 && p.waves > 1 ? per_stage * ahead : std::min(per_stage * ahead, of_tile);

@@ -54,7 +54,7 @@ std::vector<ExpertKernel> stream_kernels() {
       STREAM(false, true, 1, 1, 8, 1, 1, 1, 8, 8, 1),  // every warp stages of its own
       STREAM(false, true, 2, 1, 1, 8, 1, 1, 16, 3, 1),
       STREAM(true, true, 1, 1, 2, 4, 1, 8, 8, 4, 1, false, 17),  // few tokens, one row tile
-      STREAM(true, true, 2, 1, 1, 8, 1, 8, 8, 3, 1, false, 17),
+      STREAM(true, true, 2, 1, 2, 4, 1, 8, 8, 4, 1, false, 17),
       STREAM(true, true, 2, 1, 2, 4, 1, 8, 8, 4, 1, false, 48),  // experts with one token apart
       STREAM(false, true, 1, 1, 2, 4, 1, 4, 8, 4, 1),
       STREAM(false, true, 2, 1, 2, 4, 1, 2, 8, 6, 1),
@@ -68,7 +68,7 @@ std::vector<ExpertKernel> stream_kernels() {
       STREAM(true, false, 2, 16, 1, 1, 3, 24, 2, 3, 1),  // registers move from the producers
       STREAM(false, false, 2, 16, 1, 1, 3, 24, 4, 2, 1),
       STREAM(true, true, 2, 1, 1, 4, 1, 1, 8, 4, 1, true),  // squared ReLU
-      STREAM(true, true, 2, 1, 1, 8, 1, 8, 8, 3, 1, true, 17),
+      STREAM(true, true, 2, 1, 2, 4, 1, 8, 8, 4, 1, true, 17),
       STREAM(true, false, 2, 2, 1, 2, 1, 8, 4, 3, 2, true),
   };
 }

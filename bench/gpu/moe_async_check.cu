@@ -331,7 +331,7 @@ void check(const Layer& layer, const Set& set, bool fp4, int tokens, Ids mode, f
   const Buffer<float> dweights(weights);
   const int blocks = max_blocks(picks, s.experts, set.down.tokens);
   const size_t slots = static_cast<size_t>(picks) + 8 * static_cast<size_t>(s.experts) + 8;
-  Buffer<int> counts(4), slot_token(slots), pick_slot(picks), totals(1025), stored(blocks);
+  Buffer<int> counts(4), slot_token(slots), pick_slot(picks), totals(1025), stored(blocks), finished(kMostSums);
   Buffer<Block> block_table(blocks);
   Buffer<u8> x_codes(static_cast<size_t>(tokens) * hidden_units * 32),
       x_scales(static_cast<size_t>(tokens) * hidden_units * 4);
@@ -352,7 +352,8 @@ void check(const Layer& layer, const Set& set, bool fp4, int tokens, Ids mode, f
   h_scales.fill(0xff);
 
   const Routing routing{dids.data, dweights.data, tokens, top_k, s.experts};
-  const RouteTable route{counts.data, block_table.data, slot_token.data, pick_slot.data, totals.data, stored.data};
+  const RouteTable route{counts.data, block_table.data, slot_token.data, pick_slot.data,
+                         totals.data, stored.data,      finished.data};
   Fp4Args a{}, b{};
   a.gemm.weights = layer.packed_up.data;
   a.gemm.row_tiles = (s.relu2 ? 1 : 2) * s.intermediate / 16;
@@ -417,7 +418,7 @@ void check(const Layer& layer, const Set& set, bool fp4, int tokens, Ids mode, f
                                                           pick_slot.data, routing, nullptr, s.hidden, y.data, s.hidden);
     } else {
       moe_combine<<<sums, kCombineThreads>>>(partial.data, s.hidden, pick_slot.data, dweights.data, top_k, s.hidden,
-                                             y.data, s.hidden);
+                                             y.data, s.hidden, 0);
     }
     CUDA_CHECK(cudaGetLastError());
   };

@@ -182,6 +182,7 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
   b.route.counts = device_alloc<int>(2);
   b.route.blocks = device_alloc<Block>(max_blocks(static_cast<long long>(picks), s.experts, 8));
   b.route.stored = device_alloc<int>(max_blocks(static_cast<long long>(picks), s.experts, 8));
+  b.route.finished = device_alloc<int>(kMostSums);
   b.route.totals = device_alloc<int>(kMaxExperts + 1);
   CUDA_CHECK(cudaMemset(b.route.totals, 0, (kMaxExperts + 1) * 4));
   b.route.slot_token = device_alloc<int>(static_cast<size_t>(b.slots));
@@ -194,8 +195,8 @@ void free_buffers(Buffers& b) {
        {static_cast<void*>(b.x), static_cast<void*>(b.ids), static_cast<void*>(b.router), static_cast<void*>(b.h),
         static_cast<void*>(b.one), static_cast<void*>(b.turn), static_cast<void*>(b.partial), static_cast<void*>(b.out),
         static_cast<void*>(b.route.counts), static_cast<void*>(b.route.totals), static_cast<void*>(b.route.stored),
-        static_cast<void*>(b.route.blocks), static_cast<void*>(b.route.slot_token),
-        static_cast<void*>(b.route.pick_slot)}) {
+        static_cast<void*>(b.route.finished), static_cast<void*>(b.route.blocks),
+        static_cast<void*>(b.route.slot_token), static_cast<void*>(b.route.pick_slot)}) {
     CUDA_CHECK(cudaFree(p));
   }
 }
@@ -204,6 +205,7 @@ int g_sms = 132;
 bool g_pdl = true;
 int g_idle_ms = 10;
 bool g_exclusive = true;
+bool g_beside = true;
 
 template <typename... Args>
 void launch(void (*kernel)(Args...), dim3 grid, int threads, unsigned smem, cudaStream_t stream, Args... args) {
@@ -305,10 +307,15 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
     launch(moe_combine_packed, grid, 128, 0, stream, reinterpret_cast<const PackedGroup*>(b.partial), d.out_stride,
            static_cast<const int*>(b.route.pick_slot), routing, static_cast<const float*>(layer.down_scales), s.hidden,
            b.out, static_cast<long long>(s.hidden));
+  } else if (down.wide && g_beside) {
+    const dim3 beside(tokens, static_cast<unsigned>((s.hidden + kSumColumns - 1) / kSumColumns));
+    launch(moe_combine_beside, beside, kCombineBesideThreads, 0, stream, reinterpret_cast<const float*>(b.partial),
+           static_cast<long long>(s.hidden), b.route, routing.weights, s.top_k, s.hidden, b.out,
+           static_cast<long long>(s.hidden), 0);
   } else {
     launch(moe_combine, grid, 256, 0, stream, reinterpret_cast<const float*>(b.partial),
            static_cast<long long>(s.hidden), static_cast<const int*>(b.route.pick_slot), routing.weights, s.top_k,
-           s.hidden, b.out, static_cast<long long>(s.hidden));
+           s.hidden, b.out, static_cast<long long>(s.hidden), 0);
   }
 }
 
@@ -470,6 +477,8 @@ int main(int argc, char** argv) {
       sweep = true;
     else if (a == "--no-pdl")
       g_pdl = false;
+    else if (a == "--apart")
+      g_beside = false;
     else if (a == "--crowded")
       g_exclusive = false;
     else if (a == "--all-pairs")

@@ -10,7 +10,7 @@ struct Candidate {
   const char* name;
   bool one;       // one token, or few: nothing is sorted
   bool many;      // suited to more than 512 tokens
-  bool wide;      // gate-up raises flags for down
+  bool wide;      // raises flags for the next kernel
   bool relu2;     // gate-up: without a gate
   int tokens;     // tokens per block; unsorted: at most
   int row_units;  // few tokens, gate-up: K at most

@@ -19,6 +19,11 @@ T* pointer(DeviceAddress address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
+// Wide streaming tiles: for down beside gate-up, for the sum beside down.
+bool raises_flags(const plan::TileConfig& t) {
+  return t.family == plan::Family::kStreaming && t.warps == plan::kWideStreamingWarps;
+}
+
 }  // namespace
 
 ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens) : max_tokens_(max_tokens) {
@@ -63,6 +68,7 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
   pick_slot_ = Buffer(device, picks * sizeof(int), "routing tables");
   totals_ = Buffer(device, (moe::kMaxExperts + 1) * sizeof(int), "routing tables");
   stored_ = Buffer(device, blocks * sizeof(int), "routing tables");
+  finished_ = Buffer(device, moe::kMostSums * sizeof(int), "routing tables");
   Stream stream(device);
   totals_.fill(stream, 0);
   if (bf16) {
@@ -79,9 +85,9 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
 
 uint64_t ExpertWorkspace::bytes() const {
   uint64_t sum = 0;
-  for (const Buffer* b :
-       {&hidden_, &swizzled_, &exchange_, &turn_, &partial_, &padded_x_, &fp4_x_.codes, &fp4_x_.scales,
-        &fp4_hidden_.codes, &fp4_hidden_.scales, &counts_, &blocks_, &slot_token_, &pick_slot_, &totals_, &stored_}) {
+  for (const Buffer* b : {&hidden_, &swizzled_, &exchange_, &turn_, &partial_, &padded_x_, &fp4_x_.codes,
+                          &fp4_x_.scales, &fp4_hidden_.codes, &fp4_hidden_.scales, &counts_, &blocks_, &slot_token_,
+                          &pick_slot_, &totals_, &stored_, &finished_}) {
     sum += b->bytes();
   }
   return sum;
@@ -109,7 +115,8 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
                              static_cast<int>(p.all_experts())};
   const moe::RouteTable table{workspace.counts().as<int>(),     workspace.blocks().as<moe::Block>(),
                               workspace.slot_token().as<int>(), workspace.pick_slot().as<int>(),
-                              workspace.totals().as<int>(),     workspace.stored().as<int>()};
+                              workspace.totals().as<int>(),     workspace.stored().as<int>(),
+                              workspace.finished().as<int>()};
   moe::GemmArgs up = {};
   up.weights = weights.gate_up().as<unsigned char>();
   up.expert_bytes = ExpertWeights::gate_up_bytes(p);
@@ -140,7 +147,7 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
     down.source = workspace.exchange().as<unsigned short>();
     up.turn = down.turn = workspace.turn().as<moe::OneTurn>();
     down.inner_blocks = static_cast<int>(p.intermediate / moe::kBlockK);
-  } else if (tile.family == plan::Family::kStreaming && tile.warps == plan::kWideStreamingWarps) {
+  } else if (raises_flags(tile)) {
     down.ready = ceil_div(up.row_tiles, tile.operands * tile.n / moe::kTileRows);
   }
 
@@ -207,10 +214,15 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
     const DeviceAddress scales = fp4 ? 0 : weights.down_scales().address();
     launch(stream, fixed.combine_packed, sums, Overlap::kProgrammatic, workspace.partial().address(), groups,
            workspace.pick_slot().address(), routing, scales, hidden, inputs.out, static_cast<long long>(p.hidden));
+  } else if (raises_flags(pair.down.tile)) {
+    const Grid pieces = {static_cast<unsigned>(tokens), static_cast<unsigned>(ceil_div(p.hidden, moe::kSumColumns))};
+    launch(stream, fixed.combine_beside, pieces, Overlap::kProgrammatic, workspace.partial().address(),
+           static_cast<long long>(p.hidden), table, inputs.weights, picks_per_token, hidden, inputs.out,
+           static_cast<long long>(p.hidden), static_cast<int>(inputs.keep_rows));
   } else if (!pair.inline_routes()) {
     launch(stream, fixed.combine, sums, Overlap::kProgrammatic, workspace.partial().address(),
            static_cast<long long>(p.hidden), workspace.pick_slot().address(), inputs.weights, picks_per_token, hidden,
-           inputs.out, static_cast<long long>(p.hidden));
+           inputs.out, static_cast<long long>(p.hidden), static_cast<int>(inputs.keep_rows));
   }
 }
 

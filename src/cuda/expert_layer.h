@@ -72,12 +72,13 @@ class ExpertWorkspace {
   const Buffer& pick_slot() const { return pick_slot_; }
   const Buffer& totals() const { return totals_; }
   const Buffer& stored() const { return stored_; }
+  const Buffer& finished() const { return finished_; }
 
  private:
   int64_t max_tokens_;
   Fp4Rows fp4_x_, fp4_hidden_;
   Buffer hidden_, swizzled_, exchange_, turn_, partial_, padded_x_, counts_, blocks_, slot_token_, pick_slot_, totals_,
-      stored_;
+      stored_, finished_;
 };
 
 // Device addresses, rows contiguous. x and out must be multiples of 16.
@@ -88,6 +89,7 @@ struct LayerInputs {
   DeviceAddress out = 0;      // bf16 [tokens, hidden]; must not overlap x
   int64_t tokens = 0;
   float swiglu_limit = 0;  // clamp: gate at most this, |up| at most this; 0: none
+  bool keep_rows = false;  // leaves the workspace's summed rows readable; otherwise they hold anything
 };
 
 // The launches of one layer. Everything must have been checked: ExpertLayer::run() does.

@@ -265,7 +265,7 @@ class Check {
     workspace_.partial().fill(stream_, 0xff);
     out.fill(stream_, 0xff);
     launch_layer(stream_, context_, pair_, workspace_, weights,
-                 {x.address(), ids.address(), router.address(), out.address(), data_.tokens});
+                 {x.address(), ids.address(), router.address(), out.address(), data_.tokens, 0.0f, true});
     if (pair_.fp4()) {
       x_ = download(workspace_.fp4_x());
       fp4_hidden_ = download(workspace_.fp4_hidden());

@@ -113,7 +113,8 @@ std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::strin
 KernelRequest route_request(std::string_view arch) {
   return make_request("route", "#include \"kernels/moe/route_sm90.cuh\"\n", arch,
                       {"fourfold::moe::moe_route", "fourfold::moe::moe_route_count", "fourfold::moe::moe_route_scatter",
-                       "fourfold::moe::moe_combine", "fourfold::moe::moe_gather", "fourfold::moe::moe_combine_packed"});
+                       "fourfold::moe::moe_combine", "fourfold::moe::moe_combine_beside", "fourfold::moe::moe_gather",
+                       "fourfold::moe::moe_combine_packed"});
 }
 
 KernelRequest quantize_request(std::string_view arch, const CompileOptions& options) {

@@ -109,8 +109,8 @@ enum class RegionId : int {
   kRoutes,            // the choices of inline routing; few tokens, down: and a row of zeros
   kOutput,            // [tokens][n] bf16: the epilogue's staging
   kRows,              // [2][tokens] int: rows of the activations, double-buffered across tiles
-  kBarriers,          // [2][stages] mbarriers: full, empty; gate-up: four more for one token, six for few, two if wide
-                      // streaming
+  kBarriers,          // [2][stages] mbarriers: full, empty; two more if wide streaming; gate-up: four more for one
+                      // token, six for few
   kCount,
 };
 inline constexpr int kRegionCount = static_cast<int>(RegionId::kCount);
@@ -147,8 +147,8 @@ inline constexpr unsigned kRowSkew = 16;            // bytes after an activation
 inline constexpr unsigned kInlineRouteBytes = 272;  // kOneTableBytes of kernels/moe/stream_tile.h
 inline constexpr unsigned kFewRouteBytes = 7824;    // the same for few tokens
 
-// A streaming tile of so many compute warps takes registers from its producers for them, and its gate-up raises flags
-// for down (StreamTile::wide() in kernels/moe/stream_tile.h).
+// A streaming tile of so many compute warps takes registers from its producers for them, and raises flags for the next
+// kernel (StreamTile::wide() in kernels/moe/stream_tile.h).
 inline constexpr int kWideStreamingWarps = 16;
 
 // Warps that divide the weight rows of a tile; the others of a K slice divide its tokens. An FP4 warp keeps two row
@@ -201,12 +201,9 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
     case RegionId::kRows:
       return t.family == Family::kMmaSync || t.family == Family::kFp4 ? 2 * rows * 4 : 0;
     case RegionId::kBarriers: {
-      const bool streaming_up = t.family == Family::kStreaming && t.pass == Pass::kGateUp;
-      const int more = !streaming_up                    ? 0
-                       : few_tokens(t)                  ? 3
-                       : t.inline_routes                ? 2
-                       : t.warps == kWideStreamingWarps ? 1
-                                                        : 0;
+      const bool streaming = t.family == Family::kStreaming;
+      const bool inline_up = streaming && t.inline_routes && t.pass == Pass::kGateUp;
+      const int more = inline_up ? (few_tokens(t) ? 3 : 2) : streaming && t.warps == kWideStreamingWarps ? 1 : 0;
       return t.producer_warps > 0 ? static_cast<unsigned>(t.stages + more) * 16 : 0;
     }
     case RegionId::kCount:

@@ -293,6 +293,16 @@ int wait_flags(const int* flag, int count, int value, int lane, Site site) {
   return waiting == 0 ? 32 : __builtin_ctz(waiting);
 }
 
+// Whoever reads these bytes before they are written again shall notice.
+void discard_l2(void* p, Site site) {
+  Machine& m = machine();
+  m.enter(site);
+  if (reinterpret_cast<uintptr_t>(p) % 128 != 0) m.violate("discard_l2: no multiple of 128");
+  m.plain_access(p, 128, Access::kWrite);
+  std::memset(p, 0xff, 128);
+  m.maybe_yield();
+}
+
 static void look_at_exchanged(const u32* p, int count, Site site) {
   Machine& m = machine();
   m.enter(site);

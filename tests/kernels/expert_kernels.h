@@ -15,7 +15,7 @@ struct ExpertKernel {
   plan::Family family;
   bool gate_up;
   bool one;           // one token, or few: choices are not sorted
-  bool wide = false;  // gate-up raises flags for down
+  bool wide = false;  // raises flags for the next kernel
   bool gated;         // gate-up: SwiGLU, otherwise squared ReLU
   int tokens;         // of a block; unsorted: at most
   int row_units = 0;  // few tokens, gate-up: K at most
@@ -50,6 +50,10 @@ struct RouteKernels {
   void (*scatter)(const Routing&, const RouteTable&);
   void (*combine)(const float* partial, long long partial_stride, const int* pick_slot, const float* weights, int top_k,
                   int columns, unsigned short* out, long long out_stride);
+  int beside_threads;
+  int beside_columns;  // of one CTA
+  void (*combine_beside)(const float* partial, long long partial_stride, const RouteTable&, const float* weights,
+                         int top_k, int columns, unsigned short* out, long long out_stride);
   int gather_threads;
   int gather_units;  // of 64 columns, of one CTA
   unsigned gather_shared;

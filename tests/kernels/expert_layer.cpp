@@ -255,6 +255,7 @@ RouteTable make_table(Device& device, size_t picks, const LayerShape& s, int til
   table.totals = device.alloc<int>(static_cast<size_t>(experts) + 1, "route.totals");
   std::fill_n(table.totals, experts + 1, 0);
   table.stored = device.alloc<int>(blocks, "route.stored");
+  table.finished = device.alloc<int>(kMostSums, "route.finished");
   return table;
 }
 
@@ -512,6 +513,14 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
       launch("combine packed", grid, 128, 0, [&] {
         route.combine_packed(reinterpret_cast<const PackedGroup*>(partial), d.out_stride, table.pick_slot, a.routing,
                              up.fp4() ? nullptr : d.scales, s.hidden, out, s.hidden);
+      });
+    } else if (down.wide) {
+      const auto columns = static_cast<unsigned>(route.beside_columns);
+      const executor::Index3 beside{static_cast<unsigned>(in.tokens),
+                                    (static_cast<unsigned>(s.hidden) + columns - 1) / columns};
+      launch("combine beside", beside, route.beside_threads, 0, [&] {
+        route.combine_beside(reinterpret_cast<const float*>(partial), s.hidden, table, a.routing.weights, s.top_k,
+                             s.hidden, out, s.hidden);
       });
     } else {
       launch("combine", grid, 256, 0, [&] {

@@ -16,7 +16,13 @@ RouteKernels route_kernels() {
   k.scatter = [](const Routing& routing, const RouteTable& table) { moe_route_scatter(routing, table); };
   k.combine = [](const float* partial, long long stride, const int* pick_slot, const float* weights, int top_k,
                  int columns, unsigned short* out, long long out_stride) {
-    moe_combine(partial, stride, pick_slot, weights, top_k, columns, out, out_stride);
+    moe_combine(partial, stride, pick_slot, weights, top_k, columns, out, out_stride, 0);
+  };
+  k.beside_threads = kCombineBesideThreads;
+  k.beside_columns = kSumColumns;
+  k.combine_beside = [](const float* partial, long long stride, const RouteTable& table, const float* weights,
+                        int top_k, int columns, unsigned short* out, long long out_stride) {
+    moe_combine_beside(partial, stride, table, weights, top_k, columns, out, out_stride, 0);
   };
   k.gather_threads = kGatherThreads;
   k.gather_units = kGatherUnits;

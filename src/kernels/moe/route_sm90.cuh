@@ -31,6 +31,7 @@ __device__ __forceinline__ int cut_blocks(int n, int experts, int tile, const Ro
     size = static_cast<int>((static_cast<ptx::u32>(n + b - 1) / static_cast<ptx::u32>(b) + 7) / 8 * 8);
     if (size > tile) size = tile;
   }
+  if (t < kMostSums) table.finished[t] = 0;
   const int narrower = (tile - size) / 8;
   const int shift = (narrower < 2 ? narrower : 2) * kBits;
   // Sums over the experts before this one and itself.
@@ -320,36 +321,62 @@ __global__ void __launch_bounds__(128)
   }
 }
 
+namespace route_detail {
+
+// Places 4q .. 4q + 3 (partial_place) of a row tile are its rows 2q, 2q + 8, 2q + 1, 2q + 9.
+__device__ __forceinline__ void store_sums(const float (&sum)[4], int place, ptx::u16* row) {
+  row += place / 16 * 16 + place % 16 / 2;
+  *reinterpret_cast<ptx::u32*>(row) = ptx::to_bf16x2(sum[0], sum[2]);
+  *reinterpret_cast<ptx::u32*>(row + 8) = ptx::to_bf16x2(sum[1], sum[3]);
+}
+
+// A warp's 128 columns of all of a token's rows are added up, and nobody will read them again: what of them is in L2
+// only need not be written to memory. A lane takes line l % 4 of row l / 4.
+__device__ __forceinline__ void discard_rows(const float* partial, long long stride, const int* slots, int rows,
+                                             int place, int columns) {
+  if (stride % 32 != 0) return;  // lines of two rows
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int line = place / 128 * 128 + lane % 4 * 32;
+  for (int i = lane / 4; i < rows; i += 8) {
+    if (line < columns && slots[i] >= 0) ptx::discard_l2(const_cast<float*>(partial) + slots[i] * stride + line);
+  }
+}
+
+}  // namespace route_detail
+
 // out[token] = sum over its choices, in order, of router weight times down's fp32 row (places as in partial_place);
 // bf16. One thread owns four columns. Grid: (ceil(columns / 1024), tokens), 256 threads.
 __global__ void __launch_bounds__(256)
-    moe_combine(const float* __restrict__ partial, long long partial_stride, const int* __restrict__ pick_slot,
+    moe_combine(const float* partial, long long partial_stride, const int* __restrict__ pick_slot,
                 const float* __restrict__ weights, int top_k, int columns, ptx::u16* __restrict__ out,
-                long long out_stride) {
+                long long out_stride, int keep) {
   const int place = (static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x)) * 4;
   const long long token = blockIdx.y;
-  ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
-  if (place >= columns) return;
-  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int base = 0; base < top_k;
-       base += 8) {  // eight rows in flight; a missing choice loads nothing and adds nothing
-    float4 v[8];
-    float w[8];
-    int slot[8];
+  constexpr int kRows = 8;  // in flight; a missing choice loads nothing and adds nothing
+  float w[kRows];
+  int slot[kRows];
+  const auto look_up = [&](int base) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       const bool there = base + i < top_k;
       slot[i] = there ? pick_slot[token * top_k + base + i] : -1;
       w[i] = there ? weights[token * top_k + base + i] : 0.0f;
     }
+  };
+  look_up(0);  // routing was over when down began
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (int base = 0; base < (place < columns ? top_k : 0); base += kRows) {
+    if (base > 0) look_up(base);
+    float4 v[kRows];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       v[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       if (slot[i] >= 0) v[i] = __ldcs(reinterpret_cast<const float4*>(partial + slot[i] * partial_stride + place));
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       if (slot[i] < 0) continue;
       sum[0] += w[i] * v[i].x;
       sum[1] += w[i] * v[i].y;
@@ -357,10 +384,55 @@ __global__ void __launch_bounds__(256)
       sum[3] += w[i] * v[i].w;
     }
   }
-  // places 4q .. 4q+3 of a row tile are rows 2q, 2q + 8, 2q + 1, 2q + 9
-  ptx::u16* row = out + token * out_stride + place / 16 * 16 + place % 16 / 2;
-  *reinterpret_cast<ptx::u32*>(row) = ptx::to_bf16x2(sum[0], sum[2]);
-  *reinterpret_cast<ptx::u32*>(row + 8) = ptx::to_bf16x2(sum[1], sum[3]);
+  if (place < columns) route_detail::store_sums(sum, place, out + token * out_stride);
+  __syncwarp();
+  if (keep == 0) {
+    route_detail::discard_rows(partial, partial_stride, pick_slot + token * top_k, top_k, place, columns);
+  }
+}
+
+// The same sum beside a down that raises flags (RouteTable::finished): columns of a flag are added up as soon as all of
+// the blocks' rows are there. Grid: (tokens, ceil(columns / kSumColumns)), 128 threads, and so few registers that one
+// CTA has room on an SM beside down's.
+__global__ void __launch_bounds__(128, 16)
+    moe_combine_beside(const float* partial, long long partial_stride, RouteTable table,
+                       const float* __restrict__ weights, int top_k, int columns, ptx::u16* __restrict__ out,
+                       long long out_stride, int keep) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int place = static_cast<int>(blockIdx.y) * kSumColumns + static_cast<int>(threadIdx.x) * 4;
+  const long long first = static_cast<long long>(blockIdx.x) * top_k;
+  const bool last = blockIdx.y + 1 == gridDim.y;
+  const int* pick_slot = table.pick_slot + first;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // on others no kernel raises these flags
+  ptx::grid_launch_dependents();
+  if (threadIdx.x < 32) ptx::wait_flags(table.finished + blockIdx.y, 1, table.counts[0], lane);
+  __syncthreads();
+  if (place < columns) {
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int base = 0; base < top_k; base += 4) {  // four rows in flight
+      float4 v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int slot = base + i < top_k ? pick_slot[base + i] : -1;
+        v[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (slot >= 0) v[i] = __ldcs(reinterpret_cast<const float4*>(partial + slot * partial_stride + place));
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (base + i >= top_k || pick_slot[base + i] < 0) continue;
+        const float w = weights[first + base + i];
+        sum[0] += w * v[i].x;
+        sum[1] += w * v[i].y;
+        sum[2] += w * v[i].z;
+        sum[3] += w * v[i].w;
+      }
+    }
+    route_detail::store_sums(sum, place, out + blockIdx.x * out_stride);
+  }
+  __syncwarp();
+  if (keep == 0) route_detail::discard_rows(partial, partial_stride, pick_slot, top_k, place, columns);
+  if (last) ptx::grid_dependency_wait();  // for kernels further on
+#endif
 }
 
 }  // namespace fourfold::moe

@@ -13,16 +13,17 @@ inline constexpr u32 kUnwritten = 0xffffffffu;  // a word between overlapping ke
 // acc += weights x token rows over units first, first + 1, ... of a stage, KU / WU of them but none from `left` on.
 // `weights`: shared address of the warp's first row tile; `row`: of this lane's row for ldmatrix, lanes 0-7 at K 0..7
 // of a block, 8-15 at 8..15, 16-31 the same of the next block. Where there are two sets of accumulators,
-// multiplications alternate between them, so that they do not wait for each other.
-template <typename Tile, int NT, int Sets>
+// multiplications alternate between them, so that they do not wait for each other. `Whole`: all units are there.
+// The stage is given back by `release`, as soon as its words are in registers.
+template <typename Tile, int NT, int Sets, bool Whole, typename Release>
 __device__ __forceinline__ void multiply_units(float (&acc)[Sets][Tile::value.mt][NT][4], u32 weights, u32 row,
-                                               int first, int left, int lane, u32 scale_base) {
+                                               int first, int left, int lane, u32 scale_base, const Release& release) {
   constexpr StreamTile T = Tile::value;
   constexpr u32 kRowStride = stream_row_stride(T);
 #pragma unroll
   for (int uu = 0; uu < T.ku / T.wu; ++uu) {
     const int u = first + uu;
-    if (u >= left) break;
+    if (!Whole && u >= left) break;
     u32 x[NT][2][4];
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
@@ -30,12 +31,24 @@ __device__ __forceinline__ void multiply_units(float (&acc)[Sets][Tile::value.mt
       load_matrix4(x[n][0], at);
       load_matrix4(x[n][1], at + 64u);
     }
+    Vec4 codes[T.mt];
+    Vec2 scales[T.mt];
+    const auto load = [&](int m) {
+      const u32 unit = weights + static_cast<u32>(m) * (T.ku * kUnitBytes) + static_cast<u32>(u) * kUnitBytes;
+      codes[m] = load_shared4(unit + static_cast<u32>(lane) * 16u);
+      scales[m] = load_shared2(unit + kUnitCodeBytes + static_cast<u32>(lane / 4) * 8u);
+    };
+    const bool last = Whole && uu == T.ku / T.wu - 1;
+    if (last) {
+#pragma unroll
+      for (int m = 0; m < T.mt; ++m) load(m);
+      release();
+    }
 #pragma unroll
     for (int m = 0; m < T.mt; ++m) {
-      const u32 unit = weights + static_cast<u32>(m) * (T.ku * kUnitBytes) + static_cast<u32>(u) * kUnitBytes;
-      const Vec4 codes = load_shared4(unit + static_cast<u32>(lane) * 16u);
-      const Vec2 scale = load_shared2(unit + kUnitCodeBytes + static_cast<u32>(lane / 4) * 8u);
-      const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+      if (!last) load(m);
+      const Vec2 scale = scales[m];
+      const u32 words[4] = {codes[m].x, codes[m].y, codes[m].z, codes[m].w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         u32 a[4];
@@ -47,6 +60,7 @@ __device__ __forceinline__ void multiply_units(float (&acc)[Sets][Tile::value.mt
       }
     }
   }
+  if (!Whole) release();
 }
 
 // One token: the columns of the multiplication stand for the 16-element blocks of K instead, eight blocks to two units,

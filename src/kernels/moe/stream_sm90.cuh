@@ -20,6 +20,12 @@ namespace stream_detail {
 
 using namespace ptx;
 
+// Where an item is: block of tokens and group of weight rows, or the other way round.
+struct Place {
+  int outer;
+  int inner;
+};
+
 // Position of a stage in a CTA's list of work: item, chunk of K.
 struct Cursor {
   int item;
@@ -43,23 +49,33 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   // A ring slot always belongs to the same warp group: a group that skipped one of a slot's turns could not tell the
   // phases of its barrier apart. Hence whole rounds of WS stages per item; the surplus ones carry nothing.
   static_assert(T.stages % T.ws == 0 && T.ku % T.wu == 0);
+  // A stage whose units are all there needs no branches, and the compiler may load ahead of the multiplications.
+  constexpr bool kWholeStages = T.wide();
   constexpr int kSets = T.mt * T.nt == 1 ? 2 : 1;  // two accumulators where one would chain the multiplications
 
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  // By shuffle, so that the compiler knows it is the same in all lanes: roles then need fewer registers.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto full = [&](u32 s) { return base + kMap.barriers + 8u * s; };
   const auto empty = [&](u32 s) { return base + kMap.barriers + 8u * (static_cast<u32>(T.stages) + s); };
-  constexpr bool kRaises = T.gate_up && T.wide();
-  const u32 stored = base + kMap.barriers + 16u * static_cast<u32>(T.stages);  // for that: an item's rows
+  constexpr bool kRaises = T.wide();
+  const u32 stored = base + kMap.barriers + 16u * static_cast<u32>(T.stages);  // for that: an item's rows are,
+  const u32 noticed = stored + 8u;                                             // and the warp that raises knows
+  // Down takes all blocks for one group of weight rows, then for the next: what the sum beside it waits for.
+  constexpr bool kByGroup = !T.gate_up && T.wide();
+  static_assert(!kByGroup || kRowTiles * 16 == kSumColumns);
 
   if (threadIdx.x == 0) {
     for (u32 s = 0; s < static_cast<u32>(T.stages); ++s) {
-      mbarrier_init(full(s), T.producers());
+      mbarrier_init(full(s), T.copiers());
       mbarrier_init(empty(s), T.wm * T.wu);
     }
-    if (kRaises) mbarrier_init(stored, kConsumers);
+    if (kRaises) {
+      mbarrier_init(stored, kConsumers);
+      mbarrier_init(noticed, 1);
+    }
     fence_barrier_init();
   }
   // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so route tables may be read
@@ -72,10 +88,33 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
   const int row_groups = (args.row_tiles + kRowTiles - 1) / kRowTiles;
   const int chunks = (args.units + T.ku - 1) / T.ku;
-  const int blocks = args.route.counts[0];
-  const int items = row_groups * blocks;
   const int first_item = static_cast<int>(blockIdx.x);
   const int step = static_cast<int>(gridDim.x);
+  // The first block is asked for together with the number of blocks, not after it: it may be one of an earlier layer.
+  const int most_blocks =
+      max_blocks(static_cast<long long>(args.routing.tokens) * args.routing.top_k, args.routing.experts, T.nt * 8);
+  const int guess = kByGroup ? first_item : first_item / row_groups;
+  const int blocks = args.route.counts[0];
+  Block first_block{-1, 0, 0, 0};
+  if (warp >= kConsumers && guess < most_blocks) first_block = args.route.blocks[guess];
+  const int items = row_groups * blocks;
+  // Items are places in a table, counted along its rows: blocks of row_groups places or, by group, groups of `blocks`.
+  const int inner = kByGroup ? (blocks > 0 ? blocks : 1) : row_groups;
+  const int outer = blocks > 0 ? (kByGroup ? row_groups : blocks) : 0;
+  const int step_outer = step / inner;
+  const int step_inner = step % inner;
+  const Place first{first_item / inner, first_item % inner};
+  const auto after = [&](Place p) {
+    p.outer += step_outer;
+    p.inner += step_inner;
+    if (p.inner >= inner) {
+      p.inner -= inner;
+      ++p.outer;
+    }
+    return p;
+  };
+  const auto block_of = [&](const Place& p) { return kByGroup ? p.inner : p.outer; };
+  const auto group_of = [&](const Place& p) { return kByGroup ? p.outer : p.inner; };
   const int surplus = (T.ws - chunks % T.ws) % T.ws;  // stages at the end of an item that carry nothing
   const int length = chunks + surplus;
   const auto next = [&](Cursor& c) {
@@ -85,121 +124,151 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
   };
   // The block that an item belongs to. Past the end: no expert.
-  const auto block_at = [&](int item) -> Block {
-    if (item >= items) return Block{-1, 0, 0, 0};
-    return args.route.blocks[item / row_groups];
+  const auto block_at = [&](const Place& p) -> Block {
+    if (p.outer >= outer) return Block{-1, 0, 0, 0};
+    return args.route.blocks[block_of(p)];
   };
 
   if (warp >= kConsumers) {
     if constexpr (T.wide()) registers_decrease<kStreamProducerRegisters>();
     // ---- producers: the lanes of a warp issue bulk copies one after the other, so several warps share them
     const int producer = warp - kConsumers;
-    const bool mine = lane % T.producers() == producer;
-    const u64 weight_policy = policy_evict_first();
-    const u64 row_policy = policy_evict_last();
-    const auto units_of = [&](const Cursor& c) {
-      const int left = args.units - c.chunk * T.ku;
-      return static_cast<u32>(left < T.ku ? left : T.ku);
-    };
-    // The present item's group of rows, its block and this lane's token row. The latter two are fetched one and two
-    // items ahead, so that no stage waits for a chain of loads.
-    int group = 0;
-    Block block{-1, 0, 0, 0};
-    Block ahead{-1, 0, 0, 0};
-    Block further{-1, 0, 0, 0};
-    int row = 0;
-    int row_ahead = 0;
-    int ready_item = -1;
-    const auto row_of = [&](const Block& b) -> int {
-      if (b.expert < 0 || lane >= b.count) return 0;
-      return T.gate_up ? args.route.slot_token[b.first + lane] : b.first + lane;
-    };
-    const auto enter = [&](const Cursor& c) -> Block {
-      if (c.item != ready_item) {
-        if (ready_item >= 0 && c.item == ready_item + step) {
-          block = ahead;
-          row = row_ahead;
-          ahead = further;
-        } else {
-          block = block_at(c.item);
-          row = row_of(block);
-          ahead = block_at(c.item + step);
+    if (kRaises && producer == T.copiers()) {
+      // Raising takes half a microsecond, so nobody else does it.
+      u32 phase = 0;
+      for (Place p = first; p.outer < outer; p = after(p), phase ^= 1u) {
+        mbarrier_wait(stored, phase);
+        if (lane == 0) mbarrier_arrive(noticed);
+        raise_flag(kByGroup ? &args.route.finished[p.outer] : &args.route.stored[p.outer], 1, lane);
+      }
+    } else {
+      const bool mine = lane % T.copiers() == producer;
+      const u64 weight_policy = policy_evict_first();
+      const u64 row_policy = policy_evict_last();
+      const auto units_of = [&](const Cursor& c) {
+        const int left = args.units - c.chunk * T.ku;
+        return static_cast<u32>(left < T.ku ? left : T.ku);
+      };
+      // The present item's group of rows, its block and this lane's token row. The latter two are fetched one and two
+      // items ahead (down knows the row from the block), so that no stage waits for a chain of loads.
+      int group = 0;
+      Block block{-1, 0, 0, 0};
+      Block ahead{-1, 0, 0, 0};
+      Block further{-1, 0, 0, 0};
+      int row = 0;
+      int row_ahead = 0;
+      int ready_item = -1;
+      bool looked_ahead = true;
+      const auto row_of = [&](const Block& b) -> int {
+        if (b.expert < 0 || lane >= b.count) return 0;
+        return T.gate_up ? args.route.slot_token[b.first + lane] : b.first + lane;
+      };
+      const auto enter = [&](const Cursor& c) -> Block {
+        if (c.item != ready_item) {
+          if (ready_item >= 0 && c.item == ready_item + step) {
+            group = kByGroup ? c.item / inner : c.item % inner;
+            block = ahead;
+            row = T.gate_up ? row_ahead : row_of(block);
+            if (T.gate_up) ahead = further;
+          } else {  // the first item
+            group = group_of(first);
+            block = guess < blocks ? first_block : block_at(first);
+            row = row_of(block);
+            if (T.gate_up) ahead = block_at(after(first));
+          }
+          ready_item = c.item;
+          looked_ahead = false;
         }
-        ready_item = c.item;
-        group = c.item % row_groups;
-        row_ahead = row_of(ahead);
-        further = block_at(c.item + 2 * step);
-      }
-      return c.chunk >= chunks ? Block{-1, 0, 0, 0} : block;
-    };
-    const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
-      __syncwarp();  // every lane has seen the stage free before this warp's arrival lets the ring turn
-      if (b.expert < 0) {
-        if (lane == 0) mbarrier_arrive(full(stage));
-        return;
-      }
-      const u32 units = units_of(c);
-      const int left = args.row_tiles - group * kRowTiles;
-      const int tiles = left < kRowTiles ? left : kRowTiles;
-      const u32 rows = static_cast<u32>(b.count);
-      // Every producer arrives, also one that has nothing to bring: the ring may never lap a producer by two turns, or
-      // it could not tell the phases apart. The bytes are announced by the first.
-      if (lane == 0) {
-        if (producer == 0) {
-          mbarrier_arrive_expect(full(stage), units * (static_cast<u32>(tiles) * kUnitBytes + rows * (kUnitK * 2)));
+        return c.chunk >= chunks ? Block{-1, 0, 0, 0} : block;
+      };
+      // After the first copies of an item, which need not wait for these loads.
+      const auto look_ahead = [&]() {
+        if (looked_ahead) return;
+        looked_ahead = true;
+        const auto block_of_item = [&](int item) { return block_at({item / inner, item % inner}); };
+        if (T.gate_up) {
+          row_ahead = row_of(ahead);
+          further = block_of_item(ready_item + 2 * step);
         } else {
-          mbarrier_arrive(full(stage));
+          ahead = block_of_item(ready_item + step);
+        }
+      };
+      const auto issue_weights = [&](const Cursor& c, const Block& b, int stage) {
+        __syncwarp();  // every lane has seen the stage free before this warp's arrival lets the ring turn
+        if (b.expert < 0) {
+          if (lane == 0) mbarrier_arrive(full(stage));
+          return;
+        }
+        const u32 units = units_of(c);
+        const int left = args.row_tiles - group * kRowTiles;
+        const int tiles = left < kRowTiles ? left : kRowTiles;
+        const u32 rows = static_cast<u32>(b.count);
+        // Every producer arrives, also one that has nothing to bring: the ring may never lap a producer by two turns,
+        // or it could not tell the phases apart. The bytes are announced by the first.
+        if (lane == 0) {
+          if (producer == 0) {
+            mbarrier_arrive_expect(full(stage), units * (static_cast<u32>(tiles) * kUnitBytes + rows * (kUnitK * 2)));
+          } else {
+            mbarrier_arrive(full(stage));
+          }
+        }
+        if (mine && lane < tiles) {
+          const u8* source = args.weights + static_cast<u64>(b.expert) * args.expert_bytes +
+                             (static_cast<u64>(group * kRowTiles + lane) * args.units + c.chunk * T.ku) * kUnitBytes;
+          bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
+                        static_cast<u32>(lane) * (T.ku * kUnitBytes),
+                    source, units * kUnitBytes, full(stage), weight_policy);
+        }
+      };
+      int rows_until = 0;  // down: rows of this CTA's items before this one are known to be there
+      const auto issue_rows = [&](const Cursor& c, const Block& b, int stage) {
+        if (b.expert < 0) return;
+        if (!T.gate_up && args.ready != 0 && c.item >= rows_until) {
+          const int later = c.item + lane * step;
+          const int item = later < items ? later : items - 1;
+          const int* flag = args.route.stored + (kByGroup ? item % inner : item / inner);
+          rows_until = c.item + step * wait_flags(flag, 32, args.ready, lane);
+        }
+        if (mine && lane < b.count) {
+          bulk_copy(
+              base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
+              args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), units_of(c) * (kUnitK * 2),
+              full(stage), row_policy);
+        }
+      };
+      Cursor c{first_item, 0};
+      int stage = 0;
+      u32 phase = 0;
+      if (!T.gate_up) {
+        Cursor w = c;
+        for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) {
+          issue_weights(w, enter(w), s);
+          look_ahead();
+        }
+        if (args.ready == 0) grid_dependency_wait();
+        grid_launch_dependents();
+        w = c;
+        for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) {
+          issue_rows(w, enter(w), s);
+          look_ahead();
+        }
+        c = w;
+        phase = 1;
+      }
+      for (; c.item < items; next(c)) {
+        mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
+        const Block b = enter(c);
+        issue_weights(c, b, stage);
+        issue_rows(c, b, stage);
+        look_ahead();
+        if (++stage == T.stages) {
+          stage = 0;
+          ++phase;
         }
       }
-      if (mine && lane < tiles) {
-        const u8* source = args.weights + static_cast<u64>(b.expert) * args.expert_bytes +
-                           (static_cast<u64>(group * kRowTiles + lane) * args.units + c.chunk * T.ku) * kUnitBytes;
-        bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
-                      static_cast<u32>(lane) * (T.ku * kUnitBytes),
-                  source, units * kUnitBytes, full(stage), weight_policy);
-      }
-    };
-    int rows_until = 0;  // down: rows of this CTA's items before this one are known to be there
-    const auto issue_rows = [&](const Cursor& c, const Block& b, int stage) {
-      if (b.expert < 0) return;
-      if (!T.gate_up && args.ready != 0 && c.item >= rows_until) {
-        const int item = c.item + lane * step;
-        const int left = (items - c.item + step - 1) / step;
-        rows_until = c.item + step * wait_flags(args.route.stored + (item < items ? item / row_groups : 0),
-                                                left < 32 ? left : 32, args.ready, lane);
-      }
-      if (mine && lane < b.count) {
-        bulk_copy(
-            base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
-            args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), units_of(c) * (kUnitK * 2), full(stage),
-            row_policy);
-      }
-    };
-    Cursor c{first_item, 0};
-    int stage = 0;
-    u32 phase = 0;
-    if (!T.gate_up) {
-      Cursor w = c;
-      for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) issue_weights(w, enter(w), s);
-      if (args.ready == 0) grid_dependency_wait();
-      grid_launch_dependents();
-      w = c;
-      for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) issue_rows(w, enter(w), s);
-      c = w;
-      phase = 1;
+      // Kernels further on rely on gate-up's end, too.
+      if (!T.gate_up && args.ready != 0) grid_dependency_wait();
     }
-    for (; c.item < items; next(c)) {
-      mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
-      const Block b = enter(c);
-      issue_weights(c, b, stage);
-      issue_rows(c, b, stage);
-      if (++stage == T.stages) {
-        stage = 0;
-        ++phase;
-      }
-    }
-    // Kernels further on rely on gate-up's end, too.
-    if (!T.gate_up && args.ready != 0) grid_dependency_wait();
   } else {
     if constexpr (T.wide()) registers_increase<kStreamConsumerRegisters>();
     // ---- consumers
@@ -216,10 +285,9 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     const u32 matrix_k = static_cast<u32>(lane / 8) * 16u;
     u32 position = 0;  // of the item's first stage in this CTA's sequence
     int parity = 0;    // of the reduction buffer
-    int turn = 0;      // the warp that raises the item's flag
-    u32 stored_phase = 0;
+    u32 noticed_phase = 1;
 
-    // What the epilogue multiplies with, fetched one item ahead.
+    // What the epilogue multiplies with, fetched at the beginning of its item.
     struct Factors {
       float first, second;
     };
@@ -235,7 +303,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       return f;
     };
 
-    const auto run_item = [&]<int NT>(int item, const Block& block, const Factors& factors) {
+    const auto run_item = [&]<int NT>(int group, const Block& block, const Factors& factors) {
       float acc[kSets][T.mt][NT][4];
 #pragma unroll
       for (int s = 0; s < kSets; ++s)
@@ -257,12 +325,19 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           if (lane == 0) mbarrier_arrive(empty(stage));
           break;
         }
-        multiply_units<Tile, NT, kSets>(
-            acc, base + kMap.weights + stage * kMap.weight_stride + static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes),
-            base + kMap.rows + stage * kMap.row_stage_stride + matrix_row * kRowStride + matrix_k, first_unit,
-            args.units - chunk * T.ku, lane, scale_base);
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(empty(stage));
+        const u32 weights =
+            base + kMap.weights + stage * kMap.weight_stride + static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes);
+        const u32 row = base + kMap.rows + stage * kMap.row_stage_stride + matrix_row * kRowStride + matrix_k;
+        const int left = args.units - chunk * T.ku;
+        const auto release = [&]() {
+          __syncwarp();
+          if (lane == 0) mbarrier_arrive(empty(stage));
+        };
+        if (kWholeStages && left >= T.ku) {
+          multiply_units<Tile, NT, kSets, true>(acc, weights, row, first_unit, left, lane, scale_base, release);
+        } else {
+          multiply_units<Tile, NT, kSets, false>(acc, weights, row, first_unit, left, lane, scale_base, release);
+        }
       }
       position += static_cast<u32>(length);
       if (kSets == 2) {
@@ -271,29 +346,39 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
 
       // ---- epilogue: lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment
-      const int group = item % row_groups;
+      // Addresses are computed here, not kept in registers over the multiplications.
+      const int first_slot = static_cast<int>(keep_register(static_cast<u32>(block.first)));
       const auto finish = [&](int m, int n, const float(&v)[4]) {
         const int tile = group * kRowTiles + wm * T.mt + m;
-        if (tile >= args.row_tiles) return;
+        const int column = n * 8 + 2 * l;
+        const long long out_row = (first_slot + column) * args.out_stride;
+        const bool here[2] = {tile < args.row_tiles && column < block.count,
+                              tile < args.row_tiles && column + 1 < block.count};
+        // Values of columns that are not there are computed, too: without branches the compiler can overlap them all.
+        if constexpr (T.gate_up && T.relu2) {
+          const float s = factors.first * kEpilogueScale;
+          const u32 low = keep_register(to_bf16x2(relu2(v[0] * s), relu2(v[1] * s)));
+          const u32 high = keep_register(to_bf16x2(relu2(v[2] * s), relu2(v[3] * s)));
+          u16* out = static_cast<u16*>(args.out) + out_row + tile * 16 + g;
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int column = n * 8 + 2 * l + e;
-          const float low = v[e];
-          const float high = v[2 + e];
-          if (column >= block.count) continue;
-          const long long out_row = (block.first + column) * args.out_stride;
-          if constexpr (T.gate_up && T.relu2) {
-            u16* out = static_cast<u16*>(args.out) + out_row + tile * 16 + g;
-            out[0] = to_bf16(relu2(low * (factors.first * kEpilogueScale)));
-            out[8] = to_bf16(relu2(high * (factors.first * kEpilogueScale)));
-          } else if constexpr (T.gate_up) {
-            static_cast<u16*>(args.out)[out_row + tile * 8 + g] = to_bf16(
-                swiglu(low * (factors.first * kEpilogueScale), high * (factors.second * kEpilogueScale), args.limit));
-          } else {
-            const float s = factors.first * kEpilogueScale;
-            float* out = static_cast<float*>(args.out) + out_row + partial_place(tile, g);
-            *reinterpret_cast<float2*>(out) = make_float2(low * s, high * s);
+          for (int e = 0; e < 2; ++e, out += args.out_stride) {
+            if (!here[e]) continue;
+            out[0] = static_cast<u16>(low >> (16 * e));
+            out[8] = static_cast<u16>(high >> (16 * e));
           }
+        } else if constexpr (T.gate_up) {
+          const float gate = factors.first * kEpilogueScale;
+          const float up = factors.second * kEpilogueScale;
+          const u32 h = keep_register(
+              to_bf16x2(swiglu(v[0] * gate, v[2] * up, args.limit), swiglu(v[1] * gate, v[3] * up, args.limit)));
+          u16* out = static_cast<u16*>(args.out) + out_row + tile * 8 + g;
+          if (here[0]) out[0] = static_cast<u16>(h);
+          if (here[1]) out[args.out_stride] = static_cast<u16>(h >> 16);
+        } else {
+          const float s = factors.first * kEpilogueScale;
+          float* out = static_cast<float*>(args.out) + out_row + partial_place(tile, g);
+          if (here[0]) *reinterpret_cast<float2*>(out) = make_float2(v[0] * s, v[2] * s);
+          if (here[1]) *reinterpret_cast<float2*>(out + args.out_stride) = make_float2(v[1] * s, v[3] * s);
         }
       };
 
@@ -336,38 +421,32 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
     };
 
-    Block block = block_at(first_item);
-    Block ahead = block_at(first_item + step);
-    Factors factors = factors_of(block);
-    for (int item = first_item; item < items; item += step) {
-      const Block further = block_at(item + 2 * step);
-      const Factors factors_ahead = factors_of(ahead);
+    Place place = first;
+    Block block = block_at(first);
+    for (; place.outer < outer; place = after(place)) {
+      const Factors factors = factors_of(block);
+      const Block ahead = block_at(after(place));
       const int columns = block.count;
       if constexpr (T.nt == 1) {
-        run_item.template operator()<1>(item, block, factors);
+        run_item.template operator()<1>(group_of(place), block, factors);
       } else {
         if (columns <= 8) {
-          run_item.template operator()<1>(item, block, factors);
+          run_item.template operator()<1>(group_of(place), block, factors);
         } else if (T.nt == 2 || columns <= 16) {
-          run_item.template operator()<2>(item, block, factors);
+          run_item.template operator()<2>(group_of(place), block, factors);
         } else {
-          run_item.template operator()<T.nt>(item, block, factors);
+          run_item.template operator()<T.nt>(group_of(place), block, factors);
         }
       }
       if constexpr (kRaises) {
-        // Raising takes a warp half a microsecond, hence another one for each item.
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(stored);
-        if (warp == turn) {
-          mbarrier_wait(stored, stored_phase);
-          raise_flag(&args.route.stored[item / row_groups], 1, lane);
+        if (lane == 0) {
+          mbarrier_wait(noticed, noticed_phase);  // of the item before: phases could not be told apart otherwise
+          mbarrier_arrive(stored);
         }
-        turn = turn + 1 == kConsumers ? 0 : turn + 1;
-        stored_phase ^= 1u;
+        noticed_phase ^= 1u;
       }
       block = ahead;
-      ahead = further;
-      factors = factors_ahead;
     }
   }
 }

@@ -36,11 +36,13 @@ struct StreamTile {
     if (few()) return gate_up ? 3 : stages % 4 == 0 ? 5 : stages % 3 == 0 ? 4 : 3;
     return one ? (gate_up ? 2 : 1) : nt > 1 ? 4 : 2;
   }
+  // Of them, those that copy: where flags are raised, one does nothing else.
+  FOURFOLD_STREAM_HD constexpr int copiers() const { return producers() - (wide() ? 1 : 0); }
   FOURFOLD_STREAM_HD constexpr int threads() const { return (wm * wk() + producers()) * 32; }
   // One token: room for the next kernel's CTAs beside this one's, or its early launch buys nothing.
   FOURFOLD_STREAM_HD constexpr int resident() const { return one ? ctas + 1 : ctas; }
-  // So many warps compute that registers are moved from the producers to them. Items are then long enough that
-  // gate-up's raise flags for down.
+  // So many warps compute that registers are moved from the producers to them. Items are then long enough to
+  // raise flags: gate-up's for down, down's for the sum.
   FOURFOLD_STREAM_HD constexpr bool wide() const { return !one && wm * wk() == 16; }
 };
 
@@ -60,7 +62,7 @@ struct StreamMap {
   unsigned row_stage_stride;
   unsigned partials;  // [2, or 1 in down of few tokens][wk][wm][mt nt][32] float4; one token: float2
   unsigned choices;   // one token: OneTables; few: FewTables, and in down a row of zeros
-  unsigned barriers;  // [2][stages] mbarriers; gate-up: four more for one token, six for few, two where it is wide
+  unsigned barriers;  // [2][stages] mbarriers; two more where it is wide; gate-up: four more for one token, six for few
   unsigned total;
 };
 
@@ -90,7 +92,7 @@ FOURFOLD_STREAM_HD constexpr StreamMap stream_map(const StreamTile& t) {
   at = up(at + (t.few() ? kFewTableBytes + zeros : t.one ? kOneTableBytes : 0u));
   m.barriers = at;
   m.total = at + static_cast<unsigned>(t.stages) * 16u;
-  if (t.gate_up) m.total += t.few() ? 48u : t.one ? 32u : t.wide() ? 16u : 0u;
+  m.total += t.wide() ? 16u : !t.gate_up ? 0u : t.few() ? 48u : t.one ? 32u : 0u;
   return m;
 }
 

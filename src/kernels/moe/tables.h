@@ -13,6 +13,10 @@ struct Block {
   int unused;
 };
 
+// The sum that runs beside down: columns whose rows have one flag, and flags at most.
+inline constexpr int kSumColumns = 512;
+inline constexpr int kMostSums = 256;
+
 // Written by the routing kernel. A slot is one accepted (token, choice) pair; slots of one expert are contiguous and
 // begin at a multiple of 8 (the rows in between belong to nobody and are never written).
 struct RouteTable {
@@ -22,6 +26,7 @@ struct RouteTable {
   int* pick_slot;   // [picks] slot of (token, choice), -1 if its expert id is out of range
   int* totals;      // [1024 + 1] zeros: scratch of the two-kernel routing, which leaves it zero
   int* stored;      // [max_blocks(..)] gate-up's items of a block whose rows are stored: flags for down beside it
+  int* finished;  // [kMostSums] down's items of kSumColumns columns whose rows are stored: flags for the sum beside it
 };
 
 // Blocks that `picks` choices can need, whatever the routing: the size of RouteTable::blocks.
@@ -75,6 +80,7 @@ inline constexpr int kGatherUnits = 2;
 inline constexpr int kGatherRows = 176;  // of a block at most
 inline constexpr unsigned kGatherShared = kGatherUnits * kGatherRows * 128u;
 inline constexpr int kCombineThreads = 256;
+inline constexpr int kCombineBesideThreads = 128;
 inline constexpr int kCombinePackedThreads = 128;
 inline constexpr int kCombineColumns = 1024;  // of one CTA, either kernel
 

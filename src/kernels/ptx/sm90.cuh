@@ -175,6 +175,12 @@ __device__ __forceinline__ int wait_flags(const int* flag, int count, int value,
 // Brings the line of p to L2 if it is not there. Allowed at any time: nothing is read.
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
+// Nobody will read the 128 bytes at p, a multiple of 128, before they are written again: if they are in L2 only, they
+// need not be written to memory. They hold anything afterwards.
+__device__ __forceinline__ void discard_l2(void* p) {
+  asm volatile("discard.global.L2 [%0], 128;" ::"l"(p) : "memory");
+}
+
 struct Vec4 {
   u32 x, y, z, w;
 };

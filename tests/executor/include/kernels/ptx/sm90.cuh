@@ -67,6 +67,7 @@ void grid_launch_dependents(Site site = Site::here());
 void raise_flag(int* flag, int count, int lane, Site site = Site::here());
 int wait_flags(const int* flag, int count, int value, int lane, Site site = Site::here());
 inline void prefetch_l2(const void*) {}
+void discard_l2(void* p, Site site = Site::here());
 
 struct Vec4 {
   u32 x, y, z, w;

@@ -172,8 +172,8 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
   b.router = device_alloc<float>(picks * layers);
   b.slots = max_slots(static_cast<long long>(picks), s.experts);
   b.h = device_alloc<u16>(static_cast<size_t>(b.slots) * s.intermediate);
-  b.one = device_alloc<u16>(static_cast<size_t>(2 * kOnePicks) * s.intermediate);
-  CUDA_CHECK(cudaMemset(b.one, 0xff, static_cast<size_t>(2 * kOnePicks) * s.intermediate * 2));
+  b.one = device_alloc<u16>(static_cast<size_t>(2 * kExchangeRows) * s.intermediate);
+  CUDA_CHECK(cudaMemset(b.one, 0xff, static_cast<size_t>(2 * kExchangeRows) * s.intermediate * 2));
   b.turn = device_alloc<OneTurn>(1);
   CUDA_CHECK(cudaMemset(b.turn, 0, sizeof(OneTurn)));
   b.partial_bytes = static_cast<size_t>(b.slots) * packed_row_values(s.hidden) * (tokens > 2500 ? 2 : 4);
@@ -276,7 +276,7 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
   const auto groups = [](int tiles, const Candidate& c) { return (tiles + c.row_tiles - 1) / c.row_tiles; };
   if (up.one) {
     const long long most_up = static_cast<long long>(groups(a.row_tiles, up)) * static_cast<long long>(picks);
-    const long long most_down = groups(d.row_tiles, down);
+    const long long most_down = down.tokens > 1 ? d.row_tiles : groups(d.row_tiles, down);
     const unsigned up_smem = exclusive_smem(up, kSmemPerSm);
     const unsigned left = kSmemPerSm - static_cast<unsigned>(up.ctas) * (up_smem + kSmemReserved);
     launch(up.kernel, dim3(static_cast<unsigned>(std::min<long long>(g_sms * up.ctas, most_up))), up.threads, up_smem,

@@ -8,11 +8,12 @@
 
 struct Candidate {
   const char* name;
-  bool one;    // one token
-  bool many;   // suited to more than 512 tokens
-  bool wide;   // raises flags for the next kernel
-  bool relu2;  // gate-up: without a gate
-  int tokens;  // tokens per block
+  bool one;       // one token, or few: nothing is sorted
+  bool many;      // suited to more than 512 tokens
+  bool wide;      // raises flags for the next kernel
+  bool relu2;     // gate-up: without a gate
+  int tokens;     // tokens per block; unsorted: at most
+  int row_units;  // few tokens, gate-up: K at most
   int row_tiles;
   int ctas;
   int threads;
@@ -21,7 +22,8 @@ struct Candidate {
 
   bool fits(int k, int m, int top_k) const {
     if (k % 64 != 0) return false;
-    if (one) return m == 1 && top_k <= fourfold::moe::kOnePicks;
+    if (row_units != 0 && k > row_units * 64) return false;
+    if (one) return (tokens == 1 ? m == 1 : m > 1 && m <= tokens) && top_k <= fourfold::moe::kOnePicks;
     return true;
   }
 };

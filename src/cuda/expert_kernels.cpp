@@ -118,7 +118,7 @@ std::vector<Kernel> KernelLoader::load(const std::vector<plan::KernelSpec>& spec
         module = std::make_unique<jit::Module>(device_.driver(), built[i].entry.cubin, spec.name);
       }
       const std::string& mangled = built[i].entry.lowered.at(jit::kernel_expression(spec));
-      // One token: how much is asked for depends on the kernel beside it (plan::launch_smem).
+      // Without sorting, how much is asked for depends on the kernel beside it (plan::launch_smem).
       const bool one = tile.inline_routes != 0;
       kernels_[spec.name] = {spec.name, module->function(mangled, one ? limit : smem, one),
                              static_cast<unsigned>(tile.warps + tile.producer_warps) * 32, static_cast<unsigned>(smem)};

@@ -43,8 +43,8 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
     swizzled_ = Buffer(device, slots * padded * 2, "activations between the two GEMMs");
   }
   if (bf16) {
-    exchange_ = Buffer(device, 2 * moe::kOnePicks * padded * 2, "activations between the two GEMMs of one token");
-    turn_ = Buffer(device, sizeof(moe::OneTurn), "activations between the two GEMMs of one token");
+    exchange_ = Buffer(device, 2 * moe::kExchangeRows * padded * 2, "activations between the two GEMMs of few tokens");
+    turn_ = Buffer(device, sizeof(moe::OneTurn), "activations between the two GEMMs of few tokens");
   }
   if (fp4) {
     const auto make = [&](uint64_t count, int64_t columns, const char* what) {

@@ -43,8 +43,8 @@ class ExpertWorkspace {
   // The same for the wgmma kernels: [padded intermediate / 64][slots][64], swizzled; shares hidden() where it can.
   Buffer& swizzled() { return swizzled_.bytes() != 0 ? swizzled_ : hidden_; }
   const Buffer& swizzled() const { return swizzled_.bytes() != 0 ? swizzled_ : hidden_; }
-  // One token: bf16 [2][moe::kOnePicks][padded intermediate] between its kernels, and whose turn it is (OneTurn); see
-  // kernels/moe/tables.h. Nobody but these kernels may write there.
+  // One token and few: bf16 [2][moe::kExchangeRows][padded intermediate] between its kernels, and whose turn it is
+  // (OneTurn); see kernels/moe/tables.h. Nobody but these kernels may write there.
   Buffer& exchange() { return exchange_; }
   const Buffer& exchange() const { return exchange_; }
   const Buffer& turn() const { return turn_; }

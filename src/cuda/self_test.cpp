@@ -37,6 +37,8 @@ plan::MoeProblem slice_of(const plan::MoeProblem& problem, const PlannedPair& pa
     return 64 * (units == 1 ? 3 : units + units / 2);
   };
   p.hidden = round_up(std::max(rows(pair.down), depth(pair.gate_up)), 64);
+  const int resident = pair.gate_up.tile.resident_k;
+  if (resident > 0) p.hidden = std::min<int64_t>(p.hidden, resident);
   p.intermediate = std::max(rows(pair.gate_up), depth(pair.down));
   return p;
 }
@@ -176,6 +178,7 @@ class Check {
 
  private:
   int64_t padded() const { return problem_.padded_depth(plan::Pass::kDown); }
+  bool one_token() const { return pair_.inline_routes() && !plan::few_tokens(pair_.gate_up.tile); }
   bool swizzled() const { return plan::row_form(pair_.gate_up.tile) == plan::RowForm::kSwizzled; }
   int64_t slots() const {
     return moe::max_slots(static_cast<long long>(data_.ids.size()), static_cast<int>(problem_.all_experts()));
@@ -216,10 +219,9 @@ class Check {
   }
   float h_at(int64_t row, int64_t i) const {
     int64_t at = row * padded() + i;
-    if (pair_.inline_routes()) at = row * padded() + moe::one_place(static_cast<int>(i));
+    if (one_token()) at = row * padded() + moe::one_place(static_cast<int>(i));
     if (swizzled()) at = (i / 64 * slots() + row) * 64 + ((i % 64 / 8) ^ (row % 8)) * 8 + i % 8;
-    return nvfp4::bf16_to_float(hidden_[static_cast<size_t>(at)]) /
-           (pair_.inline_routes() ? moe::kOneTokenScale : 1.0f);
+    return nvfp4::bf16_to_float(hidden_[static_cast<size_t>(at)]) / (one_token() ? moe::kOneTokenScale : 1.0f);
   }
 
   // Down's row of a slot, with down's tensor scale; `group` is the magnitude that its error is relative to.
@@ -269,7 +271,7 @@ class Check {
       fp4_hidden_ = download(workspace_.fp4_hidden());
       input_scales_ = weights.input_scales();
     } else {
-      // One token's first layer is in the first half.
+      // Without sorting the first layer is in the first half.
       const Buffer& hidden = pair_.inline_routes() ? workspace_.exchange()
                              : swizzled()          ? workspace_.swizzled()
                                                    : workspace_.hidden();
@@ -326,13 +328,25 @@ class Check {
     }
   }
 
-  // A single token's choices, each an expert of its own.
+  // A single token's choices, each an expert of its own; or those of few tokens, where a token's choices of the same
+  // expert are one row with the sum of their weights.
   std::vector<Row> inline_rows() const {
     std::vector<Row> rows;
     for (size_t i = 0; i < data_.ids.size(); ++i) {
       if (!valid(data_.ids[i])) continue;
       const float scale = data_.experts[static_cast<size_t>(data_.ids[i])].down.tensor_scale;
-      rows.push_back({static_cast<int64_t>(rows.size()), 0, data_.ids[i], data_.weights[i] * scale});
+      if (one_token()) {
+        rows.push_back({static_cast<int64_t>(rows.size()), 0, data_.ids[i], data_.weights[i] * scale});
+        continue;
+      }
+      const auto token = static_cast<int64_t>(i) / kTopK;
+      const auto same = std::find_if(rows.begin(), rows.end(),
+                                     [&](const Row& row) { return row.token == token && row.expert == data_.ids[i]; });
+      if (same == rows.end()) {
+        rows.push_back({static_cast<int64_t>(i), token, data_.ids[i], data_.weights[i] * scale});
+      } else {
+        same->factor += data_.weights[i] * scale;
+      }
     }
     return rows;
   }

@@ -20,10 +20,10 @@ std::string ungated(const KernelSpec& spec) {
 std::string stream_tile(const KernelSpec& spec) {
   const plan::TileConfig& t = spec.candidate.tile;
   const int row_tiles = t.operands * t.n / 16, row_warps = t.warps / t.k_warps;
-  return fmt::format("StreamTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>", gate_up(spec),
+  return fmt::format("StreamTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>", gate_up(spec),
                      t.inline_routes ? "true" : "false", row_tiles / row_warps, row_warps, t.stage_warps,
                      t.k_warps / t.stage_warps, t.tokens / 8, t.token_rows, t.k / 64, t.stages,
-                     spec.candidate.ctas_per_sm, ungated(spec));
+                     spec.candidate.ctas_per_sm, ungated(spec), t.resident_k / 64);
 }
 
 std::string prefill_tile(const KernelSpec& spec) {
@@ -45,12 +45,21 @@ struct FamilySource {
   std::string (*tile)(const KernelSpec& spec);
   const char* map;     // constexpr function from Tile::value to a structure with a member `total`
   const char* kernel;  // template over the tile
-  // For one token, whose choices need no sorting: another template, in a header of its own.
-  const char* inline_kernel = nullptr;
-  const char* inline_source = nullptr;
+  // Without sorting, for one token and for few: other templates, in headers of their own.
+  struct Inline {
+    const char* kernel;
+    const char* source;
+  };
+  Inline one = {}, few = {};
+  Inline of(const plan::TileConfig& tile) const { return plan::few_tokens(tile) ? few : one; }
 };
 constexpr FamilySource kFamilySources[] = {
-    {plan::Family::kStreaming, stream_tile, "stream_map", "moe_stream", "moe_one", "kernels/moe/one_sm90.cuh"},
+    {plan::Family::kStreaming,
+     stream_tile,
+     "stream_map",
+     "moe_stream",
+     {"moe_one", "kernels/moe/one_sm90.cuh"},
+     {"moe_few", "kernels/moe/few_sm90.cuh"}},
     {plan::Family::kWgmma, prefill_tile, "prefill_map", "moe_prefill"},
     {plan::Family::kMmaSync, async_tile, "make_smem_map", "moe_mma_sync"},
     {plan::Family::kFp4, async_tile, "make_smem_map", "moe_fp4"},
@@ -78,8 +87,8 @@ KernelRequest make_request(std::string name, std::string text, std::string_view 
 
 std::string kernel_expression(const plan::KernelSpec& spec) {
   const FamilySource& source = source_of(spec.candidate.tile.family);
-  return fmt::format("fourfold::moe::{}<PlannedTile>",
-                     spec.candidate.tile.inline_routes ? source.inline_kernel : source.kernel);
+  const plan::TileConfig& t = spec.candidate.tile;
+  return fmt::format("fourfold::moe::{}<PlannedTile>", t.inline_routes ? source.of(t).kernel : source.kernel);
 }
 
 std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::string_view arch,
@@ -95,7 +104,7 @@ std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::strin
       "static_assert(fourfold::moe::{2}(PlannedTile::value).total == {3},\n"
       "              \"the kernel's shared memory is not what was planned\");\n"
       "static_assert(fourfold::plan::make_smem_map({4}).total == {3}, \"host and device ledgers differ\");\n",
-      t.inline_routes ? std::string_view(source.inline_source) : row->source, source.tile(spec), source.map,
+      t.inline_routes ? std::string_view(source.of(t).source) : row->source, source.tile(spec), source.map,
       plan::make_smem_map(t).total, to_source(t));
   const std::string_view target = options.arch.empty() ? arch : std::string_view(options.arch);
   return make_request(spec.name, text, target, {kernel_expression(spec)}, options.definitions);

@@ -22,6 +22,10 @@ constexpr StreamingWarps kStreamingWarps[] = {{4, 1, 1}, {4, 2, 1}, {4, 2, 2}, {
                                               {8, 4, 2}, {8, 4, 4}, {8, 8, 1}, {8, 8, 2}};
 // One token: all warps share all outputs.
 constexpr StreamingWarps kOneTokenWarps[] = {{4, 4, 1}, {4, 4, 2}, {8, 8, 1}, {8, 8, 2}, {8, 8, 4}, {8, 8, 8}};
+// Few tokens: the same.
+constexpr StreamingWarps kFewTokenWarps[] = {{8, 8, 2}, {8, 8, 4}};  // gate-up: the first only
+constexpr int64_t kFewTokensSmem = 160 << 10;  // of an SM: token rows, two rings and two sets of tables
+constexpr int kFewTokenRows[] = {2, 4};        // of a stage of down
 
 TileConfig base_tile(const MoeProblem& problem, Pass pass, Family family) {
   TileConfig t = {};
@@ -82,6 +86,39 @@ void add_streaming(const MoeProblem& problem, Pass pass, bool inline_routes, Lis
               if (t.inline_routes) t.token_rows = 1;
               out->push_back({t, ctas, 1});
             }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Two to eight tokens without sorting. Down's stages have warps of their own that bring rows, as many as divide the
+// stages.
+void add_few_tokens(const MoeProblem& problem, Pass pass, List* out) {
+  TileConfig t = base_tile(problem, pass, Family::kStreaming);
+  t.inline_routes = 1;
+  const bool gate_up = pass == Pass::kGateUp;
+  for (const int rows : {16, 32}) {
+    for (const int k : {256, 512, 1024}) {
+      if (k < 512 && 2 * k <= problem.padded_depth(pass)) continue;  // short copies only where K is short
+      if (k > 512 && !gate_up) continue;
+      for (const int stages : {3, 4, 6, 8, 12}) {
+        for (const auto& [warps, k_warps, stage_warps] : kFewTokenWarps) {
+          if (gate_up && stage_warps > 2) continue;
+          set_sizes(&t, kTokenTileStep, rows, k, stages, warps);
+          t.k_warps = k_warps;
+          t.stage_warps = stage_warps;
+          if (gate_up) {
+            t.producer_warps = 3;
+            t.resident_k = static_cast<int>(problem.padded_depth(pass));
+            out->push_back({t, 1, 1});
+            continue;
+          }
+          t.producer_warps = 1 + (stages % 4 == 0 ? 4 : 3);
+          for (const int token_rows : kFewTokenRows) {
+            t.token_rows = token_rows;
+            out->push_back({t, 1, 1});
           }
         }
       }
@@ -180,7 +217,11 @@ std::vector<Candidate> candidates(const MoeProblem& problem, Pass pass, const Ar
   if (problem.allows(ActivationFormat::kNvfp4) && find_family(Family::kFp4, arch.name)) add_fp4(problem, pass, &list);
   if (!problem.allows(ActivationFormat::kBf16)) return list;
   if (find_family(Family::kStreaming, arch.name)) {
-    if (problem.tokens <= kInlineRouteTokens) add_streaming(problem, pass, true, &list);
+    if (problem.tokens <= 1) {
+      add_streaming(problem, pass, true, &list);
+    } else if (problem.tokens <= kInlineRouteTokens && arch.smem_per_sm >= kFewTokensSmem) {
+      add_few_tokens(problem, pass, &list);
+    }
     add_streaming(problem, pass, false, &list);
     add_wide_streaming(problem, pass, &list);
   }
@@ -203,10 +244,11 @@ std::string to_string(const Candidate& c) {
 std::string to_source(const TileConfig& t) {
   return fmt::format(
       "{{fourfold::plan::Family({}), fourfold::plan::Pass({}), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, "
+      "{}, "
       "fourfold::plan::Epilogue({})}}",
       static_cast<int>(t.family), static_cast<int>(t.pass), t.tokens, t.token_rows, t.n, t.k, t.stages, t.warps,
       t.producer_warps, t.operands, t.scale_vector, t.activation_bits, t.swap_ab, t.k_warps, t.stage_warps,
-      t.inline_routes, static_cast<int>(t.epilogue));
+      t.inline_routes, t.resident_k, static_cast<int>(t.epilogue));
 }
 
 }  // namespace fourfold::plan

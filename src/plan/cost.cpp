@@ -19,11 +19,13 @@ constexpr double kInlineTurnUs = 0.05;      // as kTurnUs: another warp finishes
 constexpr double kEpilogueUs = 0.4;         // from the last mma to the last byte
 constexpr double kTurnUs = 0.3;             // between two tiles of one CTA: header, barriers, first fragments
 constexpr double kPowerUs = 300;            // time scale on which a card falls from boost to its sustained clock
-constexpr double kOverlap = 4;              // exponent of the norm that joins overlapping terms
+constexpr double kTileRows = 16;
+constexpr double kOverlap = 4;  // exponent of the norm that joins overlapping terms
 // Measured on an H200 over 450 layers: tiles that differ in the length of their copies only.
-constexpr double kCopyClocks = 42;    // of the SM's copy engine for each bulk copy
-constexpr double kIssueClocks = 100;  // of a producer warp to issue one
-constexpr double kL2Speedup = 2.5;    // L2 bandwidth over memory bandwidth
+constexpr double kCopyClocks = 42;       // of the SM's copy engine for each bulk copy
+constexpr double kIssueClocks = 100;     // of a producer warp to issue one
+constexpr double kFewIssueClocks = 300;  // as kIssueClocks, for few tokens: one warp alone, with all that goes with it
+constexpr double kL2Speedup = 2.5;       // L2 bandwidth over memory bandwidth
 
 // Joins terms that overlap: the largest, plus a little when others are close.
 double overlap(std::initializer_list<double> terms) {
@@ -89,9 +91,10 @@ Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Ins
                    k_tiles * t.warps / t.stage_warps * per.per_stage + tokens * t.n * per.per_output / 32;
   w.smem_bytes = activation_bytes * (1 + activation_reads) + 2 * weight_bytes;
   if (t.k_warps > 1) w.smem_bytes += (t.k_warps - 1) * rows * tokens * 4 * 2;
-  w.l2_bytes = activation_bytes + weight_bytes;
+  w.l2_bytes = (t.resident_k > 0 ? 0 : activation_bytes) + weight_bytes;
   // A strip of each row tile and, in a streaming tile, a piece of each token row.
-  w.copies = k_tiles * (rows / 16 + (t.family == Family::kStreaming ? std::min<double>(t.token_rows, tokens) : 0));
+  const bool strips = t.family == Family::kStreaming && !few_tokens(t);
+  w.copies = k_tiles * (rows / 16 + (strips ? std::min<double>(t.token_rows, tokens) : 0));
   return w;
 }
 
@@ -102,6 +105,10 @@ Instructions instructions_of(const TileConfig& t) {
   const bool down = t.pass == Pass::kDown;
   switch (t.family) {
     case Family::kStreaming:
+      if (few_tokens(t)) {  // long rows: most experts have one token, whose codes need no scaling
+        const double dequantise = t.resident_k >= kAloneColumns * t.warps ? 1.7 : 2.1;
+        return {dequantise, 0.5, 60, 8, down ? 1 : 2, kCopyClocks, kFewIssueClocks, 8};
+      }
       if (t.inline_routes) {  // codes need no scaling; a warp's row tiles share what the token's row costs
         const double row_tiles = static_cast<double>(t.operands * t.n) / 16 / (t.warps / t.k_warps);
         return {1.15 + 0.3 / row_tiles, 0.25, 60, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
@@ -162,6 +169,11 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   if (pass == Pass::kDown && p.output_bytes < gpu.l2_mb * 0.5e6) p.output_bytes = 0;
   p.flops = 2 * pairs * t.operands * static_cast<double>(problem.rows(pass) * problem.depth(pass));
   p.tiles = row_tiles * n_tiles * c.split_k;
+  // Few tokens, down: row tiles are dealt out one by one; a CTA takes as long with one as with all that it can have.
+  if (accumulate && few_tokens(t)) {
+    p.tiles = std::max(n_tiles, std::min(std::ceil(static_cast<double>(problem.rows(pass)) / kTileRows),
+                                         static_cast<double>(gpu.sms)));
+  }
   p.padded_flops = p.tiles * w.flops;
   p.instructions_per_weight = w.instructions * 32 / w.weights;
 
@@ -174,12 +186,15 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
 
   // Loads in flight: all but the stage in use; a producer keeps that one moving too.
   const double per_stage = static_cast<double>(t.operands * t.n) * t.k * problem.bytes_per_weight();
-  const double ahead = t.stages - (t.producer_warps > 0 ? 0.5 : 1.0);
+  // Few tokens: every group of warps has a stage in use.
+  const double busy = few_tokens(t) ? t.stage_warps : 1;
+  const double ahead = t.stages - (t.producer_warps > 0 ? 0.5 * busy : 1.0);
   const double of_tile = w.weights * problem.bytes_per_weight();
   const double in_flight =
       t.producer_warps > 0 && p.waves > 1 ? per_stage * ahead : std::min(per_stage * ahead, of_tile);
   p.in_flight_bytes = in_flight * c.ctas_per_sm;
-  const double need = read * gpu.latency_us * (t.inline_routes ? kInlineLatency : 1);
+  // Few tokens: two rings are full at a time.
+  const double need = read * gpu.latency_us * (t.inline_routes && !few_tokens(t) ? kInlineLatency : 1);
   const double bytes = p.weight_bytes + p.activation_bytes + p.output_bytes;
   const double bytes_per_tile = bytes / p.tiles;
   p.memory_us = full * slots * bytes_per_tile / (read * saturation(slots * in_flight, need));
@@ -220,6 +235,7 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
     const double output = t.tokens * t.n * 2.0 / (arch.l2_bytes_per_clk * p.ghz * 1e3);
     const double refill = gpu.latency_us * (t.producer_warps > 0 ? 0.1 : 1.0);
     p.drain_us = turns * (refill + output + (t.inline_routes ? kInlineTurnUs : kTurnUs)) / c.ctas_per_sm;
+    if (few_tokens(t)) p.drain_us = 0;  // the ring runs on, others finish, and down runs beside gate-up
   }
   if (c.split_k > 1) {
     const double partial = row_tiles * n_tiles * t.tokens * t.n * t.operands * 4.0 * c.split_k * 2;

@@ -228,6 +228,12 @@ int estimated_registers(const Candidate& c) {
     case Family::kStreaming:
       // One token: few accumulators, but all units of a stage in one piece. Otherwise gate-up holds two scales and the
       // clamp through its epilogue.
+      if (few_tokens(t)) {
+        // With code of its own for single tokens 80 are enough for two row tiles of two units; more spills.
+        const bool alone = t.pass == Pass::kGateUp && t.resident_k >= kAloneColumns * t.warps;
+        const int units = t.k / kDepthGrain / (t.k_warps / t.stage_warps);
+        return !alone ? 72 : units * (t.operands * t.n / 16) > 4 ? 96 : 80;
+      }
       if (t.inline_routes) return t.pass == Pass::kGateUp ? 76 + accumulators / 2 : 76 + accumulators * 7 / 4;
       return (t.pass == Pass::kGateUp ? 68 : 62) + accumulators * (t.pass == Pass::kGateUp ? 15 : 14) / 10;
     case Family::kMmaSync:

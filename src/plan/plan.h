@@ -135,7 +135,7 @@ struct LayerPlan {
   std::vector<FormatPlan> formats;
   double quantise_us = 0;  // of the layer's input, with NVFP4 activations
   double route_us = 0;     // sort of the (token, expert) pairs; 0 where the kernels read the routes themselves
-  double apart_us = 0;     // one token: what it costs that down has no room beside gate-up on an SM
+  double apart_us = 0;     // without sorting: what it costs that down has no room beside gate-up on an SM
   double combine_us = 0;   // weighted sum over the experts of a token
   double shared_us = 0;    // the shared expert's bytes, moved beside the routed ones
   double predicted_us = 0;
@@ -172,7 +172,10 @@ bool choose_by_name(LayerPlan* plan, std::string_view gate_up, std::string_view 
 
 // Up to this many tokens the streaming kernels take the choices as they are and add up the experts of a token in the
 // down pass, so that neither a routing nor a combining kernel runs.
-inline constexpr int64_t kInlineRouteTokens = 1;
+inline constexpr int64_t kInlineRouteTokens = 8;
+// Few tokens: with so many columns for each of gate-up's warps an expert's only token is multiplied in a way of its own
+// (kAlone in kernels/moe/few_sm90.cuh).
+inline constexpr int kAloneColumns = 6 * kDepthGrain;
 
 // Token counts whose plans a server needs: each stands for itself and everything up to the next.
 std::span<const int64_t> token_buckets();
@@ -186,20 +189,20 @@ enum class RowForm {
 };
 RowForm row_form(const TileConfig& tile);
 
-// Whether two tiles make a layer: both route inline or neither does, the blocks of tokens that one takes are those of
-// the other (the routing kernel cuts them once), and the rows have the same form.
+// Whether two tiles make a layer: both route inline, for one token or for few, or neither does, the blocks of tokens
+// that one takes are those of the other (the routing kernel cuts them once), and the rows have the same form.
 bool compatible(const TileConfig& gate_up, const TileConfig& down);
 
 // CTAs to launch for a batch of problem.tokens.
 int64_t launch_grid(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
 
-// Bytes of shared memory to ask for at the launch of two tiles that make a layer. For one token, whose kernels run side
-// by side with each other and with the next layer's, more than the map needs: so much that no SM has room for more CTAs
-// of a kernel than are meant to be there. Otherwise CTAs crowd on SMs that happen to be free when they are launched,
-// and everybody waits for these.
+// Bytes of shared memory to ask for at the launch of two tiles that make a layer. Without sorting, where kernels run
+// side by side with each other and with the next layer's, more than the map needs: so much that no SM has room for more
+// CTAs of a kernel than are meant to be there. Otherwise CTAs crowd on SMs that happen to be free when they are
+// launched, and everybody waits for these.
 struct LaunchSmem {
   int64_t gate_up = 0, down = 0;
-  bool side_by_side = false;  // one token: all CTAs of both fit on an SM; if not, nothing is added
+  bool side_by_side = false;  // without sorting: all CTAs of both fit on an SM; if not, nothing is added
 };
 LaunchSmem launch_smem(const Candidate& gate_up, const Candidate& down, const Arch& arch);
 

@@ -118,7 +118,9 @@ int64_t grid_of(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Cand
   const bool all_experts = c.tile.inline_routes && pass == Pass::kDown;  // a tile visits every expert
   const int64_t row_tiles =
       all_experts ? 1 : std::min(pairs, pairs / c.tile.tokens + std::min(pairs, problem.all_experts()));
-  const int64_t tiles = row_tiles * ceil_div(problem.rows(pass), c.tile.n) * c.split_k;
+  // Few tokens: row tiles are dealt out one by one.
+  const int64_t n = all_experts && few_tokens(c.tile) ? kUnitRows : c.tile.n;
+  const int64_t tiles = row_tiles * ceil_div(problem.rows(pass), n) * c.split_k;
   return std::min<int64_t>(tiles, static_cast<int64_t>(gpu.sms) * c.ctas_per_sm);
 }
 
@@ -245,6 +247,8 @@ void choose(const MoeProblem& p, const Gpu& gpu, LayerPlan* plan) {
       if (++seen[{t.inline_routes, row_form(t), t.tokens}] > (t.inline_routes ? kMostInline : 1)) continue;
       const Ranked* b = partner(plan->down, a.candidate, implemented, arch_of(gpu));
       if (b == nullptr) continue;
+      // Few tokens: one after the other they are a fifth slower than sorted.
+      if (few_tokens(t) && !launch_smem(a.candidate, b->candidate, arch_of(gpu)).side_by_side) continue;
       time_the_rest(p, gpu, t, plan);
       const double total = plan->quantise_us + plan->route_us + a.prediction.total_us + b->prediction.total_us +
                            plan->combine_us + apart_time(a.candidate, b->candidate, gpu);
@@ -275,8 +279,8 @@ int64_t bucket_of(int64_t tokens) {
 }
 
 bool compatible(const TileConfig& gate_up, const TileConfig& down) {
-  return gate_up.inline_routes == down.inline_routes && gate_up.tokens == down.tokens &&
-         row_form(gate_up) == row_form(down);
+  return gate_up.inline_routes == down.inline_routes && few_tokens(gate_up) == few_tokens(down) &&
+         gate_up.tokens == down.tokens && row_form(gate_up) == row_form(down);
 }
 
 LaunchSmem launch_smem(const Candidate& gate_up, const Candidate& down, const Arch& arch) {

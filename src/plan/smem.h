@@ -60,9 +60,14 @@ struct TileConfig {
   int swap_ab;          // 1: weights on the M side of the mma, tokens on the N side
   int k_warps;          // warps that share one output along K and add fp32 partial sums through shared memory; 1 = none
   int stage_warps;      // of k_warps: groups that take turns at whole stages; the others share the units of a stage
-  int inline_routes;    // 1: one token, whose choices are taken as they are
+  int inline_routes;    // 1: nothing is sorted. token_rows is 1: one token; more: few tokens, see few_tokens()
+  int resident_k;       // few tokens, gate-up: columns of the token rows, which stay in shared memory; otherwise 0
   Epilogue epilogue;
 };
+
+// Two to eight tokens, each of them a column of the tile (kernels/moe/few_sm90.cuh). Gate-up keeps their rows in shared
+// memory; a stage of down has room for the rows of token_rows of an expert's tokens.
+FOURFOLD_PLAN_FN bool few_tokens(const TileConfig& t) { return t.inline_routes != 0 && t.token_rows > 1; }
 
 // ---- scale factors --------------------------------------------------------------------------------------------------
 
@@ -96,14 +101,16 @@ FOURFOLD_PLAN_FN ScaleBlocks scale_blocks(int tile_k, int vector, Family family)
 
 enum class RegionId : int {
   kWeights,           // [stage][operands * n / 16][k / 64] packed units
-  kActivations,       // [stage][token_rows][k]; one token: none (wgmma: [stage][k / 64][tokens][64], rows of 128 bytes
-                      // swizzled)
+  kActivations,       // [stage][token_rows][k]; one token: none; few, gate-up: [token_rows][resident_k] (wgmma: [stage]
+                      // [k / 64][tokens][64], rows of 128 bytes swizzled)
   kActivationScales,  // FP4: [stage][tokens][k / vector] bytes
-  kPartials,          // [2][k_warps, or none for one][operands * n / 16][tokens / 8][32] float4; one token: float2
-  kRoutes,            // the choices of inline routing
+  kPartials,          // [2, or 1 in down of few tokens][k_warps, or none for one][operands * n / 16][tokens / 8][32]
+                      // float4; one token: float2
+  kRoutes,            // the choices of inline routing; few tokens, down: and a row of zeros
   kOutput,            // [tokens][n] bf16: the epilogue's staging
   kRows,              // [2][tokens] int: rows of the activations, double-buffered across tiles
-  kBarriers,          // [2][stages] mbarriers: full, empty; two more if wide streaming; one token's gate-up: four more
+  kBarriers,          // [2][stages] mbarriers: full, empty; two more if wide streaming; gate-up: four more for one
+                      // token, six for few
   kCount,
 };
 inline constexpr int kRegionCount = static_cast<int>(RegionId::kCount);
@@ -138,6 +145,7 @@ inline constexpr unsigned kUnitDepth = 64;          //
 inline constexpr unsigned kRowSkew = 16;            // bytes after an activation row, so that the eight rows of an
                                                     // ldmatrix fall into different banks
 inline constexpr unsigned kInlineRouteBytes = 272;  // kOneTableBytes of kernels/moe/stream_tile.h
+inline constexpr unsigned kFewRouteBytes = 7824;    // the same for few tokens
 
 // A streaming tile of so many compute warps takes registers from its producers for them, and raises flags for the next
 // kernel (StreamTile::wide() in kernels/moe/stream_tile.h).
@@ -159,7 +167,8 @@ FOURFOLD_PLAN_FN unsigned unit_bytes(const TileConfig& t) {
 
 // Bytes from one activation row of a stage to the next.
 FOURFOLD_PLAN_FN unsigned activation_stride(const TileConfig& t) {
-  const unsigned bytes = static_cast<unsigned>(t.k * t.activation_bits) / 8;
+  const int columns = t.resident_k > 0 ? t.resident_k : t.k;
+  const unsigned bytes = static_cast<unsigned>(columns * t.activation_bits) / 8;
   return t.family == Family::kWgmma ? bytes : bytes + kRowSkew;
 }
 
@@ -176,14 +185,16 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
     case RegionId::kWeights:
       return weight_rows / kUnitRows * (k / kUnitDepth) * unit_bytes(t);
     case RegionId::kActivations:
-      if (t.inline_routes) return 0;  // its row stays in registers
+      if (t.inline_routes && !few_tokens(t)) return 0;  // its row stays in registers
       return (swizzled ? rows : static_cast<unsigned>(t.token_rows)) * activation_stride(t);
     case RegionId::kActivationScales:
       return t.family == Family::kFp4 ? rows * static_cast<unsigned>(s.blocks * s.block) : 0;
     case RegionId::kPartials:
-      return static_cast<unsigned>(2 * (t.k_warps == 1 ? 0 : t.k_warps)) * (weight_rows / kUnitRows) * (rows / 8) *
-             (t.inline_routes ? 256 : 512);
+      return static_cast<unsigned>((few_tokens(t) && t.pass == Pass::kDown ? 1 : 2) *
+                                   (t.k_warps == 1 ? 0 : t.k_warps)) *
+             (weight_rows / kUnitRows) * (rows / 8) * (t.inline_routes && !few_tokens(t) ? 256 : 512);
     case RegionId::kRoutes:
+      if (few_tokens(t)) return kFewRouteBytes + (t.pass == Pass::kDown ? 2 * k : 0);
       return t.inline_routes ? kInlineRouteBytes : 0;
     case RegionId::kOutput:
       return t.epilogue == Epilogue::kDirect ? 0 : rows * n * 2;
@@ -191,8 +202,8 @@ FOURFOLD_PLAN_FN unsigned region_bytes(const TileConfig& t, RegionId id) {
       return t.family == Family::kMmaSync || t.family == Family::kFp4 ? 2 * rows * 4 : 0;
     case RegionId::kBarriers: {
       const bool streaming = t.family == Family::kStreaming;
-      const bool one_up = streaming && t.inline_routes && t.pass == Pass::kGateUp;
-      const int more = one_up ? 2 : streaming && t.warps == kWideStreamingWarps ? 1 : 0;
+      const bool inline_up = streaming && t.inline_routes && t.pass == Pass::kGateUp;
+      const int more = inline_up ? (few_tokens(t) ? 3 : 2) : streaming && t.warps == kWideStreamingWarps ? 1 : 0;
       return t.producer_warps > 0 ? static_cast<unsigned>(t.stages + more) * 16 : 0;
     }
     case RegionId::kCount:
@@ -248,7 +259,8 @@ FOURFOLD_PLAN_FN SmemMap make_smem_map(const TileConfig& t) {
     r.align = detail::region_align(t, id);
     r.offset = at;
     if (bytes == 0) continue;
-    r.copies = detail::staged(id) ? static_cast<unsigned>(t.stages) : 1;
+    const bool resident = id == RegionId::kActivations && t.resident_k > 0;
+    r.copies = detail::staged(id) && !resident ? static_cast<unsigned>(t.stages) : 1;
     r.stride = align_up(bytes, detail::stride_align(t, id));
     r.size = r.stride * r.copies;
     if (id == RegionId::kOutput && t.epilogue == Epilogue::kOverlay) {

@@ -303,15 +303,24 @@ void discard_l2(void* p, Site site) {
   m.maybe_yield();
 }
 
-Vec2 load_exchanged2(const u32* p, Site site) {
+static void look_at_exchanged(const u32* p, int count, Site site) {
   Machine& m = machine();
   m.enter(site);
-  m.exchange_access(p, 2 * sizeof(u32));
-  if (p[0] == 0xffffffffu || p[1] == 0xffffffffu) {
-    m.violate("load_exchanged2: a word is not there, and nobody is left to store it");
+  m.exchange_access(p, static_cast<std::size_t>(count) * sizeof(u32));
+  if (std::find(p, p + count, 0xffffffffu) != p + count) {
+    m.violate("load_exchanged: a word is not there, and nobody is left to store it");
   }
   m.maybe_yield();
+}
+
+Vec2 load_exchanged2(const u32* p, Site site) {
+  look_at_exchanged(p, 2, site);
   return {p[0], p[1]};
+}
+
+Vec4 load_exchanged4(const u32* p, Site site) {
+  look_at_exchanged(p, 4, site);
+  return {p[0], p[1], p[2], p[3]};
 }
 
 void clear_exchanged4(u32* p, Site site) {

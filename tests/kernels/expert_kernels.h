@@ -14,10 +14,11 @@ struct ExpertKernel {
   std::string name;
   plan::Family family;
   bool gate_up;
-  bool one;           // one token, whose choices need no sorting
+  bool one;           // one token, or few: choices are not sorted
   bool wide = false;  // raises flags for the next kernel
   bool gated;         // gate-up: SwiGLU, otherwise squared ReLU
-  int tokens;         // of a block
+  int tokens;         // of a block; unsorted: at most
+  int row_units = 0;  // few tokens, gate-up: K at most
   int row_tiles;      // of a CTA
   int ctas;
   int threads;

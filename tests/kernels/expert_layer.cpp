@@ -351,7 +351,7 @@ static void check_turn(const OneTurn& turn, int layers, const unsigned short* h,
   if (turn.half != layers % 2 || turn.arrived != 0) {
     throw executor::Violation(fmt::format("turn {}, {} arrived after {} layers", turn.half, turn.arrived, layers));
   }
-  const unsigned short* half = h + static_cast<size_t>(turn.half) * kOnePicks * stride;
+  const unsigned short* half = h + static_cast<size_t>(turn.half) * kExchangeRows * stride;
   if (!std::all_of(half, half + rows * stride, [](unsigned short v) { return v == 0xffff; })) {
     throw executor::Violation("the next layer's half is not all ones");
   }
@@ -367,8 +367,8 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   LayerRun run;
   const size_t picks = static_cast<size_t>(in.tokens) * static_cast<size_t>(s.top_k);
   const size_t slots = static_cast<size_t>(max_slots(static_cast<long long>(picks), s.experts));
-  // One token: two halves of rows, all ones until they are written.
-  const size_t h_rows = up.one ? 2 * size_t{kOnePicks} : slots;
+  // Unsorted: two halves of rows, all ones until they are written.
+  const size_t h_rows = up.one ? 2 * size_t{kExchangeRows} : slots;
   auto* h = device.alloc<unsigned short>(h_rows * static_cast<size_t>(deep), "activations");
   auto* turn = device.alloc<OneTurn>(1, "turn");
   *turn = {};
@@ -480,7 +480,7 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   }
   if (up.one) {
     up_grid = std::min(up_grid, static_cast<unsigned>(groups(a.row_tiles, up)) * static_cast<unsigned>(picks));
-    down_grid = std::min(down_grid, static_cast<unsigned>(groups(d.row_tiles, down)));
+    down_grid = std::min(down_grid, static_cast<unsigned>(down.tokens > 1 ? d.row_tiles : groups(d.row_tiles, down)));
   } else {
     launch_route(launch, a.routing, table, up.tokens);
   }
@@ -500,10 +500,12 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
            [&] { up.fp4() ? down.run_fp4(fp4_down) : down.run(d); });
   };
   gemms();
-  if (up.one) {  // layers take turns with the halves
+  if (up.one) {  // layers take turns with the halves, of however many tokens they are
+    a.routing.tokens = d.routing.tokens = (in.tokens + 1) / 2;
     gemms();
+    a.routing.tokens = d.routing.tokens = in.tokens;
     gemms();
-    check_turn(*turn, 3, h, static_cast<size_t>(s.top_k), static_cast<size_t>(deep));
+    check_turn(*turn, 3, h, static_cast<size_t>(kExchangeRows), static_cast<size_t>(deep));
   }
   if (!up.one && in.tokens > 0) {
     const executor::Index3 grid{static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(in.tokens)};

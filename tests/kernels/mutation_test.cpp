@@ -41,6 +41,12 @@ std::vector<Chain> chains() {
       {"one", named(stream, "stream {true, true, 2, 1, 2, 2, 1, 1, 8, 4, 1}"),
        named(stream, "stream {false, true, 1, 1, 2, 4, 1, 1, 8, 4, 1}"), 1, 32,
        Pattern::kHoles},  // so that CTAs begin at different choices, and have more than two items
+      {"few", named(stream, "stream {true, true, 1, 1, 2, 4, 1, 8, 8, 4, 1, false, 17}"),
+       named(stream, "stream {false, true, 2, 1, 2, 4, 1, 2, 8, 6, 1}"), 7, 32, Pattern::kOneExpert},
+      {"few, alone", named(stream, "stream {true, true, 2, 1, 2, 4, 1, 8, 8, 4, 1, false, 48}"),
+       named(stream, "stream {false, true, 2, 1, 4, 2, 1, 2, 4, 4, 1}"), 3, 128, Pattern::kDuplicates},
+      {"few, nobody", named(stream, "stream {true, true, 1, 1, 2, 4, 1, 8, 8, 4, 1, false, 17}"),
+       named(stream, "stream {false, true, 2, 1, 2, 4, 1, 2, 8, 6, 1}"), 2, 32, Pattern::kNobody},
       {"sorted", named(stream, "stream {true, false, 2, 2, 2, 1, 3, 24, 2, 2, 1}"),
        named(stream, "stream {false, false, 2, 2, 2, 1, 3, 24, 2, 2, 1}"), 14},
       {"wide", named(stream, "stream {true, false, 2, 16, 1, 1, 3, 24, 2, 3, 1}"),
@@ -174,6 +180,7 @@ void expect_caught(const std::vector<std::string>& titles, size_t at_least) {
 }
 
 TEST(Mutations, OfTheStreamingKernelsAreCaught) { expect_caught({"one", "sorted"}, 25); }
+TEST(Mutations, OfTheKernelsForFewTokensAreCaught) { expect_caught({"few", "few, alone", "few, nobody"}, 15); }
 TEST(Mutations, OfTheWgmmaKernelsAreCaught) { expect_caught({"wgmma"}, 25); }
 TEST(Mutations, OfTheMmaSyncAndFp4KernelsAreCaught) { expect_caught({"mma", "fp4"}, 15); }
 

@@ -78,6 +78,7 @@ TEST(Calibration, PredictsMeasuredKernels) {
               .k_warps = 1,
               .stage_warps = 1,
               .inline_routes = 0,
+              .resident_k = 0,
               .epilogue = Epilogue::kDirect};
     const Instructions humming = {.dequantise = 3.6, .per_mma = 0.3, .per_stage = 24, .per_output = 8, .chain = 5};
     const double ratio = predict(p, m.pass, find_gpu("h200"), c, humming).total_us / m.us;
@@ -111,6 +112,7 @@ TEST(Calibration, TheKernelsBoundIsTheMeasuredOne) {
             .k_warps = 1,
             .stage_warps = 1,
             .inline_routes = 0,
+            .resident_k = 0,
             .epilogue = Epilogue::kDirect};
   EXPECT_EQ(predict(p, Pass::kGateUp, find_gpu("h200"), c, {3.6, 0.3, 24, 8, 5}).bound, "issue");
   EXPECT_EQ(predict(p, Pass::kGateUp, find_gpu("h200"), c, {1.8, 0.3, 24, 8, 5}).bound, "memory");

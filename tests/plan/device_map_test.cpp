@@ -11,7 +11,7 @@ namespace {
 unsigned offset(const SmemMap& map, RegionId id) { return region(map, id).offset; }
 
 TEST(DeviceMap, StreamingTilesAgreeWithTheLedger) {
-  static_assert(moe::kOneTableBytes == kInlineRouteBytes);
+  static_assert(moe::kOneTableBytes == kInlineRouteBytes && moe::kFewTableBytes == kFewRouteBytes);
   int checked = 0;
   for (const int64_t tokens : {1, 4, 64}) {
     MoeProblem p = find_shape("122B-A10B");
@@ -32,7 +32,8 @@ TEST(DeviceMap, StreamingTilesAgreeWithTheLedger) {
                                    t.k / 64,
                                    t.stages,
                                    c.ctas_per_sm,
-                                   false};
+                                   false,
+                                   t.resident_k / 64};
         const moe::StreamMap device = moe::stream_map(tile);
         const SmemMap map = make_smem_map(t);
         ASSERT_EQ(device.total, map.total) << to_string(c);

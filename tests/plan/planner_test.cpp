@@ -264,6 +264,7 @@ Candidate fp4_tile(int tokens, int n, int k, int stages, int operands) {
             .k_warps = 1,
             .stage_warps = 1,
             .inline_routes = 0,
+            .resident_k = 0,
             .epilogue = Epilogue::kDirect};
   return c;
 }
@@ -370,7 +371,7 @@ TEST(LaunchSmem, AddsNothingWhereBothDoNotFit) {
   EXPECT_FALSE(apart.side_by_side);
   EXPECT_EQ(apart.gate_up, make_smem_map(one.gate_up.chosen.candidate.tile).total);
   EXPECT_EQ(apart.down, make_smem_map(big.tile).total);
-  const LayerPlan many = plan_layer(shape("397B-A17B", 8), gpu, {.explain = false});
+  const LayerPlan many = plan_layer(shape("397B-A17B", 16), gpu, {.explain = false});
   EXPECT_EQ(many.gate_up.launch_smem, many.gate_up.smem().total);
   EXPECT_EQ(many.down.launch_smem, many.down.smem().total);
 }
@@ -420,6 +421,7 @@ TEST(Prediction, MoreStagesDoNotStarve) {
               .k_warps = 2,
               .stage_warps = 1,
               .inline_routes = 0,
+              .resident_k = 0,
               .epilogue = Epilogue::kDirect};
     const double now = predict(p, Pass::kGateUp, gpu, c).memory_us;
     EXPECT_LT(now, last) << stages;

@@ -33,6 +33,7 @@ constexpr TileConfig kOne = {.family = Family::kStreaming,
                              .k_warps = 2,
                              .stage_warps = 1,
                              .inline_routes = 1,
+                             .resident_k = 0,
                              .epilogue = Epilogue::kDirect};
 static_assert(unit_bytes(kOne) == 576);
 static_assert(smem_stride<kOne, RegionId::kWeights> == 2 * 4 * 576);
@@ -61,6 +62,7 @@ constexpr TileConfig kPrefill = {.family = Family::kWgmma,
                                  .k_warps = 1,
                                  .stage_warps = 1,
                                  .inline_routes = 0,
+                                 .resident_k = 0,
                                  .epilogue = Epilogue::kDirect};
 static_assert(smem_offset<kPrefill, RegionId::kActivations> == 0);
 static_assert(smem_stride<kPrefill, RegionId::kActivations> == 88 * 128);
@@ -85,6 +87,7 @@ constexpr TileConfig kFp4Tile = {.family = Family::kFp4,
                                  .k_warps = 1,
                                  .stage_warps = 1,
                                  .inline_routes = 0,
+                                 .resident_k = 0,
                                  .epilogue = Epilogue::kDirect};
 static_assert(smem_stride<kFp4Tile, RegionId::kWeights> == 8 * 576);
 static_assert(smem_stride<kFp4Tile, RegionId::kActivations> == 64 * (32 + 16));
@@ -227,7 +230,7 @@ TEST(SmemMap, OverlayCostsOnlyWhatTheStagesDoNotHold) {
 TEST(SmemMap, SourceTextNamesTheSameTile) {
   // What device code is given is an aggregate initialiser in the order of the fields.
   EXPECT_EQ(to_source(kPrefill),
-            "{fourfold::plan::Family(2), fourfold::plan::Pass(0), 88, 88, 128, 64, 4, 8, 4, 2, 16, 16, 1, 1, 1, 0, "
+            "{fourfold::plan::Family(2), fourfold::plan::Pass(0), 88, 88, 128, 64, 4, 8, 4, 2, 16, 16, 1, 1, 1, 0, 0, "
             "fourfold::plan::Epilogue(0)}");
 }
 

@@ -41,6 +41,7 @@ struct AsyncTileOf {
                                           .k_warps = 1,
                                           .stage_warps = 1,
                                           .inline_routes = 0,
+                                          .resident_k = 0,
                                           .epilogue = plan::Epilogue::kDirect};
   static constexpr int ctas = Ctas;  // per SM
 };

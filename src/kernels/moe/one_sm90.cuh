@@ -23,8 +23,6 @@ namespace fourfold::moe {
 
 namespace stream_detail {
 
-inline constexpr u32 kUnwritten = 0xffffffffu;
-
 struct OneTables {
   int half;                     // gate-up: OneTurn::half
   int expert[kOnePicks];        // of the valid choices, for the producer
@@ -40,7 +38,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     moe_one(const __grid_constant__ GemmArgs args) {
   using namespace stream_detail;
   static constexpr StreamTile T = Tile::value;
-  static_assert(T.one && T.nt == 1 && T.rows == 1 && T.wm == 1 && T.wk() > 1);
+  static_assert(T.one && !T.few() && T.nt == 1 && T.rows == 1 && T.wm == 1 && T.wk() > 1);
   constexpr int kRowTiles = T.mt;
   constexpr int kConsumers = T.wk();
   constexpr int kUnits = T.ku / T.wu;  // of a stage that one warp multiplies
@@ -83,6 +81,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   }
   const int id = lane < args.routing.top_k ? args.routing.ids[lane] : -1;
   const int present_half = !T.gate_up || warp == kConsumers ? args.turn->half : 0;
+  const int written_rows = T.gate_up ? 0 : args.turn->rows;
   if (!T.gate_up) {
     __syncthreads();
     grid_launch_dependents();
@@ -111,7 +110,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
     if constexpr (T.gate_up) {
       // Rows g and g + 1 share a word.
-      u32* out = static_cast<u32*>(args.out) + (tables.half * kOnePicks + block) * (args.out_stride / 2) + g / 2 * 2;
+      u32* out =
+          static_cast<u32*>(args.out) + (tables.half * kExchangeRows + block) * (args.out_stride / 2) + g / 2 * 2;
       const float factor = tables.factors[2][block];
       low *= tables.factors[0][block];
       if constexpr (T.relu2) {
@@ -205,6 +205,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         __threadfence();
         if (atomicAdd(&args.turn->arrived, 1) == step - 1) {
           args.turn->arrived = 0;
+          args.turn->rows = args.routing.top_k;
           args.turn->half = present_half ^ 1;
         }
       }
@@ -246,7 +247,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
     // This lane's words of the row for a stage: x as it is, or h where it is there.
     const u32* source = reinterpret_cast<const u32*>(args.source);
-    if (!T.gate_up) source += present_half * (kOnePicks * args.source_stride / 2);
+    if (!T.gate_up) source += present_half * (kExchangeRows * args.source_stride / 2);
     const auto fetch = [&](int b, int chunk, u32(&x)[kPairs][2]) {
 #pragma unroll
       for (int p = 0; p < kPairs; ++p) {
@@ -277,8 +278,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     if constexpr (!T.gate_up) {
       // The other half becomes unwritten again; what read it has ended.
       u32* other = reinterpret_cast<u32*>(const_cast<u16*>(args.source)) +
-                   (present_half ^ 1) * (kOnePicks * args.source_stride / 2);
-      const int words = args.routing.top_k * static_cast<int>(args.source_stride) / 2;
+                   (present_half ^ 1) * (kExchangeRows * args.source_stride / 2);
+      const int words = written_rows * static_cast<int>(args.source_stride) / 2;
       for (int i = (first_item * (kConsumers * 32) + static_cast<int>(threadIdx.x)) * 4; i < words;
            i += step * (kConsumers * 32) * 4) {
         clear_exchanged4(other + i);

@@ -8,6 +8,8 @@ namespace fourfold::moe::stream_detail {
 
 using namespace ptx;
 
+inline constexpr u32 kUnwritten = 0xffffffffu;  // a word between overlapping kernels that is not there yet (OneTurn)
+
 // acc += weights x token rows over units first, first + 1, ... of a stage, KU / WU of them but none from `left` on.
 // `weights`: shared address of the warp's first row tile; `row`: of this lane's row for ldmatrix, lanes 0-7 at K 0..7
 // of a block, 8-15 at 8..15, 16-31 the same of the next block. Where there are two sets of accumulators,

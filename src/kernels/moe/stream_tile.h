@@ -9,13 +9,14 @@
 
 namespace fourfold::moe {
 
-inline constexpr unsigned kOneTableBytes = 272;  // OneTables
+inline constexpr unsigned kOneTableBytes = 272;   // OneTables
+inline constexpr unsigned kFewTableBytes = 7824;  // FewTables
 inline constexpr int kStreamProducerRegisters = 32;
 inline constexpr int kStreamConsumerRegisters = 112;
 
 struct StreamTile {
   bool gate_up;
-  bool one;  // one token, whose choices need no sorting: moe_one, otherwise moe_stream
+  bool one;  // nothing is sorted: moe_one for one token (rows 1) or moe_few; otherwise moe_stream
   int mt;    // row tiles (16 weight rows) per warp
   int wm;    // warps along rows
   int ws;    // warps along K by stage: each group takes every ws-th stage of an item (longer work per wait)
@@ -24,11 +25,15 @@ struct StreamTile {
   int rows;  // token rows a stage has room for: 8 nt, or fewer where the token count is known to be smaller
   int ku;    // units (64 K) per stage
   int stages;
-  int ctas;    // per SM
-  bool relu2;  // gate-up without a gate: h = max(x, 0)^2
+  int ctas;       // per SM
+  bool relu2;     // gate-up without a gate: h = max(x, 0)^2
+  int row_units;  // few tokens, gate-up: of the token rows that stay in shared memory, at least all of K; otherwise 0
 
+  FOURFOLD_STREAM_HD constexpr bool few() const { return one && rows > 1; }
   FOURFOLD_STREAM_HD constexpr int wk() const { return ws * wu; }
-  FOURFOLD_STREAM_HD constexpr int producers() const {  // one token: of gate-up one also finishes
+  // Unsorted: one brings weights. What follows it finishes gate-up's items, and for few tokens brings down's rows.
+  FOURFOLD_STREAM_HD constexpr int producers() const {
+    if (few()) return gate_up ? 3 : stages % 4 == 0 ? 5 : stages % 3 == 0 ? 4 : 3;
     return one ? (gate_up ? 2 : 1) : nt > 1 ? 4 : 2;
   }
   // Of them, those that copy: where flags are raised, one does nothing else.
@@ -42,9 +47,9 @@ struct StreamTile {
 };
 
 template <bool GateUp, bool One, int Mt, int Wm, int Ws, int Wu, int Nt, int Rows, int Ku, int Stages, int Ctas,
-          bool Relu2 = false>
+          bool Relu2 = false, int RowUnits = 0>
 struct StreamTileOf {
-  static constexpr StreamTile value{GateUp, One, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas, Relu2};
+  static constexpr StreamTile value{GateUp, One, Mt, Wm, Ws, Wu, Nt, Rows, Ku, Stages, Ctas, Relu2, RowUnits};
 };
 
 // One token: pairs of units of a stage that one warp multiplies.
@@ -53,17 +58,17 @@ FOURFOLD_STREAM_HD constexpr int one_pairs(const StreamTile& t) { return (t.ku /
 struct StreamMap {
   unsigned weights;  // [stages][mt wm][ku] units
   unsigned weight_stride;
-  unsigned rows;  // [stages][rows][row stride] bf16; one token: nothing
+  unsigned rows;  // [stages][rows][row stride] bf16; one token: nothing; gate-up of few: [rows][row stride]
   unsigned row_stage_stride;
-  unsigned partials;  // [2][wk][wm][mt nt][32] float4; one token: float2
-  unsigned choices;   // one token: OneTables
-  unsigned barriers;  // [2][stages] mbarriers; two more where it is wide; one token's gate-up: four more
+  unsigned partials;  // [2, or 1 in down of few tokens][wk][wm][mt nt][32] float4; one token: float2
+  unsigned choices;   // one token: OneTables; few: FewTables, and in down a row of zeros
+  unsigned barriers;  // [2][stages] mbarriers; two more where it is wide; gate-up: four more for one token, six for few
   unsigned total;
 };
 
 // 16 bytes more than the row, so that the eight rows of an ldmatrix fall into different banks.
 FOURFOLD_STREAM_HD constexpr unsigned stream_row_stride(const StreamTile& t) {
-  return static_cast<unsigned>(t.ku) * 128u + 16u;
+  return static_cast<unsigned>(t.row_units > 0 ? t.row_units : t.ku) * 128u + 16u;
 }
 
 FOURFOLD_STREAM_HD constexpr StreamMap stream_map(const StreamTile& t) {
@@ -74,16 +79,20 @@ FOURFOLD_STREAM_HD constexpr StreamMap stream_map(const StreamTile& t) {
   m.weight_stride = static_cast<unsigned>(t.mt * t.wm * t.ku) * 576u;
   at = up(at + m.weight_stride * static_cast<unsigned>(t.stages));
   m.rows = at;
-  m.row_stage_stride = t.one ? 0u : static_cast<unsigned>(t.rows) * stream_row_stride(t);
-  at = up(at + m.row_stage_stride * static_cast<unsigned>(t.stages));
+  const bool resident = t.row_units > 0, registers = t.one && !t.few();
+  m.row_stage_stride = registers ? 0u : static_cast<unsigned>(t.rows) * stream_row_stride(t);
+  at = up(at + m.row_stage_stride * static_cast<unsigned>(resident ? 1 : t.stages));
   m.partials = at;
-  at += static_cast<unsigned>(2 * (t.wk() == 1 ? 0 : t.wk()) * t.wm * t.mt * t.nt) * (t.one ? 256u : 512u);
+  const int buffers = t.few() && !t.gate_up ? 1 : 2;
+  at += static_cast<unsigned>(buffers * (t.wk() == 1 ? 0 : t.wk()) * t.wm * t.mt * t.nt) *
+        (t.one && !t.few() ? 256u : 512u);
   at = up(at);
   m.choices = at;
-  at = up(at + (t.one ? kOneTableBytes : 0u));
+  const unsigned zeros = t.gate_up ? 0u : static_cast<unsigned>(t.ku) * 128u;  // a row
+  at = up(at + (t.few() ? kFewTableBytes + zeros : t.one ? kOneTableBytes : 0u));
   m.barriers = at;
   m.total = at + static_cast<unsigned>(t.stages) * 16u;
-  m.total += t.wide() ? 16u : t.one && t.gate_up ? 32u : 0u;
+  m.total += t.wide() ? 16u : !t.gate_up ? 0u : t.few() ? 48u : t.one ? 32u : 0u;
   return m;
 }
 

@@ -103,15 +103,19 @@ struct RepackArgs {
 
 enum class Activation : int { kSwiGlu = 0, kRelu2 = 1 };
 
-// One token: gate-up hands its rows over in a buffer of two halves, [2][kOnePicks][stride] bf16, stride as out_stride,
-// of which consecutive layers use one each. A word that is all ones (two NaNs that no arithmetic makes) has not been
-// written; down makes the half that it does not use all ones again. A row has its elements 2l, 2l + 1, 2l + 8, 2l + 9
-// of each block of 16, l = 0 .. 3, in 8 bytes: one_place().
+// One and few tokens: gate-up hands its rows over in a buffer of two halves, [2][kExchangeRows][stride] bf16, stride as
+// out_stride, of which consecutive layers use one each. A word that is all ones (two NaNs that no arithmetic makes) has
+// not been written; down makes the half that it does not use all ones again. One token: row i is the i-th valid choice,
+// with its elements 2l, 2l + 1, 2l + 8, 2l + 9 of each block of 16, l = 0 .. 3, in 8 bytes: one_place(). Few tokens:
+// row i is choice i of [tokens, top_k] (of a token's choices of the same expert, the first), in its order.
 struct OneTurn {
   int half;     // of the present layer
   int arrived;  // CTAs of down that ask no more; zero between layers
+  int rows;     // of the other half that the layer before may have written
 };
-inline constexpr int kOnePicks = 16;  // most choices of the token of moe_one
+inline constexpr int kOnePicks = 16;  // most choices of a token of moe_one and moe_few
+inline constexpr int kFewTokens = 8;  // most tokens of moe_few
+inline constexpr int kExchangeRows = kFewTokens * kOnePicks;
 FOURFOLD_MOE_HD constexpr int one_place(int i) { return i / 16 * 16 + i % 8 / 2 * 4 + i % 16 / 8 * 2 + i % 2; }
 
 struct GemmArgs {
@@ -122,14 +126,14 @@ struct GemmArgs {
   const unsigned short* source;  // bf16 rows: hidden states, or the activation's output
   long long source_stride;       // elements
   const float* scales;           // gate-up: [experts][2] gate, up, or [experts] without a gate; down: [experts]
-  const float* down_scales;      // one token, gate-up: [experts], folded into its output
+  const float* down_scales;      // one and few tokens, gate-up: [experts], folded into its output
   void* out;
   long long out_stride;  // elements
   float limit;           // SwiGLU clamp: gate at most limit, |up| at most limit; 0 = none
   int zero;              // 0; keeps constants out of the compiler's sight
   int ready;             // sorted, down: gate-up's items of a block, which its flag counts; 0: gate-up raises no flags
-  int inner_blocks;      // one token: blocks of 16 K of down's that gate-up writes; the others are zero
-  OneTurn* turn;         // one token
+  int inner_blocks;      // one and few tokens: blocks of 16 K of down's that gate-up writes; the others are zero
+  OneTurn* turn;         // one and few tokens
   Routing routing;
   RouteTable route;
 };

@@ -200,6 +200,15 @@ __device__ __forceinline__ Vec2 load_exchanged2(const u32* p) {
   asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
   return v;
 }
+// Four; p a multiple of 16 bytes.
+__device__ __forceinline__ Vec4 load_exchanged4(const u32* p) {
+  Vec4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
 // Makes four of them all ones; p a multiple of 16 bytes.
 __device__ __forceinline__ void clear_exchanged4(u32* p) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p), "r"(0xffffffffu) : "memory");

@@ -78,6 +78,7 @@ struct Vec2 {
 // Words between kernels that run at the same time.
 void store_exchanged(u32* p, u32 word, Site site = Site::here());
 Vec2 load_exchanged2(const u32* p, Site site = Site::here());
+Vec4 load_exchanged4(const u32* p, Site site = Site::here());
 void clear_exchanged4(u32* p, Site site = Site::here());
 
 Vec4 load_shared4(u32 address, Site site = Site::here());

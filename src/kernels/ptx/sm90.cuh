@@ -1,7 +1,7 @@
 // PTX wrappers: mbarriers, bulk copies, programmatic launch (sm_90 and later), cp.async, ldmatrix, mma.sync (sm_80 and
 // later). Code that only calls the latter compiles for every architecture.
-// Freestanding: compiles under NVRTC and nvcc without any include of theirs. All inline assembly of the kernels is in this
-// folder, behind plain C++ signatures: tests/executor implements the same wrappers on the host.
+// Freestanding: compiles under NVRTC and nvcc without any include of theirs. All inline assembly of the kernels is in
+// this folder, behind plain C++ signatures: tests/executor implements the same wrappers on the host.
 #pragma once
 
 #include "kernels/ptx/tensor_map.h"

@@ -5,6 +5,8 @@
 // Whole layer: routing, gate-up, SwiGLU, down, weighted sum. Timing: CUDA graph of several layers, each with its own
 // uniform routing and the next of C weight copies (C so that 200 MB pass between two uses of one), median of replays.
 
+#include <cuda.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -149,17 +151,37 @@ struct Buffers {
   int tokens = 0;
   int layers = 0;
   u16* x;
+  fourfold::ptx::TensorMap rows;  // of x
   int* ids;
   float* router;
   u16* h;
   u16* one;  // one token: the rows between the kernels
   OneTurn* turn;
-  u8* partial;  // down's rows; before that, for the wgmma kernels, the gathered token rows
+  u8* partial;  // down's rows
   size_t partial_bytes;
   long long slots;
   u16* out;
   RouteTable route;
 };
+
+// x as a matrix that the copy engine takes in pieces of one row and 64 columns.
+fourfold::ptx::TensorMap row_pieces(const u16* x, int tokens, int columns) {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found));
+  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
+  fourfold::ptx::TensorMap map;
+  static_assert(sizeof(map) == sizeof(CUtensorMap));
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(tokens)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(columns) * 2};
+  const cuuint32_t box[2] = {kUnitK, 1}, steps[2] = {1, 1};
+  const CUresult result =
+      encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<u16*>(x), sizes,
+             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) std::printf("cuTensorMapEncodeTiled: %d\n", static_cast<int>(result)), std::exit(1);
+  return map;
+}
 
 Buffers make_buffers(const Shape& s, int tokens, int layers) {
   Buffers b{};
@@ -168,6 +190,7 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
   const size_t picks = static_cast<size_t>(tokens) * s.top_k;
   b.x = device_alloc<u16>(static_cast<size_t>(tokens) * s.hidden);
   bench::fill_rows<<<1024, 256>>>(b.x, static_cast<size_t>(tokens) * s.hidden, 4242);
+  b.rows = row_pieces(b.x, tokens, s.hidden);
   b.ids = device_alloc<int>(picks * layers);
   b.router = device_alloc<float>(picks * layers);
   b.slots = max_slots(static_cast<long long>(picks), s.experts);
@@ -185,7 +208,7 @@ Buffers make_buffers(const Shape& s, int tokens, int layers) {
   b.route.finished = device_alloc<int>(kMostSums);
   b.route.totals = device_alloc<int>(kMaxExperts + 1);
   CUDA_CHECK(cudaMemset(b.route.totals, 0, (kMaxExperts + 1) * 4));
-  b.route.slot_token = device_alloc<int>(static_cast<size_t>(b.slots));
+  b.route.slot_token = device_alloc<int>(static_cast<size_t>(b.slots) + kSlotsBeyond);
   b.route.pick_slot = device_alloc<int>(picks);
   return b;
 }
@@ -269,8 +292,7 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
     d.inner_blocks = s.intermediate / kBlockK;
   }
   if (up.many) {
-    a.source = reinterpret_cast<const u16*>(b.partial);
-    a.source_stride = a.out_stride = d.source_stride = b.slots * kUnitK;
+    a.out_stride = d.source_stride = b.slots * kUnitK;
     d.out_stride = packed_row_values(s.hidden) / 4;
   }
   const auto groups = [](int tiles, const Candidate& c) { return (tiles + c.row_tiles - 1) / c.row_tiles; };
@@ -293,14 +315,12 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
     launch(moe_route_scatter, dim3(ctas), kRouteManyThreads, 0, stream, routing, b.route);
   }
   const unsigned tokens = static_cast<unsigned>(b.tokens);
+  const dim3 up_grid(static_cast<unsigned>(g_sms * up.ctas));
   if (up.many) {
-    const int blocks = max_blocks(static_cast<long long>(picks), s.experts, up.tokens);
-    launch(moe_gather,
-           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>((a.units + kGatherUnits - 1) / kGatherUnits)),
-           kGatherThreads, kGatherShared, stream, static_cast<const u16*>(b.x), static_cast<long long>(s.hidden),
-           b.route, a.units, reinterpret_cast<u16*>(b.partial), a.source_stride);
+    launch(up.gathers, up_grid, up.threads, up.smem, stream, b.rows, a);
+  } else {
+    launch(up.kernel, up_grid, up.threads, up.smem, stream, a);
   }
-  launch(up.kernel, dim3(static_cast<unsigned>(g_sms * up.ctas)), up.threads, up.smem, stream, a);
   launch(down.kernel, dim3(static_cast<unsigned>(g_sms * down.ctas)), down.threads, down.smem, stream, d);
   const dim3 grid(static_cast<unsigned>((s.hidden + 1023) / 1024), tokens);
   if (up.many) {
@@ -502,10 +522,10 @@ int main(int argc, char** argv) {
   const std::vector<Candidate> ups = gate_up_candidates(), downs = down_candidates();
   for (const auto* set : {&ups, &downs}) {
     for (const Candidate& c : *set) {
-      CUDA_CHECK(cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      CUDA_CHECK(cudaFuncSetAttribute(c.entry(), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       c.one ? kSmemPerBlock : static_cast<int>(c.smem)));
       if (!c.one) continue;
-      CUDA_CHECK(cudaFuncSetAttribute(c.kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+      CUDA_CHECK(cudaFuncSetAttribute(c.entry(), cudaFuncAttributePreferredSharedMemoryCarveout,
                                       cudaSharedmemCarveoutMaxShared));
     }
   }

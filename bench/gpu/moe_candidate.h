@@ -5,6 +5,7 @@
 
 #include "kernels/moe/stream_tile.h"
 #include "kernels/moe/tables.h"
+#include "kernels/ptx/tensor_map.h"
 
 struct Candidate {
   const char* name;
@@ -19,7 +20,11 @@ struct Candidate {
   int threads;
   unsigned smem;
   void (*kernel)(const fourfold::moe::GemmArgs);
+  void (*gathers)(const fourfold::ptx::TensorMap, const fourfold::moe::GemmArgs) = nullptr;  // wgmma gate-up, instead
 
+  const void* entry() const {
+    return kernel != nullptr ? reinterpret_cast<const void*>(kernel) : reinterpret_cast<const void*>(gathers);
+  }
   bool fits(int k, int m, int top_k) const {
     if (k % 64 != 0) return false;
     if (row_units != 0 && k > row_units * 64) return false;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "jit/driver.h"
+#include "kernels/ptx/tensor_map.h"
 #include "plan/arch.h"
 
 namespace fourfold::cuda {
@@ -108,6 +109,11 @@ class Buffer {
   DeviceAddress address_ = 0;
   uint64_t bytes_ = 0;
 };
+
+// Rows of `columns` bf16 values in device memory, `stride` bytes from one to the next, as kernels copy them in pieces
+// of one row and 64 columns (ptx::tensor_copy_row). `address` and `stride`: multiples of 16.
+ptx::TensorMap row_pieces(const Device& device, DeviceAddress address, uint64_t rows, uint64_t columns,
+                          uint64_t stride);
 
 class Event {
  public:

@@ -52,13 +52,11 @@ KernelLoader::KernelLoader(const Device& device, jit::KernelStore& store, const 
                                       {"fourfold::moe::moe_route_scatter", moe::kRouteManyThreads},
                                       {"fourfold::moe::moe_combine", moe::kCombineThreads},
                                       {"fourfold::moe::moe_combine_beside", moe::kCombineBesideThreads},
-                                      {"fourfold::moe::moe_gather", moe::kGatherThreads, moe::kGatherShared},
                                       {"fourfold::moe::moe_combine_packed", moe::kCombinePackedThreads}});
   const auto prepare = load(jit::prepare_request(arch), {{"fourfold::moe::moe_repack", 128},
                                                          {"fourfold::moe::moe_pad_rows", 128},
                                                          {"fourfold::moe::moe_append_shared", 128}});
-  fixed_ = {fixed[0], fixed[1],   fixed[2],   fixed[3],   fixed[4], fixed[5],
-            fixed[6], prepare[0], prepare[1], prepare[2], {}};
+  fixed_ = {fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], fixed[5], prepare[0], prepare[1], prepare[2], {}};
 }
 
 jit::CompileOptions KernelLoader::compile_options() const {

@@ -64,7 +64,7 @@ ExpertWorkspace::ExpertWorkspace(const LayerContext& context, int64_t max_tokens
   const auto blocks = static_cast<uint64_t>(moe::max_blocks(static_cast<long long>(picks), experts, kSmallestBlock));
   counts_ = Buffer(device, 2 * sizeof(int), "routing tables");
   blocks_ = Buffer(device, blocks * sizeof(moe::Block), "routing tables");
-  slot_token_ = Buffer(device, slots * sizeof(int), "routing tables");
+  slot_token_ = Buffer(device, (slots + moe::kSlotsBeyond) * sizeof(int), "routing tables");
   pick_slot_ = Buffer(device, picks * sizeof(int), "routing tables");
   totals_ = Buffer(device, (moe::kMaxExperts + 1) * sizeof(int), "routing tables");
   stored_ = Buffer(device, blocks * sizeof(int), "routing tables");
@@ -104,8 +104,9 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
   const auto wide = p.padded_depth(plan::Pass::kGateUp), deep = p.padded_depth(plan::Pass::kDown);
 
   const bool fp4 = pair.fp4();
+  const bool swizzled = plan::row_form(pair.gate_up.tile) == plan::RowForm::kSwizzled;
   DeviceAddress x = inputs.x;
-  if (wide != p.hidden && !fp4) {
+  if (wide != p.hidden && !fp4 && !swizzled) {  // tensor copies have zeros past the last column
     const auto across = static_cast<unsigned>(ceil_div(wide / 8, 128));
     launch(stream, fixed.pad_rows, {across, static_cast<unsigned>(tokens)}, Overlap::kNone, inputs.x,
            workspace.padded_x().address(), hidden, static_cast<int>(wide));
@@ -152,13 +153,10 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
   }
 
   // The wgmma kernels' forms of rows: see kernels/moe/tables.h.
-  const bool swizzled = plan::row_form(pair.gate_up.tile) == plan::RowForm::kSwizzled;
   const long long slots = moe::max_slots(picks, routing.experts);
   const long long groups = moe::packed_row_values(hidden) / 4;
   if (swizzled) {
-    // The gathered rows are read by gate-up, the summed ones written by down: one buffer.
-    up.source = workspace.partial().as<unsigned short>();
-    up.source_stride = down.source_stride = up.out_stride = slots * moe::kUnitK;
+    down.source_stride = up.out_stride = slots * moe::kUnitK;
     up.out = workspace.swizzled().as<void>();
     down.source = workspace.swizzled().as<unsigned short>();
     down.out_stride = groups;
@@ -195,17 +193,18 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
       launch(stream, fixed.route_scatter, {ctas, 1}, Overlap::kProgrammatic, routing, table);
     }
   }
-  if (swizzled) {
-    const auto blocks = static_cast<unsigned>(moe::max_blocks(picks, routing.experts, pair.gate_up.tile.tokens));
-    launch(stream, fixed.gather, {blocks, static_cast<unsigned>(ceil_div(up.units, moe::kGatherUnits))},
-           Overlap::kProgrammatic, x, static_cast<long long>(wide), table, up.units, workspace.partial().address(),
-           up.source_stride);
-  }
   if (fp4) {
     launch(stream, pair.gate_up_kernel, {pair.gate_up_grid, 1}, Overlap::kProgrammatic, fp4_up);
     launch(stream, pair.down_kernel, {pair.down_grid, 1}, Overlap::kProgrammatic, fp4_down);
   } else {
-    launch(stream, pair.gate_up_kernel, {pair.gate_up_grid, 1}, Overlap::kProgrammatic, up);
+    const Grid grid = {pair.gate_up_grid, 1};
+    if (swizzled) {
+      const ptx::TensorMap rows = row_pieces(stream.device(), inputs.x, static_cast<uint64_t>(tokens),
+                                             static_cast<uint64_t>(hidden), static_cast<uint64_t>(hidden) * 2);
+      launch(stream, pair.gate_up_kernel, grid, Overlap::kProgrammatic, rows, up);
+    } else {
+      launch(stream, pair.gate_up_kernel, grid, Overlap::kProgrammatic, up);
+    }
     launch(stream, pair.down_kernel, {pair.down_grid, 1}, Overlap::kProgrammatic, down);
   }
   const Grid sums = {static_cast<unsigned>(ceil_div(p.hidden, moe::kCombineColumns)), static_cast<unsigned>(tokens)};

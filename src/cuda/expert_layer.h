@@ -49,7 +49,7 @@ class ExpertWorkspace {
   const Buffer& exchange() const { return exchange_; }
   const Buffer& turn() const { return turn_; }
   // fp32 [slots][hidden], rows of a tile paired as in partial_place() (kernels/moe/tables.h); groups with a common
-  // exponent from the FP4 and wgmma kernels, for which the gathered rows come first.
+  // exponent from the FP4 and wgmma kernels.
   Buffer& partial() { return partial_; }
   const Buffer& partial() const { return partial_; }
   const Buffer& padded_x() const { return padded_x_; }  // bf16 [tokens][padded hidden]; empty where none is needed

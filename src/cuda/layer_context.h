@@ -7,8 +7,8 @@
 namespace fourfold::cuda {
 
 struct FixedKernels {
-  Kernel route, route_count, route_scatter, combine, combine_beside, gather, combine_packed;  // route_sm90.cuh
-  Kernel repack, pad_rows, append_shared;                                                     // kernels/moe/prepare.cuh
+  Kernel route, route_count, route_scatter, combine, combine_beside, combine_packed;  // kernels/moe/route_sm90.cuh
+  Kernel repack, pad_rows, append_shared;                                             // kernels/moe/prepare.cuh
   Kernel quantise;  // kernels/moe/fp4_sm120.cuh; only where a plan multiplies NVFP4 activations
 };
 

@@ -57,6 +57,7 @@ Driver::Driver(SharedLibrary library) : library_(std::move(library)) {
   library_.load("cuGraphExecDestroy", &call->graph_executable_destroy);
   library_.load("cuGraphDestroy", &call->graph_destroy);
   library_.load("cuLaunchKernelEx", &call->launch_with);
+  library_.load("cuTensorMapEncodeTiled", &call->tensor_map_encode);
   call_ = std::move(call);
   check(call_->init(0), "cuInit");
   check(call_->version(&version_), "cuDriverGetVersion");

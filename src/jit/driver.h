@@ -114,6 +114,9 @@ struct Driver::Functions {
   int (*graph_executable_destroy)(void* executable);
   int (*graph_destroy)(void* graph);
   int (*launch_with)(const LaunchConfig* config, void* function, void** arguments, void** extra);
+  int (*tensor_map_encode)(void* map, int type, unsigned rank, void* address, const uint64_t* sizes,
+                           const uint64_t* strides, const unsigned* box, const unsigned* steps, int interleave,
+                           int swizzle, int l2_promotion, int fill);
 };
 
 // A loaded cubin. Its functions are valid while it lives and only in the context that was current when it was loaded.

@@ -39,7 +39,8 @@ std::string async_tile(const KernelSpec& spec) {
 }
 
 // How the device headers of a family name a tile, its map of shared memory and its kernel, all in fourfold::moe.
-// Every kernel takes one GemmArgs, the FP4 kernels one Fp4Args (kernels/moe/tables.h).
+// Every kernel takes one GemmArgs, the FP4 kernels one Fp4Args (kernels/moe/tables.h); wgmma's gate-up a TensorMap of
+// the hidden states before it.
 struct FamilySource {
   plan::Family family;
   std::string (*tile)(const KernelSpec& spec);
@@ -51,7 +52,8 @@ struct FamilySource {
     const char* source;
   };
   Inline one = {}, few = {};
-  Inline of(const plan::TileConfig& tile) const { return plan::few_tokens(tile) ? few : one; }
+  const char* gate_up_kernel = nullptr;  // where gate-up's is another
+  Inline of(const plan::TileConfig& t) const { return plan::few_tokens(t) ? few : one; }
 };
 constexpr FamilySource kFamilySources[] = {
     {plan::Family::kStreaming,
@@ -60,7 +62,7 @@ constexpr FamilySource kFamilySources[] = {
      "moe_stream",
      {"moe_one", "kernels/moe/one_sm90.cuh"},
      {"moe_few", "kernels/moe/few_sm90.cuh"}},
-    {plan::Family::kWgmma, prefill_tile, "prefill_map", "moe_prefill"},
+    {plan::Family::kWgmma, prefill_tile, "prefill_map", "moe_prefill", {}, {}, "moe_prefill_gather"},
     {plan::Family::kMmaSync, async_tile, "make_smem_map", "moe_mma_sync"},
     {plan::Family::kFp4, async_tile, "make_smem_map", "moe_fp4"},
 };
@@ -88,7 +90,10 @@ KernelRequest make_request(std::string name, std::string text, std::string_view 
 std::string kernel_expression(const plan::KernelSpec& spec) {
   const FamilySource& source = source_of(spec.candidate.tile.family);
   const plan::TileConfig& t = spec.candidate.tile;
-  return fmt::format("fourfold::moe::{}<PlannedTile>", t.inline_routes ? source.of(t).kernel : source.kernel);
+  const bool other = spec.pass == plan::Pass::kGateUp && source.gate_up_kernel != nullptr;
+  return fmt::format("fourfold::moe::{}<PlannedTile>", t.inline_routes ? source.of(t).kernel
+                                                       : other         ? source.gate_up_kernel
+                                                                       : source.kernel);
 }
 
 std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::string_view arch,
@@ -111,10 +116,10 @@ std::optional<KernelRequest> request_of(const plan::KernelSpec& spec, std::strin
 }
 
 KernelRequest route_request(std::string_view arch) {
-  return make_request("route", "#include \"kernels/moe/route_sm90.cuh\"\n", arch,
-                      {"fourfold::moe::moe_route", "fourfold::moe::moe_route_count", "fourfold::moe::moe_route_scatter",
-                       "fourfold::moe::moe_combine", "fourfold::moe::moe_combine_beside", "fourfold::moe::moe_gather",
-                       "fourfold::moe::moe_combine_packed"});
+  return make_request(
+      "route", "#include \"kernels/moe/route_sm90.cuh\"\n", arch,
+      {"fourfold::moe::moe_route", "fourfold::moe::moe_route_count", "fourfold::moe::moe_route_scatter",
+       "fourfold::moe::moe_combine", "fourfold::moe::moe_combine_beside", "fourfold::moe::moe_combine_packed"});
 }
 
 KernelRequest quantize_request(std::string_view arch, const CompileOptions& options) {

@@ -132,17 +132,11 @@ const Ranked* fastest(const GemmPlan& gemm, const TileConfig& beside, bool imple
   return nullptr;
 }
 
-// Histogram, then scatter: a chain of reads and dependent writes in one CTA. The wgmma kernels' rows are then gathered:
-// read from L2 mostly, written.
+// Histogram, then scatter: a chain of reads and dependent writes in one CTA.
 double route_time(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile) {
   if (tile.inline_routes) return 0;
   const double pairs = static_cast<double>(p.tokens * p.picks_per_token()), read = reachable_reads(gpu) * 1e6;
-  double us =
-      gpu.graph_node_us + 4 * gpu.latency_us + pairs * 16 / read + std::min(pairs, kRoutedAtOnce) / kRoutedPerUs;
-  if (row_form(tile) == RowForm::kSwizzled) {
-    us += gpu.graph_node_us + gpu.latency_us + pairs * static_cast<double>(p.hidden) * 2 * (1 + 1 / kL2Speedup) / read;
-  }
-  return us;
+  return gpu.graph_node_us + 4 * gpu.latency_us + pairs * 16 / read + std::min(pairs, kRoutedAtOnce) / kRoutedPerUs;
 }
 
 // Reads a row for each pair (fp32, or groups of two bytes a value), writes a bf16 row for each token.

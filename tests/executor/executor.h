@@ -17,6 +17,8 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/ptx/tensor_map.h"
+
 namespace fourfold::executor {
 
 // When an asynchronous copy (or an asynchronous multiplication) takes place between its issue and the wait for it.
@@ -118,6 +120,9 @@ struct LaunchStats {
 
 // A call of a wrapper seen while running, for enumerating mutations.
 using SeenSite = std::tuple<Op, std::string, int>;
+
+// What tensor copies take: `rows` of `columns` 16-bit values, `stride` bytes from one to the next.
+ptx::TensorMap make_tensor_map(const void* first, std::uint64_t rows, std::uint64_t columns, std::uint64_t stride);
 
 class Machine;
 

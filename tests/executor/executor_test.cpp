@@ -228,6 +228,51 @@ TEST(Executor, RingsOfBulkCopies) {
   }
 }
 
+// Row 2 of 3, and what lies outside the matrix, to rows 5 .. 7 of an atom. The matrix has 80 columns.
+std::string copy_rows(const Options& o, bool wait, u32 misplaced = 0, bool fence = true) {
+  Device device(o);
+  std::vector<u16> values(3 * 88);  // rows of 176 bytes
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<u16>(i);
+  const TensorMap map = make_tensor_map(device.constant(values, "rows"), 3, 80, 176);
+  try {
+    device.launch({"toy", {}, 32, 2048}, [&] {
+      FOURFOLD_DYNAMIC_SHARED(smem);
+      const u32 base = shared_address(smem), bar = base + 1024;
+      if (threadIdx.x == 0) {
+        mbarrier_init(bar, 1);
+        if (fence) fence_barrier_init();
+      }
+      __syncwarp();
+      if (one_lane()) {
+        mbarrier_arrive_expect(bar, 3 * 128);
+        tensor_copy_row(base + 5 * 128 + misplaced, map, 0, 2, bar);
+        tensor_copy_row(base + 6 * 128, map, 64, 1, bar);
+        tensor_copy_row(base + 7 * 128, map, 0, 65535, bar);
+      }
+      if (wait) mbarrier_wait(bar, 0);
+      const u32 column = threadIdx.x * 2;
+      for (u32 row = 5; row < 8; ++row) {
+        const u32 place = base + row * 128 + (column / 8 ^ row) * 16 + column % 8 * 2;
+        const u32 first = row == 5 ? 2 * 88 + column : 88 + 64 + column;
+        const bool there = row == 5 || (row == 6 && column < 16);
+        if (load_shared1(place) != (there ? first | (first + 1) << 16 : 0)) machine_fails();
+      }
+    });
+  } catch (const Violation& v) {
+    return v.what();
+  }
+  return "";
+}
+
+TEST(Executor, TensorCopiesSwizzleAndFillWithZeros) {
+  for (const Options& o : schedules(9)) {
+    EXPECT_EQ(copy_rows(o, true), "");
+    EXPECT_NE(copy_rows(o, false), "");
+    EXPECT_CONTAINS(copy_rows(o, true, 64), "is no multiple of 128");
+    EXPECT_CONTAINS(copy_rows(o, true, 0, false), "fence_barrier_init is missing");
+  }
+}
+
 TEST(Executor, CopyGroupsLandWhenTheyAreWaitedFor) {
   const auto body = [](Device& device, bool wait, bool sync) {
     const int* source = device.constant(std::vector<int>(256, 7), "source");

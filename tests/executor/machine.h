@@ -69,13 +69,15 @@ struct Barrier {
   Clock completed;      // what a waiter learns
 };
 
-// A bulk copy under way.
+// A bulk copy under way, or a tensor copy: a row of 128 bytes whose pieces are exchanged, zeros from `there` on.
 struct BulkCopy {
   u32 destination;
   const u8* source;
   u32 bytes;
   u32 barrier;
   u32 phase;
+  bool swizzled = false;
+  u32 there = 0;
 };
 
 struct Piece {

@@ -202,7 +202,15 @@ void Machine::deliver(size_t index) {
   const BulkCopy copy = copies_[index];
   copies_[index] = copies_.back();
   copies_.pop_back();
-  std::memcpy(shared(copy.destination), copy.source, copy.bytes);
+  if (copy.swizzled) {
+    u8 row[128] = {};
+    std::memcpy(row, copy.source, copy.there);
+    for (u32 piece = 0; piece < 8; ++piece) {
+      std::memcpy(shared(copy.destination + (piece ^ (copy.destination / 128 % 8)) * 16), row + piece * 16, 16);
+    }
+  } else {
+    std::memcpy(shared(copy.destination), copy.source, copy.bytes);
+  }
   Barrier& b = barriers_.at(copy.barrier);
   b.bytes -= copy.bytes;
   if (b.pending == 0) complete_if_done(b);
@@ -233,6 +241,22 @@ bool Machine::deliver_for_idle() {
   return true;
 }
 
+// ---- tensor maps ----------------------------------------------------------------------------------------------------
+
+namespace {
+struct HostMap {  // what a TensorMap holds here
+  u64 mark, first, rows, columns, stride;
+};
+constexpr u64 kMapMark = 0x70616d20776f7220;
+}  // namespace
+
+ptx::TensorMap make_tensor_map(const void* first, std::uint64_t rows, std::uint64_t columns, std::uint64_t stride) {
+  ptx::TensorMap map = {};
+  const HostMap host = {kMapMark, reinterpret_cast<u64>(first), rows, columns, stride};
+  std::memcpy(&map, &host, sizeof(host));
+  return map;
+}
+
 }  // namespace fourfold::executor
 
 using namespace fourfold::executor;
@@ -246,6 +270,19 @@ u32 shared_address(const void* p) {
   return kSharedBias + static_cast<u32>(offset);
 }
 
+namespace {
+void start_copy(Machine& m, Thread& t, BulkCopy copy, const char* what) {
+  Barrier& b = m.barrier_at(copy.barrier, what);
+  if (!b.fenced) m.violate(fmt::format("{}: fence_barrier_init is missing after the mbarrier's initialisation", what));
+  m.engine_write(t, copy.destination - kSharedBias, copy.bytes, b.component, b.phase + 1, 0, what);
+  copy.phase = b.phase;
+  m.copies_.push_back(copy);
+  ++m.stats_.bulk_copies;
+  if (m.options().delivery == Delivery::kAtOnce) m.deliver(m.copies_.size() - 1);
+  m.maybe_yield();
+}
+}  // namespace
+
 void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64, Site site) {
   Machine& m = machine();
   Thread& t = m.enter(Op::kBulkCopy, site);
@@ -254,14 +291,36 @@ void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64, Sit
   if (reinterpret_cast<std::uintptr_t>(source) % 16 != 0) m.violate("bulk_copy: the source is not aligned to 16");
   m.check_bounds(destination, bytes, 16, "bulk_copy");
   m.global_access(source, bytes, Access::kRead);
-  Barrier& b = m.barrier_at(bar, "bulk_copy");
-  if (!b.fenced) m.violate("bulk_copy: fence_barrier_init is missing after the mbarrier's initialisation");
-  m.engine_write(t, destination - kSharedBias, bytes, b.component, b.phase + 1, 0, "bulk_copy");
-  m.copies_.push_back({destination, static_cast<const u8*>(source), bytes, bar, b.phase});
-  ++m.stats_.bulk_copies;
-  if (m.options().delivery == Delivery::kAtOnce) m.deliver(m.copies_.size() - 1);
-  m.maybe_yield();
+  start_copy(m, t, {destination, static_cast<const u8*>(source), bytes, bar, 0, false, 0}, "bulk_copy");
 }
+
+// ---- tensor copies --------------------------------------------------------------------------------------------------
+
+void prefetch_tensor_map(const TensorMap&, Site site) { machine().enter(site); }
+
+void tensor_copy_row(u32 destination, const TensorMap& map, int column, int row, u32 bar, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBulkCopy, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kBulkCopy, site)) return;
+  HostMap host;
+  std::memcpy(&host, &map, sizeof(host));
+  if (host.mark != kMapMark) m.violate("tensor_copy_row: this is no tensor map");
+  if (host.first % 16 != 0 || host.stride % 16 != 0) m.violate("tensor_copy_row: rows are not aligned to 16");
+  m.check_bounds(destination, 128, 128, "tensor_copy_row");
+  u32 there = 0;  // bytes; what lies outside is zero
+  if (column >= 0 && row >= 0 && static_cast<u64>(row) < host.rows && static_cast<u64>(column) < host.columns) {
+    there = static_cast<u32>(std::min<u64>(host.columns - static_cast<u64>(column), 64)) * 2;
+  }
+  if (column < 0) m.violate("tensor_copy_row: columns that begin outside the matrix");
+  const u8* source = reinterpret_cast<const u8*>(host.first);
+  if (there != 0) {
+    source += static_cast<u64>(row) * host.stride + static_cast<u64>(column) * 2;
+    m.global_access(source, there, Access::kRead);
+  }
+  start_copy(m, t, {destination, source, 128, bar, 0, true, there}, "tensor_copy_row");
+}
+
+bool one_lane(Site site) { return machine().enter(site).lane == 0; }
 
 // ---- bulk stores ----------------------------------------------------------------------------------------------------
 

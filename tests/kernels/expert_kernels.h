@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/moe/tables.h"
+#include "kernels/ptx/tensor_map.h"
 #include "plan/smem.h"
 
 namespace fourfold::moe {
@@ -24,9 +25,10 @@ struct ExpertKernel {
   int threads;
   unsigned shared_bytes;
   void (*run)(const GemmArgs&);
+  void (*run_gather)(const ptx::TensorMap& rows, const GemmArgs&);  // wgmma gate-up, instead
   void (*run_fp4)(const Fp4Args&);
 
-  bool slots() const { return family == plan::Family::kWgmma; }  // rows in slot order, in the form of tables.h
+  bool slots() const { return family == plan::Family::kWgmma; }  // h in the form of tables.h
   bool fp4() const { return family == plan::Family::kFp4; }
 };
 
@@ -54,11 +56,6 @@ struct RouteKernels {
   int beside_columns;  // of one CTA
   void (*combine_beside)(const float* partial, long long partial_stride, const RouteTable&, const float* weights,
                          int top_k, int columns, unsigned short* out, long long out_stride);
-  int gather_threads;
-  int gather_units;  // of 64 columns, of one CTA
-  unsigned gather_shared;
-  void (*gather)(const unsigned short* rows, long long row_stride, const RouteTable&, int units, unsigned short* out,
-                 long long stride);
   void (*combine_packed)(const PackedGroup* partial, long long stride, const int* pick_slot, const Routing&,
                          const float* scales, int columns, unsigned short* out, long long out_stride);
 };

@@ -249,8 +249,8 @@ RouteTable make_table(Device& device, size_t picks, const LayerShape& s, int til
   table.counts = device.alloc<int>(2, "route.counts");
   const auto blocks = static_cast<size_t>(max_blocks(static_cast<long long>(picks), s.experts, tile));
   table.blocks = device.alloc<Block>(blocks, "route.blocks");
-  table.slot_token =
-      device.alloc<int>(static_cast<size_t>(max_slots(static_cast<long long>(picks), s.experts)), "route.slot_token");
+  table.slot_token = device.alloc<int>(
+      static_cast<size_t>(max_slots(static_cast<long long>(picks), s.experts) + kSlotsBeyond), "route.slot_token");
   table.pick_slot = device.alloc<int>(picks, "route.pick_slot");
   table.totals = device.alloc<int>(static_cast<size_t>(experts) + 1, "route.totals");
   std::fill_n(table.totals, experts + 1, 0);
@@ -377,12 +377,11 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
       for (int i = s.intermediate; i < deep; ++i) h[row * static_cast<size_t>(deep) + static_cast<size_t>(i)] = 0;
     }
   }
-  // fp32 rows of down, or packed ones; for the wgmma kernels the gathered rows first.
+  // fp32 rows of down, or packed ones.
   const bool groups_of_four = up.slots() || up.fp4();
   const size_t group_bytes = static_cast<size_t>(packed_row_values(s.hidden)) * 2;
-  const size_t gathered_bytes = static_cast<size_t>(wide) * 2;
   auto* partial = device.alloc<unsigned char>(up.one           ? 1
-                                              : groups_of_four ? slots * std::max(group_bytes, gathered_bytes)
+                                              : groups_of_four ? slots * group_bytes
                                                                : slots * static_cast<size_t>(s.hidden) * 4,
                                               "down's rows");
   auto* out = device.alloc<unsigned short>(static_cast<size_t>(in.tokens) * static_cast<size_t>(s.hidden), "out");
@@ -405,8 +404,8 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   a.expert_bytes = w.expert_stride != 0 ? w.expert_stride : packed_bytes((s.gated ? 2 : 1) * s.intermediate, wide);
   a.row_tiles = s.intermediate / (s.gated ? 8 : 16);
   a.units = wide / kUnitK;
-  a.source = up.slots() ? reinterpret_cast<const unsigned short*>(partial) : x;
-  a.source_stride = up.slots() ? static_cast<long long>(slots) * kUnitK : row_stride;
+  a.source = x;
+  a.source_stride = row_stride;
   a.scales = device.constant(w.gate_up_scales, "gate and up scales");
   a.down_scales = device.constant(w.down_scales, "down scales");
   a.out = h;
@@ -484,18 +483,13 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   } else {
     launch_route(launch, a.routing, table, up.tokens);
   }
-  if (up.slots()) {
-    const int blocks = max_blocks(static_cast<long long>(picks), s.experts, up.tokens);
-    launch(
-        "gather",
-        {static_cast<unsigned>(blocks), static_cast<unsigned>((a.units + route.gather_units - 1) / route.gather_units)},
-        route.gather_threads, route.gather_shared, [&] {
-          route.gather(x, row_stride, table, a.units, reinterpret_cast<unsigned short*>(partial), a.source_stride);
-        });
-  }
+  const ptx::TensorMap map =
+      executor::make_tensor_map(x, static_cast<std::uint64_t>(in.tokens), static_cast<std::uint64_t>(s.hidden),
+                                static_cast<std::uint64_t>(row_stride) * 2);
   const auto gemms = [&] {
-    launch("gate-up " + up.name, {up_grid}, up.threads, up.shared_bytes,
-           [&] { up.fp4() ? up.run_fp4(fp4_up) : up.run(a); });
+    launch("gate-up " + up.name, {up_grid}, up.threads, up.shared_bytes, [&] {
+      up.fp4() ? up.run_fp4(fp4_up) : up.slots() ? up.run_gather(map, a) : up.run(a);
+    });
     launch("down " + down.name, {down_grid}, down.threads, down.shared_bytes,
            [&] { up.fp4() ? down.run_fp4(fp4_down) : down.run(d); });
   };

@@ -133,7 +133,7 @@ TEST(MoeLayout, RowsBetweenOneTokensKernels) {
 }
 
 TEST(MoeTiles, RegionsFollowEachOtherWithoutOverlap) {
-  constexpr StreamTile t{true, true, 2, 1, 2, 4, 1, 1, 4, 8, 2, false};
+  constexpr StreamTile t{true, true, 2, 1, 2, 4, 1, 1, 4, 8, 2, false, 0};
   constexpr StreamMap m = stream_map(t);
   EXPECT_EQ(m.weight_stride, 2u * 4 * 576);
   EXPECT_GE(m.rows, m.weights + 8 * m.weight_stride);

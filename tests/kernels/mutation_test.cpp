@@ -51,7 +51,7 @@ std::vector<Chain> chains() {
        named(stream, "stream {false, false, 2, 2, 2, 1, 3, 24, 2, 2, 1}"), 14},
       {"wide", named(stream, "stream {true, false, 2, 16, 1, 1, 3, 24, 2, 3, 1}"),
        named(stream, "stream {false, false, 2, 16, 1, 1, 3, 24, 4, 2, 1}"), 14},
-      {"wgmma", named(prefill, "prefill {true, 32, 3}"), named(prefill, "prefill {false, 32, 2}"), 14},
+      {"wgmma", named(prefill, "prefill {true, 32, 3}"), named(prefill, "prefill {false, 32, 3}"), 14},
       {"mma", named(async, "mma-sync {true, 2, 16, 64, 64, 2, 4, 2}"),
        named(async, "mma-sync {false, 1, 16, 64, 64, 3, 4, 2}"), 14},
       {"fp4", named(async, "fp4 {true, 2, 16, 64, 64, 2, 4, 2}"), named(async, "fp4 {false, 1, 16, 64, 64, 2, 4, 2}"),

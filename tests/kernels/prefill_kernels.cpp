@@ -17,7 +17,11 @@ ExpertKernel prefill(const char* name) {
   k.ctas = 1;
   k.threads = kPrefillThreads;
   k.shared_bytes = prefill_map(Tile::value).total;
-  k.run = [](const GemmArgs& args) { moe_prefill<Tile>(args); };
+  if constexpr (GateUp) {
+    k.run_gather = [](const ptx::TensorMap& rows, const GemmArgs& args) { moe_prefill_gather<Tile>(rows, args); };
+  } else {
+    k.run = [](const GemmArgs& args) { moe_prefill<Tile>(args); };
+  }
   return k;
 }
 }  // namespace
@@ -26,8 +30,8 @@ ExpertKernel prefill(const char* name) {
 
 std::vector<ExpertKernel> prefill_kernels() {
   return {
-      PREFILL(true, 176, 4), PREFILL(false, 176, 6),     PREFILL(true, 32, 3),
-      PREFILL(false, 32, 2), PREFILL(true, 32, 6, true),
+      PREFILL(true, 176, 4), PREFILL(false, 176, 6), PREFILL(true, 32, 3),
+      PREFILL(false, 32, 2), PREFILL(false, 32, 3),  PREFILL(true, 32, 6, true),
   };
 }
 

@@ -24,11 +24,6 @@ RouteKernels route_kernels() {
                         int top_k, int columns, unsigned short* out, long long out_stride) {
     moe_combine_beside(partial, stride, table, weights, top_k, columns, out, out_stride, 0);
   };
-  k.gather_threads = kGatherThreads;
-  k.gather_units = kGatherUnits;
-  k.gather_shared = kGatherShared;
-  k.gather = [](const unsigned short* rows, long long row_stride, const RouteTable& table, int units,
-                unsigned short* out, long long stride) { moe_gather(rows, row_stride, table, units, out, stride); };
   k.combine_packed = [](const PackedGroup* partial, long long stride, const int* pick_slot, const Routing& routing,
                         const float* scales, int columns, unsigned short* out, long long out_stride) {
     moe_combine_packed(partial, stride, pick_slot, routing, scales, columns, out, out_stride);

@@ -2,8 +2,9 @@
 // lie in swizzled shared memory (up to 176; above that two accumulators no longer fit the registers).
 //
 // A CTA covers 256 weight rows: two consumer warpgroups of 128 rows (two m64 accumulators each) and four producer warps
-// that take turns at the stages. Everything comes by bulk copies: packed weights, and token rows in the form that
-// shared memory has (tables.h: moe_gather writes it for gate-up, gate-up's epilogue for down), one copy for a block.
+// that bring packed weights by bulk copies. Gate-up's token rows come one by one, in pieces of 64 columns, by tensor
+// copies that put them into shared memory's form; gate-up's epilogue leaves h in that form (tables.h), so that down's
+// come in one bulk copy for a block.
 // Two fragment buffers: while one K block of 16 is multiplied the next is dequantised.
 #pragma once
 
@@ -256,15 +257,147 @@ __device__ __forceinline__ void multiply_narrowest(const GemmArgs& args, u32 bas
   }
 }
 
-}  // namespace prefill_detail
+// One lane of each of gate-up's producer warps. Every warp brings its share of every stage: the units of a quarter of
+// the row tiles, and of every fourth four token rows, one copy for each from where the token is. At 24 clocks a copy
+// that is 900 clocks for 144 rows, of the 1300 that a stage's multiplications take, so nothing else may cost time: the
+// tokens of an item stay in (uniform) registers, two in one. Looking them up in L1 makes the producers the limit.
+template <typename Tile>
+__device__ __forceinline__ void produce_gathered(const TensorMap& rows, const GemmArgs& args, u32 base) {
+  static constexpr PrefillTile T = Tile::value;
+  static constexpr PrefillMap kMap = prefill_map(T);
+  constexpr int kTiles = kPrefillRowTiles / kPrefillProducers;  // of a warp
+  constexpr int kQuads = (T.tokens / 4 + kPrefillProducers - 1) / kPrefillProducers;
+  const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
+  const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
+  const u64 policy = policy_evict_first();
+  int stage = 0;
+  u32 phase = 1;
+  for (u32 item = blockIdx.x;; item += keep_register(gridDim.x)) {
+    // What follows from what is kept in a register here and below is computed anew: ptxas would spill it.
+    const u32 warp = keep_register(threadIdx.x) / 32;
+    const u32 row_groups = keep_register(static_cast<u32>(args.row_tiles) + (kPrefillRowTiles - 1)) / kPrefillRowTiles;
+    const u32 index = item / row_groups;
+    if (index >= static_cast<u32>(args.route.counts[0])) break;
+    const Block block = args.route.blocks[index];
+    const u32 first_tile = item % row_groups * kPrefillRowTiles + warp * kTiles;
+    const int left = args.row_tiles - static_cast<int>(first_tile);
+    const int tiles = left < 0 ? 0 : left < kTiles ? left : kTiles;
+    // Rows up to a multiple of four: an expert's slots end at a multiple of 8. What stands for a token there may be
+    // anything, and the copy engine makes zeros of what is none.
+    const int quads = static_cast<int>(static_cast<u32>(block.count + 3) / 4);
+    const int mine = (quads + kPrefillProducers - 1 - static_cast<int>(warp)) / kPrefillProducers;
+    const u32 bytes = static_cast<u32>(tiles) * kUnitBytes + static_cast<u32>(mine) * (4 * kUnitK * 2);
+    const u8* weights = args.weights + static_cast<u64>(block.expert) * args.expert_bytes +
+                        static_cast<u64>(first_tile * (static_cast<u32>(args.units) * kUnitBytes));
+    const int4* list = reinterpret_cast<const int4*>(args.route.slot_token + block.first) + warp;
+    u32 tokens[2 * kQuads];  // fewer than 65536 in a layer: two in a register
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      __threadfence_block();                       // one after the other: ptxas would ask for all at once, and spill
+      const int4 t = list[i * kPrefillProducers];  // all of a tile's (kSlotsBeyond), so that nothing depends on `mine`
+      tokens[2 * i] = keep_register((static_cast<u32>(t.x) & 0xffffu) | static_cast<u32>(t.y) << 16);
+      tokens[2 * i + 1] = keep_register((static_cast<u32>(t.z) & 0xffffu) | static_cast<u32>(t.w) << 16);
+    }
+    for (int unit = 0; unit < args.units; ++unit) {
+      mbarrier_wait(empty(stage), phase);
+      mbarrier_arrive_expect(full(stage), bytes);
+      const u32 bar = full(stage);
+      const u32 units = base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride + warp * kTiles * kUnitBytes;
+      const u32 tile_bytes = keep_register(static_cast<u32>(args.units)) * kUnitBytes;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        if (i < tiles) {
+          bulk_copy(units + static_cast<u32>(i) * kUnitBytes, weights + i * tile_bytes, kUnitBytes, bar, policy);
+        }
+      }
+      weights += kUnitBytes;
+      const u32 to = base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride + warp * (4 * kUnitK * 2);
+      const int column = unit * kUnitK;
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        if (i >= mine) break;
+        const u32 at = to + static_cast<u32>(i * kPrefillProducers) * (4 * kUnitK * 2);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const u32 pair = keep_register(tokens[2 * i + j]);  // or the compiler would unpack them all ahead
+          tensor_copy_row(at + 2 * j * kUnitK * 2, rows, column, static_cast<int>(pair & 0xffffu), bar);
+          tensor_copy_row(at + (2 * j + 1) * kUnitK * 2, rows, column, static_cast<int>(pair >> 16), bar);
+        }
+      }
+      if (++stage == T.stages) {
+        stage = 0;
+        phase ^= 1u;
+      }
+    }
+  }
+}
+
+// Down's producers take turns at the stages: one lane for each row tile, one for the token rows.
+template <typename Tile>
+__device__ __forceinline__ void produce_flat(const GemmArgs& args, u32 base) {
+  static constexpr PrefillTile T = Tile::value;
+  static constexpr PrefillMap kMap = prefill_map(T);
+  const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
+  const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
+  // Fewer producers than stages: one that is two rounds ahead of a barrier could not tell its phases apart. (With as
+  // many as stages, ptxas runs out of registers in the consumers of wide tiles and serialises their multiplications.)
+  constexpr int kProducers = T.stages <= kPrefillProducers ? T.stages - 1 : kPrefillProducers;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const u64 policy = policy_evict_first();
+  const int row_groups = (args.row_tiles + kPrefillRowTiles - 1) / kPrefillRowTiles;
+  // Items count row groups first; the division is done once.
+  const int step_blocks = static_cast<int>(gridDim.x) / row_groups;
+  const int step_groups = static_cast<int>(gridDim.x) % row_groups;
+  int index = static_cast<int>(blockIdx.x) / row_groups;  // of the block
+  int row_group = static_cast<int>(blockIdx.x) % row_groups;
+  const int blocks = args.route.counts[0];
+  int unit = warp;  // the stages of all items, one after the other, are dealt out to the producers
+  int stage = warp % T.stages;
+  u32 phase = static_cast<u32>(warp / T.stages);
+  while (warp < kProducers && index < blocks) {
+    const Block block = args.route.blocks[index];
+    // Lane i brings the unit of row tile i, lane 16 the token rows.
+    const int tile = row_group * kPrefillRowTiles + lane;
+    const int left = args.row_tiles - row_group * kPrefillRowTiles;
+    const u32 tiles = static_cast<u32>(left < kPrefillRowTiles ? left : kPrefillRowTiles);
+    const u32 row_bytes = static_cast<u32>(block.count) * (kUnitK * 2);
+    const bool rows = lane == kPrefillRowTiles;
+    const bool mine = rows || lane < static_cast<int>(tiles);
+    const u32 bytes = rows ? row_bytes : kUnitBytes;
+    const u32 place = rows ? kMap.rows : kMap.weights + static_cast<u32>(lane) * kUnitBytes;
+    const u32 stride = rows ? kMap.row_stride : kMap.weight_stride;
+    const u8* source = rows ? reinterpret_cast<const u8*>(args.source + static_cast<long long>(block.first) * kUnitK)
+                            : args.weights + static_cast<u64>(block.expert) * args.expert_bytes +
+                                  static_cast<u64>(tile) * args.units * kUnitBytes;
+    const u64 step = rows ? static_cast<u64>(args.source_stride) * 2 : kUnitBytes;
+    for (; unit < args.units; unit += kProducers) {
+      mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
+      __syncwarp();  // every lane has seen the stage free before it can be filled and given back again
+      if (lane == 0) mbarrier_arrive_expect(full(stage), tiles * kUnitBytes + row_bytes);
+      if (mine) {
+        bulk_copy(base + place + static_cast<u32>(stage) * stride, source + static_cast<u64>(unit) * step, bytes,
+                  full(stage), policy);
+      }
+      for (stage += kProducers; stage >= T.stages; stage -= T.stages) ++phase;
+    }
+    unit -= args.units;
+    index += step_blocks;
+    row_group += step_groups;
+    if (row_group >= row_groups) {
+      row_group -= row_groups;
+      ++index;
+    }
+  }
+}
 
 template <typename Tile>
-__global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_constant__ GemmArgs args) {
-  using namespace prefill_detail;
+__device__ __forceinline__ void run_items(const TensorMap* rows, const GemmArgs& args) {
   static constexpr PrefillTile T = Tile::value;
-  static_assert(T.tokens % kPrefillTokenStep == 0 && T.tokens <= kGatherRows);
-  constexpr int kProducerRegisters = T.tokens > 160 ? 24 : 40;
-  constexpr int kConsumerRegisters = T.tokens > 160 ? 240 : 232;
+  static_assert(T.tokens % kPrefillTokenStep == 0 && T.tokens <= kPrefillMostTokens);
+  // Gate-up's producers have tokens to keep.
+  constexpr int kProducerRegisters = T.tokens > 160 && !T.gate_up ? 24 : 40;
+  constexpr int kConsumerRegisters = T.tokens > 160 && !T.gate_up ? 240 : 232;
   static constexpr PrefillMap kMap = prefill_map(T);
   FOURFOLD_DYNAMIC_SHARED(smem);
   // NVRTC would compute the address anew, in 64 bits, wherever it is used, and ptxas then finds too few registers for
@@ -275,10 +408,11 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
   const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
   if (threadIdx.x == 0) {
     for (int s = 0; s < T.stages; ++s) {
-      mbarrier_init(full(s), 1);
+      mbarrier_init(full(s), T.gate_up ? kPrefillProducers : 1);
       mbarrier_init(empty(s), 256);  // every consumer thread: each reads its own words of the stage
     }
     fence_barrier_init();
+    if constexpr (T.gate_up) prefetch_tensor_map(*rows);
   }
   grid_dependency_wait();
   grid_launch_dependents();
@@ -288,54 +422,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
 
   if (group == 0) {
     registers_decrease<kProducerRegisters>();
-    // Fewer producers than stages: one that is two rounds ahead of a barrier could not tell its phases apart. (With as
-    // many as stages, ptxas runs out of registers in the consumers of wide tiles and serialises their multiplications.)
-    constexpr int kProducers = T.stages <= 4 ? T.stages - 1 : 4;
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const u64 policy = policy_evict_first();
-    // Items count row groups first; the division is done once.
-    const int step_blocks = static_cast<int>(gridDim.x) / row_groups;
-    const int step_groups = static_cast<int>(gridDim.x) % row_groups;
-    int index = static_cast<int>(blockIdx.x) / row_groups;  // of the block
-    int row_group = static_cast<int>(blockIdx.x) % row_groups;
-    const int blocks = args.route.counts[0];
-    int unit = warp;  // the stages of all items, one after the other, are dealt out to the producers
-    int stage = warp % T.stages;
-    u32 phase = static_cast<u32>(warp / T.stages);
-    while (warp < kProducers && index < blocks) {
-      const Block block = args.route.blocks[index];
-      // Lane i brings the unit of row tile i, lane 16 the token rows.
-      const int tile = row_group * kPrefillRowTiles + lane;
-      const int left = args.row_tiles - row_group * kPrefillRowTiles;
-      const u32 tiles = static_cast<u32>(left < kPrefillRowTiles ? left : kPrefillRowTiles);
-      const u32 row_bytes = static_cast<u32>(block.count) * (kUnitK * 2);
-      const bool rows = lane == kPrefillRowTiles;
-      const bool mine = rows || lane < static_cast<int>(tiles);
-      const u32 bytes = rows ? row_bytes : kUnitBytes;
-      const u32 place = rows ? kMap.rows : kMap.weights + static_cast<u32>(lane) * kUnitBytes;
-      const u32 stride = rows ? kMap.row_stride : kMap.weight_stride;
-      const u8* source = rows ? reinterpret_cast<const u8*>(args.source + static_cast<long long>(block.first) * kUnitK)
-                              : args.weights + static_cast<u64>(block.expert) * args.expert_bytes +
-                                    static_cast<u64>(tile) * args.units * kUnitBytes;
-      const u64 step = rows ? static_cast<u64>(args.source_stride) * 2 : kUnitBytes;
-      for (; unit < args.units; unit += kProducers) {
-        mbarrier_wait(empty(stage), (phase & 1u) ^ 1u);
-        __syncwarp();  // every lane has seen the stage free before it can be filled and given back again
-        if (lane == 0) mbarrier_arrive_expect(full(stage), tiles * kUnitBytes + row_bytes);
-        if (mine) {
-          bulk_copy(base + place + static_cast<u32>(stage) * stride, source + static_cast<u64>(unit) * step, bytes,
-                    full(stage), policy);
-        }
-        for (stage += kProducers; stage >= T.stages; stage -= T.stages) ++phase;
-      }
-      unit -= args.units;
-      index += step_blocks;
-      row_group += step_groups;
-      if (row_group >= row_groups) {
-        row_group -= row_groups;
-        ++index;
-      }
+    if constexpr (T.gate_up) {
+      if (one_lane()) produce_gathered<Tile>(*rows, args, base);
+    } else {
+      produce_flat<Tile>(args, base);
     }
   } else {
     registers_increase<kConsumerRegisters>();
@@ -354,6 +444,24 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
     }
     if (T.gate_up && threadIdx.x % 128 == 0) bulk_store_wait();
   }
+}
+
+}  // namespace prefill_detail
+
+// Down.
+template <typename Tile>
+__global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_constant__ GemmArgs args) {
+  static_assert(!Tile::value.gate_up);
+  prefill_detail::run_items<Tile>(nullptr, args);
+}
+
+// Gate-up. `rows`: the hidden states, [tokens][columns]. (Apart from the arguments: what has an address is not kept in
+// registers over the copies, and ptxas then finds too few for the multiplications.)
+template <typename Tile>
+__global__ void __launch_bounds__(kPrefillThreads, 1)
+    moe_prefill_gather(const __grid_constant__ ptx::TensorMap rows, const __grid_constant__ GemmArgs args) {
+  static_assert(Tile::value.gate_up);
+  prefill_detail::run_items<Tile>(&rows, args);
 }
 
 }  // namespace fourfold::moe

@@ -9,9 +9,11 @@
 
 namespace fourfold::moe {
 
-inline constexpr int kPrefillRowTiles = 16;   // 256 weight rows: 2 consumer warpgroups x 2 x 64
-inline constexpr int kPrefillThreads = 384;   // one producer warpgroup and two consumers
-inline constexpr int kPrefillTokenStep = 16;  // tiles come in steps of this
+inline constexpr int kPrefillRowTiles = 16;     // 256 weight rows: 2 consumer warpgroups x 2 x 64
+inline constexpr int kPrefillThreads = 384;     // one producer warpgroup and two consumers
+inline constexpr int kPrefillProducers = 4;     // warps
+inline constexpr int kPrefillTokenStep = 16;    // tiles come in steps of this
+inline constexpr int kPrefillMostTokens = 176;  // above that two accumulators do not fit the registers
 
 // The widths that a tile of `tokens` compiles, ascending with i: 32, half, halfway from there to 24 less, 24, 16 and 8
 // less, its own. A block runs in the narrowest that holds it. They share accumulators and epilogue, so that a further

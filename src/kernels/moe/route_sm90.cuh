@@ -214,55 +214,6 @@ __global__ void __launch_bounds__(kRouteManyThreads) moe_route_scatter(Routing r
   for (int e = t; e <= kMaxExperts; e += kRouteManyThreads) table.totals[e] = 0;
 }
 
-// Token rows to their slots, in the form of the wgmma kernels (tables.h), for rows of `units` x 64 elements; `stride`
-// in elements from one 64 of `out` to the next. Grid: (max_blocks, ceil(units / kGatherUnits)), kGatherThreads threads,
-// kGatherShared bytes. All blocks pass over one slice of columns before the next: a slice of the rows stays in L2.
-// Blocks go out through shared memory, because bulk stores write twice as fast as threads do.
-__global__ void __launch_bounds__(kGatherThreads)
-    moe_gather(const ptx::u16* __restrict__ rows, long long row_stride, RouteTable table, int units,
-               ptx::u16* __restrict__ out, long long stride) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // others have no wgmma either, and never launch it
-  FOURFOLD_DYNAMIC_SHARED(smem);
-  const ptx::u32 base = ptx::shared_address(smem);
-  constexpr int kStep = kGatherThreads / 8;
-  constexpr int kTurns = (kGatherRows + kStep - 1) / kStep;
-  const int t = static_cast<int>(threadIdx.x);
-  ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
-  if (static_cast<int>(blockIdx.x) >= table.counts[0]) return;
-  const Block block = table.blocks[blockIdx.x];
-  const int first_unit = static_cast<int>(blockIdx.y) * kGatherUnits;
-  int token[kTurns];
-#pragma unroll
-  for (int i = 0; i < kTurns; ++i) {
-    const int row = t / 8 + i * kStep;
-    token[i] = row < block.count ? table.slot_token[block.first + row] : -1;
-  }
-#pragma unroll
-  for (int i = 0; i < kTurns; ++i) {
-    if (token[i] < 0) break;
-    const int row = t / 8 + i * kStep;
-    const ptx::u16* source = rows + token[i] * row_stride + first_unit * kUnitK + t % 8 * 8;
-    // A block begins at a multiple of 8.
-    const ptx::u32 at = base + static_cast<ptx::u32>(row * 128 + ((t ^ row) % 8) * 16);
-#pragma unroll
-    for (int u = 0; u < kGatherUnits; ++u) {
-      if (first_unit + u < units) ptx::async_copy16(at + u * kGatherRows * 128u, source + u * kUnitK);
-    }
-  }
-  ptx::async_copy_commit();
-  ptx::async_copy_wait<0>();
-  ptx::fence_async_shared();
-  __syncthreads();
-  if (t < kGatherUnits && first_unit + t < units) {
-    ptx::bulk_store(out + (first_unit + t) * stride + static_cast<long long>(block.first) * kUnitK,
-                    base + static_cast<ptx::u32>(t) * (kGatherRows * 128u), static_cast<ptx::u32>(block.count) * 128u);
-    ptx::bulk_store_commit();
-    ptx::bulk_store_wait();
-  }
-#endif
-}
-
 namespace route_detail {
 
 // The four values of a group (tables.h) times `factor`, added to sum.

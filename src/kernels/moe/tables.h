@@ -22,12 +22,16 @@ inline constexpr int kMostSums = 256;
 struct RouteTable {
   int* counts;      // [2]: blocks, slots
   Block* blocks;    // [max_blocks(picks, experts, tile)]
-  int* slot_token;  // [max_slots(picks, experts)]
+  int* slot_token;  // [max_slots(picks, experts) + kSlotsBeyond]
   int* pick_slot;   // [picks] slot of (token, choice), -1 if its expert id is out of range
   int* totals;      // [1024 + 1] zeros: scratch of the two-kernel routing, which leaves it zero
   int* stored;      // [max_blocks(..)] gate-up's items of a block whose rows are stored: flags for down beside it
   int* finished;  // [kMostSums] down's items of kSumColumns columns whose rows are stored: flags for the sum beside it
 };
+
+// A wgmma kernel looks at as many slots' tokens as its tile has, from a block's first on. Those that are not the
+// block's may be anything.
+inline constexpr int kSlotsBeyond = 176;
 
 // Blocks that `picks` choices can need, whatever the routing: the size of RouteTable::blocks.
 FOURFOLD_MOE_HD constexpr int max_blocks(long long picks, int experts, int tile) {
@@ -44,9 +48,9 @@ FOURFOLD_MOE_HD constexpr long long max_slots(long long picks, int experts) {
 // at once: the place of row 16 tile + g; row 16 tile + 8 + g follows it.
 FOURFOLD_MOE_HD constexpr int partial_place(int tile, int g) { return tile * 16 + 2 * g; }
 
-// The wgmma kernels take token rows in slot order and in the form that their shared memory has: [K / 64][slots][64]
-// bf16, where 16-byte piece c of slot s lies at place c ^ (s % 8). A block's rows of 64 K are then one flat copy.
-// moe_gather writes gate-up's, gate-up writes down's; source_stride and out_stride are from one 64 K to the next.
+// Between the wgmma kernels rows are in slot order and in the form that shared memory has: [K / 64][slots][64] bf16,
+// where 16-byte piece c of slot s lies at place c ^ (s % 8). A block's rows of 64 K are then one flat copy.
+// Gate-up's out_stride and down's source_stride are from one 64 K to the next.
 //
 // Their down writes groups of four values with a common exponent: rows 32 w + g + {0, 8, 16, 24} of its weight matrix
 // are group 8 w + g of a slot's row, 8 bytes, rows padded to a multiple of 128 values. Value i is
@@ -67,7 +71,7 @@ struct Routing {
   int experts;
 };
 
-// The routing, gathering and summing kernels (route_sm90.cuh): limits and launches.
+// The routing and summing kernels (route_sm90.cuh): limits and launches.
 inline constexpr int kMaxExperts = 1024;
 inline constexpr int kRouteThreads = 1024;
 inline constexpr int kRouteOwn = 8;                              // picks a thread keeps in registers
@@ -75,10 +79,6 @@ inline constexpr int kRouteOnePass = kRouteThreads * kRouteOwn;  // more picks t
 inline constexpr int kRouteManyThreads = 256;
 inline constexpr int kRouteManyPicks = kRouteManyThreads * kRouteOwn;  // of one CTA
 
-inline constexpr int kGatherThreads = 256;
-inline constexpr int kGatherUnits = 2;
-inline constexpr int kGatherRows = 176;  // of a block at most
-inline constexpr unsigned kGatherShared = kGatherUnits * kGatherRows * 128u;
 inline constexpr int kCombineThreads = 256;
 inline constexpr int kCombineBesideThreads = 128;
 inline constexpr int kCombinePackedThreads = 128;

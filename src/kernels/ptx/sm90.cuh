@@ -1,8 +1,10 @@
 // PTX wrappers: mbarriers, bulk copies, programmatic launch (sm_90 and later), cp.async, ldmatrix, mma.sync (sm_80 and
 // later). Code that only calls the latter compiles for every architecture.
-// Freestanding: compiles under NVRTC and nvcc without any include. All inline assembly of the kernels is in this
-// folder, behind plain C++ signatures: tests/executor implements the same wrappers on the host.
+// Freestanding: compiles under NVRTC and nvcc without any include of theirs. All inline assembly of the kernels is in
+// this folder, behind plain C++ signatures: tests/executor implements the same wrappers on the host.
 #pragma once
+
+#include "kernels/ptx/tensor_map.h"
 
 namespace fourfold::ptx {
 
@@ -80,6 +82,32 @@ __device__ __forceinline__ void bulk_copy(u32 destination, const void* source, u
           "r"(destination),
       "l"(source), "r"(bytes), "r"(bar), "l"(policy)
       : "memory");
+}
+
+// A TensorMap (of 16-bit values, in pieces of a row's 64 columns) is used soon.
+__device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+// Columns [column, column + 64) of row `row` to 128 bytes of shared memory at a multiple of 128, their 16-byte pieces
+// exchanged as its 128-byte swizzle wants it there: piece c at place c ^ (destination / 128 % 8). What lies outside the
+// matrix is zero. To be called by one lane (one_lane()).
+__device__ __forceinline__ void tensor_copy_row(u32 destination, const TensorMap& map, int column, int row, u32 bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(destination),
+      "l"(&map), "r"(column), "r"(row), "r"(bar)
+      : "memory");
+}
+// A whole warp: true for one lane of it. The compiler knows that it is one, and then issues the copies in its branch
+// from uniform registers, without a loop over lanes.
+__device__ __forceinline__ bool one_lane() {
+  u32 chosen;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;}"
+      : "=r"(chosen)::"memory");
+  return chosen != 0;
 }
 
 // Shared to global memory; `bytes`, both addresses: multiples of 16. What the CTA's threads wrote must have been fenced

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "executor/cuda.h"
+#include "kernels/ptx/tensor_map.h"
 #include "nvfp4/number.h"
 
 #define FOURFOLD_DYNAMIC_SHARED(name) unsigned char* const name = ::fourfold::executor::dynamic_shared()
@@ -33,6 +34,10 @@ void mbarrier_wait(u32 bar, u32 parity, Site site = Site::here());
 inline u64 policy_evict_first() { return 1; }
 inline u64 policy_evict_last() { return 2; }
 void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64 policy, Site site = Site::here());
+
+void prefetch_tensor_map(const TensorMap& map, Site site = Site::here());
+void tensor_copy_row(u32 destination, const TensorMap& map, int column, int row, u32 bar, Site site = Site::here());
+bool one_lane(Site site = Site::here());
 
 void bulk_store(void* destination, u32 source, u32 bytes, Site site = Site::here());
 void bulk_store_commit(Site site = Site::here());

@@ -76,6 +76,25 @@ void Products::route(const ops::MoeParams& params, const float* logits, int64_t 
   }
 }
 
+// Columns [first, first + columns) of a token's weighted sum.
+void Products::add_experts(const ExpertOutputs& outputs, int64_t top_k, int64_t token, int64_t first, int64_t columns,
+                           float* to) const {
+  const int64_t whole = columns / kPanelRows * kPanelRows;
+  std::fill(to, to + columns, 0.0f);
+  const auto add = [&](float weight, const float* from) {
+    kernels_.axpy(weight, from, to, whole);
+    for (int64_t i = whole; i < columns; ++i) to[i] += weight * from[i];
+  };
+  for (int64_t i = 0; i < top_k; ++i) {
+    const auto slot = static_cast<size_t>(routing_.slots[static_cast<size_t>(token * top_k + i)]);
+    add(routing_.weight[slot], outputs.routed + static_cast<int64_t>(slot) * outputs.stride + first);
+  }
+  if (outputs.shared != nullptr) {
+    const ops::Tensor& gates = outputs.shared_gates;
+    add(gates.data != nullptr ? sigmoid(*gates.f32(token)) : 1.0f, outputs.shared + token * outputs.stride + first);
+  }
+}
+
 void Products::moe(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) {
   const auto& experts = static_cast<const PackedExperts&>(*params.experts);
   const PackedMatrix& router = *packed(params.router);
@@ -193,7 +212,7 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
       }
     }
   };
-  pool_.parallel_ranges(active * pairs, std::max<int64_t>(1, (128 << 10) / pair_bytes), gate_up);
+  pool_.parallel_ranges(active * pairs, std::max<int64_t>(1, kUnitBytes / pair_bytes), gate_up);
 
   // Down: each thread streams a range of the experts' matrices from end to end; one row of products for each entry,
   // then for each token of the shared expert.
@@ -242,28 +261,15 @@ void Products::moe_few(const ops::MoeParams& params, const ops::Tensor& x, const
     }
   };
   const int64_t down_bytes = std::max<int64_t>(1, experts.bytes_per_expert() / 3 / down_pairs);
-  pool_.parallel_ranges(sources * down_pairs, std::max<int64_t>(1, (128 << 10) / down_bytes), down);
+  pool_.parallel_ranges(sources * down_pairs, std::max<int64_t>(1, kUnitBytes / down_bytes), down);
 
-  // The weighted sum; threads own columns of it.
-  const auto add_up = [&](int64_t begin, int64_t end) {
+  // Threads own columns of the sum.
+  const ExpertOutputs computed{products, shared ? products + entries * stride : nullptr, stride, gates};
+  pool_.parallel_for(panels, ceil_div(panels, int64_t{pool_.size()}), [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kPanelRows;
     const int64_t columns = std::min(end * kPanelRows, hidden) - first;
-    const int64_t whole = columns / kPanelRows * kPanelRows;
-    for (int64_t t = 0; t < tokens; ++t) {
-      float* to = out.f32(t) + first;
-      std::fill(to, to + columns, 0.0f);
-      const auto add = [&](float weight, const float* from) {
-        kernels_.axpy(weight, from + first, to, whole);
-        for (int64_t i = whole; i < columns; ++i) to[i] += weight * from[first + i];
-      };
-      for (int64_t i = 0; i < k; ++i) {
-        const auto slot = static_cast<size_t>(r.slots[static_cast<size_t>(t * k + i)]);
-        add(r.weight[slot], products + static_cast<int64_t>(slot) * stride);
-      }
-      if (shared) add(gates.data != nullptr ? sigmoid(*gates.f32(t)) : 1.0f, products + (entries + t) * stride);
-    }
-  };
-  pool_.parallel_for(panels, ceil_div(panels, int64_t{pool_.size()}), add_up);
+    for (int64_t t = 0; t < tokens; ++t) add_experts(computed, k, t, first, columns, out.f32(t) + first);
+  });
 }
 
 void Products::moe_many(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) {
@@ -434,23 +440,9 @@ void Products::moe_many(const ops::MoeParams& params, const ops::Tensor& x, cons
     }
   });
 
-  const int64_t whole = hidden / 16 * 16;
+  const ExpertOutputs computed{outputs, shared_out.data != nullptr ? shared_out.f32() : nullptr, hidden, gates};
   pool_.parallel_for(tokens, 8, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      float* to = out.f32(t);
-      std::fill(to, to + hidden, 0.0f);
-      const auto add = [&](float weight, const float* from) {
-        kernels_.axpy(weight, from, to, whole);
-        for (int64_t i = whole; i < hidden; ++i) to[i] += weight * from[i];
-      };
-      for (int64_t i = 0; i < k; ++i) {
-        const auto slot = static_cast<size_t>(r.slots[static_cast<size_t>(t * k + i)]);
-        add(r.weight[slot], outputs + static_cast<int64_t>(slot) * hidden);
-      }
-      if (shared_out.data != nullptr) {
-        add(gates.data != nullptr ? sigmoid(*gates.f32(t)) : 1.0f, shared_out.f32(t));
-      }
-    }
+    for (int64_t t = begin; t < end; ++t) add_experts(computed, k, t, 0, hidden, out.f32(t));
   });
 }
 

@@ -10,8 +10,6 @@
 namespace fourfold::cpu::gemm {
 namespace {
 
-// Weight bytes of one piece of work: long enough to stream, short enough to balance.
-constexpr int64_t kUnitBytes = 128 << 10;
 // Matrices below this run on the calling thread.
 constexpr int64_t kSerialBytes = 24 << 10;
 

@@ -19,6 +19,9 @@
 
 namespace fourfold::cpu::gemm {
 
+// Weight bytes of one piece of work: long enough to stream, short enough to balance.
+inline constexpr int64_t kUnitBytes = 128 << 10;
+
 class Products {
  public:
   // `wide` multiplies with the kinds of weights that `kernels` does not take (KernelTable::gemm_kinds), and with
@@ -69,6 +72,15 @@ class Products {
     std::vector<float> weight;
     std::vector<int32_t> slots;  // [tokens, top_k]: the entries of a token, by ascending expert
   };
+  // What the experts make of a batch, before it is added up.
+  struct ExpertOutputs {
+    const float* routed;  // [tokens x top_k, stride], by entry
+    const float* shared;  // [tokens, stride], or null
+    int64_t stride;
+    ops::Tensor shared_gates;  // [tokens, 1], or no data: 1
+  };
+  void add_experts(const ExpertOutputs& outputs, int64_t top_k, int64_t token, int64_t first, int64_t columns,
+                   float* to) const;
   void route(const ops::MoeParams& params, const float* logits, int64_t stride, int64_t tokens, int64_t experts);
 
   // fn(thread, unit) over [0, n).

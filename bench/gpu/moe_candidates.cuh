@@ -60,9 +60,9 @@ inline std::vector<Candidate> down_candidates() {
       STREAM(false, false, 4, 2, 1, 2, 2, 16, 4, 3, 2),  STREAM(false, false, 2, 8, 1, 1, 2, 16, 4, 5, 1),
       STREAM(false, false, 2, 8, 1, 1, 2, 16, 8, 2, 1),  STREAM(false, false, 2, 8, 1, 1, 3, 24, 4, 3, 1),
       STREAM(false, false, 2, 8, 1, 1, 3, 24, 4, 4, 1),  STREAM(false, false, 2, 8, 1, 1, 3, 24, 8, 2, 1),
-      STREAM(false, false, 1, 16, 1, 1, 3, 24, 4, 4, 1), STREAM(false, false, 2, 8, 1, 1, 4, 32, 4, 3, 1),
-      STREAM(false, false, 2, 16, 1, 1, 3, 24, 2, 5, 1), STREAM(false, false, 2, 16, 1, 1, 3, 24, 4, 2, 1),
-      STREAM(false, false, 4, 8, 1, 1, 3, 24, 4, 2, 1),  STREAM(false, false, 2, 16, 1, 1, 2, 16, 4, 2, 1),
+      STREAM(false, false, 2, 8, 1, 1, 4, 32, 4, 3, 1),  STREAM(false, false, 2, 16, 1, 1, 3, 24, 2, 5, 1),
+      STREAM(false, false, 2, 16, 1, 1, 3, 24, 4, 2, 1), STREAM(false, false, 4, 8, 1, 1, 3, 24, 4, 2, 1),
+      STREAM(false, false, 2, 16, 1, 1, 2, 16, 4, 2, 1),
   };
   for (const Candidate& c : prefill_candidates(false)) all.push_back(c);
   return all;

@@ -49,8 +49,6 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   // A ring slot always belongs to the same warp group: a group that skipped one of a slot's turns could not tell the
   // phases of its barrier apart. Hence whole rounds of WS stages per item; the surplus ones carry nothing.
   static_assert(T.stages % T.ws == 0 && T.ku % T.wu == 0);
-  // A stage whose units are all there needs no branches, and the compiler may load ahead of the multiplications.
-  constexpr bool kWholeStages = T.wide();
   constexpr int kSets = T.mt * T.nt == 1 ? 2 : 1;  // two accumulators where one would chain the multiplications
 
   FOURFOLD_DYNAMIC_SHARED(smem);
@@ -333,7 +331,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           __syncwarp();
           if (lane == 0) mbarrier_arrive(empty(stage));
         };
-        if (kWholeStages && left >= T.ku) {
+        if (left >= T.ku) {  // no branches: the compiler may load ahead of the multiplications
           multiply_units<Tile, NT, kSets, true>(acc, weights, row, first_unit, left, lane, scale_base, release);
         } else {
           multiply_units<Tile, NT, kSets, false>(acc, weights, row, first_unit, left, lane, scale_base, release);

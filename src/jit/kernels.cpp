@@ -51,7 +51,7 @@ struct FamilySource {
     const char* source;
   };
   Inline one = {}, few = {};
-  Inline of(const plan::TileConfig& tile) const { return plan::few_tokens(tile) ? few : one; }
+  Inline of(const plan::TileConfig& t) const { return plan::few_tokens(t) ? few : one; }
 };
 constexpr FamilySource kFamilySources[] = {
     {plan::Family::kStreaming,

@@ -216,6 +216,20 @@ __global__ void __launch_bounds__(kRouteManyThreads) moe_route_scatter(Routing r
 
 namespace route_detail {
 
+// A warp has added up its 512 bytes, from `first` on, of each of a token's `count` rows, and nobody will read them
+// again: what of them is in L2 only need not be written to memory. A lane takes line l % 4 of row l / 4.
+__device__ __forceinline__ void discard_rows(const void* rows, long long row_bytes, const int* slots, int count,
+                                             int first) {
+  if (row_bytes % 128 != 0) return;  // lines of two rows
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int line = first + lane % 4 * 128;
+  for (int i = lane / 4; i < count; i += 8) {
+    if (line < row_bytes && slots[i] >= 0) {
+      ptx::discard_l2(static_cast<char*>(const_cast<void*>(rows)) + slots[i] * row_bytes + line);
+    }
+  }
+}
+
 // The four values of a group (tables.h) times `factor`, added to sum.
 __device__ __forceinline__ void add_group(unsigned w0, unsigned w1, float factor, float (&sum)[4]) {
   const unsigned exponent = ((w0 >> 5) & 0x07800000u) | ((w1 >> 1) & 0x78000000u);
@@ -232,24 +246,24 @@ __device__ __forceinline__ void add_group(unsigned w0, unsigned w1, float factor
 // (PackedGroup); bf16. Without `scales` the rows have their scale already. One thread owns two groups. Grid:
 // (ceil(columns / 1024), tokens), 128 threads. `stride` in groups.
 __global__ void __launch_bounds__(128)
-    moe_combine_packed(const PackedGroup* __restrict__ partial, long long stride, const int* __restrict__ pick_slot,
-                       Routing routing, const float* __restrict__ scales, int columns, ptx::u16* __restrict__ out,
-                       long long out_stride) {
+    moe_combine_packed(const PackedGroup* partial, long long stride, const int* __restrict__ pick_slot, Routing routing,
+                       const float* __restrict__ scales, int columns, ptx::u16* __restrict__ out, long long out_stride,
+                       int keep) {
   const int piece = static_cast<int>(blockIdx.x) * 128 + static_cast<int>(threadIdx.x);  // of 16 bytes
   const int column = piece / 4 * 32 + piece % 4 * 2;
   const long long token = blockIdx.y;
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
-  if (column >= columns) return;
+  const int* slots = pick_slot + token * routing.top_k;
   float sum[2][4] = {};
-  for (int base = 0; base < routing.top_k; base += 8) {  // eight rows in flight
+  for (int base = 0; base < (column < columns ? routing.top_k : 0); base += 8) {  // eight rows in flight
     uint4 v[8];
     float f[8];
     int slot[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const long long p = token * routing.top_k + base + i;
-      slot[i] = base + i < routing.top_k ? pick_slot[p] : -1;
+      slot[i] = base + i < routing.top_k ? slots[base + i] : -1;
       const float scale = scales == nullptr ? 1.0f : slot[i] >= 0 ? scales[routing.ids[p]] * kEpilogueScale : 0.0f;
       f[i] = slot[i] >= 0 ? routing.weights[p] * scale : 0.0f;
     }
@@ -270,6 +284,10 @@ __global__ void __launch_bounds__(128)
   for (int i = 0; i < 4; ++i) {
     if (column + 8 * i < columns) *reinterpret_cast<ptx::u32*>(row + 8 * i) = ptx::to_bf16x2(sum[0][i], sum[1][i]);
   }
+  __syncwarp();
+  if (keep == 0) {
+    route_detail::discard_rows(partial, stride * 8, slots, routing.top_k, piece / 32 * 512);
+  }
 }
 
 namespace route_detail {
@@ -279,18 +297,6 @@ __device__ __forceinline__ void store_sums(const float (&sum)[4], int place, ptx
   row += place / 16 * 16 + place % 16 / 2;
   *reinterpret_cast<ptx::u32*>(row) = ptx::to_bf16x2(sum[0], sum[2]);
   *reinterpret_cast<ptx::u32*>(row + 8) = ptx::to_bf16x2(sum[1], sum[3]);
-}
-
-// A warp's 128 columns of all of a token's rows are added up, and nobody will read them again: what of them is in L2
-// only need not be written to memory. A lane takes line l % 4 of row l / 4.
-__device__ __forceinline__ void discard_rows(const float* partial, long long stride, const int* slots, int rows,
-                                             int place, int columns) {
-  if (stride % 32 != 0) return;  // lines of two rows
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int line = place / 128 * 128 + lane % 4 * 32;
-  for (int i = lane / 4; i < rows; i += 8) {
-    if (line < columns && slots[i] >= 0) ptx::discard_l2(const_cast<float*>(partial) + slots[i] * stride + line);
-  }
 }
 
 }  // namespace route_detail
@@ -338,7 +344,7 @@ __global__ void __launch_bounds__(256)
   if (place < columns) route_detail::store_sums(sum, place, out + token * out_stride);
   __syncwarp();
   if (keep == 0) {
-    route_detail::discard_rows(partial, partial_stride, pick_slot + token * top_k, top_k, place, columns);
+    route_detail::discard_rows(partial, partial_stride * 4, pick_slot + token * top_k, top_k, place / 128 * 512);
   }
 }
 
@@ -381,7 +387,7 @@ __global__ void __launch_bounds__(128, 16)
     route_detail::store_sums(sum, place, out + blockIdx.x * out_stride);
   }
   __syncwarp();
-  if (keep == 0) route_detail::discard_rows(partial, partial_stride, pick_slot, top_k, place, columns);
+  if (keep == 0) route_detail::discard_rows(partial, partial_stride * 4, pick_slot, top_k, place / 128 * 512);
   if (last) ptx::grid_dependency_wait();  // for kernels further on
 #endif
 }

@@ -415,8 +415,7 @@ void check(const Layer& layer, const Set& set, bool fp4, int tokens, Ids mode, f
     const dim3 sums((s.hidden + 1023) / 1024, tokens);
     if (fp4) {
       moe_combine_packed<<<sums, kCombinePackedThreads>>>(reinterpret_cast<const PackedGroup*>(partial.data), groups,
-                                                          pick_slot.data, routing, nullptr, s.hidden, y.data, s.hidden,
-                                                          0);
+                                                          pick_slot.data, routing, nullptr, s.hidden, y.data, s.hidden);
     } else {
       moe_combine<<<sums, kCombineThreads>>>(partial.data, s.hidden, pick_slot.data, dweights.data, top_k, s.hidden,
                                              y.data, s.hidden, 0);

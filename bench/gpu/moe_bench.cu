@@ -326,7 +326,7 @@ void run_layer(const Layer& layer, const Buffers& b, int index, const Candidate&
   if (up.many) {
     launch(moe_combine_packed, grid, 128, 0, stream, reinterpret_cast<const PackedGroup*>(b.partial), d.out_stride,
            static_cast<const int*>(b.route.pick_slot), routing, static_cast<const float*>(layer.down_scales), s.hidden,
-           b.out, static_cast<long long>(s.hidden), 0);
+           b.out, static_cast<long long>(s.hidden));
   } else if (down.wide && g_beside) {
     const dim3 beside(tokens, static_cast<unsigned>((s.hidden + kSumColumns - 1) / kSumColumns));
     launch(moe_combine_beside, beside, kCombineBesideThreads, 0, stream, reinterpret_cast<const float*>(b.partial),

@@ -212,8 +212,7 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
     // The FP4 kernels multiply with both scales of the expert themselves.
     const DeviceAddress scales = fp4 ? 0 : weights.down_scales().address();
     launch(stream, fixed.combine_packed, sums, Overlap::kProgrammatic, workspace.partial().address(), groups,
-           workspace.pick_slot().address(), routing, scales, hidden, inputs.out, static_cast<long long>(p.hidden),
-           static_cast<int>(inputs.keep_rows));
+           workspace.pick_slot().address(), routing, scales, hidden, inputs.out, static_cast<long long>(p.hidden));
   } else if (raises_flags(pair.down.tile)) {
     const Grid pieces = {static_cast<unsigned>(tokens), static_cast<unsigned>(ceil_div(p.hidden, moe::kSumColumns))};
     launch(stream, fixed.combine_beside, pieces, Overlap::kProgrammatic, workspace.partial().address(),

@@ -26,7 +26,7 @@ RouteKernels route_kernels() {
   };
   k.combine_packed = [](const PackedGroup* partial, long long stride, const int* pick_slot, const Routing& routing,
                         const float* scales, int columns, unsigned short* out, long long out_stride) {
-    moe_combine_packed(partial, stride, pick_slot, routing, scales, columns, out, out_stride, 0);
+    moe_combine_packed(partial, stride, pick_slot, routing, scales, columns, out, out_stride);
   };
   return k;
 }

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   FewTables& tables = *reinterpret_cast<FewTables*>(smem + kMap.choices);
   const auto full = [&](u32 s) { return base + kMap.barriers + 8u * s; };
   const auto empty = [&](u32 s) { return base + kMap.barriers + 8u * (static_cast<u32>(T.stages) + s); };
-  // Gate-up's two buffers of partial sums, and its token rows.
+  // Gate-up's two buffers of partial sums, and its token rows with the tokens of each expert.
   const auto summed = [&](u32 half) { return base + kMap.barriers + 16u * static_cast<u32>(T.stages) + 8u * half; };
   const auto taken = [&](u32 half) { return summed(half) + 16u; };
   const u32 rows_full = summed(4);
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         mbarrier_init(summed(i), kConsumers);
         mbarrier_init(taken(i), 1);
       }
-      mbarrier_init(rows_full, 1);
+      mbarrier_init(rows_full, 1 + kHelpers);
     }
     for (u32 s = 0; s < static_cast<u32>(T.stages); ++s) {
       mbarrier_init(full(s), T.gate_up ? 1 : 2);
@@ -333,7 +333,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   } else if (T.gate_up && warp > kConsumers) {
     // ---- gate-up: h. Finishers take items in turn, each those of one buffer.
     note_choices(kConsumers + 1, kHelpers);
-    barrier_sync(2, (kConsumers + kHelpers) * 32);  // each expert's tokens are there
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(rows_full);
     for (int p = (warp - kConsumers - 1) * 32 + lane; p < picks; p += kHelpers * 32) {
       const int id = tables.ids[p];
       if (id < 0 || id >= args.routing.experts) continue;
@@ -345,7 +346,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       if (!T.relu2) tables.factors[1][p] = args.scales[id * 2 + 1] * kEpilogueScale;
       tables.factors[2][p] = weight * args.down_scales[id];
     }
-    barrier_sync(3, kHelpers * 32);
+    barrier_sync(2, kHelpers * 32);
     const int half = warp - kConsumers - 1;
     const int g = lane / 4;
     const int l = lane % 4;
@@ -493,7 +494,6 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     int half = 0;  // of the partial sums
     u32 taken_parity = 1;
     if constexpr (T.gate_up) {
-      barrier_sync(2, (kConsumers + kHelpers) * 32);
       mbarrier_wait(rows_full, 0);
     } else {
       for (int i = static_cast<int>(threadIdx.x); i < blocks * kFewTokens; i += kConsumers * 32) {

@@ -246,24 +246,24 @@ __device__ __forceinline__ void add_group(unsigned w0, unsigned w1, float factor
 // (PackedGroup); bf16. Without `scales` the rows have their scale already. One thread owns two groups. Grid:
 // (ceil(columns / 1024), tokens), 128 threads. `stride` in groups.
 __global__ void __launch_bounds__(128)
-    moe_combine_packed(const PackedGroup* partial, long long stride, const int* __restrict__ pick_slot, Routing routing,
-                       const float* __restrict__ scales, int columns, ptx::u16* __restrict__ out, long long out_stride,
-                       int keep) {
+    moe_combine_packed(const PackedGroup* __restrict__ partial, long long stride, const int* __restrict__ pick_slot,
+                       Routing routing, const float* __restrict__ scales, int columns, ptx::u16* __restrict__ out,
+                       long long out_stride) {
   const int piece = static_cast<int>(blockIdx.x) * 128 + static_cast<int>(threadIdx.x);  // of 16 bytes
   const int column = piece / 4 * 32 + piece % 4 * 2;
   const long long token = blockIdx.y;
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
-  const int* slots = pick_slot + token * routing.top_k;
+  if (column >= columns) return;
   float sum[2][4] = {};
-  for (int base = 0; base < (column < columns ? routing.top_k : 0); base += 8) {  // eight rows in flight
+  for (int base = 0; base < routing.top_k; base += 8) {  // eight rows in flight
     uint4 v[8];
     float f[8];
     int slot[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const long long p = token * routing.top_k + base + i;
-      slot[i] = base + i < routing.top_k ? slots[base + i] : -1;
+      slot[i] = base + i < routing.top_k ? pick_slot[p] : -1;
       const float scale = scales == nullptr ? 1.0f : slot[i] >= 0 ? scales[routing.ids[p]] * kEpilogueScale : 0.0f;
       f[i] = slot[i] >= 0 ? routing.weights[p] * scale : 0.0f;
     }
@@ -283,10 +283,6 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (column + 8 * i < columns) *reinterpret_cast<ptx::u32*>(row + 8 * i) = ptx::to_bf16x2(sum[0][i], sum[1][i]);
-  }
-  __syncwarp();
-  if (keep == 0) {
-    route_detail::discard_rows(partial, stride * 8, slots, routing.top_k, piece / 32 * 512);
   }
 }
 

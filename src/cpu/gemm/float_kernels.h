@@ -13,10 +13,12 @@
 namespace fourfold::cpu::gemm {
 namespace {
 
-// Where to prefetch while `at` of a panel that ends at `end` is worked on.
+// Where to prefetch while `at` of one of P panels, which ends at `end`, is worked on.
+template <int P>
 inline const uint8_t* fetch_address(const Panel& panel, const uint8_t* at, const uint8_t* end) {
+  constexpr int64_t kAhead = kPrefetch / P;
   const int64_t left = end - at;
-  return left > kPrefetch ? at + kPrefetch : panel.ahead + (kPrefetch - left);
+  return left > kAhead ? at + kAhead : panel.ahead + (kAhead - left);
 }
 
 // Floats from the outputs of one panel of a gemv to those of the next.
@@ -116,7 +118,7 @@ inline void dot_words(const Panel* panels, int64_t first, int64_t count, const f
   for (; w + kUnroll <= count; w += kUnroll) {
 #pragma GCC unroll 2
     for (int p = 0; p < P; ++p) {
-      const uint8_t* fetch = fetch_address(panels[p], words[p] + w * kWordBytes, end[p]);
+      const uint8_t* fetch = fetch_address<P>(panels[p], words[p] + w * kWordBytes, end[p]);
 #pragma GCC unroll 4
       for (int i = 0; i < kUnroll; ++i) V::prefetch(fetch + i * kWordBytes);
     }

@@ -288,7 +288,23 @@ void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_
   }
 }
 
-PackedMatrix::PackedMatrix(std::span<const ops::MatrixSource> parts, ThreadPool& pool) {
+WeightMemory::Block WeightMemory::allocate(int64_t bytes) {
+  constexpr int64_t kMapping = int64_t{64} << 20;
+  const int64_t needed = round_up(bytes, int64_t{kPanelAlign});
+  if (needed > kMapping / 2) {
+    auto owner = std::make_shared<HostBuffer>(needed);
+    auto* data = static_cast<uint8_t*>(owner->data());
+    return {std::move(owner), data};
+  }
+  if (mapping_ == nullptr || mapping_->bytes() - used_ < needed) {
+    mapping_ = std::make_shared<HostBuffer>(kMapping);  // pages are taken as they are written
+    used_ = 0;
+  }
+  used_ += needed;
+  return {mapping_, static_cast<uint8_t*>(mapping_->data()) + used_ - needed};
+}
+
+PackedMatrix::PackedMatrix(std::span<const ops::MatrixSource> parts, WeightMemory& memory, ThreadPool& pool) {
   FF_ASSERT(!parts.empty());
   columns_ = parts[0].columns;
   std::vector<int64_t> offsets;
@@ -307,8 +323,8 @@ PackedMatrix::PackedMatrix(std::span<const ops::MatrixSource> parts, ThreadPool&
     if (part.row_scale_step != 0) bytes_ += static_cast<int64_t>(part.row_scales.size()) * 4;
   }
   bytes_ += total;
-  buffer_ = HostBuffer(total);
-  auto* base = static_cast<uint8_t*>(buffer_.data());
+  memory_ = memory.allocate(total);
+  uint8_t* base = memory_.data;
   for (size_t i = 0; i < parts.size(); ++i) {
     PackedPart& part = parts_[i];
     uint8_t* data = base + offsets[i];
@@ -320,9 +336,10 @@ PackedMatrix::PackedMatrix(std::span<const ops::MatrixSource> parts, ThreadPool&
 }
 
 PackedExperts::PackedExperts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
-                             const std::function<void(int64_t)>& done, ThreadPool& pool) {
+                             const std::function<void(int64_t)>& done, WeightMemory& memory, ThreadPool& pool) {
   experts_.reserve(static_cast<size_t>(count));
-  int64_t left = 0;  // bytes left in the last buffer
+  uint8_t* free = nullptr;  // `left` bytes of the last block
+  int64_t left = 0;
   int64_t total = 0;
   for (int64_t e = 0; e < count; ++e) {
     const ops::ExpertSource from = source(e);
@@ -345,9 +362,11 @@ PackedExperts::PackedExperts(int64_t count, const std::function<ops::ExpertSourc
     const int64_t bytes = gate_up_bytes + expert.down.panels * expert.down.stride;
     if (left < bytes) {  // normally once: all experts have the size of the first
       left = bytes * (count - e);
-      buffers_.emplace_back(left);
+      memory_.push_back(memory.allocate(left));
+      free = memory_.back().data;
     }
-    auto* base = static_cast<uint8_t*>(buffers_.back().data()) + (buffers_.back().bytes() - left);
+    uint8_t* base = free;
+    free += bytes;
     left -= bytes;
     total += bytes;
     expert.gate.stride = expert.up.stride = pair;

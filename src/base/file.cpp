@@ -85,11 +85,31 @@ bool file_exists(const std::filesystem::path& path) {
   return std::filesystem::is_regular_file(path, error);
 }
 
+bool name_taken(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::symlink_status(path, error).type() != std::filesystem::file_type::not_found;
+}
+
+CreatedDirectory::CreatedDirectory(const std::filesystem::path& path) {
+  // Without the empty name behind a slash at the end.
+  std::filesystem::path missing = path.has_filename() ? path : path.parent_path();
+  for (; !missing.empty() && !name_taken(missing); missing = missing.parent_path()) created_.push_back(missing);
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) fail("cannot create the directory '{}': {}", path.string(), error.message());
+}
+
+CreatedDirectory::~CreatedDirectory() {
+  for (const std::filesystem::path& directory : created_) {
+    if (::rmdir(directory.c_str()) != 0) return;
+  }
+}
+
 void require_space(const std::filesystem::path& directory, uint64_t bytes) {
   std::error_code error;
   const std::filesystem::space_info space = std::filesystem::space(directory, error);
   if (!error && space.available < bytes) {
-    fail("{}: {:.2f} GB are free there, {:.2f} GB are wanted", directory.string(),
+    fail("{}: {:.3f} GB are free there, {:.3f} GB are wanted", directory.string(),
          static_cast<double>(space.available) * 1e-9, static_cast<double>(bytes) * 1e-9);
   }
 }

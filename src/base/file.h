@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace fourfold {
 
@@ -39,6 +40,23 @@ class MappedFile {
 // too long for the system, a directory that may not be searched.
 bool directory_exists(const std::filesystem::path& path);
 bool file_exists(const std::filesystem::path& path);
+
+// Whether the name is taken, be it by a link that leads nowhere: for files that may be absent, so that only absence
+// counts as such and everything else is an error when the file is opened.
+bool name_taken(const std::filesystem::path& path);
+
+// Creates a directory and those above it as needed, or fails. When it goes, so do those that it created and that are
+// still empty: a command that fails leaves nothing behind.
+class CreatedDirectory {
+ public:
+  explicit CreatedDirectory(const std::filesystem::path& path);
+  ~CreatedDirectory();
+  CreatedDirectory(const CreatedDirectory&) = delete;
+  CreatedDirectory& operator=(const CreatedDirectory&) = delete;
+
+ private:
+  std::vector<std::filesystem::path> created_;  // the deepest first
+};
 
 // An Error when the file system that holds `directory` has less than `bytes` left, as far as it can be told.
 void require_space(const std::filesystem::path& directory, uint64_t bytes);

@@ -151,6 +151,10 @@ Json parse_json(std::string_view text, std::string_view name, const JsonLimits& 
   if (text.size() > limits.max_bytes) {
     fail("{}: {} bytes of JSON, at most {} are accepted", name, text.size(), limits.max_bytes);
   }
+  // The parser takes a NUL for the end of the text, and what follows for nothing.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    fail("{}: not valid JSON at byte {}: a NUL character", name, nul);
+  }
   Builder builder(text, name, limits);
   Json::sax_parse(text.begin(), text.end(), &builder, Json::input_format_t::json, /*strict=*/true);
   return builder.take();

@@ -3,11 +3,76 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
+#include <limits>
 #include <optional>
+#include <type_traits>
 
 #include "base/check.h"
 
 namespace fourfold::cmd {
+namespace {
+
+template <typename T>
+struct Element {
+  using Type = T;
+};
+template <typename T>
+struct Element<std::optional<T>> {
+  using Type = T;
+};
+
+// What CLI11 takes for a number is what strtoull() and its kin take: -1 for an unsigned one, 010 for eight, white
+// space, nothing at all, and the largest one for what is too large.
+template <typename T>
+std::string check_number(const std::string& text) {
+  const char *begin = text.data(), *end = begin + text.size();
+  T value{};
+  const auto [stop, error] = std::from_chars(begin, end, value);
+  bool good = error == std::errc() && stop == end && !text.empty();
+  if constexpr (std::is_integral_v<T>) {
+    const size_t first = text.starts_with('-') ? 1 : 0;
+    good = good && (text.size() == first + 1 || text[first] != '0');
+    if (good) return "";
+    const bool outside = stop == end && (error == std::errc::result_out_of_range);
+    if (!outside && !(std::is_unsigned_v<T> && first == 1)) {
+      return fmt::format("Value '{}' is not a decimal integer", printable(text, 60));
+    }
+    return fmt::format("Value '{}' is not an integer from {} to {}", printable(text, 60), std::numeric_limits<T>::min(),
+                       std::numeric_limits<T>::max());
+  } else {
+    if (good && std::isfinite(value)) return "";
+    return fmt::format("Value '{}' is not a number", printable(text, 60));
+  }
+}
+
+// CLI11 says of an unknown command, or option before one, only that a command is required.
+void require_known_command(const CLI::App* app, int argc, char** argv) {
+  for (int i = 1;; ++i) {
+    const auto commands = app->get_subcommands([](const CLI::App*) { return true; });
+    if (commands.empty()) return;
+    const std::string argument = i < argc ? argv[i] : "";
+    for (const char* name : {"-h", "--help", "--version"}) {
+      if (argument == name) return;
+    }
+    std::string names;
+    const CLI::App* chosen = nullptr;
+    for (const CLI::App* command : commands) {
+      if (i < argc && command->get_name() == argument) chosen = command;
+      names += (names.empty() ? "" : ", ") + command->get_name();
+    }
+    if (chosen == nullptr) {
+      std::string path = "fourfold";
+      for (int j = 1; j < i; ++j) path += fmt::format(" {}", argv[j]);
+      if (i >= argc) fail("{}: no command, wanted one of {} (or --help)", path, names);
+      fail("{}: no command '{}', wanted one of {}", path, printable(argument, 200), names);
+    }
+    app = chosen;
+  }
+}
+
+}  // namespace
 
 Option& Option::required() {
   option_->required();
@@ -65,7 +130,11 @@ void Command::require_command() { app_->require_subcommand(1); }
 
 template <typename T>
 Option Command::add_option(const std::string& names, T& field, const std::string& help) {
-  return Option(app_->add_option(names, field, help));
+  CLI::Option* option = app_->add_option(names, field, help);
+  using Value = typename Element<T>::Type;
+  if constexpr (std::is_arithmetic_v<Value>)
+    option->check([](const std::string& text) { return check_number<Value>(text); });
+  return Option(option);
 }
 template Option Command::add_option(const std::string&, int&, const std::string&);
 template Option Command::add_option(const std::string&, int64_t&, const std::string&);
@@ -105,16 +174,7 @@ Program::~Program() = default;
 Command Program::root() { return Command(app_.get()); }
 
 int Program::run(int argc, char** argv) {
-  // CLI11 says of an unknown command only that one is required.
-  if (argc >= 2 && argv[1][0] != '-') {
-    bool known = false;
-    std::string names;
-    for (const CLI::App* command : app_->get_subcommands([](const CLI::App*) { return true; })) {
-      known |= command->get_name() == argv[1];
-      names += (names.empty() ? "" : ", ") + command->get_name();
-    }
-    if (!known) fail("no command {}, wanted one of {}", printable(argv[1]), names);
-  }
+  require_known_command(app_.get(), argc, argv);
   try {
     app_->parse(argc, argv);
     return 0;

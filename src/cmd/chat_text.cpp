@@ -27,20 +27,23 @@ engine::SamplingParams recommended_sampling(const model::GenerationConfig& confi
   set(sampling.repetition_penalty, config.repetition_penalty);
   set(sampling.presence_penalty, config.presence_penalty);
   set(sampling.frequency_penalty, config.frequency_penalty);
-  if (config.top_k) sampling.top_k = static_cast<int32_t>(std::min<int64_t>(*config.top_k, 1 << 24));
+  // -1 turns it off, as 0 does.
+  if (config.top_k) sampling.top_k = static_cast<int32_t>(std::clamp<int64_t>(*config.top_k, 0, 1 << 24));
   return sampling;
+}
+
+void require_tokenizer_fits(const std::filesystem::path& directory, size_t size, const model::ModelConfig& config) {
+  if (size <= static_cast<size_t>(config.vocabulary)) return;
+  fail("{}: tokenizer.json has token {}, but the model's vocabulary has {} rows", directory.string(), size - 1,
+       config.vocabulary);
 }
 
 ChatText::ChatText(const std::filesystem::path& directory, const model::ModelConfig& config)
     : parts_(std::make_unique<Parts>(
           Parts{text::Tokenizer::from_directory(directory), text::ChatTemplate::from_directory(directory)})) {
   const text::Tokenizer& tokenizer = parts_->tokenizer;
-  const auto size = static_cast<int64_t>(tokenizer.size());
-  if (size > config.vocabulary) {
-    fail("{}: tokenizer.json has token {}, but the model's vocabulary has {} rows", directory.string(), size - 1,
-         config.vocabulary);
-  }
-  defined_ = static_cast<int32_t>(size);
+  require_tokenizer_fits(directory, tokenizer.size(), config);
+  defined_ = static_cast<int32_t>(tokenizer.size());
   for (int32_t id = 0; id < defined_; ++id) {
     if (!tokenizer.is_defined(id)) undefined_tokens_.push_back(id);
   }
@@ -72,6 +75,7 @@ ChatText::Prompt ChatText::render(const Json& messages, const Json& tools, std::
   options.add_special_tokens = false;  // the template writes them
   Prompt prompt;
   prompt.tokens = parts_->tokenizer.encode_ids(rendered, options);
+  if (prompt.tokens.empty()) fail("the chat template makes an empty prompt of this conversation");
   const size_t open = rendered.rfind("<think>");
   const size_t close = rendered.rfind("</think>");
   prompt.thinking = open != std::string::npos && (close == std::string::npos || close < open);

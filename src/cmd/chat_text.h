@@ -75,6 +75,9 @@ class ChatText {
   engine::SamplingParams sampling_;
 };
 
+// An Error when a tokenizer of `size` ids has some that the model has no row for.
+void require_tokenizer_fits(const std::filesystem::path& directory, size_t size, const model::ModelConfig& config);
+
 // Sampling as generation_config.json recommends it: greedy when do_sample is false, or when nothing is recommended.
 engine::SamplingParams recommended_sampling(const model::GenerationConfig& config);
 

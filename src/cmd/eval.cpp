@@ -13,7 +13,6 @@
 #include <charconv>
 #include <deque>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -321,12 +320,12 @@ void measure_mtp(const fs::path& directory, const Options& options, const std::v
 }
 
 Score evaluate(const fs::path& directory, const Options& options, const std::vector<Item>& items,
-               std::ofstream* failures) {
+               std::string* failures) {
   model::ModelOptions model_options;
   model_options.max_step_tokens = 512;
   model_options.max_logit_rows = options.parallel;
+  const ChatText text(directory, model::read_config(directory));
   Loaded loaded = load_checkpoint(directory, options.backend, model_options);
-  const ChatText text(directory, loaded.model->config());
   engine::EngineOptions engine_options;
   engine_options.max_context = std::min(options.context, loaded.model->config().max_positions);
   engine_options.max_sequences = options.parallel;
@@ -406,7 +405,7 @@ Score evaluate(const fs::path& directory, const Options& options, const std::vec
       line["expect"] = entry.item->expect;
       line["ended"] = ended;
       line["text"] = pieces.all();
-      *failures << line.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n';
+      *failures += line.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
     }
     if (options.mtp) generated.push_back({std::move(entry.prompt), std::move(output)});
     progress.advance(1);
@@ -445,11 +444,11 @@ void print_table(const std::vector<Score>& scores) {
   size_t width = 12;
   for (const auto& [name, task] : scores[0].tasks) width = std::max(width, name.size());
   const bool two = scores.size() == 2;
-  fmt::print("{:<{}}  {:>6}  {:>16}", "task", width, "items", scores[0].name.substr(0, 16));
-  if (two) fmt::print("  {:>16}  {:>10}", scores[1].name.substr(0, 16), "difference");
+  fmt::print("{:<{}}  {:>6}  {:>16}", "task", width, "items", printable(scores[0].name).substr(0, 16));
+  if (two) fmt::print("  {:>16}  {:>10}", printable(scores[1].name).substr(0, 16), "difference");
   fmt::print("  {:>13}\n", "tokens/answer");
   const auto row = [&](const std::string& name, const TaskScore& a, const TaskScore* b) {
-    fmt::print("{:<{}}  {:>6}  {:>14.1f} %", name, width, a.count, 100 * a.exact_match());
+    fmt::print("{:<{}}  {:>6}  {:>14.1f} %", printable(name), width, a.count, 100 * a.exact_match());
     if (b != nullptr) {
       fmt::print("  {:>14.1f} %  {:>+10.1f}", 100 * b->exact_match(), 100 * (b->exact_match() - a.exact_match()));
     }
@@ -458,7 +457,7 @@ void print_table(const std::vector<Score>& scores) {
   for (const auto& [name, task] : scores[0].tasks) row(name, task, two ? &scores[1].tasks.at(name) : nullptr);
   row("all", scores[0].all, two ? &scores[1].all : nullptr);
   for (const Score& score : scores) {
-    fmt::print("{}: {} answers, {} tokens in {:.1f} s", score.name, score.all.count, score.all.output_tokens,
+    fmt::print("{}: {} answers, {} tokens in {:.1f} s", printable(score.name), score.all.count, score.all.output_tokens,
                score.seconds);
     if (score.drafts > 0) {
       fmt::print("; MTP head: {:.1f} % of {} first drafts accepted",
@@ -472,14 +471,11 @@ void run(const Options& options) {
   if (options.think && options.no_think) fail("eval: --think and --no-think, wanted one of them");
   install_interrupt_handler();
   const Plan plan = make_plan(options);
-  std::ofstream failures;
-  if (!options.failures.empty()) {
-    failures.open(options.failures);
-    if (!failures) fail("{}: cannot be written", options.failures);
-  }
+  if (!options.failures.empty()) require_replaceable(options.failures);
+  std::string failures;
   std::vector<Score> scores;
   for (const fs::path& checkpoint : plan.checkpoints) {
-    scores.push_back(evaluate(checkpoint, options, plan.items, failures.is_open() ? &failures : nullptr));
+    scores.push_back(evaluate(checkpoint, options, plan.items, options.failures.empty() ? nullptr : &failures));
   }
   if (options.json) {
     Json out = to_json(scores[0]);
@@ -491,8 +487,9 @@ void run(const Options& options) {
   } else {
     print_table(scores);
   }
-  // The scores are worth more than the file: they are out already when it turns out to be incomplete.
-  if (failures.is_open() && !failures.flush()) fail("{}: cannot be written", options.failures);
+  // The scores are worth more than the file: they are out already when it turns out that it cannot be written.
+  std::fflush(stdout);
+  if (!options.failures.empty()) write_file_atomically(options.failures, failures);
 }
 
 }  // namespace

@@ -1,13 +1,19 @@
 // fourfold inspect: what a checkpoint holds, what it needs, and what is wrong with it.
 #include <cstdio>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "cmd/arguments.h"
+#include "cmd/chat_text.h"
 #include "cmd/commands.h"
 #include "model/report.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -82,7 +88,7 @@ void print_modules(const CheckpointReport& report) {
 void print_generation(const CheckpointReport& report) {
   heading("Files");
   fmt::print("  {} tensors in {} file{}, {}; names begin with '{}'\n", report.tensors, report.shards,
-             report.shards == 1 ? "" : "s", bytes_text(report.file_bytes), report.prefix);
+             report.shards == 1 ? "" : "s", bytes_text(report.file_bytes), printable(report.prefix));
   if (!report.quantization.method.empty()) {
     fmt::print("  quantised by {} ({}), {} matrices with activation scales\n", printable(report.quantization.method),
                printable(report.quantization.algorithm), report.activation_scales);
@@ -113,7 +119,7 @@ void print_generation(const CheckpointReport& report) {
 }
 
 void print_report(const CheckpointReport& report, const model::ReportOptions& options) {
-  fmt::print("{}\n", report.directory);
+  fmt::print("{}\n", printable(report.directory));
   if (report.config) print_architecture(*report.config, report);
   if (report.total.parameters > 0) {
     heading("Parameters");
@@ -141,7 +147,7 @@ void print_report(const CheckpointReport& report, const model::ReportOptions& op
   }
   print_generation(report);
   if (!report.notes.empty()) heading("Notes");
-  for (const std::string& note : report.notes) fmt::print("  {}\n", note);
+  for (const std::string& note : report.notes) fmt::print("  {}\n", printable(note, 2000));
   if (report.problems.empty()) {
     fmt::print("\nNo problems found.\n");
     return;
@@ -149,7 +155,8 @@ void print_report(const CheckpointReport& report, const model::ReportOptions& op
   fmt::print("\n{} problem{}: this checkpoint cannot be loaded\n", report.problems.size(),
              report.problems.size() == 1 ? "" : "s");
   constexpr size_t kShown = 50;
-  for (size_t i = 0; i < std::min(kShown, report.problems.size()); ++i) fmt::print("  {}\n", report.problems[i]);
+  for (size_t i = 0; i < std::min(kShown, report.problems.size()); ++i)
+    fmt::print("  {}\n", printable(report.problems[i], 2000));
   if (report.problems.size() > kShown)
     fmt::print("  ... and {} more (--json lists all)\n", report.problems.size() - kShown);
 }
@@ -160,8 +167,31 @@ struct Options {
   bool json = false;
 };
 
+// The text side, which model/ knows nothing of. A checkpoint without a tokenizer is one that can only be measured.
+void check_text(const std::filesystem::path& directory, CheckpointReport& report) {
+  const auto check = [&](const std::function<void()>& read) {
+    try {
+      read();
+    } catch (const Error& error) {
+      report.problems.emplace_back(error.what());
+    }
+  };
+  if (name_taken(directory / "tokenizer.json")) {
+    check([&] {
+      const auto tokenizer = text::Tokenizer::from_directory(directory);
+      if (report.config) require_tokenizer_fits(directory, tokenizer.size(), *report.config);
+    });
+  }
+  if (report.has_chat_template) {
+    check([&] { text::ChatTemplate::from_directory(directory); });
+  } else if (report.has_tokenizer) {
+    report.notes.push_back("no chat template: text can be tokenised, but there is no chat");
+  }
+}
+
 void run(const Options& options) {
-  const CheckpointReport report = model::inspect_checkpoint(options.directory, options.report);
+  CheckpointReport report = model::inspect_checkpoint(options.directory, options.report);
+  check_text(options.directory, report);
   if (options.json) {
     const Json json = model::report_json(report, options.report);
     fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace));

@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/check.h"
@@ -48,6 +49,14 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t vocabulary) {
 void run(const Options& options) {
   require_replaceable(options.output);
   model::Checkpoint checkpoint(options.directory);
+  const auto keep = [&](const std::filesystem::path& input) {
+    std::error_code error;
+    if (std::filesystem::equivalent(input, options.output, error)) {
+      fail("{} is the input {} too; wanted another file", options.output, input.string());
+    }
+  };
+  keep(options.tokens);
+  for (const model::SafetensorsFile& shard : checkpoint.shards()) keep(shard.path());
   const model::ModelConfig config = checkpoint.config();
   if (options.mtp && config.mtp_layers == 0) fail("{} has no MTP head, --mtp cannot be used", options.directory);
   const std::vector<int32_t> tokens = read_tokens(options.tokens, config.vocabulary);

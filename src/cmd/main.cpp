@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -51,6 +52,8 @@ int finish(int status) {
 
 int main(int argc, char** argv) {
   fill_standard_streams();
+  // A file that may not grow further (ulimit -f) is an error of write() and not the end of the program.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     namespace cmd = fourfold::cmd;
     cmd::Program program("fourfold: inference for NVFP4 mixture-of-experts models", "fourfold", FOURFOLD_VERSION,
@@ -76,6 +79,9 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return report("error: ", "out of memory", 2);
   } catch (const std::system_error& error) {  // of the machine: a full disk, no more threads, a closed stream
+    // fmt::print() does not say which file it means.
+    if (std::ferror(stdout) != 0)
+      return report("error: ", "cannot write to standard output: " + error.code().message(), 2);
     return report("error: ", error.what(), 2);
   } catch (const std::exception& error) {
     return report("internal error: ", error.what(), 3);

@@ -33,7 +33,8 @@ constexpr size_t kMaxInput = 16u << 20;  // bytes of a prompt
 
 struct Options {
   std::vector<std::string> positional;
-  std::string prompt, system;
+  std::optional<std::string> prompt;
+  std::string system;
   DummyArgs dummy;
   BackendArgs backend;
   bool think = false, no_think = false, json = false, quiet = false, hide_thinking = false;
@@ -217,11 +218,13 @@ class Chat {
     }
     show(pieces.finish(), print);
     end_thinking();
-    if (print) {
+    const bool failed = result.end.reason == engine::FinishReason::kError;
+    if (print && (begun_ || !failed)) {
       std::fputs("\n", stdout);
       std::fflush(stdout);
     }
-    if (result.end.reason == engine::FinishReason::kError) fail("{}", result.end.error);
+    begun_ = false;
+    if (failed) fail("{}", result.end.error);
     if (result.stopped) eprint("[stopped]\n");
     if (result.end.reason == engine::FinishReason::kLength) {
       eprint("[cut after {} tokens]\n", result.end.output_tokens);
@@ -238,6 +241,7 @@ class Chat {
     }
     if (!piece.content.empty()) {
       end_thinking();
+      begun_ = true;
       std::fwrite(piece.content.data(), 1, piece.content.size(), stdout);
       std::fflush(stdout);
     }
@@ -258,6 +262,7 @@ class Chat {
   Json messages_;
   Totals totals_;
   bool dim_ = false, dimmed_ = false;
+  bool begun_ = false;  // something of the answer is on standard output
 };
 
 constexpr const char* kHelp =
@@ -352,10 +357,12 @@ void run_dummy(const Options& options) {
   request.sampling.seed = options.seed.value_or(1);
   const auto stream = engine->submit(std::move(request));
   int64_t tokens = 0;
+  bool stopped = false;
   for (;;) {
     const auto event = stream->next(std::chrono::milliseconds(50));
     if (interrupted()) {
       clear_interrupt();
+      stopped = true;
       stream->cancel();
     }
     if (!event) continue;
@@ -364,6 +371,7 @@ void run_dummy(const Options& options) {
       Totals totals;
       totals.add(*event, cost);
       print_totals(totals, chosen_threads(options.backend));
+      if (stopped) throw ExitStatus(130);
       return;
     }
     if (::isatty(STDERR_FILENO) != 0) eprint("\r{} tokens\r", ++tokens);
@@ -385,12 +393,12 @@ void split_positional(const Options& options, std::filesystem::path& directory, 
   }
   if (!rest.empty()) {
     prompt = rest[0];
-    if (trimmed(*prompt).empty()) fail("run: the prompt is empty");
   }
-  if (!options.prompt.empty()) {
+  if (options.prompt) {
     if (prompt) fail("run: a prompt as an argument and with --prompt, wanted one");
     prompt = options.prompt;
   }
+  if (prompt && trimmed(*prompt).empty()) fail("run: the prompt is empty");
   if (directory.empty()) directory = default_model_directory();
 }
 
@@ -398,8 +406,8 @@ void run(const Options& options) {
   if (options.think && options.no_think) fail("run: --think and --no-think, wanted one of them");
   install_interrupt_handler();
   if (!options.dummy.shape.empty()) {
-    if (!options.positional.empty() || !options.prompt.empty()) {
-      fail("run: --dummy has no tokenizer, so it takes neither a directory nor a prompt");
+    if (!options.positional.empty() || options.prompt || options.json) {
+      fail("run: --dummy has no tokenizer, so it takes neither a directory nor a prompt, and prints no --json");
     }
     run_dummy(options);
     return;
@@ -414,9 +422,13 @@ void run(const Options& options) {
     if (prompt->empty()) fail("run: standard input is empty, wanted a prompt");
   }
 
+  if (options.json && !prompt) fail("run: --json needs a prompt");
+
+  // What can be wrong with the text comes to light before gigabytes are read.
+  const model::ModelConfig config = model::read_config(directory);
+  const int64_t context = choose_context(options, config.max_positions);
+  const ChatText text(directory, config);
   Loaded loaded = load_checkpoint(directory, options.backend, model_options());
-  const int64_t context = choose_context(options, loaded.model->config().max_positions);
-  const ChatText text(directory, loaded.model->config());
   const CostOfDecode cost(*loaded.model, context);
   const std::string description = loaded.model->backend().description();
   if (!options.quiet && !prompt) {

@@ -71,10 +71,6 @@ InternalName internal_name(std::string_view stored) {
 
 Checkpoint::Checkpoint(fs::path directory, std::vector<std::string>* problems)
     : directory_(std::move(directory)), problems_(problems) {
-  std::error_code error;
-  if (!fs::is_directory(directory_, error)) {
-    fail("{} is not a directory; wanted one with config.json and *.safetensors", directory_.string());
-  }
   config_ = read_config(directory_);
   read_shards();
   mtp_declared_ = config_.mtp_layers > 0;
@@ -316,14 +312,28 @@ void Checkpoint::release(const ops::MatrixSource& matrix) {
   }
 }
 
+// The MTP head of a model that is loaded without it: nothing of it is read but small vectors and scales.
+void Checkpoint::check_unused_mtp() {
+  const bool used = std::any_of(items_.begin(), items_.end(),
+                                [](const auto& entry) { return entry.second.used && entry.first.starts_with("mtp."); });
+  if (used || config_.mtp_layers == 0) return;
+  populate_ = false;
+  for (const WeightSpec& spec : weight_specs(config_)) {
+    if (!spec.mtp) continue;
+    if (spec.is_vector) {
+      vector(spec.name, spec.rows);
+    } else {
+      release(matrix(spec.name, spec.rows, spec.columns));
+    }
+  }
+  populate_ = true;
+}
+
 void Checkpoint::finish() {
-  const bool mtp_loaded = std::any_of(items_.begin(), items_.end(), [](const auto& entry) {
-    return entry.second.used && entry.first.starts_with("mtp.");
-  });
+  check_unused_mtp();
   std::vector<std::string> extra;
   for (const auto& [name, item] : items_) {
     if (item.used) continue;
-    if (!mtp_loaded && name.starts_with("mtp.")) continue;
     if (config_.tied_head && name.starts_with("lm_head.")) continue;
     extra.push_back(stored(item).name);
   }

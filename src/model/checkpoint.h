@@ -9,8 +9,8 @@
 // or [E x rows, columns], with or without ".weight", in any of these formats.
 //
 // Names lose their prefix: model.language_model.X, language_model.model.X, model.X and X are the same tensor.
-// A tensor that nobody takes is an error in finish(), except the vision tower, rotary frequencies, KV-cache scales, and
-// the MTP head when it is not loaded.
+// A tensor that nobody takes is an error in finish(), except the vision tower, rotary frequencies and KV-cache scales.
+// finish() also asks for the MTP head's tensors when nobody has: one that is broken is an error for everybody.
 #pragma once
 
 #include <cstdint>
@@ -91,6 +91,7 @@ class Checkpoint final : public WeightSource {
   std::span<const std::byte> bytes(const Item& item) const { return shards_[item.shard].data(stored(item)); }
   std::string describe(std::string_view internal) const;  // "layer 3, expert 7: tensor ..."
   std::string describe(const Item& item) const;
+  void check_unused_mtp();
 
   std::filesystem::path directory_;
   std::vector<std::string>* problems_ = nullptr;
@@ -102,6 +103,7 @@ class Checkpoint final : public WeightSource {
   std::vector<std::string> kv_scales_, ignored_, notes_;
   bool mtp_declared_ = false;
   int64_t dead_ = 0, bad_input_scales_ = 0;
+  bool populate_ = true;  // matrix() reads the pages of the data ahead; not where only the form of a matrix matters
 };
 
 // The internal form of a stored name: without prefix. `what` says whether it is a weight or something to skip.

@@ -194,9 +194,14 @@ class Checkpoint::Reader {
     return checkpoint_.bytes(item).data() + (place_.expert * expert_rows + first_row) * columns * element_bytes;
   }
 
+  void populate(const Item& item, const void* data, size_t bytes) {
+    if (!checkpoint_.populate_) return;
+    checkpoint_.shards_[item.shard].populate({static_cast<const std::byte*>(data), bytes});
+  }
+
   // Elements must be aligned for the backends; a file may place them anywhere.
   const void* aligned(const std::byte* data, int64_t bytes, int64_t element_bytes, const Item& item) {
-    checkpoint_.shards_[item.shard].populate({data, static_cast<size_t>(bytes)});
+    populate(item, data, static_cast<size_t>(bytes));
     if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(element_bytes) == 0) return data;
     auto copy = std::make_shared<std::vector<uint32_t>>(static_cast<size_t>(ceil_div(bytes, 4)));
     std::memcpy(copy->data(), data, static_cast<size_t>(bytes));
@@ -298,13 +303,17 @@ class Checkpoint::Reader {
         rows_of(block, place_.expert_rows, place_.first_row, columns_ / kScaleBlock, 1));
     const auto code_bytes = static_cast<size_t>(rows_ * columns_ / 2);
     const auto scale_count = static_cast<size_t>(rows_ * columns_ / kScaleBlock);
-    checkpoint_.shards_[weight.shard].populate({static_cast<const std::byte*>(source_.data), code_bytes});
-    checkpoint_.shards_[block.shard].populate({reinterpret_cast<const std::byte*>(source_.block_scales), scale_count});
+    populate(weight, source_.data, code_bytes);
+    populate(block, source_.block_scales, scale_count);
     check_block_scales(block, scale_count);
 
     const float given = scalar(global);
     const float scale = inverse ? 1.0f / given : given;
     if (given > 0.0f && nvfp4::is_finite(given) && scale > 0.0f && nvfp4::is_finite(scale)) {
+      // With it the largest element, 6 x 448, must be a number.
+      if (!nvfp4::is_finite(scale * 2688.0f)) {
+        fail("{}: the scale is {}, wanted one whose elements are finite", checkpoint_.describe(global), given);
+      }
       source_.tensor_scale = scale;
     } else if (all_clear(static_cast<const uint8_t*>(source_.data), code_bytes, 0x77) ||
                all_clear(source_.block_scales, scale_count, 0x7f)) {
@@ -344,8 +353,7 @@ class Checkpoint::Reader {
     reject({"weight_scale_2", "weight_global_scale"}, *weight_, "FP8");
     source_.format = Format::kFp8;
     source_.data = rows_of(*weight_, place_.expert_rows, place_.first_row, columns_, 1);
-    checkpoint_.shards_[weight_->shard].populate(
-        {static_cast<const std::byte*>(source_.data), static_cast<size_t>(rows_ * columns_)});
+    populate(*weight_, source_.data, static_cast<size_t>(rows_ * columns_));
     Item* inverse = find("weight_scale_inv");
     Item* plain = find("weight_scale");
     if (inverse != nullptr && plain != nullptr) {
@@ -411,6 +419,9 @@ class Checkpoint::Reader {
       if (!nvfp4::is_finite(scale) || scale < 0.0f || (scale == 0.0f && !zero_cell(i, count_columns))) {
         fail("{}: scale {} is {}, wanted a positive finite number (the elements are not all zero)",
              checkpoint_.describe(item), first + i, scale);
+      }
+      if (!nvfp4::is_finite(scale * 448.0f)) {
+        fail("{}: scale {} is {}, wanted one whose elements are finite", checkpoint_.describe(item), first + i, scale);
       }
       (*grid)[static_cast<size_t>(i)] = scale;
     }

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "base/check.h"
+#include "base/file.h"
 
 namespace fourfold::model {
 namespace {
@@ -190,7 +191,7 @@ void rotary(const Fields& fields, std::string_view file, ModelConfig& config) {
 }
 
 std::optional<Json> read_optional(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) return std::nullopt;
+  if (!name_taken(path)) return std::nullopt;
   JsonLimits limits;
   limits.max_bytes = 64 << 20;
   return parse_json_file(path, limits);
@@ -214,7 +215,8 @@ ModelConfig parse_config(const Json& root, std::string_view file) {
   config.hidden = fields.integer("hidden_size", 1, kMaxDimension);
   config.layers = fields.integer("num_hidden_layers", 1, kMaxLayers);
   config.vocabulary = fields.integer("vocab_size", 1, kMaxVocabulary);
-  config.max_positions = fields.integer("max_position_embeddings", 1, kMaxPositions, 262144);
+  // One for a prompt, one for what comes after it.
+  config.max_positions = fields.integer("max_position_embeddings", 2, kMaxPositions, 262144);
   config.norm_eps = static_cast<float>(fields.number("rms_norm_eps", 1e-12, 1.0, 1e-6));
   // Both levels carry the flag in published files; the inner one counts for the text model when it is there.
   config.tied_head = fields.boolean("tie_word_embeddings", top.boolean("tie_word_embeddings", false));
@@ -354,6 +356,13 @@ GenerationConfig parse_generation_config(const Json& root, std::string_view file
   config.temperature = real("temperature", 0.0, 10.0);
   config.top_p = real("top_p", 0.0, 1.0);
   config.min_p = real("min_p", 0.0, 1.0);
+  // As fp32, which the sampler computes in.
+  if (config.top_p && static_cast<float>(*config.top_p) == 0.0f) {
+    fail("{} is {}, wanted more than 0 and at most 1", fields.where("top_p"), *config.top_p);
+  }
+  if (config.min_p && static_cast<float>(*config.min_p) == 1.0f) {
+    fail("{} is {}, wanted at least 0 and less than 1", fields.where("min_p"), *config.min_p);
+  }
   config.repetition_penalty = real("repetition_penalty", 1e-3, 10.0);
   config.presence_penalty = real("presence_penalty", -10.0, 10.0);
   config.frequency_penalty = real("frequency_penalty", -10.0, 10.0);
@@ -362,6 +371,9 @@ GenerationConfig parse_generation_config(const Json& root, std::string_view file
 }
 
 ModelConfig read_config(const std::filesystem::path& directory) {
+  if (!directory_exists(directory)) {
+    fail("{} is not a directory; wanted one with config.json and *.safetensors", directory.string());
+  }
   const std::filesystem::path path = directory / "config.json";
   JsonLimits limits;
   limits.max_bytes = 64 << 20;

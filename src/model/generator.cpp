@@ -449,9 +449,8 @@ GeneratedFiles generate_checkpoint(const std::filesystem::path& directory, const
   Planner planner(options);
   planner.plan();
   std::vector<Planned>& tensors = planner.tensors();
+  const CreatedDirectory created(directory);
   std::error_code error;
-  fs::create_directories(directory, error);
-  if (error) fail("cannot create {}: {}", directory.string(), error.message());
   if (!fs::is_empty(directory, error) || error) {
     fail("{} is not empty; wanted a new or an empty directory", directory.string());
   }

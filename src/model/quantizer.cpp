@@ -191,24 +191,35 @@ class Quantizer {
 
  private:
   void prepare_directory(const fs::path& input) {
+    created_.emplace(output_);
     std::error_code error;
-    fs::create_directories(output_, error);
-    if (error) fail("cannot create {}: {}", output_.string(), error.message());
     if (fs::equivalent(input, output_, error)) {
       fail("{} is both the input and the output; wanted another directory", output_.string());
     }
-    if (!fs::is_empty(output_) && !file_exists(output_ / kStateFile)) {
+    const bool unfinished = file_exists(output_ / kStateFile);
+    std::vector<fs::path> leftovers;  // of a killed run
+    bool empty = true;
+    for (fs::directory_iterator it(output_, error), end; !error && it != end; it.increment(error)) {
+      const std::string written = name_before_suffix(it->path().filename().string());
+      if (written == kStateFile || (unfinished && !written.empty())) {
+        leftovers.push_back(it->path());
+      } else {
+        empty = false;
+      }
+    }
+    if (error) fail("cannot list {}: {}", output_.string(), error.message());
+    if (!empty && !unfinished) {
       fail("{} is not empty and holds no unfinished quantisation; wanted a new or an empty directory",
            output_.string());
     }
-    // What a killed run left behind.
-    std::vector<fs::path> leftovers;
-    for (const fs::directory_entry& entry : fs::directory_iterator(output_)) {
-      if (entry.path().filename().string().find(".safetensors.tmp.") != std::string::npos) {
-        leftovers.push_back(entry.path());
-      }
-    }
     for (const fs::path& path : leftovers) fs::remove(path, error);
+  }
+
+  // "config.json" of "config.json.tmp.123", the name that a file has while it is written; empty for other names.
+  static std::string name_before_suffix(const std::string& name) {
+    const size_t at = name.rfind(".tmp.");
+    if (at == std::string::npos || name.find_first_not_of("0123456789", at + 5) != std::string::npos) return "";
+    return name.substr(0, at);
   }
 
   std::string stored_name(const WeightSpec& spec) const {
@@ -374,7 +385,7 @@ class Quantizer {
 
   void read_state() {
     const fs::path path = output_ / kStateFile;
-    if (!fs::exists(path)) {
+    if (!name_taken(path)) {
       write_state(0);
       return;
     }
@@ -394,7 +405,7 @@ class Quantizer {
     }
     finished_ = std::min<size_t>(state.value("shards", size_t{0}), ends_.size());
     for (size_t shard = 0; shard < finished_; ++shard) {
-      if (!fs::exists(output_ / shard_name(shard, ends_.size()))) finished_ = shard;
+      if (!file_exists(output_ / shard_name(shard, ends_.size()))) finished_ = shard;
     }
     result_.resumed_shards = static_cast<int64_t>(finished_);
     for (const Json& entry : state.value("errors", Json::array())) {
@@ -636,6 +647,7 @@ class Quantizer {
 
   const QuantizeOptions& options_;
   fs::path output_;
+  std::optional<CreatedDirectory> created_;
   Selection selection_;
   ThreadPool threads_;
   std::unique_ptr<Checkpoint> checkpoint_;

@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/math.h"
 #include "model/checkpoint.h"
 
@@ -29,28 +30,25 @@ std::string without_numbers(const WeightSpec& spec) {
   return name;
 }
 
-bool is_file(const fs::path& path) {
-  std::error_code error;
-  return fs::is_regular_file(path, error);
-}
-
 void describe_files(const fs::path& directory, CheckpointReport& report) {
-  report.has_tokenizer = is_file(directory / "tokenizer.json");
+  report.has_tokenizer = name_taken(directory / "tokenizer.json");
   if (!report.has_tokenizer) report.notes.push_back("no tokenizer.json: the model can be measured but not talked to");
   for (const char* name : {"chat_template.jinja", "chat_template.json"}) {
-    if (report.chat_template_place.empty() && is_file(directory / name)) report.chat_template_place = name;
+    if (report.chat_template_place.empty() && name_taken(directory / name)) report.chat_template_place = name;
   }
   const fs::path tokenizer = directory / "tokenizer_config.json";
-  if (report.chat_template_place.empty() && is_file(tokenizer)) {
+  if (report.chat_template_place.empty() && name_taken(tokenizer)) {
     try {
-      const Json json = parse_json_file(tokenizer);
+      JsonLimits limits;
+      limits.reject_duplicate_keys = false;  // as where it is used
+      const Json json = parse_json_file(tokenizer, limits);
       if (json.is_object() && json.contains("chat_template")) report.chat_template_place = "tokenizer_config.json";
     } catch (const Error& error) {
       report.problems.emplace_back(error.what());
     }
   }
   report.has_chat_template = !report.chat_template_place.empty();
-  report.has_generation_config = is_file(directory / "generation_config.json");
+  report.has_generation_config = name_taken(directory / "generation_config.json");
   try {
     report.generation = read_generation_config(directory);
   } catch (const Error& error) {

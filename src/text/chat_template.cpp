@@ -139,20 +139,20 @@ ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory
   limits.reject_duplicate_keys = false;
   Json config;
   const fs::path config_path = directory / "tokenizer_config.json";
-  if (fs::exists(config_path)) {
+  if (name_taken(config_path)) {
     config = parse_json_file(config_path, limits);
     read_special_tokens(config, out.special_tokens_);
   }
-  if (fs::exists(directory / "special_tokens_map.json")) {
+  if (name_taken(directory / "special_tokens_map.json")) {
     read_special_tokens(parse_json_file(directory / "special_tokens_map.json", limits), out.special_tokens_);
   }
   const auto add = [&](const std::string& name, std::string_view source, const fs::path& path) {
     out.templates_.emplace(name, JinjaTemplate(source, path.string()));
   };
-  if (fs::exists(directory / "chat_template.jinja")) {
+  if (name_taken(directory / "chat_template.jinja")) {
     add("default", read_file(directory / "chat_template.jinja", kMaxTemplate), directory / "chat_template.jinja");
   }
-  if (fs::is_directory(directory / "additional_chat_templates")) {
+  if (directory_exists(directory / "additional_chat_templates")) {
     for (const auto& entry : fs::directory_iterator(directory / "additional_chat_templates")) {
       if (entry.path().extension() == ".jinja") {
         add(entry.path().stem().string(), read_file(entry.path(), kMaxTemplate), entry.path());
@@ -176,7 +176,7 @@ ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory
       fail("{}: 'chat_template' is {}, a string or an array is wanted", config_path.string(), json_kind(given));
     }
   }
-  if (out.templates_.empty() && fs::exists(directory / "chat_template.json")) {
+  if (out.templates_.empty() && name_taken(directory / "chat_template.json")) {
     const fs::path path = directory / "chat_template.json";
     const Json file = parse_json_file(path, limits);
     if (!file.is_object() || !file.contains("chat_template") || !file["chat_template"].is_string()) {

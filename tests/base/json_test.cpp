@@ -57,6 +57,10 @@ TEST(Json, SyntaxErrorsNamePlace) {
   for (const char* text : {"[1] 2", "{'a': 1}", "\"\xff\"", "[NaN]", "[1,]", "// c\n1", "1e999", "\"\\ud800\""}) {
     EXPECT_NE(error_of(text), "") << text;
   }
+  using namespace std::string_view_literals;
+  for (const std::string_view text : {"[1]\0"sv, "[1]\0 garbage"sv, "\0[1]"sv, "[1\0]"sv, "\"a\0\""sv}) {
+    EXPECT_NE(error_of(text).find("a NUL character"), std::string::npos) << error_of(text);
+  }
 }
 
 TEST(Json, LargeObjectsAreNotQuadratic) {

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -152,6 +153,52 @@ TEST_F(Cmd, RunRefusesWhatItCannotDo) {
   expect_refused("run " + path("empty").string() + " hello", {"config.json"});
 }
 
+TEST_F(Cmd, NumbersAreDecimalAndInRange) {
+  for (const char* seed : {"-1", "18446744073709551616", "''", "' 5'", "+5", "010", "0x10", "5x", "1e3"}) {
+    expect_refused("run " + demo_ + " --seed " + seed + " hello", {"--seed"});
+    expect_refused("generate " + path("out").string() + " --seed " + seed, {"--seed"});
+  }
+  for (const char* count : {"010", "0x10", "+5", "5.0", "''", "99999999999999999999"}) {
+    expect_refused("run " + demo_ + " --top-k " + count + " hello", {"--top-k"});
+    expect_refused("generate " + path("out").string() + " --layers " + count, {"--layers"});
+  }
+  for (const char* number : {"0x1p1", "' 1'", "+1", "1e-400", "inf", "1,5"}) {
+    expect_refused("run " + demo_ + " --temperature " + number + " hello", {"--temperature"});
+  }
+  EXPECT_FALSE(fs::exists(path("out")));
+  EXPECT_EQ(run("run " + demo_ + " -q --max-tokens 1 --seed 18446744073709551615 --temperature .5 hello").status, 0);
+}
+
+TEST_F(Cmd, RunSaysWhatIsWrongBeforeTheWeightsAreRead) {
+  const std::string dir = path("model").string();
+  ASSERT_EQ(run("generate " + dir + " --layers 1 --vocab 64").status, 0);
+  fs::resize_file(path("model") / "model.safetensors", 100);
+  expect_refused("run " + dir + " hello", {"tokenizer.json"});
+  expect_refused("eval " + dir + " " + demo_ + "/eval/json.jsonl", {"tokenizer.json"});
+  expect_refused("run " + dir + " hello --context 9999", {"--context", "4096"});
+  expect_refused("run " + demo_ + " --prompt ''", {"prompt", "empty"});
+  expect_refused("run " + demo_ + " --prompt '' hello", {"--prompt"});
+  expect_refused("run --dummy 35B-A3B --layers 1 --vocab 64 --json", {"--json"});
+}
+
+TEST_F(Cmd, AnAnswerThatFailsBeforeItsFirstWordPrintsNothing) {
+  const fs::path dir = path("nan");
+  fs::copy(demo_, dir, fs::copy_options::recursive);
+  std::string bytes = read(dir / "model.safetensors");
+  uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), 8);
+  const Json tensors = Json::parse(bytes.substr(8, header));
+  const std::string name = "model.language_model.layers.0.linear_attn.in_proj_a.weight";
+  const Json& tensor = tensors.at(name);
+  ASSERT_EQ(tensor.at("dtype"), "BF16");
+  for (size_t at = tensor.at("data_offsets")[0]; at < tensor.at("data_offsets")[1]; at += 2) {
+    bytes.replace(8 + header + at, 2, "\xc0\x7f");
+  }
+  fs::permissions(dir / "model.safetensors", fs::perms::owner_write, fs::perm_options::add);
+  write("nan/model.safetensors", bytes);
+  expect_refused("run " + dir.string() + " -q hello", {"logit", "nan"});
+}
+
 // ---- eval and bench -------------------------------------------------------------------------------------------------
 
 TEST_F(Cmd, EvalReportsExactMatch) {
@@ -164,6 +211,20 @@ TEST_F(Cmd, EvalReportsExactMatch) {
 TEST_F(Cmd, EvalRefusesWrongTasks) {
   expect_refused("eval " + demo_ + " no_such_task", {"no_such_task"});
   expect_refused("eval " + demo_ + " " + write("bad.jsonl", "{\"task\": \"x\", \"messages\": 3}\n"), {"bad.jsonl"});
+}
+
+TEST_F(Cmd, EvalWritesItsFailuresWholeOrNotAtAll) {
+  const std::string kept = write("failures.jsonl", "kept");
+  const std::string dir = path("model").string();
+  fs::copy(demo_, dir, fs::copy_options::recursive);
+  fs::permissions(path("model") / "model.safetensors", fs::perms::owner_write, fs::perm_options::add);
+  fs::resize_file(path("model") / "model.safetensors", 1000);
+  expect_refused("eval " + dir + " json --limit 1 --failures " + kept, {"model.safetensors"});
+  EXPECT_EQ(read(kept), "kept");
+  expect_refused("eval " + demo_ + " json --limit 1 --failures " + path("").string(), {"regular"});
+  EXPECT_EQ(run("eval " + demo_ + " json --limit 3 --max-tokens 1 --failures " + kept).status, 0);
+  const std::string lines = read(kept);
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 3) << lines;
 }
 
 TEST_F(Cmd, BenchModelPrintsBothCeilings) {
@@ -222,6 +283,90 @@ TEST_F(Cmd, DamagedCheckpointsAreRefusedByName) {
   fs::permissions(dir / "tokenizer.json", fs::perms::owner_write, fs::perm_options::add);
   std::ofstream(dir / "tokenizer.json") << "{\"model\": {\"type\": \"BPE\", \"vocab\": 7}}";
   expect_refused("run " + dir.string() + " hello", {"tokenizer.json"});
+}
+
+TEST_F(Cmd, InspectReportsWhatRunRefuses) {
+  const fs::path dir = path("model");
+  const auto expect_both = [&](const std::vector<std::string>& parts) {
+    expect_refused("run " + dir.string() + " -q --max-tokens 1 hello", parts);
+    const Outcome outcome = run("inspect --json " + dir.string());
+    EXPECT_EQ(outcome.status, 2) << outcome.out;
+    const std::string problems = Json::parse(outcome.out).at("problems").dump();
+    for (const std::string& part : parts) EXPECT_NE(problems.find(part), std::string::npos) << problems;
+  };
+  const auto fresh = [&] {
+    fs::remove_all(dir);
+    fs::copy(demo_, dir, fs::copy_options::recursive);
+    for (const auto& entry : fs::directory_iterator(dir)) {
+      fs::permissions(entry.path(), fs::perms::owner_write, fs::perm_options::add);
+    }
+  };
+  fresh();
+  write("model/tokenizer.json", "{}");
+  expect_both({"tokenizer.json"});
+  fresh();
+  write("model/chat_template.jinja", "{% for x in %}");
+  expect_both({"chat_template.jinja", "line 1"});
+  fresh();
+  write("model/tokenizer_config.json", "");
+  expect_both({"tokenizer_config.json", "JSON"});
+  fresh();
+  write("model/generation_config.json", R"({"top_p": 0})");
+  expect_both({"generation_config.json", "top_p"});
+  // A link that leads nowhere or to itself is a file that cannot be read, not one that is absent.
+  for (const char* name :
+       {"tokenizer.json", "chat_template.jinja", "tokenizer_config.json", "generation_config.json"}) {
+    for (const char* target : {"nowhere", name}) {
+      fresh();
+      fs::remove(dir / name);
+      fs::create_symlink(target, dir / name);
+      expect_both({name});
+    }
+  }
+}
+
+TEST_F(Cmd, TextOfACheckpointReachesTheTerminalWithoutControlCharacters) {
+  const std::string dir = path("model").string();
+  ASSERT_EQ(run("generate " + dir + " --layers 1 --vocab 64").status, 0);
+  write("model/hf_quant_config.json", R"({"quantization": {"kv_cache_quant_algo": "\u001b[31mFP8"}})");
+  const Outcome outcome = run("inspect " + dir);
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("\\x1b[31mFP8"), std::string::npos) << outcome.out;
+  EXPECT_EQ(outcome.out.find('\x1b'), std::string::npos);
+}
+
+TEST_F(Cmd, CommandsThatFailLeaveNoDirectoryBehind) {
+  const std::string in = path("in").string();
+  ASSERT_EQ(run("generate " + in + " --layers 1 --vocab 64").status, 0);
+  const std::string out = path("new").string() + "/below/";
+  expect_refused("quantize " + in + " " + out + " --exclude .", {"--what"});
+  expect_refused("generate " + out + " --shape 397B-A17B --format f32", {"free", "wanted"});
+  EXPECT_FALSE(fs::exists(path("new")));
+  fs::create_directory(path("new"));
+  expect_refused("quantize " + in + " " + path("new").string() + " --exclude .", {"--what"});
+  EXPECT_TRUE(fs::exists(path("new")));  // it was there before
+  expect_refused("quantize " + in + " ''", {"directory ''"});
+}
+
+TEST_F(Cmd, LogitsDoesNotTakeThePlaceOfItsInput) {
+  const std::string dir = path("in").string();
+  ASSERT_EQ(run("generate " + dir + " --layers 1 --vocab 64").status, 0);
+  const std::string tokens = write("tokens.json", "[1, 2]");
+  expect_refused("logits " + dir + " " + tokens + " " + tokens, {"tokens.json", "input"});
+  expect_refused("logits " + dir + " " + tokens + " " + dir + "/model.safetensors", {"model.safetensors", "input"});
+  EXPECT_EQ(read(tokens), "[1, 2]");
+}
+
+TEST_F(Cmd, AFileThatMayNotGrowIsAnError) {
+  const std::string in = path("in").string();
+  ASSERT_EQ(run("generate " + in).status, 0);
+  const std::string command = "ulimit -f 64; '" FOURFOLD_BINARY "' quantize " + in + " " + path("out").string() +
+                              " >/dev/null 2>'" + path("err").string() + "'";
+  const int status = std::system(command.c_str());
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_NE(read(path("err")).find("File too large"), std::string::npos) << read(path("err"));
+  EXPECT_EQ(run("quantize " + in + " " + path("out").string()).status, 0);  // goes on where there is room
 }
 
 TEST_F(Cmd, WeightsThatAreNotFiniteAreNamedByTheirResult) {
@@ -392,7 +537,11 @@ TEST_F(Cmd, HelpAndVersion) {
     EXPECT_NE(outcome.out.find("Usage: fourfold"), std::string::npos) << command << "\n" << outcome.out;
   }
   EXPECT_EQ(run("--version").status, 0);
-  expect_refused("no-such-command", {"no-such-command"});
+  expect_refused("no-such-command", {"no-such-command", "quantize"});
+  expect_refused("--no-such-option", {"--no-such-option", "quantize"});
+  expect_refused("bench no-such-thing", {"no-such-thing", "ops"});
+  expect_refused("bench", {"no command", "ops"});
+  expect_refused("", {"no command", "quantize"});
 }
 
 }  // namespace

@@ -173,7 +173,7 @@ TEST_P(Formats, LoadsAndDequantisesToWhatTheTensorsSay) {
   const bool plain = c.format <= GeneratedFormat::kF32;
   EXPECT_EQ(seen.count(ops::Format::kNvfp4) + seen.count(ops::Format::kFp8) > 0, !plain);
 
-  // Without the MTP head its tensors are nobody's, which is fine.
+  // Without the MTP head its tensors are looked at all the same, and are in order.
   Checkpoint trunk(directory.path());
   ModelConfig without = trunk.config();
   for (const WeightSpec& spec : weight_specs(without)) {

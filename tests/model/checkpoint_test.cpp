@@ -111,6 +111,16 @@ std::vector<Damage> damages() {
              c.at("model.language_model.layers.3.input_layernorm.weight");
        },
        {"layers.4.input_layernorm.weight"}},
+      {"huge_tensor_scale",
+       G::kModeloptNvfp4,
+       [](LooseCheckpoint& c) { c.set_float(expert(1, 2, "up_proj.weight_scale_2"), 2e35f); },
+       {"layer 1, expert 2", "up_proj.weight_scale_2: the scale is 2e+35", "finite"}},
+      {"huge_grid_scale",
+       G::kFp8Block,
+       [](LooseCheckpoint& c) {
+         c.set_float("model.language_model.layers.3.self_attn.k_proj.weight_scale_inv", 1e37f);
+       },
+       {"layer 3", "k_proj.weight_scale_inv: scale 0 is 1e+37", "finite"}},
       {"unknown_sibling",
        G::kModeloptNvfp4,
        [](LooseCheckpoint& c) { c.add_floats(expert(0, 0, "gate_proj.weight_zero_point"), {}, {0}); },
@@ -334,6 +344,41 @@ TEST(Checkpoint, MtpPresentAbsentAndOnlyDeclared) {
   EXPECT_EQ(declared.config().mtp_layers, 0);
   EXPECT_EQ(check_weights(declared), std::vector<std::string>{});
   EXPECT_EQ(declared.notes().size(), 1u);
+}
+
+TEST(Checkpoint, ABrokenMtpHeadIsAnErrorForThoseWhoDoNotUseIt) {
+  const auto load_trunk = [](const std::filesystem::path& directory) {
+    Checkpoint checkpoint(directory);
+    for (const WeightSpec& spec : weight_specs(checkpoint.config())) {
+      if (spec.mtp) continue;
+      if (spec.is_vector) {
+        checkpoint.vector(spec.name, spec.rows);
+      } else {
+        checkpoint.matrix(spec.name, spec.rows, spec.columns);
+      }
+    }
+    checkpoint.finish();
+  };
+  struct Break {
+    std::function<void(LooseCheckpoint&)> change;
+    std::vector<std::string> message;
+  };
+  const std::vector<Break> breaks = {
+      {[](LooseCheckpoint& c) { c.tensors.erase("mtp.fc.weight"); }, {"MTP head", "mtp.fc.weight is missing"}},
+      {[](LooseCheckpoint& c) { c.tensors["mtp.extra.weight"] = c.at("mtp.norm.weight"); },
+       {"no place for", "mtp.extra.weight"}},
+      {[](LooseCheckpoint& c) {
+         c.at("mtp.fc.weight").shape = {320, 160};
+       },
+       {"mtp.fc.weight: shape is [320, 160]"}},
+      {[](LooseCheckpoint& c) { c.at("mtp.norm.weight").bytes.assign(320, 0xff); }, {"mtp.norm.weight", "nan"}},
+  };
+  for (const Break& damage : breaks) {
+    Changed changed(GeneratedFormat::kBf16);
+    EXPECT_NO_THROW(load_trunk(changed.path()));
+    changed.apply(damage.change);
+    expect_error([&] { load_trunk(changed.path()); }, damage.message);
+  }
 }
 
 TEST(Checkpoint, TiedHeadIsTheEmbedding) {
@@ -583,7 +628,7 @@ TEST(Generator, ARunThatIsInterruptedLeavesNothing) {
   EXPECT_THROW(generate_checkpoint(directory / "a", options), Interrupted);
   clear_interrupt();
   std::signal(SIGINT, SIG_DFL);
-  EXPECT_TRUE(fs::is_empty(directory / "a"));
+  EXPECT_FALSE(fs::exists(directory / "a"));
   generate_checkpoint(directory / "a", options);  // the same directory will do
   EXPECT_NO_THROW(Checkpoint checkpoint(directory / "a"));
 }
@@ -594,7 +639,7 @@ TEST(Generator, RefusesWhatTheDiskCannotHold) {
   options.config.vocabulary = kMaxVocabulary;  // an embedding and a head of many terabytes
   options.config.hidden = kMaxDimension;
   expect_error([&] { generate_checkpoint(directory / "a", options); }, {"GB are free", "GB are wanted"});
-  EXPECT_TRUE(fs::is_empty(directory / "a"));
+  EXPECT_FALSE(fs::exists(directory / "a"));
 }
 
 TEST(RandomWeights, AreTheSameWheneverTheyAreAskedFor) {

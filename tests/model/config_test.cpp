@@ -130,6 +130,7 @@ TEST(Config, EveryBadFieldIsNamedWithWhatWasFoundAndWanted) {
       {"attention_bias", "true", {"attention_bias is true, supported is false"}},
       {"hidden_act", "\"gelu\"", {"hidden_act is 'gelu'", "'silu'"}},
       {"output_gate_type", "\"tanh\"", {"output_gate_type is 'tanh'"}},
+      {"max_position_embeddings", "1", {"max_position_embeddings is 1", "from 2 to"}},
       {"num_experts_per_tok", "257", {"num_experts_per_tok is 257", "from 1 to 256"}},
       {"num_experts", "0", {"num_experts is 0"}},
       {"num_key_value_heads", "3", {"num_attention_heads 16 is not a multiple of num_key_value_heads 3"}},
@@ -216,6 +217,7 @@ TEST(GenerationConfig, ScalarsListsAndErrors) {
   EXPECT_FALSE(config.min_p);
   EXPECT_EQ(parse_generation_config(parse_json(R"({"eos_token_id":3})", "t"), "g").eos_tokens, std::vector<int32_t>{3});
   for (const char* bad : {R"({"temperature":-1})", R"({"temperature":"hot"})", R"({"top_p":1.5})", R"({"top_k":2.5})",
+                          R"({"top_p":0})", R"({"top_p":1e-60})", R"({"min_p":1})", R"({"top_k":-2})",
                           R"({"do_sample":1})", R"({"eos_token_id":{}})", "[]"}) {
     expect_error([&] { parse_generation_config(parse_json(bad, "t"), "g"); }, {"g: "});
   }

@@ -180,6 +180,12 @@ TEST(Quantize, RefusesDirectoriesThatAreNotItsOwn) {
   expect_error([&] { quantize_checkpoint(directory / "in", directory / "other", quiet()); }, {"is not empty"});
   expect_error([&] { quantize_checkpoint(directory / "none", directory / "out", quiet()); },
                {"none is not a directory"});
+  EXPECT_FALSE(fs::exists(directory / "out"));
+  // All that a run leaves which was killed before its first file was there.
+  fs::create_directory(directory / "killed");
+  write_file_atomically(directory / "killed/.fourfold-quantize.json.tmp.123", "half");
+  EXPECT_NO_THROW(quantize_checkpoint(directory / "in", directory / "killed", quiet()));
+  EXPECT_FALSE(fs::exists(directory / "killed/.fourfold-quantize.json.tmp.123"));
   write_file_atomically(directory / "other/.fourfold-quantize.json", "[1]");
   expect_error([&] { quantize_checkpoint(directory / "in", directory / "other", quiet()); }, {"another input"});
   write_file_atomically(directory / "other/.fourfold-quantize.json", R"({"fingerprint":7})");
@@ -217,7 +223,9 @@ TEST(Quantize, AnInterruptedRunContinues) {
   for (size_t i : {0, 1}) {
     fs::copy_file(directory / ("whole/" + shard_name(i, shards)), directory / ("out/" + shard_name(i, shards)));
   }
-  write_file_atomically(directory / ("out/" + shard_name(2, shards) + ".tmp.123"), "half");
+  for (const std::string& name : {shard_name(2, shards), std::string("config.json")}) {
+    write_file_atomically(directory / ("out/" + name + ".tmp.123"), "half");
+  }
   const fs::path state_path = directory / "out/.fourfold-quantize.json";
   Json state = parse_json_file(state_path);
   EXPECT_EQ(state["shards"], 0);

@@ -115,17 +115,21 @@ inline void dot_words(const Panel* panels, int64_t first, int64_t count, const f
       }
     }
   };
-  constexpr int kUnroll = 4 * kLine / E::kBytes;
+  constexpr int kLineSteps = kLine / E::kBytes;
+  constexpr int kUnroll = 4 * kLineSteps;
   int64_t w = 0;
   for (; w + kUnroll <= count; w += kUnroll) {
-#pragma GCC unroll 2
-    for (int p = 0; p < P; ++p) {
-      const uint8_t* fetch = fetch_address(panels[p], words[p] + w * E::kBytes, end[p]);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) V::prefetch(fetch + i * kLine);
-    }
+    const uint8_t* fetch[P];
+    for (int p = 0; p < P; ++p) fetch[p] = fetch_address(panels[p], words[p] + w * E::kBytes, end[p]);
 #pragma GCC unroll 8
-    for (int i = 0; i < kUnroll; ++i) step(w + i, i % kChains);
+    for (int i = 0; i < kUnroll; ++i) {
+      // Line by line: prefetches in a burst wait for each other's line buffers.
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) {
+        if (i % kLineSteps == 0) V::prefetch(fetch[p] + i / kLineSteps * kLine);
+      }
+      step(w + i, i % kChains);
+    }
   }
   for (; w < count; ++w) step(w, static_cast<int>(w % kChains));
   for (int p = 0; p < P; ++p) {

@@ -194,7 +194,7 @@ void check_matrix(Checker& checker, const Weights& weights, const char* what) {
 
   const bool split = std::strstr(kernels.name, "amx") != nullptr || std::strstr(kernels.name, "vnni") != nullptr;
   const double each = split ? kEpsilonSplit : kEpsilonF32;
-  if ((kernels.gemm_kinds & kind_bit(part.kind)) == 0) return;
+  if (!part.fits(kernels)) return;
   HostBuffer scratch(kernels.gemm_scratch);
   for (const int64_t m : {int64_t{1}, int64_t{5}, int64_t{13}, int64_t{17}, most}) {
     HostBuffer packed(kernels.packed_bytes(m, columns));

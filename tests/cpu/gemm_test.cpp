@@ -99,16 +99,17 @@ TEST(Linear, StacksOfEveryFormat) {
     parts.push_back(test::make_weights(ops::Format::kF32, 17, columns, 4));
     parts.push_back(test::make_weights(ops::Format::kF16, 1, columns, 5));
     parts.push_back(test::make_weights(ops::Format::kNvfp4, 64, columns, 6));
+    parts.push_back(test::make_weights(ops::Format::kFp8, 35, columns, 7, 3));
     std::vector<ops::MatrixSource> sources;
     for (const Weights& part : parts) sources.push_back(part.source);
     const auto slow_matrix = reference->load_matrix(sources);
     const auto fast_matrix = fast->load_matrix(sources);
-    EXPECT_EQ(fast_matrix->rows(), 266);
+    EXPECT_EQ(fast_matrix->rows(), 301);
     EXPECT_EQ(fast_matrix->columns(), columns);
     for (const int64_t tokens : {0, 1, 4, 7, 13, 100, 200}) {
       const Activations x = filled(*fast, tokens, columns, 11);
-      const Activations wanted = activations(*fast, tokens, 266);
-      const Activations found = activations(*fast, tokens, 266);
+      const Activations wanted = activations(*fast, tokens, 301);
+      const Activations found = activations(*fast, tokens, 301);
       reference->linear(x.tensor, *slow_matrix, wanted.tensor);
       fast->linear(x.tensor, *fast_matrix, found.tensor);
       // By part, so that a small one cannot hide behind a large one.
@@ -121,7 +122,7 @@ TEST(Linear, StacksOfEveryFormat) {
       }
       // The five floats between the rows of the output are not ours.
       for (int64_t t = 0; t + 1 < tokens; ++t) {
-        for (int64_t i = 266; i < 271; ++i) EXPECT_EQ(found.tensor.f32(t)[i], 0.0f);
+        for (int64_t i = 301; i < 306; ++i) EXPECT_EQ(found.tensor.f32(t)[i], 0.0f);
       }
     }
   }
@@ -345,6 +346,10 @@ TEST(Load, BadWeightsAreNamed) {
   Weights nan_element = test::make_weights(ops::Format::kFp8, 20, 64, 1);
   nan_element.data[5 * 64 + 63] = 0xff;
   EXPECT_EQ(message({nan_element.source}), "test matrix: element [5, 63] is NaN (e4m3 code 0xff), wanted a number");
+  Weights narrow = test::make_weights(ops::Format::kFp8, 20, 64, 1, 3);
+  narrow.source.scale_columns = 30;
+  EXPECT_EQ(message({narrow.source}),
+            "test matrix: FP8 scales for blocks of 30 columns, wanted a multiple of 4 or whole rows");
   const Weights a = test::make_weights(ops::Format::kBf16, 20, 64, 1);
   const Weights b = test::make_weights(ops::Format::kBf16, 20, 32, 1);
   EXPECT_EQ(message({a.source, b.source}), "test matrix: 32 columns, wanted 64 as in test matrix");

@@ -37,6 +37,7 @@ inline constexpr int kBlockColumns = 16;  // columns that share an NVFP4 scale
 inline constexpr int kGroupColumns = 64;  // NVFP4: columns of a group
 inline constexpr int kGroupScales = 64;   // bytes of its scales
 inline constexpr int kGroupBytes = 576;
+inline constexpr int kStepColumns = 4;   // FP8: row scales change at multiples of this
 inline constexpr int kPanelAlign = 64;   // bytes; panels start on cache lines
 inline constexpr int kColumnAlign = 32;  // packed activations are padded with zeros to a multiple of this
 inline constexpr int kTileTokens = 16;   // most tokens of one packed activation tile, of any kernel
@@ -99,7 +100,8 @@ struct KernelTable {
   void (*gemm)(const Panel* panels, int count, const void* packed, int64_t tokens, void* scratch, float* out);
   int64_t gemm_scratch;
 
-  // Kinds that pack and gemm take, as bits 1 << kind; the others go to a table that takes all.
+  // Kinds that pack and gemm take, as bits 1 << kind; the others go to a table that takes all, as do panels whose row
+  // scales change elsewhere than at multiples of kColumnAlign columns.
   uint32_t gemm_kinds;
 
   // out[i] = silu(gate[i]) x up[i], n a multiple of 16.

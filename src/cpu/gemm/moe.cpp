@@ -346,7 +346,7 @@ void Products::moe_many(const ops::MoeParams& params, const ops::Tensor& x, cons
     const KernelTable* table = nullptr;
     float scale = 0.0f;
     void pack(const float* const* rows, int64_t n, const PackedPart& part) {
-      const KernelTable* wanted_table = self.takes(part.kind) ? &self.kernels_ : &self.wide_;
+      const KernelTable* wanted_table = part.fits(self.kernels_) ? &self.kernels_ : &self.wide_;
       const float wanted_scale = self.scale_of(part);
       if (table == wanted_table && scale == wanted_scale) return;
       table = wanted_table;

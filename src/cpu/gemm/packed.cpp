@@ -210,6 +210,11 @@ int PackedPart::pair(int64_t first, int64_t end, Panel* out) const {
   return count;
 }
 
+bool PackedPart::fits(const KernelTable& kernels) const {
+  if ((kernels.gemm_kinds & kind_bit(kind)) == 0) return false;
+  return kernels.gemm_kinds == kAllKinds || segment == columns || segment % kColumnAlign == 0;
+}
+
 PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
   check_source(source);
   PackedPart part;
@@ -220,9 +225,9 @@ PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
   part.panels = ceil_div(source.rows, kPanelRows);
   part.input_scale = source.input_scale;
   part.segment = source.columns;
-  // Kernels change row scales at multiples of kColumnAlign columns. Narrower scale blocks are kept as fp32 products.
-  if (part.kind == Kind::kFp8 && source.scale_columns < source.columns && source.scale_columns % kColumnAlign != 0) {
-    part.kind = Kind::kF32;
+  if (part.kind == Kind::kFp8 && source.scale_columns < source.columns && source.scale_columns % kStepColumns != 0) {
+    fail("{}: FP8 scales for blocks of {} columns, wanted a multiple of {} or whole rows", printable(source.name),
+         source.scale_columns, kStepColumns);
   }
   const int64_t words = ceil_div(source.columns, columns_in_word(part.kind));
   part.panel_bytes = words * kPanelRows * 4;
@@ -253,9 +258,8 @@ PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row) {
 }
 
 void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_t* data, int64_t begin, int64_t end) {
-  const bool fp8 = source.format == ops::Format::kFp8;
-  const int64_t stride = fp8 ? part.columns : row_bytes(part.kind, part.columns);
-  std::vector<float> values;
+  const bool fp8 = part.kind == Kind::kFp8;
+  const int64_t stride = row_bytes(part.kind, part.columns);
   for (int64_t p = begin; p < end; ++p) {
     const int64_t row = p * kPanelRows;
     const int64_t rows = part.rows_of(p);
@@ -263,15 +267,6 @@ void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_
     uint8_t* out = data + p * part.stride;
     if (fp8) {
       for (int64_t r = 0; r < rows; ++r) check_no_nan(source, in + r * stride, row + r, part.columns, "element");
-    }
-    if (fp8 && part.kind == Kind::kF32) {
-      values.resize(static_cast<size_t>(rows * part.columns));
-      for (int64_t r = 0; r < rows; ++r) ops::dequantize(source, row + r, values.data() + r * part.columns);
-      const int64_t bytes = part.columns * static_cast<int64_t>(sizeof(float));
-      transpose_words<Words::kPlain>(reinterpret_cast<const uint8_t*>(values.data()), bytes, rows, bytes, out);
-      continue;
-    }
-    if (fp8) {
       transpose_words<Words::kHalves>(in, stride, rows, stride, out);
       continue;
     }

@@ -36,6 +36,9 @@ struct PackedPart {
   // Fills out[0] with panel `first`, and out[1] with the next one if that is below `end`; how many. What they read next
   // is the pair behind them.
   int pair(int64_t first, int64_t end, Panel* out) const;
+  // Whether a table's kernels for many tokens take it: those that do not take every kind want row scales to change at
+  // multiples of kColumnAlign columns.
+  bool fits(const KernelTable& kernels) const;
   int64_t rows_of(int64_t i) const { return i + 1 < panels ? kPanelRows : rows - i * kPanelRows; }
 };
 

@@ -149,7 +149,7 @@ void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int on
     int64_t stride = 0;
     bool used = false;
   } packed[2] = {{&kernels_}, {&wide_}};
-  const auto table_of = [&](const PackedPart& part) -> Packed& { return packed[takes(part.kind) && !wide ? 0 : 1]; };
+  const auto table_of = [&](const PackedPart& part) -> Packed& { return packed[part.fits(kernels_) && !wide ? 0 : 1]; };
   struct PartWork {
     const PackedPart* part;
     int64_t first_pair;

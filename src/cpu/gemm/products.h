@@ -45,7 +45,6 @@ class Products {
     ops::Tensor out;
   };
 
-  bool takes(Kind kind) const { return (kernels_.gemm_kinds & kind_bit(kind)) != 0; }
   float scale_of(const PackedPart& part) const {
     return nvfp4_activations_ && part.kind == Kind::kNvfp4 ? part.input_scale : 0.0f;
   }

@@ -466,7 +466,7 @@ void run(const Options& options) {
   std::erase_if(benches, [&](const Bench& bench) { return bench.name.find(options.filter) == std::string::npos; });
   if (benches.empty()) fail("no operation has '{}' in its name", printable(options.filter));
 
-  const cpu::Ceilings ceilings = cpu::measure_ceilings(options.threads, backend.isa());
+  const cpu::Ceilings ceilings = cpu::CeilingMeter(options.threads, backend.isa()).measure();
   const double peak = ceilings.peak(backend.isa());
   const double read = ceilings.read_bytes_per_second;
   Json report;

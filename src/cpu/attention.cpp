@@ -114,16 +114,24 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
     const AttendRows work{row_count, padded, queries, last.data(), rows.output, rows.maximum, rows.sum};
     const int64_t page_size = cache.shape().page_size;
     const int64_t end = std::min(tile.keys(), (split + 1) * kKeySplit);
-    for (int64_t first = split * kKeySplit; first < end; first += kKeyBlock) {
-      const uint16_t* keys[kKeyBlock];
-      const uint16_t* values[kKeyBlock];
-      const int64_t n = std::min(kKeyBlock, end - first);
+    const uint16_t* keys[2][kKeyBlock];
+    const auto find_keys = [&](int64_t first, const uint16_t** to) {
+      const int64_t n = std::clamp<int64_t>(end - first, 0, kKeyBlock);
       for (int64_t j = 0; j < n; ++j) {
         const int64_t page = tile.sequence->pages[static_cast<size_t>((first + j) / page_size)];
-        keys[j] = cache.keys<uint16_t>(layer, page, tile.kv_head) + (first + j) % page_size * padded;
-        values[j] = keys[j] + cache.values_offset();
+        to[j] = cache.keys<uint16_t>(layer, page, tile.kv_head) + (first + j) % page_size * padded;
       }
-      kernels.attend_block(work, first, n, keys, values, score);
+      return n;
+    };
+    int64_t n = find_keys(split * kKeySplit, keys[0]);
+    for (int64_t first = split * kKeySplit, block = 0; first < end; first += kKeyBlock, ++block) {
+      const uint16_t* const* now = keys[block % 2];
+      const uint16_t* values[kKeyBlock];
+      for (int64_t j = 0; j < n; ++j) values[j] = now[j] + cache.values_offset();
+      const uint16_t** next = keys[(block + 1) % 2];
+      const int64_t next_count = find_keys(first + kKeyBlock, next);
+      kernels.attend_block(work, first, n, now, values, next_count, next, score);
+      n = next_count;
     }
   };
   const auto finish = [&](const Tile& tile, const Rows& total, int64_t begin, int64_t end, float* padded_row) {

@@ -6,9 +6,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/interrupt.h"
+#include "base/math.h"
 #include "base/threads.h"
 #include "cpu/ceilings_kernels.h"
 #include "cpu/cpu_backend.h"
@@ -68,31 +70,6 @@ int64_t available_memory() {
   return static_cast<int64_t>(::sysconf(_SC_AVPHYS_PAGES)) * static_cast<int64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// The best of three medians of five passes: other work on the machine only ever lowers a pass.
-double read_rate(ThreadPool& pool, ReadLoop read) {
-  int64_t bytes = std::max<int64_t>(int64_t{512} << 20, 16 * last_level_cache_bytes());
-  bytes = std::min(bytes, std::max<int64_t>(available_memory() / 4, int64_t{64} << 20));
-  const int64_t piece = bytes / pool.size() / 4096 * 4096;
-  HostBuffer buffer(piece * pool.size());
-  auto* data = static_cast<char*>(buffer.data());
-  // Each thread touches its own piece first, so that its pages lie close to it.
-  time_region(pool, [&](int thread) {
-    char* mine = data + thread * piece;
-    for (int64_t i = 0; i < piece && !interrupted(); i += 64) mine[i] = static_cast<char>(i >> 6);
-    return 0.0f;
-  });
-  double best = 0;
-  for (int round = 0; round < 3; ++round) {
-    std::vector<double> rates;
-    for (int pass = 0; pass < 5; ++pass) {
-      const double seconds = time_region(pool, [&](int thread) { return read(data + thread * piece, piece); });
-      rates.push_back(static_cast<double>(piece * pool.size()) / seconds);
-    }
-    best = std::max(best, median(rates));
-  }
-  return best;
-}
-
 }  // namespace
 
 ReadLoop read_loop(Isa isa) {
@@ -130,33 +107,96 @@ double Ceilings::peak_bf16(Isa isa) const {
   return isa == Isa::kAvx512Bf16 ? bf16_avx512 : 0;
 }
 
-Ceilings measure_ceilings(int threads, Isa isa) {
+namespace {
+
+bool measures(Isa isa, Isa wanted) {
+  // The reference is compared with what plain AVX2 could do, where the processor has it.
+  if (wanted > isa && !(isa == Isa::kReference && wanted == Isa::kAvx2)) return false;
   const std::vector<Isa> supported = supported_isas();
-  const auto has = [&](Isa wanted) {
-    // The reference is compared with what plain AVX2 could do, where the processor has it.
-    const bool included = wanted <= isa || (isa == Isa::kReference && wanted == Isa::kAvx2);
-    return included && std::find(supported.begin(), supported.end(), wanted) != supported.end();
-  };
-  ThreadPool pool(threads);
-  Ceilings result;
-  result.threads = pool.size();
-#if defined(__x86_64__)
-  if (has(Isa::kAvx2)) {
-    result.fma_avx2 = arithmetic_rate(pool, ceilings::fma_avx2, ceilings::kFlopsPerRoundAvx2);
-  }
-  if (has(Isa::kAvx512)) {
-    result.fma_avx512 = arithmetic_rate(pool, ceilings::fma_avx512, ceilings::kFlopsPerRoundAvx512);
-  }
-  if (has(Isa::kAvx512Bf16)) {
-    result.bf16_avx512 = arithmetic_rate(pool, ceilings::dot_bf16_avx512, ceilings::kFlopsPerRoundBf16);
-  }
-  if (has(Isa::kAmx)) result.bf16_amx = arithmetic_rate(pool, ceilings::dot_bf16_amx, ceilings::kFlopsPerRoundAmx);
-#endif
+  return std::find(supported.begin(), supported.end(), wanted) != supported.end();
+}
+
+ReadLoop widest_read_loop(Isa isa) {
   Isa widest = Isa::kReference;
-  for (const Isa each : supported) {
-    if (has(each)) widest = each;
+  for (const Isa each : supported_isas()) {
+    if (measures(isa, each)) widest = each;
   }
-  result.read_bytes_per_second = read_rate(pool, read_loop(widest));
+  return read_loop(widest);
+}
+
+constexpr int64_t kReadUnit = 4096;  // a thread's pieces are whole units
+
+}  // namespace
+
+struct CeilingMeter::State {
+  Isa isa;
+  ThreadPool pool;
+  ReadLoop loop;
+  int64_t piece = 0;  // bytes of a thread
+  HostBuffer buffer;
+  int64_t next = 0;  // offset in every piece of what was read longest ago
+
+  State(int threads, Isa which) : isa(which), pool(threads), loop(widest_read_loop(which)) {
+    int64_t bytes = std::max<int64_t>(int64_t{512} << 20, 16 * last_level_cache_bytes());
+    bytes = std::min(bytes, std::max<int64_t>(available_memory() / 4, int64_t{64} << 20));
+    piece = std::max(bytes / pool.size() / kReadUnit, int64_t{1}) * kReadUnit;
+    buffer = HostBuffer(piece * pool.size());
+    // Each thread touches its own piece first, so that its pages lie close to it.
+    time_region(pool, [&](int thread) {
+      char* mine = data(thread);
+      for (int64_t i = 0; i < piece && !interrupted(); i += 64) mine[i] = static_cast<char>(i >> 6);
+      return 0.0f;
+    });
+  }
+  char* data(int thread) { return static_cast<char*>(buffer.data()) + thread * piece; }
+  // All threads read [begin, begin + bytes) of their pieces.
+  double read(int64_t begin, int64_t bytes) {
+    return time_region(pool, [&](int thread) { return loop(data(thread) + begin, bytes); });
+  }
+};
+
+CeilingMeter::CeilingMeter(int threads, Isa isa) : state_(std::make_unique<State>(threads, isa)) {}
+CeilingMeter::~CeilingMeter() = default;
+
+double CeilingMeter::read(int64_t bytes) {
+  State& s = *state_;
+  time_region(s.pool, [](int) { return 0.0f; });
+  double seconds = 0;
+  for (int64_t left = ceil_div(ceil_div(bytes, s.pool.size()), int64_t{512}) * 512; left > 0;) {
+    if (s.next == s.piece) s.next = 0;
+    const int64_t n = std::min(left, s.piece - s.next);
+    seconds += s.read(s.next, n);
+    s.next += n;
+    left -= n;
+  }
+  return seconds;
+}
+
+Ceilings CeilingMeter::measure() {
+  State& s = *state_;
+  Ceilings result;
+  result.threads = s.pool.size();
+#if defined(__x86_64__)
+  if (measures(s.isa, Isa::kAvx2)) {
+    result.fma_avx2 = arithmetic_rate(s.pool, ceilings::fma_avx2, ceilings::kFlopsPerRoundAvx2);
+  }
+  if (measures(s.isa, Isa::kAvx512)) {
+    result.fma_avx512 = arithmetic_rate(s.pool, ceilings::fma_avx512, ceilings::kFlopsPerRoundAvx512);
+  }
+  if (measures(s.isa, Isa::kAvx512Bf16)) {
+    result.bf16_avx512 = arithmetic_rate(s.pool, ceilings::dot_bf16_avx512, ceilings::kFlopsPerRoundBf16);
+  }
+  if (measures(s.isa, Isa::kAmx)) {
+    result.bf16_amx = arithmetic_rate(s.pool, ceilings::dot_bf16_amx, ceilings::kFlopsPerRoundAmx);
+  }
+#endif
+  for (int round = 0; round < 3; ++round) {
+    std::vector<double> rates;
+    for (int pass = 0; pass < 5; ++pass) {
+      rates.push_back(static_cast<double>(s.piece * s.pool.size()) / s.read(0, s.piece));
+    }
+    result.read_bytes_per_second = std::max(result.read_bytes_per_second, median(rates));
+  }
   return result;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "cpu/backend.h"
 
@@ -24,8 +25,24 @@ struct Ceilings {
   double read_per_core() const { return threads > 0 ? read_bytes_per_second / threads : 0; }
 };
 
-// Takes about a second. threads = 0: ThreadPool::default_threads(). Measures what `isa` includes.
-Ceilings measure_ceilings(int threads, Isa isa);
+// Measures what `isa` includes; threads = 0: ThreadPool::default_threads(). Holds the buffer that is read.
+class CeilingMeter {
+ public:
+  CeilingMeter(int threads, Isa isa);
+  ~CeilingMeter();
+  CeilingMeter(const CeilingMeter&) = delete;
+  CeilingMeter& operator=(const CeilingMeter&) = delete;
+
+  // All ceilings; about a second. Reads are the best of three medians of five short passes.
+  Ceilings measure();
+  // Seconds that reading `bytes` takes, of the memory that was read longest ago. For reading in turns with what is
+  // measured against it: both then meet the same other work on the machine. The threads are awake when the time begins.
+  double read(int64_t bytes);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 // Reads all of [data, data + bytes), a multiple of 512, with the widest loads of `isa`; the result depends on all of
 // it.

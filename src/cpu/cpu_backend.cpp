@@ -40,8 +40,10 @@ HostBuffer::HostBuffer(int64_t bytes) : bytes_(bytes) {
   }
   const auto address = (reinterpret_cast<uintptr_t>(mapping_) + kHugePage - 1) / kHugePage * kHugePage;
   data_ = reinterpret_cast<void*>(address);
-  // Only a wish: the system may have huge pages switched off.
-  ::madvise(data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  // Only a wish: the system may have huge pages switched off. A large buffer may waste the rest of its last one.
+  const auto wanted = static_cast<size_t>(
+      bytes < 16 * static_cast<int64_t>(kHugePage) ? bytes : round_up(bytes, static_cast<int64_t>(kHugePage)));
+  ::madvise(data_, wanted, MADV_HUGEPAGE);
 }
 
 HostBuffer::HostBuffer(HostBuffer&& other) noexcept { *this = std::move(other); }

@@ -10,13 +10,13 @@ FastBackend::FastBackend(const CpuOptions& options, Isa isa)
       products_(gemm::kernels_for(isa), gemm::wide_kernels_for(isa), pool(), options.nvfp4_activations) {}
 
 std::unique_ptr<ops::Matrix> FastBackend::load_matrix(std::span<const ops::MatrixSource> parts) {
-  return std::make_unique<gemm::PackedMatrix>(parts, pool());
+  return std::make_unique<gemm::PackedMatrix>(parts, weights_, pool());
 }
 
 std::unique_ptr<ops::Experts> FastBackend::load_experts(int64_t count,
                                                         const std::function<ops::ExpertSource(int64_t)>& source,
                                                         const std::function<void(int64_t)>& done) {
-  return std::make_unique<gemm::PackedExperts>(count, source, done, pool());
+  return std::make_unique<gemm::PackedExperts>(count, source, done, weights_, pool());
 }
 
 void FastBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, const ops::Tensor& out) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/cpu_backend.h"
+#include "cpu/gemm/packed.h"
 #include "cpu/gemm/products.h"
 
 namespace fourfold::cpu {
@@ -19,6 +20,7 @@ class FastBackend : public CpuBackend {
   void mlp(const ops::MlpParams& params, const ops::Tensor& x, const ops::Tensor& out) override;
 
  private:
+  gemm::WeightMemory weights_;
   gemm::Products products_;
 };
 

@@ -38,9 +38,11 @@ struct Kernels {
   // out = x * factor; n is a multiple of 16; out may be x.
   void (*scale)(const float* x, int64_t n, float factor, float* out);
   // Attends to the `count` <= kKeyBlock keys from position `first` on, adding to the rows' running softmax.
-  // keys[j] and values[j]: [padded_dim] f16. scores: scratch of rows x kKeyBlock floats.
+  // keys[j] and values[j]: [padded_dim] f16. The next_count <= count keys of the block after this one (0: none) are
+  // fetched into cache meanwhile. scores: scratch of rows x kKeyBlock floats.
   void (*attend_block)(const AttendRows& rows, int64_t first, int64_t count, const uint16_t* const* keys,
-                       const uint16_t* const* values, float* scores);
+                       const uint16_t* const* values, int64_t next_count, const uint16_t* const* next_keys,
+                       float* scores);
   // Folds a later split into `into` (one row).
   void (*merge_row)(int64_t padded_dim, const float* output, float maximum, float sum, float* into_output,
                     float* into_maximum, float* into_sum);

@@ -124,7 +124,8 @@ struct Checker {
 void check_matrix(Checker& checker, const Weights& weights, const char* what) {
   const ops::MatrixSource& source = weights.source;
   ThreadPool pool(1);
-  const PackedMatrix matrix(std::span(&source, 1), pool);
+  WeightMemory memory;
+  const PackedMatrix matrix(std::span(&source, 1), memory, pool);
   const PackedPart& part = matrix.parts()[0];
   const int64_t columns = source.columns;
   const int64_t most = 40;

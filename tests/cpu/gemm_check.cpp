@@ -64,7 +64,8 @@ void measure(const KernelTable& kernels, double least, double read_rate, double 
     for (const auto& shape : shapes) {
       const int64_t rows = shape.streaming && format.format != ops::Format::kNvfp4 ? shape.rows / 4 : shape.rows;
       const test::Weights weights = test::make_weights(format.format, rows, shape.columns, 1);
-      const PackedMatrix matrix(std::span(&weights.source, 1), pool);
+      WeightMemory memory;
+      const PackedMatrix matrix(std::span(&weights.source, 1), memory, pool);
       const test::Tokens tokens = test::make_tokens(kGemvTokens, shape.columns, 2);
       std::vector<ActivationBlock> blocks(static_cast<size_t>(kGemvTokens * shape.columns / 16));
       const ActivationBlock* block_rows[kGemvTokens];
@@ -99,7 +100,8 @@ void measure(const KernelTable& kernels, double least, double read_rate, double 
     for (const int64_t columns : {2048, 512}) {
       const int64_t rows = columns == 2048 ? 512 : 1024;
       const test::Weights weights = test::make_weights(format.format, rows, columns, 1);
-      const PackedMatrix matrix(std::span(&weights.source, 1), pool);
+      WeightMemory memory;
+      const PackedMatrix matrix(std::span(&weights.source, 1), memory, pool);
       for (const int m : {1, 8, 16, 24, 96}) {
         if (format.format != ops::Format::kNvfp4 && m != 16) continue;
         const test::Tokens tokens = test::make_tokens(m, columns, 2);

@@ -8,6 +8,8 @@
 // f16 arithmetic (every AMX processor has AVX512-FP16), two weights in a lane: the product e2m1 x block scale x 2^3 is
 // exact and normal in f16, and f16 bits moved right by three places are a bf16 that is smaller by 2^112. Activations
 // are packed 2^64 larger, so that sums stay far from the ends of the fp32 range; the rest is made good at the end.
+// FP8 goes the same way: e4m3 codes as f16, times 2^8, so that subnormals become normal (subnormal f16 operands cost
+// nothing).
 // The integer dot products come from the AVX-512 files (dispatch.cpp).
 #include "cpu/gemm/layout.h"
 
@@ -23,6 +25,7 @@ constexpr int64_t kPieceSteps = 16;  // steps of 32 columns whose weights are ex
 
 constexpr float kActivationFactor = 0x1p64f;
 constexpr float kNvfp4Factor = 0x1p45f;  // 2^(112 - 3 - 64)
+constexpr float kFp8Factor = 0x1p40f;    // 2^(112 - 8 - 64); row scales have another 2^8
 constexpr float kPlainFactor = 0x1p-64f;
 
 // Tiles of up to 16 tokens, all with the same number of rows (the last ones may have rows of zeros). One tile of
@@ -85,14 +88,19 @@ void configure(int64_t token_rows) {
   _tile_loadconfig(&config);
 }
 
+// f16 that are zero or normal to bf16, x 2^-112.
+inline __m512i to_bf16(__m512h values) {
+  return _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(values), 3),
+                          _mm512_set1_epi16(static_cast<short>(0x8fff)));
+}
+
 // 32 columns (two blocks) of NVFP4 to a weight tile, x 2^-109. `step` counts 32 columns from the start of the panel.
-inline void expand_step(const uint8_t* panel, int64_t step, uint8_t* out) {
+inline void expand_nvfp4_step(const uint8_t* panel, int64_t step, uint8_t* out) {
   // e2m1 x 2^-4 as f16
   const __m512i table = _mm512_broadcast_i64x4(_mm256_setr_epi16(
       0, 0x2800, 0x2c00, 0x2e00, 0x3000, 0x3200, 0x3400, 0x3600, static_cast<short>(0x8000), static_cast<short>(0xa800),
       static_cast<short>(0xac00), static_cast<short>(0xae00), static_cast<short>(0xb000), static_cast<short>(0xb200),
       static_cast<short>(0xb400), static_cast<short>(0xb600)));
-  const __m512i keep = _mm512_set1_epi16(static_cast<short>(0x8fff));
   const uint8_t* group = panel + step / 2 * kGroupBytes;
   const uint8_t* scales = group + step % 2 * 32;
   const uint8_t* words = group + kGroupScales + step % 2 * 256;
@@ -111,11 +119,34 @@ inline void expand_step(const uint8_t* panel, int64_t step, uint8_t* out) {
       for (int i = 0; i < 4; ++i) {
         const __m512i index = i == 0 ? w : _mm512_srli_epi16(w, 4 * static_cast<unsigned>(i));
         const __m512h product = _mm512_mul_ph(s, _mm512_castsi512_ph(_mm512_permutexvar_epi16(index, table)));
-        _mm512_store_si512(out + ((b * 2 + d) * 4 + i) * 64,
-                           _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(product), 3), keep));
+        _mm512_store_si512(out + ((b * 2 + d) * 4 + i) * 64, to_bf16(product));
       }
     }
   }
+}
+
+// The same for FP8, x 2^-112.
+inline void expand_fp8_step(const uint8_t* panel, int64_t step, uint8_t* out) {
+  const __m512h factor = _mm512_castsi512_ph(_mm512_set1_epi16(0x5c00));  // 2^8
+  const uint8_t* words = panel + step * 512;
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    Avx512::prefetch(words + i * 64 + kPrefetch);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      // Pairs of codes, each in the upper byte of 16 bits.
+      const __m512i pairs =
+          _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + i * 64 + half * 32)));
+      const __m512i bytes = _mm512_or_si512(_mm512_slli_epi32(pairs, 16), _mm512_slli_epi16(pairs, 8));
+      const __m512h value = _mm512_castsi512_ph(Avx512::e4m3_to_f16(bytes));
+      _mm512_store_si512(out + (i * 2 + half) * 64, to_bf16(_mm512_mul_ph(value, factor)));
+    }
+  }
+}
+
+inline void expand_step(const Panel& panel, int64_t step, uint8_t* out) {
+  if (panel.kind == Kind::kNvfp4) return expand_nvfp4_step(panel.words, step, out);
+  expand_fp8_step(panel.words, step, out);
 }
 
 // Adds factor x scale x (a + b), two tiles of sums, to the outputs.
@@ -135,7 +166,8 @@ void gemm_amx(const Panel* panels, int count, const void* packed, int64_t tokens
   const int64_t all_steps = padded_columns(columns) / 32;
   const int64_t tiles = tile_count(tokens, kTileTokens);
   const int64_t rows = rows_of_tile(tokens);
-  const bool nvfp4 = panels[0].kind == Kind::kNvfp4 && panels[count - 1].kind == Kind::kNvfp4;
+  const auto in_steps = [](Kind kind) { return kind == Kind::kNvfp4 || kind == Kind::kFp8; };
+  const bool steps_only = in_steps(panels[0].kind) && in_steps(panels[count - 1].kind);
   auto* memory = static_cast<uint8_t*>(scratch);
   alignas(64) float sums[4][16 * 16];
   configure(rows);
@@ -150,20 +182,20 @@ void gemm_amx(const Panel* panels, int count, const void* packed, int64_t tokens
       scales[p] = panels[p].row_scales + segment * panels[p].row_scale_stride;
     }
     const int64_t steps = (end - begin + 31) / 32;
-    // Whole steps of NVFP4 are expanded while the first tile of tokens runs, two steps ahead of it.
-    const bool fused = nvfp4 && (end - begin) % 32 == 0;
+    // Whole steps of NVFP4 and FP8 are expanded while the first tile of tokens runs, two steps ahead of it.
+    const bool fused = steps_only && (end - begin) % 32 == 0;
     const uint8_t* weights[2];
     float factor[2];
     for (int p = 0; p < 2; ++p) {
       const Panel& panel = panels[p < count ? p : 0];
       uint8_t* piece = memory + p * kPieceSteps * kTileBytes;
       weights[p] = piece;
-      factor[p] = panel.kind == Kind::kNvfp4 && fused ? kNvfp4Factor : kPlainFactor;
+      factor[p] = !fused ? kPlainFactor : panel.kind == Kind::kNvfp4 ? kNvfp4Factor : kFp8Factor;
       if (p >= count) {
         weights[p] = weights[0];
       } else if (fused) {
-        expand_step(panel.words, begin / 32, piece);
-        if (steps > 1) expand_step(panel.words, begin / 32 + 1, piece + kTileBytes);
+        expand_step(panel, begin / 32, piece);
+        if (steps > 1) expand_step(panel, begin / 32 + 1, piece + kTileBytes);
       } else {
         weights[p] = bf16_piece(panel, begin, end, piece);
       }
@@ -175,7 +207,7 @@ void gemm_amx(const Panel* panels, int count, const void* packed, int64_t tokens
       const auto expand = [&](int64_t s) __attribute__((always_inline)) {
         if (!fused || i != 0 || s >= steps) return;
         for (int p = 0; p < count; ++p) {
-          expand_step(panels[p].words, begin / 32 + s, memory + (p * kPieceSteps + s) * kTileBytes);
+          expand_step(panels[p], begin / 32 + s, memory + (p * kPieceSteps + s) * kTileBytes);
         }
       };
       _tile_zero(0);

@@ -45,24 +45,25 @@ struct Avx2 {
                                            0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(w, order), 0b11011000);
   }
+  static inline F low_half(I halves) { return _mm256_cvtph_ps(_mm256_castsi256_si128(halves)); }
+  static inline F high_half(I halves) { return _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)); }
   static inline void expand_f16(I w, F* out) {
     const __m256i halves = split_halves(w);
-    out[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
-    out[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+    out[0] = low_half(halves);
+    out[1] = high_half(halves);
   }
-  // An e4m3 code moved to the exponent and mantissa of an f16 is its value x 2^-8, subnormals included.
+  // The upper bytes of 16-bit lanes as f16: the exponent and mantissa of an e4m3 code, one place further right, are
+  // its value x 2^-8 (subnormals included); the shift doubles the sign.
   static inline I e4m3_to_f16(I bytes) {
-    return _mm256_or_si256(
-        _mm256_and_si256(_mm256_slli_epi16(bytes, 7), _mm256_set1_epi16(0x3f80)),
-        _mm256_and_si256(_mm256_slli_epi16(bytes, 8), _mm256_set1_epi16(static_cast<short>(0x8000))));
+    return _mm256_and_si256(_mm256_srai_epi16(bytes, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
   }
-  static inline void expand_fp8(I w, F* out) {
-    const __m256i even = split_halves(e4m3_to_f16(w));
-    const __m256i odd = split_halves(e4m3_to_f16(_mm256_srli_epi16(w, 8)));
-    out[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(even));
-    out[1] = _mm256_cvtph_ps(_mm256_castsi256_si128(odd));
-    out[2] = _mm256_cvtph_ps(_mm256_extracti128_si256(even, 1));
-    out[3] = _mm256_cvtph_ps(_mm256_extracti128_si256(odd, 1));
+  static inline void expand_fp8(I w, F (*out)[2]) {
+    const __m256i even = e4m3_to_f16(_mm256_slli_epi16(w, 8));
+    const __m256i odd = e4m3_to_f16(w);
+    out[0][0] = low_half(even);
+    out[0][1] = high_half(even);
+    out[1][0] = low_half(odd);
+    out[1][1] = high_half(odd);
   }
 
   // Block scales of 8 rows x 2^-105.

@@ -53,18 +53,19 @@ struct DotNvfp4 {
     int64_t at = 0;
     int64_t b = 0;
     for (; b + 4 <= blocks; b += 4, at += kGroupBytes) {
+      const uint8_t* fetch[P];
 #pragma GCC unroll 2
-      for (int p = 0; p < P; ++p) {
-        const uint8_t* fetch = fetch_address(panels[p], panels[p].words + at, panels[p].words + bytes);
-#pragma GCC unroll 9
-        for (int i = 0; i < kGroupBytes; i += 64) Avx512::prefetch(fetch + i);
-      }
+      for (int p = 0; p < P; ++p) fetch[p] = fetch_address<P>(panels[p], panels[p].words + at, panels[p].words + bytes);
+        // A prefetch or two between the products: in one burst they wait for each other's line buffers.
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
 #pragma GCC unroll 2
         for (int p = 0; p < P; ++p) {
           const uint8_t* group = panels[p].words + at;
+          if (i == 0) Avx512::prefetch(fetch[p]);
+          Avx512::prefetch(fetch[p] + kGroupScales + i * 128);
           block<M>(x, b + i, group + i * 16, group + kGroupScales + i * 128, acc[p]);
+          Avx512::prefetch(fetch[p] + kGroupScales + i * 128 + 64);
         }
       }
     }

@@ -48,19 +48,18 @@ struct Avx512 {
     out[0] = low_half(halves);
     out[1] = high_half(halves);
   }
-  // An e4m3 code moved to the exponent and mantissa of an f16 is its value x 2^-8, subnormals included.
+  // The upper bytes of 16-bit lanes as f16: the exponent and mantissa of an e4m3 code, one place further right, are
+  // its value x 2^-8 (subnormals included); the shift doubles the sign.
   static inline I e4m3_to_f16(I bytes) {
-    return _mm512_or_si512(
-        _mm512_and_si512(_mm512_slli_epi16(bytes, 7), _mm512_set1_epi16(0x3f80)),
-        _mm512_and_si512(_mm512_slli_epi16(bytes, 8), _mm512_set1_epi16(static_cast<short>(0x8000))));
+    return _mm512_and_si512(_mm512_srai_epi16(bytes, 1), _mm512_set1_epi16(static_cast<short>(0xbf80)));
   }
-  static inline void expand_fp8(I w, F* out) {
-    const __m512i even = split_halves(e4m3_to_f16(w));
-    const __m512i odd = split_halves(e4m3_to_f16(_mm512_srli_epi16(w, 8)));
-    out[0] = low_half(even);
-    out[1] = low_half(odd);
-    out[2] = high_half(even);
-    out[3] = high_half(odd);
+  static inline void expand_fp8(I w, F (*out)[1]) {
+    const __m512i even = e4m3_to_f16(_mm512_slli_epi16(w, 8));
+    const __m512i odd = e4m3_to_f16(w);
+    out[0][0] = low_half(even);
+    out[1][0] = low_half(odd);
+    out[2][0] = high_half(even);
+    out[3][0] = high_half(odd);
   }
 
   // Block scales of 16 rows x 2^-105.

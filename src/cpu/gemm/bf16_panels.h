@@ -53,10 +53,10 @@ inline const uint8_t* bf16_piece(const Panel& panel, int64_t begin, int64_t end,
       const uint8_t* words = panel.words + begin / 4 * 64;
       const int64_t count = (n + 3) / 4;
       for (int64_t w = 0; w < count; ++w) {
-        __m512 value[4];
+        __m512 value[4][1];
         Avx512::expand_fp8(Avx512::load_words(words + w * 64), value);
-        _mm512_store_si512(scratch + w * 128, pair_bf16(value[0], value[1]));
-        _mm512_store_si512(scratch + w * 128 + 64, pair_bf16(value[2], value[3]));
+        _mm512_store_si512(scratch + w * 128, pair_bf16(value[0][0], value[1][0]));
+        _mm512_store_si512(scratch + w * 128 + 64, pair_bf16(value[2][0], value[3][0]));
       }
       pairs = 2 * count;
       break;

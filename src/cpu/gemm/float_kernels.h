@@ -2,7 +2,7 @@
 // an unnamed namespace, so each file has its own copy with its own flags.
 //
 // V supplies: F, I (vector of float, of 32-bit words), kLanes, kVectors (vectors in a panel row of 16), load_words,
-// load, store, zero, set, add, mul, fma, expand_<kind>(I, F*), expand_nvfp4(groups, blocks, out).
+// load, store, zero, set, add, mul, fma, expand_<kind>(I, F*), expand_fp8, expand_nvfp4(groups, blocks, out).
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,12 @@
 namespace fourfold::cpu::gemm {
 namespace {
 
-// Where to prefetch while `at` of a panel that ends at `end` is worked on.
+// Where to prefetch while `at` of one of P panels, which ends at `end`, is worked on.
+template <int P>
 inline const uint8_t* fetch_address(const Panel& panel, const uint8_t* at, const uint8_t* end) {
+  constexpr int64_t kAhead = kPrefetch / P;
   const int64_t left = end - at;
-  return left > kPrefetch ? at + kPrefetch : panel.ahead + (kPrefetch - left);
+  return left > kAhead ? at + kAhead : panel.ahead + (kAhead - left);
 }
 
 // Floats from the outputs of one panel of a gemv to those of the next.
@@ -50,35 +52,40 @@ void gemv_nvfp4(const Panel* panels, int count, const ActivationBlock* const* x,
   for (int p = 0; p < count; ++p) gemv_nvfp4_panels<K, 1>(panels + p, x, tokens, out + p * kPanelOut);
 }
 
-template <class V>
-struct ExpandF32 {
-  static constexpr int kColumns = 1;  // in a word
-  static inline void run(typename V::I words, typename V::F* out) { V::expand_f32(words, out); }
-};
-template <class V>
-struct ExpandBf16 {
-  static constexpr int kColumns = 2;
-  static inline void run(typename V::I words, typename V::F* out) { V::expand_bf16(words, out); }
-};
-template <class V>
-struct ExpandF16 {
-  static constexpr int kColumns = 2;
-  static inline void run(typename V::I words, typename V::F* out) { V::expand_f16(words, out); }
-};
-template <class V>
-struct ExpandFp8 {
-  static constexpr int kColumns = 4;
-  static inline void run(typename V::I words, typename V::F* out) { V::expand_fp8(words, out); }
+// A step of a panel, all 16 rows of kColumns columns in kBytes bytes, to fp32 vectors [column][vector]. A step of FP8
+// is one vector of codes.
+template <class V, Kind kKind>
+struct Expand {
+  static constexpr bool kFp8 = kKind == Kind::kFp8;
+  static constexpr int kColumns = kKind == Kind::kF32 ? 1 : kFp8 && V::kVectors == 1 ? 4 : 2;
+  static constexpr int kBytes = kPanelRows * (kFp8 ? kColumns : 4);
+
+  static inline void run(const uint8_t* words, typename V::F (*out)[V::kVectors]) {
+    if constexpr (kFp8) {
+      V::expand_fp8(V::load_words(words), out);
+    } else {
+#pragma GCC unroll 2
+      for (int h = 0; h < V::kVectors; ++h) {
+        typename V::F value[kColumns];
+        const typename V::I w = V::load_words(words + h * V::kLanes * 4);
+        if constexpr (kKind == Kind::kF32) V::expand_f32(w, value);
+        if constexpr (kKind == Kind::kBf16) V::expand_bf16(w, value);
+        if constexpr (kKind == Kind::kF16) V::expand_f16(w, value);
+#pragma GCC unroll 2
+        for (int k = 0; k < kColumns; ++k) out[k][h] = value[k];
+      }
+    }
+  }
 };
 
-// Adds `count` words from `first` on of P panels to sums[p][t][16]. Two chains for each output, since one alone leaves
+// Adds `count` steps from `first` on of P panels to sums[p][t][16]. Two chains for each output, since one alone leaves
 // the multipliers waiting.
 template <class V, class E, int M, int P>
 inline void dot_words(const Panel* panels, int64_t first, int64_t count, const float* const* x, int64_t column,
                       float* sums) {
   constexpr int kVectors = V::kVectors;
   constexpr int kChains = 2;
-  constexpr int64_t kWordBytes = kPanelRows * 4;
+  constexpr int kLine = 64;
   typename V::F acc[kChains][P][M][kVectors];
   for (int c = 0; c < kChains; ++c) {
     for (int p = 0; p < P; ++p) {
@@ -90,38 +97,41 @@ inline void dot_words(const Panel* panels, int64_t first, int64_t count, const f
   const uint8_t* words[P];
   const uint8_t* end[P];
   for (int p = 0; p < P; ++p) {
-    words[p] = panels[p].words + first * kWordBytes;
-    end[p] = panels[p].words + (panels[p].columns + E::kColumns - 1) / E::kColumns * kWordBytes;
+    words[p] = panels[p].words + first * E::kBytes;
+    end[p] = panels[p].words + (panels[p].columns + E::kColumns - 1) / E::kColumns * E::kBytes;
   }
   const auto step = [&](int64_t w, int chain) __attribute__((always_inline)) {
 #pragma GCC unroll 2
     for (int p = 0; p < P; ++p) {
+      typename V::F weight[E::kColumns][kVectors];
+      E::run(words[p] + w * E::kBytes, weight);
+#pragma GCC unroll 4
+      for (int k = 0; k < E::kColumns; ++k) {
+        const int c = E::kColumns > 1 ? k % kChains : chain;
+#pragma GCC unroll 4
+        for (int t = 0; t < M; ++t) {
+          const typename V::F value = V::set(x[t][column + w * E::kColumns + k]);
 #pragma GCC unroll 2
-      for (int h = 0; h < kVectors; ++h) {
-        typename V::F weight[E::kColumns];
-        E::run(V::load_words(words[p] + w * kWordBytes + h * V::kLanes * 4), weight);
-#pragma GCC unroll 4
-        for (int k = 0; k < E::kColumns; ++k) {
-#pragma GCC unroll 4
-          for (int t = 0; t < M; ++t) {
-            const int c = E::kColumns > 1 ? k % kChains : chain;
-            acc[c][p][t][h] = V::fma(weight[k], V::set(x[t][column + w * E::kColumns + k]), acc[c][p][t][h]);
-          }
+          for (int h = 0; h < kVectors; ++h) acc[c][p][t][h] = V::fma(weight[k][h], value, acc[c][p][t][h]);
         }
       }
     }
   };
-  constexpr int kUnroll = 4;
+  constexpr int kLineSteps = kLine / E::kBytes;
+  constexpr int kUnroll = 4 * kLineSteps;
   int64_t w = 0;
   for (; w + kUnroll <= count; w += kUnroll) {
+    const uint8_t* fetch[P];
+    for (int p = 0; p < P; ++p) fetch[p] = fetch_address<P>(panels[p], words[p] + w * E::kBytes, end[p]);
+#pragma GCC unroll 8
+    for (int i = 0; i < kUnroll; ++i) {
+      // Line by line: prefetches in a burst wait for each other's line buffers.
 #pragma GCC unroll 2
-    for (int p = 0; p < P; ++p) {
-      const uint8_t* fetch = fetch_address(panels[p], words[p] + w * kWordBytes, end[p]);
-#pragma GCC unroll 4
-      for (int i = 0; i < kUnroll; ++i) V::prefetch(fetch + i * kWordBytes);
+      for (int p = 0; p < P; ++p) {
+        if (i % kLineSteps == 0) V::prefetch(fetch[p] + i / kLineSteps * kLine);
+      }
+      step(w + i, i % kChains);
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < kUnroll; ++i) step(w + i, i % kChains);
   }
   for (; w < count; ++w) step(w, static_cast<int>(w % kChains));
   for (int p = 0; p < P; ++p) {
@@ -178,13 +188,13 @@ template <class V>
 void gemv_float(const Panel* panels, int count, const float* const* x, int tokens, float* out) {
   switch (panels[0].kind) {
     case Kind::kF32:
-      return gemv_tokens<V, ExpandF32<V>>(panels, count, x, tokens, out);
+      return gemv_tokens<V, Expand<V, Kind::kF32>>(panels, count, x, tokens, out);
     case Kind::kBf16:
-      return gemv_tokens<V, ExpandBf16<V>>(panels, count, x, tokens, out);
+      return gemv_tokens<V, Expand<V, Kind::kBf16>>(panels, count, x, tokens, out);
     case Kind::kF16:
-      return gemv_tokens<V, ExpandF16<V>>(panels, count, x, tokens, out);
+      return gemv_tokens<V, Expand<V, Kind::kF16>>(panels, count, x, tokens, out);
     case Kind::kFp8:
-      return gemv_tokens<V, ExpandFp8<V>>(panels, count, x, tokens, out);
+      return gemv_tokens<V, Expand<V, Kind::kFp8>>(panels, count, x, tokens, out);
     case Kind::kNvfp4:
       return;
   }
@@ -192,37 +202,37 @@ void gemv_float(const Panel* panels, int count, const float* const* x, int token
 
 // ---- prefill: dequantise a piece of a panel to fp32 [columns, 16], then a register-blocked product
 
+// Columns [begin, begin + n), rounded up to whole steps; how many.
 template <class V, class E>
-inline void expand_words(const uint8_t* words, int64_t count, float* out) {
+inline int64_t expand_words(const Panel& panel, int64_t begin, int64_t n, float* out) {
+  const int64_t count = (n + E::kColumns - 1) / E::kColumns;
+  const uint8_t* words = panel.words + begin / E::kColumns * E::kBytes;
   for (int64_t w = 0; w < count; ++w) {
-    for (int h = 0; h < V::kVectors; ++h) {
-      typename V::F weight[E::kColumns];
-      E::run(V::load_words(words + (w * kPanelRows + h * V::kLanes) * 4), weight);
-      for (int k = 0; k < E::kColumns; ++k) {
-        V::store(out + (w * E::kColumns + k) * kPanelRows + h * V::kLanes, weight[k]);
+    typename V::F weight[E::kColumns][V::kVectors];
+    E::run(words + w * E::kBytes, weight);
+    for (int k = 0; k < E::kColumns; ++k) {
+      for (int h = 0; h < V::kVectors; ++h) {
+        V::store(out + (w * E::kColumns + k) * kPanelRows + h * V::kLanes, weight[k][h]);
       }
     }
   }
+  return count * E::kColumns;
 }
 
 // Columns [begin, end) to out[k][16]; begin is a multiple of 64 for NVFP4 and of whole words otherwise. Returns the
-// number of columns written, end - begin rounded up to whole words (the extra ones are zero).
+// number of columns written, end - begin rounded up to whole steps (the extra ones are zero).
 template <class V>
 inline int64_t expand_panel(const Panel& panel, int64_t begin, int64_t end, float* out) {
   const int64_t n = end - begin;
   switch (panel.kind) {
     case Kind::kF32:
-      expand_words<V, ExpandF32<V>>(panel.words + begin * kPanelRows * 4, n, out);
-      return n;
+      return expand_words<V, Expand<V, Kind::kF32>>(panel, begin, n, out);
     case Kind::kBf16:
-      expand_words<V, ExpandBf16<V>>(panel.words + begin / 2 * kPanelRows * 4, (n + 1) / 2, out);
-      return (n + 1) / 2 * 2;
+      return expand_words<V, Expand<V, Kind::kBf16>>(panel, begin, n, out);
     case Kind::kF16:
-      expand_words<V, ExpandF16<V>>(panel.words + begin / 2 * kPanelRows * 4, (n + 1) / 2, out);
-      return (n + 1) / 2 * 2;
+      return expand_words<V, Expand<V, Kind::kF16>>(panel, begin, n, out);
     case Kind::kFp8:
-      expand_words<V, ExpandFp8<V>>(panel.words + begin / 4 * kPanelRows * 4, (n + 3) / 4, out);
-      return (n + 3) / 4 * 4;
+      return expand_words<V, Expand<V, Kind::kFp8>>(panel, begin, n, out);
     case Kind::kNvfp4:
       V::expand_nvfp4(panel.words + begin / kGroupColumns * kGroupBytes, n / kBlockColumns, out);
       return n;

@@ -3,10 +3,14 @@
 // times with different flags, and the linker would keep any one of them.
 //
 // Rows are grouped in panels of 16. A panel is a [words, 16] matrix of 32-bit words: word w of row r holds the
-// consecutive columns that fit in 32 bits (4 e4m3, 2 bf16 or f16, 1 f32), first column in the lowest bits, exactly as
-// the checkpoint has them in a row. So packing is a transposition of words, and one vector of words has one row in each
+// consecutive columns that fit in 32 bits (2 bf16 or f16, 1 f32), first column in the lowest bits, exactly as the
+// checkpoint has them in a row. So packing is a transposition of words, and one vector of words has one row in each
 // 32-bit lane: no kernel needs a horizontal sum. For bf16 this is also the operand layout of vdpbf16ps and of an AMX B
 // tile.
+//
+// FP8: words of 16 bits with 2 e4m3 codes, [words, 16], a multiple of two of them (64 bytes, 4 columns). Shifted into
+// place, the even or odd bytes of a vector are then f16 numbers of one column after the other, rows in order, as the
+// conversion to fp32 reads them.
 //
 // NVFP4: a panel is a sequence of groups of 64 columns, 576 bytes each and one after the other, so that a panel is one
 // stream: first the block scales [4 blocks, 16 rows], 64 bytes, then the words [8, 16], 512 bytes. The last group has
@@ -68,7 +72,7 @@ struct ActivationBlock {
 inline constexpr float kActivationScale = 0x1p40f;
 inline constexpr float kDotScale = 0x1p64f;     // of a finished sum of block products
 inline constexpr float kBlockScale = 0x1p105f;  // of a block scale read as fp32
-// Bytes ahead of the one being read that are fetched into L1.
+// Bytes ahead of the ones being read that are fetched into L1, of all streams together.
 inline constexpr int kPrefetch = 4608;
 
 // The kernels of one instruction set. All sums are fp32 (int32 within an NVFP4 block), each output has its own

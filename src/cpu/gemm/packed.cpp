@@ -84,12 +84,27 @@ __m128i sort_nibbles(__m128i w) {
   return _mm_or_si128(_mm_and_si128(squeeze(w), _mm_set1_epi32(0xffff)),
                       _mm_slli_epi32(squeeze(_mm_srli_epi32(w, 4)), 16));
 }
+
+// The low halves of four words, then the high halves.
+__m128i split_halves(__m128i w) {
+  constexpr int kEvenFirst = 0b11'01'10'00;
+  return _mm_shuffle_epi32(_mm_shufflehi_epi16(_mm_shufflelo_epi16(w, kEvenFirst), kEvenFirst), kEvenFirst);
+}
 #endif
 
-// Writes rows (each `bytes` long, `stride` apart) as words [ceil(bytes / 4), 16] with the row in the lane. kCodes:
-// words of e2m1 codes, to be sorted.
-template <bool kCodes>
+// What is done to words on the way.
+enum class Words {
+  kPlain,
+  kCodes,   // e2m1 codes are sorted
+  kHalves,  // the low halves of the words of 16 rows come first, then the high halves
+};
+
+// Writes rows (each `bytes` long, `stride` apart) as words [ceil(bytes / 4), 16] with the row in the lane.
+template <Words kWords>
 void transpose_words(const uint8_t* in, int64_t stride, int64_t rows, int64_t bytes, uint8_t* out) {
+  constexpr bool kCodes = kWords == Words::kCodes;
+  constexpr bool kHalves = kWords == Words::kHalves;
+  constexpr int64_t kHalfBytes = kPanelRows * 2;
   int64_t w = 0;
 #if defined(__SSE2__)
   const int64_t step = kCodes ? 8 : 16;
@@ -105,11 +120,20 @@ void transpose_words(const uint8_t* in, int64_t stride, int64_t rows, int64_t by
           };
           __m128 a = load(0), b = load(1), c = load(2), d = load(3);
           _MM_TRANSPOSE4_PS(a, b, c, d);
-          float* to = reinterpret_cast<float*>(out + (w + i) * kPanelRows * 4 + r * 4);
-          _mm_store_ps(to, a);
-          _mm_store_ps(to + kPanelRows, b);
-          _mm_store_ps(to + 2 * kPanelRows, c);
-          _mm_store_ps(to + 3 * kPanelRows, d);
+          const auto store = [&](int64_t word, __m128 four) {
+            uint8_t* to = out + (w + i + word) * kPanelRows * 4;
+            if constexpr (kHalves) {
+              const __m128i halves = split_halves(_mm_castps_si128(four));
+              _mm_storel_epi64(reinterpret_cast<__m128i*>(to + r * 2), halves);
+              _mm_storel_epi64(reinterpret_cast<__m128i*>(to + kHalfBytes + r * 2), _mm_srli_si128(halves, 8));
+            } else {
+              _mm_store_ps(reinterpret_cast<float*>(to + r * 4), four);
+            }
+          };
+          store(0, a);
+          store(1, b);
+          store(2, c);
+          store(3, d);
         }
       }
     }
@@ -121,7 +145,13 @@ void transpose_words(const uint8_t* in, int64_t stride, int64_t rows, int64_t by
       uint32_t word = 0;
       std::memcpy(&word, in + r * stride + w * 4, n);
       if (kCodes) word = sort_nibbles(word);
-      std::memcpy(out + (w * kPanelRows + r) * 4, &word, 4);
+      if constexpr (kHalves) {
+        const uint16_t halves[2] = {static_cast<uint16_t>(word), static_cast<uint16_t>(word >> 16)};
+        std::memcpy(out + w * kPanelRows * 4 + r * 2, &halves[0], 2);
+        std::memcpy(out + w * kPanelRows * 4 + kHalfBytes + r * 2, &halves[1], 2);
+      } else {
+        std::memcpy(out + (w * kPanelRows + r) * 4, &word, 4);
+      }
     }
   }
 }
@@ -238,11 +268,15 @@ void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_
       values.resize(static_cast<size_t>(rows * part.columns));
       for (int64_t r = 0; r < rows; ++r) ops::dequantize(source, row + r, values.data() + r * part.columns);
       const int64_t bytes = part.columns * static_cast<int64_t>(sizeof(float));
-      transpose_words<false>(reinterpret_cast<const uint8_t*>(values.data()), bytes, rows, bytes, out);
+      transpose_words<Words::kPlain>(reinterpret_cast<const uint8_t*>(values.data()), bytes, rows, bytes, out);
+      continue;
+    }
+    if (fp8) {
+      transpose_words<Words::kHalves>(in, stride, rows, stride, out);
       continue;
     }
     if (part.kind != Kind::kNvfp4) {
-      transpose_words<false>(in, stride, rows, stride, out);
+      transpose_words<Words::kPlain>(in, stride, rows, stride, out);
       continue;
     }
 
@@ -260,7 +294,7 @@ void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_
     for (int64_t first = 0; first < blocks; first += 4) {
       uint8_t* group = out + first / 4 * kGroupBytes;
       const int64_t n = std::min<int64_t>(4, blocks - first);
-      transpose_words<true>(in + first * 8, stride, rows, n * 8, group + kGroupScales);
+      transpose_words<Words::kCodes>(in + first * 8, stride, rows, n * 8, group + kGroupScales);
       if (n == 4) {
         for (int64_t r = 0; r < rows; ++r) {
           uint32_t four = 0;
@@ -288,7 +322,23 @@ void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_
   }
 }
 
-PackedMatrix::PackedMatrix(std::span<const ops::MatrixSource> parts, ThreadPool& pool) {
+WeightMemory::Block WeightMemory::allocate(int64_t bytes) {
+  constexpr int64_t kMapping = int64_t{64} << 20;
+  const int64_t needed = round_up(bytes, int64_t{kPanelAlign});
+  if (needed > kMapping / 2) {
+    auto owner = std::make_shared<HostBuffer>(needed);
+    auto* data = static_cast<uint8_t*>(owner->data());
+    return {std::move(owner), data};
+  }
+  if (mapping_ == nullptr || mapping_->bytes() - used_ < needed) {
+    mapping_ = std::make_shared<HostBuffer>(kMapping);  // pages are taken as they are written
+    used_ = 0;
+  }
+  used_ += needed;
+  return {mapping_, static_cast<uint8_t*>(mapping_->data()) + used_ - needed};
+}
+
+PackedMatrix::PackedMatrix(std::span<const ops::MatrixSource> parts, WeightMemory& memory, ThreadPool& pool) {
   FF_ASSERT(!parts.empty());
   columns_ = parts[0].columns;
   std::vector<int64_t> offsets;
@@ -307,8 +357,8 @@ PackedMatrix::PackedMatrix(std::span<const ops::MatrixSource> parts, ThreadPool&
     if (part.row_scale_step != 0) bytes_ += static_cast<int64_t>(part.row_scales.size()) * 4;
   }
   bytes_ += total;
-  buffer_ = HostBuffer(total);
-  auto* base = static_cast<uint8_t*>(buffer_.data());
+  memory_ = memory.allocate(total);
+  uint8_t* base = memory_.data;
   for (size_t i = 0; i < parts.size(); ++i) {
     PackedPart& part = parts_[i];
     uint8_t* data = base + offsets[i];
@@ -320,9 +370,10 @@ PackedMatrix::PackedMatrix(std::span<const ops::MatrixSource> parts, ThreadPool&
 }
 
 PackedExperts::PackedExperts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
-                             const std::function<void(int64_t)>& done, ThreadPool& pool) {
+                             const std::function<void(int64_t)>& done, WeightMemory& memory, ThreadPool& pool) {
   experts_.reserve(static_cast<size_t>(count));
-  int64_t left = 0;  // bytes left in the last buffer
+  uint8_t* free = nullptr;  // `left` bytes of the last block
+  int64_t left = 0;
   int64_t total = 0;
   for (int64_t e = 0; e < count; ++e) {
     const ops::ExpertSource from = source(e);
@@ -345,9 +396,11 @@ PackedExperts::PackedExperts(int64_t count, const std::function<ops::ExpertSourc
     const int64_t bytes = gate_up_bytes + expert.down.panels * expert.down.stride;
     if (left < bytes) {  // normally once: all experts have the size of the first
       left = bytes * (count - e);
-      buffers_.emplace_back(left);
+      memory_.push_back(memory.allocate(left));
+      free = memory_.back().data;
     }
-    auto* base = static_cast<uint8_t*>(buffers_.back().data()) + (buffers_.back().bytes() - left);
+    uint8_t* base = free;
+    free += bytes;
     left -= bytes;
     total += bytes;
     expert.gate.stride = expert.up.stride = pair;

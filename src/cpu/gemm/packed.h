@@ -44,9 +44,25 @@ PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row);
 // Fills panels [begin, end) at part.data (memory that is zero). An Error when a scale or an e4m3 element is NaN.
 void pack_panels(const ops::MatrixSource& source, const PackedPart& part, uint8_t* data, int64_t begin, int64_t end);
 
+// Memory of many matrices side by side in large mappings, so that small ones lie on huge pages, too: from pages of 4
+// KiB a matrix of 1 MiB streams a quarter slower. A mapping lives as long as anything in it.
+class WeightMemory {
+ public:
+  struct Block {
+    std::shared_ptr<HostBuffer> owner;
+    uint8_t* data = nullptr;
+  };
+  // `bytes` of zeros, aligned to kPanelAlign. An Error when the system has no memory.
+  Block allocate(int64_t bytes);
+
+ private:
+  std::shared_ptr<HostBuffer> mapping_;
+  int64_t used_ = 0;  // bytes of mapping_
+};
+
 class PackedMatrix : public ops::Matrix {
  public:
-  PackedMatrix(std::span<const ops::MatrixSource> parts, ThreadPool& pool);
+  PackedMatrix(std::span<const ops::MatrixSource> parts, WeightMemory& memory, ThreadPool& pool);
   int64_t rows() const override { return rows_; }
   int64_t columns() const override { return columns_; }
   int64_t bytes() const override { return bytes_; }
@@ -60,7 +76,7 @@ class PackedMatrix : public ops::Matrix {
   int64_t columns_ = 0;
   int64_t panels_ = 0;
   int64_t bytes_ = 0;
-  HostBuffer buffer_;
+  WeightMemory::Block memory_;
 };
 
 struct PackedExpert {
@@ -70,7 +86,7 @@ struct PackedExpert {
 class PackedExperts : public ops::Experts {
  public:
   PackedExperts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
-                const std::function<void(int64_t)>& done, ThreadPool& pool);
+                const std::function<void(int64_t)>& done, WeightMemory& memory, ThreadPool& pool);
   int64_t count() const override { return static_cast<int64_t>(experts_.size()); }
   int64_t hidden() const override { return hidden_; }
   int64_t intermediate() const override { return intermediate_; }
@@ -79,7 +95,7 @@ class PackedExperts : public ops::Experts {
 
  private:
   std::vector<PackedExpert> experts_;
-  std::vector<HostBuffer> buffers_;
+  std::vector<WeightMemory::Block> memory_;
   int64_t hidden_ = 0;
   int64_t intermediate_ = 0;
   int64_t bytes_per_expert_ = 0;

@@ -371,7 +371,7 @@ void run_dummy(const Options& options) {
       Totals totals;
       totals.add(*event, cost);
       print_totals(totals, chosen_threads(options.backend));
-      if (stopped) throw ExitStatus(130);
+      if (stopped) throw ExitStatus{130};
       return;
     }
     if (::isatty(STDERR_FILENO) != 0) eprint("\r{} tokens\r", ++tokens);
@@ -462,7 +462,7 @@ void run(const Options& options) {
     std::fflush(stdout);
   }
   if (!options.quiet) print_totals(chat.totals(), threads);
-  if (result.stopped) throw ExitStatus(130);
+  if (result.stopped) throw ExitStatus{130};
 }
 
 }  // namespace

@@ -101,6 +101,16 @@ TEST(ChatTemplate, NothingLeaksThroughCycles) {
   EXPECT_EQ(render("{% set ns = namespace() %}{% for x in [1] recursive %}{% set ns.l = loop %}{% endfor %}x"), "x");
 }
 
+TEST(ChatTemplate, GroupsHaveNamedMembers) {
+  const std::string items = "[{'k': 'b', 'v': 1}, {'k': 'a', 'v': 2}, {'k': 'b', 'v': 3}] | groupby('k')";
+  EXPECT_EQ(
+      render("{% for g in " + items + " %}{{ g.grouper }}={{ g.list | map(attribute='v') | join('+') }};{% endfor %}"),
+      "a=2;b=1+3;");
+  EXPECT_EQ(render("{% for key, list in " + items + " %}{{ key }}{{ list | length }}{% endfor %}"), "a1b2");
+  EXPECT_EQ(render("{{ " + items + " | map(attribute='list') | map('length') | list }}"), "[1, 2]");
+  EXPECT_EQ(render("{{ (" + items + ")[0] }}"), "('a', [{'k': 'a', 'v': 2}])");
+}
+
 TEST(ChatTemplate, RequestsAreChecked) {
   const ChatTemplate chat = ChatTemplate::from_source("{{ messages }}{{ tools }}", "t");
   const auto failing = [&](const char* json) {

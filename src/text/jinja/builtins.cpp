@@ -133,6 +133,10 @@ Value Interpreter::attribute(const Value& object, const std::string& name) {
     return Value::undefined(fmt::format("the namespace has no attribute '{}'", printable(name)));
   }
   if (object.is(Kind::kLoop)) return loop_attribute(static_cast<LoopObject&>(*object.pointer()), name, object);
+  if (object.is(Kind::kTuple) && object.list_object().name == kGroupTuple) {
+    if (name == "grouper") return object.items()[0];
+    if (name == "list") return object.items()[1];
+  }
   const bool cycler = object.is(Kind::kCycler);
   if (cycler && name == "current") {
     const auto& self = static_cast<const CyclerObject&>(*object.pointer());

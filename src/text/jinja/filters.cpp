@@ -182,7 +182,7 @@ Value groupby_filter(I& in, V& v, A& a) {
   std::vector<Value> group;
   Value group_key, shown_key;
   const auto finish = [&] {
-    if (!group.empty()) out.push_back(in.list({shown_key, in.list(std::move(group))}, Kind::kTuple));
+    if (!group.empty()) out.push_back(in.list({shown_key, in.list(std::move(group))}, Kind::kTuple, kGroupTuple));
     group.clear();
   };
   for (Value& value : in.iterate(sort_filter(in, v, sorting))) {

@@ -103,8 +103,12 @@ class Value {
 struct ListObject : Object {  // also tuples, views, generators
   std::vector<Value> items;
   size_t consumed = 0;    // generators: how many were taken
-  const char* name = "";  // views and generators: what Python calls it
+  const char* name = "";  // views, generators and groups: what Python calls it
 };
+
+// The pair of a key and a list that groupby makes: a tuple whose members have the names grouper and list. Told by its
+// address, which an array has only one of.
+inline constexpr char kGroupTuple[] = "GroupTuple";
 
 inline ListObject& Value::list_object() const { return static_cast<ListObject&>(*object_); }
 inline const std::vector<Value>& Value::items() const { return list_object().items; }

@@ -10,7 +10,7 @@ Candidate prefill_candidate(const char* name) {
   constexpr PrefillTile T = Tile::value;
   constexpr PrefillMap map = prefill_map(T);
   static_assert(map.total <= 232448);
-  Candidate c{name, false, true, false, T.relu2, T.tokens, kPrefillRowTiles, 1, kPrefillThreads, map.total, nullptr};
+  Candidate c{name, false, true, false, T.relu2, T.tokens, 0, kPrefillRowTiles, 1, kPrefillThreads, map.total, nullptr};
   if constexpr (T.gate_up) {
     c.gathers = moe_prefill_gather<Tile>;
   } else {

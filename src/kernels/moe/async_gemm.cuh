@@ -109,6 +109,20 @@ __device__ __forceinline__ Work work_of(const GemmArgs& args) {
   return w;
 }
 
+// A lane's columns of NT fragments: two neighbouring ones of each, of which `left` columns on from the first are there.
+// store(n, e, its part of `out`) for these. The pointer steps from column to column: multiples of the stride would be
+// computed once and kept for all items.
+template <typename S, int NT, typename Out, typename Store>
+__device__ __forceinline__ void for_columns(Out* out, long long stride, int left, const Store& store) {
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (n * S::kWn * 8 + e < left) store(n, e, out);
+      out += (e == 0 ? 1 : S::kWn * 8 - 1) * stride;
+    }
+}
+
 // Where the activations come from.
 struct RowSource {
   const u8* rows;

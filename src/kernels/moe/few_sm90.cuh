@@ -17,6 +17,7 @@
 
 #include "kernels/moe/stream_math.cuh"
 #include "kernels/moe/tables.h"
+#include "kernels/moe/unsorted.cuh"
 #include "kernels/ptx/sm90.cuh"
 
 namespace fourfold::moe {
@@ -104,27 +105,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   FewTables& tables = *reinterpret_cast<FewTables*>(smem + kMap.choices);
-  const auto full = [&](u32 s) { return base + kMap.barriers + 8u * s; };
-  const auto empty = [&](u32 s) { return base + kMap.barriers + 8u * (static_cast<u32>(T.stages) + s); };
-  // Gate-up's two buffers of partial sums, and its token rows with the tokens of each expert.
-  const auto summed = [&](u32 half) { return base + kMap.barriers + 16u * static_cast<u32>(T.stages) + 8u * half; };
-  const auto taken = [&](u32 half) { return summed(half) + 16u; };
-  const u32 rows_full = summed(4);
-
-  if (threadIdx.x == 0) {
-    if (T.gate_up) {
-      for (u32 i = 0; i < 2; ++i) {
-        mbarrier_init(summed(i), kConsumers);
-        mbarrier_init(taken(i), 1);
-      }
-      mbarrier_init(rows_full, 1 + kHelpers);
-    }
-    for (u32 s = 0; s < static_cast<u32>(T.stages); ++s) {
-      mbarrier_init(full(s), T.gate_up ? 1 : 2);
-      mbarrier_init(empty(s), T.wu);
-    }
-    fence_barrier_init();
-  }
+  const UnsortedBarriers<Tile> bars{base + kMap.barriers};
+  if (threadIdx.x == 0) bars.init(T.gate_up ? 1 : 2, 1 + kHelpers);
   for (int i = static_cast<int>(threadIdx.x); i < kFewWords + kExchangeRows; i += T.threads()) {
     (i < kFewWords ? tables.chosen[i] : tables.tokens[i - kFewWords]) = 0;
   }
@@ -150,11 +132,11 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   if (T.gate_up && warp == kConsumers) {
     if (lane == 0) {
       tables.half = present_half;
-      mbarrier_arrive_expect(rows_full, static_cast<u32>(tokens * args.units) * (kUnitK * 2));
+      mbarrier_arrive_expect(bars.rows_full(), static_cast<u32>(tokens * args.units) * (kUnitK * 2));
     }
     if (lane < tokens) {
       bulk_copy(base + kMap.rows + static_cast<u32>(lane) * kRowStride, args.source + lane * args.source_stride,
-                static_cast<u32>(args.units) * (kUnitK * 2), rows_full, policy_evict_last());
+                static_cast<u32>(args.units) * (kUnitK * 2), bars.rows_full(), policy_evict_last());
     }
   }
   __syncthreads();
@@ -296,16 +278,16 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           ++b;
         }
         if (last && !T.gate_up && b < blocks) expert = static_cast<u32>(tables.expert[b]);
-        mbarrier_wait(empty(stage), parity);
+        mbarrier_wait(bars.empty(stage), parity);
         __syncwarp();  // every lane has seen the stage free before this warp's arrival lets the ring turn
         if (j >= length) {
-          if (lane == 0) mbarrier_arrive(full(stage));
+          if (lane == 0) mbarrier_arrive(bars.full(stage));
         } else {
-          if (lane == 0) mbarrier_arrive_expect(full(stage), bytes * tiles);
+          if (lane == 0) mbarrier_arrive_expect(bars.full(stage), bytes * tiles);
           if (mine) {
             bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
                           static_cast<u32>(lane) * (T.ku * kUnitBytes),
-                      source, bytes, full(stage), policy);
+                      source, bytes, bars.full(stage), policy);
           }
         }
         // Down takes its time to start, and then asks for weights of its own: not before this CTA's first ones.
@@ -317,24 +299,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
     }
     if (T.gate_up) grid_launch_dependents();
-    if constexpr (!T.gate_up) {
-      // Whoever waits for down's end may rely on gate-up's. When no CTA of either asks any more, the other half's turn
-      // comes.
-      grid_dependency_wait();
-      if (lane == 0) {
-        __threadfence();
-        if (atomicAdd(&args.turn->arrived, 1) == step - 1) {
-          args.turn->arrived = 0;
-          args.turn->rows = picks;
-          args.turn->half = present_half ^ 1;
-        }
-      }
-    }
+    if constexpr (!T.gate_up) end_turn(args.turn, present_half, picks, lane);
   } else if (T.gate_up && warp > kConsumers) {
     // ---- gate-up: h. Finishers take items in turn, each those of one buffer.
     note_choices(kConsumers + 1, kHelpers);
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(rows_full);
+    if (lane == 0) mbarrier_arrive(bars.rows_full());
     for (int p = (warp - kConsumers - 1) * 32 + lane; p < picks; p += kHelpers * 32) {
       const int id = tables.ids[p];
       if (id < 0 || id >= args.routing.experts) continue;
@@ -354,13 +324,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     u32* out = static_cast<u32*>(args.out) + tables.half * (kExchangeRows * args.out_stride / 2) + g / 2;
     u32 parity = 0;
     for (int item = first_item + half * step; item < items; item += kHelpers * step) {
-      mbarrier_wait(summed(half), parity);
+      mbarrier_wait(bars.summed(half), parity);
       parity ^= 1u;
       float4 sums[kRowTiles];
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) sums[m] = total(half, m);
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(taken(half));
+      if (lane == 0) mbarrier_arrive(bars.taken(half));
       const int b = item / row_groups;
       // 0 where the token did not choose this expert: its sums may be anything, and are not stored.
       const u32 chose = tables.tokens[b] >> (2 * l);
@@ -416,7 +386,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         if (stage % kHelpers == helper) {
           bool free = false;
           const auto wait_free = [&] {
-            if (!free) mbarrier_wait(empty(stage), parity);
+            if (!free) mbarrier_wait(bars.empty(stage), parity);
             free = true;
           };
           const BlockPlace at = j < length ? place_of(b) : BlockPlace{0, 0};
@@ -467,7 +437,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           }
           wait_free();
           __syncwarp();
-          if (lane == 0) mbarrier_arrive(full(stage));
+          if (lane == 0) mbarrier_arrive(bars.full(stage));
         }
         if (++stage == T.stages) {
           stage = 0;
@@ -494,7 +464,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     int half = 0;  // of the partial sums
     u32 taken_parity = 1;
     if constexpr (T.gate_up) {
-      mbarrier_wait(rows_full, 0);
+      mbarrier_wait(bars.rows_full(), 0);
     } else {
       for (int i = static_cast<int>(threadIdx.x); i < blocks * kFewTokens; i += kConsumers * 32) {
         const BlockPlace at = place_of(i / kFewTokens);
@@ -560,7 +530,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           }
           row_index = b < blocks ? tables.row[b][matrix_row] : kNoRow;
         }
-        mbarrier_wait(full(stage), parity);
+        mbarrier_wait(bars.full(stage), parity);
         const u32 weights = base + kMap.weights + stage * kMap.weight_stride;
         if (alone) {
           u32 x[kPairs][2];
@@ -576,7 +546,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           multiply_few<Tile, kSets, false>(acc, weights, row + matrix_k, first_unit, left, lane, scale_base);
         }
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(empty(stage));
+        if (lane == 0) mbarrier_arrive(bars.empty(stage));
         stage += T.ws;
         if (stage >= static_cast<u32>(T.stages)) {
           stage -= static_cast<u32>(T.stages);
@@ -597,7 +567,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
 
       if (T.gate_up) {
-        mbarrier_wait(taken(half), taken_parity);
+        mbarrier_wait(bars.taken(half), taken_parity);
       } else if (item != first_item) {
         barrier_sync(1, kConsumers * 32);  // the sums of the item before have been added up
       }
@@ -610,7 +580,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
       if constexpr (T.gate_up) {
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(summed(half));
+        if (lane == 0) mbarrier_arrive(bars.summed(half));
       } else {
         // Row tile m is added up and finished by warp m.
         barrier_sync(1, kConsumers * 32);

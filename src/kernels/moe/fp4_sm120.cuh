@@ -136,24 +136,18 @@ struct Fp4Math {
     const u32 low28 = static_cast<u32>(gemm.zero - 1) >> 4;
     PackedGroup* out = static_cast<PackedGroup*>(gemm.out) +
                        static_cast<long long>(block.first + wn * 8 + 2 * l) * gemm.out_stride + tile0 * 4 + g;
+    for_columns<S, NT>(out, gemm.out_stride, left, [&](int n, int e, PackedGroup* to) {
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (n * S::kWn * 8 + e < left) {
-#pragma unroll
-          for (int m = 0; m < kMt; m += 2) {
-            if (m >= tiles) break;
-            // Beyond the matrix there is anything, and it may not decide the exponent.
-            const bool both = m + 1 < tiles;
-            const Vec2 group =
-                pack_group(sum.v[m][n][e] * first, sum.v[m][n][2 + e] * first, both ? sum.v[m + 1][n][e] * first : 0.0f,
-                           both ? sum.v[m + 1][n][2 + e] * first : 0.0f, low28);
-            *reinterpret_cast<uint2*>(out + m * 4) = make_uint2(group.x, group.y);
-          }
-        }
-        out += (e == 0 ? 1 : S::kWn * 8 - 1) * gemm.out_stride;
+      for (int m = 0; m < kMt; m += 2) {
+        if (m >= tiles) break;
+        // Beyond the matrix there is anything, and it may not decide the exponent.
+        const bool both = m + 1 < tiles;
+        const Vec2 group =
+            pack_group(sum.v[m][n][e] * first, sum.v[m][n][2 + e] * first, both ? sum.v[m + 1][n][e] * first : 0.0f,
+                       both ? sum.v[m + 1][n][2 + e] * first : 0.0f, low28);
+        *reinterpret_cast<uint2*>(to + m * 4) = make_uint2(group.x, group.y);
       }
+    });
   }
 
   template <int NT>

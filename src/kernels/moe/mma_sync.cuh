@@ -100,35 +100,28 @@ struct Bf16Math {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum.v[0][0][0][i] += sum.v[1][0][0][i];
     }
-    // Pointers step from column to column: multiples of the stride would be computed once and kept for all items.
     using Out = OutputOf<S::kGateUp, u16>;
     const int left = block.count - (wn * 8 + 2 * l);
     const int tiles = args.row_tiles - tile0;
     const int place = !S::kGateUp ? partial_place(tile0, g) : tile0 * (S::kGated ? 8 : kTileRows) + g;
     Out* out =
         static_cast<Out*>(args.out) + static_cast<long long>(block.first + wn * 8 + 2 * l) * args.out_stride + place;
+    for_columns<S, NT>(out, args.out_stride, left, [&](int n, int e, Out* to) {
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (n * S::kWn * 8 + e < left) {
-#pragma unroll
-          for (int m = 0; m < kMt; ++m) {
-            if (m >= tiles) break;
-            const float low = sum.v[0][m][n][e] * first;
-            const float high = sum.v[0][m][n][2 + e];
-            if constexpr (!S::kGateUp) {
-              *reinterpret_cast<float2*>(out + m * kTileRows) = make_float2(low, high * first);
-            } else if constexpr (S::kGated) {
-              out[m * 8] = to_bf16(swiglu(low, high * second, args.limit));
-            } else {
-              out[m * kTileRows] = to_bf16(squared_relu(low));
-              out[m * kTileRows + 8] = to_bf16(squared_relu(high * first));
-            }
-          }
+      for (int m = 0; m < kMt; ++m) {
+        if (m >= tiles) break;
+        const float low = sum.v[0][m][n][e] * first;
+        const float high = sum.v[0][m][n][2 + e];
+        if constexpr (!S::kGateUp) {
+          *reinterpret_cast<float2*>(to + m * kTileRows) = make_float2(low, high * first);
+        } else if constexpr (S::kGated) {
+          to[m * 8] = to_bf16(swiglu(low, high * second, args.limit));
+        } else {
+          to[m * kTileRows] = to_bf16(squared_relu(low));
+          to[m * kTileRows + 8] = to_bf16(squared_relu(high * first));
         }
-        out += (e == 0 ? 1 : S::kWn * 8 - 1) * args.out_stride;
       }
+    });
   }
 };
 

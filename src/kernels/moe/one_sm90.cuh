@@ -17,6 +17,7 @@
 
 #include "kernels/moe/stream_math.cuh"
 #include "kernels/moe/tables.h"
+#include "kernels/moe/unsorted.cuh"
 #include "kernels/ptx/sm90.cuh"
 
 namespace fourfold::moe {
@@ -53,26 +54,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   OneTables& tables = *reinterpret_cast<OneTables*>(smem + kMap.choices);
-  const auto full = [&](u32 s) { return base + kMap.barriers + 8u * s; };
-  const auto empty = [&](u32 s) { return base + kMap.barriers + 8u * (static_cast<u32>(T.stages) + s); };
-
-  // Gate-up's two buffers of partial sums.
-  const auto summed = [&](u32 half) { return base + kMap.barriers + 16u * static_cast<u32>(T.stages) + 8u * half; };
-  const auto taken = [&](u32 half) { return summed(half) + 16u; };
-
-  if (threadIdx.x == 0) {
-    if (T.gate_up) {
-      for (u32 i = 0; i < 2; ++i) {
-        mbarrier_init(summed(i), kConsumers);
-        mbarrier_init(taken(i), 1);
-      }
-    }
-    for (u32 s = 0; s < static_cast<u32>(T.stages); ++s) {
-      mbarrier_init(full(s), 1);
-      mbarrier_init(empty(s), T.wu);
-    }
-    fence_barrier_init();
-  }
+  const UnsortedBarriers<Tile> bars{base + kMap.barriers};
+  if (threadIdx.x == 0) bars.init(1, 0);
   // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so that choices may be read at
   // once, and by all of the CTA before the barrier: behind it, the CTA may say that it knows whose turn it is.
   if (T.gate_up) {
@@ -167,21 +150,21 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       const int tiles = left < kRowTiles ? left : kRowTiles;
       int chunk = 0;
       for (int j = 0; j < rounds * T.ws; ++j) {
-        mbarrier_wait(empty(stage), parity);
+        mbarrier_wait(bars.empty(stage), parity);
         // Also: every lane has seen the stage free before this warp's arrival lets the ring turn.
         const int present = __shfl_sync(0xffffffffu, expert, b);
         if (j >= length) {
-          if (lane == 0) mbarrier_arrive(full(stage));
+          if (lane == 0) mbarrier_arrive(bars.full(stage));
         } else {
           const int units = args.units - chunk * T.ku;
           const u32 bytes = static_cast<u32>(units < T.ku ? units : T.ku) * kUnitBytes;
           const u8* source = args.weights + static_cast<u64>(present) * args.expert_bytes +
                              (static_cast<u64>(group * kRowTiles + lane) * args.units + chunk * T.ku) * kUnitBytes;
-          if (lane == 0) mbarrier_arrive_expect(full(stage), bytes * static_cast<u32>(tiles));
+          if (lane == 0) mbarrier_arrive_expect(bars.full(stage), bytes * static_cast<u32>(tiles));
           if (lane < tiles) {
             bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
                           static_cast<u32>(lane) * (T.ku * kUnitBytes),
-                      source, bytes, full(stage), policy);
+                      source, bytes, bars.full(stage), policy);
           }
         }
         // Down's weights are asked for when this CTA's first ones are under way.
@@ -197,19 +180,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
     }
     if (T.gate_up) grid_launch_dependents();
-    if constexpr (!T.gate_up) {
-      // Whoever waits for down's end may rely on gate-up's. When no CTA of either asks any more, the other half's turn
-      // comes.
-      grid_dependency_wait();
-      if (lane == 0) {
-        __threadfence();
-        if (atomicAdd(&args.turn->arrived, 1) == step - 1) {
-          args.turn->arrived = 0;
-          args.turn->rows = args.routing.top_k;
-          args.turn->half = present_half ^ 1;
-        }
-      }
-    }
+    if constexpr (!T.gate_up) end_turn(args.turn, present_half, args.routing.top_k, lane);
   } else if (warp > kConsumers) {
     // ---- gate-up: h
     if (valid) {
@@ -221,13 +192,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     int half = 0;
     u32 parity = 0;
     for (int item = first_item; item < items; item += step) {
-      mbarrier_wait(summed(half), parity);
+      mbarrier_wait(bars.summed(half), parity);
       const int block = item / row_groups;
       float2 sums[kRowTiles];
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) sums[m] = total(half, m);
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(taken(half));
+      if (lane == 0) mbarrier_arrive(bars.taken(half));
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
         finish(block, (item - block * row_groups) * kRowTiles + m, sums[m].x, sums[m].y);
@@ -309,7 +280,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         }
         u32 ahead[kPairs][2];
         fetch(next_b, next_chunk, ahead);
-        mbarrier_wait(full(stage), parity);
+        mbarrier_wait(bars.full(stage), parity);
         if (T.gate_up ? chunk < chunks : b < count) {
           if constexpr (T.gate_up) {
 #pragma unroll
@@ -335,7 +306,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           }
         }
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(empty(stage));
+        if (lane == 0) mbarrier_arrive(bars.empty(stage));
         b = next_b;
         chunk = next_chunk;
 #pragma unroll
@@ -350,12 +321,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         }
       }
 
-      if (T.gate_up) mbarrier_wait(taken(half), taken_parity);
+      if (T.gate_up) mbarrier_wait(bars.taken(half), taken_parity);
 #pragma unroll
       for (int m = 0; m < T.mt; ++m) partials(half, warp, m) = make_float2(sums[m][0], sums[m][1]);
       if constexpr (T.gate_up) {
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(summed(half));
+        if (lane == 0) mbarrier_arrive(bars.summed(half));
       } else {
         // Row tile m is added up and finished by warp m.
         barrier_sync(1, kConsumers * 32);

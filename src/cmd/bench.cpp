@@ -27,7 +27,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kPageSize = 64;
-constexpr int64_t kTurnTokens = 4;
+constexpr int64_t kTurnTokens = 16;
 constexpr std::chrono::milliseconds kTurnPause{2};  // longer than the threads of a pool spin
 
 struct Options {

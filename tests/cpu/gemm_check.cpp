@@ -196,7 +196,7 @@ int main(int argc, char** argv) {
     if (!problem.empty()) wrong = 1;
   }
   std::fflush(stdout);
-  const Ceilings limits = measure_ceilings(1, best_isa());
+  const Ceilings limits = CeilingMeter(1, best_isa()).measure();
   fmt::print(
       "read {:.1f} GB/s, fp32 FMA {:.0f} (AVX2) {:.0f} (AVX-512), bf16 {:.0f} (AVX-512) {:.0f} (AMX) GFLOP/s, one "
       "thread\n",
@@ -205,7 +205,7 @@ int main(int argc, char** argv) {
   for (const int threads : {1, 2}) {
     for (const Isa isa : supported_isas()) {
       if (isa == Isa::kReference) continue;
-      const Ceilings of = measure_ceilings(threads, isa);
+      const Ceilings of = CeilingMeter(threads, isa).measure();
       fmt::print("{}: read {:.1f} GB/s, peak {:.0f} GFLOP/s, {} threads\n", isa_name(isa),
                  of.read_bytes_per_second * 1e-9, of.peak(isa) * 1e-9, threads);
       measure_layer(isa, threads, of, quick ? 0.15 : 0.5);

@@ -101,10 +101,19 @@ void make_raw(Random& random, Format format, int64_t rows, int64_t columns, RawM
 
 // ---- one measured row
 
+struct Calls {
+  template <typename F>
+  Calls(F&& function) : run(std::forward<F>(function)) {}  // NOLINT: most operations are their calls
+  template <typename F, typename G>
+  Calls(F&& function, G&& restore) : run(std::forward<F>(function)), before(std::forward<G>(restore)) {}
+  std::function<void(int64_t)> run;  // call i
+  std::function<void()> before;      // untimed, before each call; may be empty
+};
+
 struct Bench {
   std::string name;
-  Cost cost;                                           // of one call
-  std::function<std::function<void(int64_t)>()> make;  // builds the operands; the result runs call i
+  Cost cost;                    // of one call
+  std::function<Calls()> make;  // builds the operands
 };
 
 struct MoeWeights {
@@ -351,7 +360,10 @@ Bench delta_net(Setting& setting, int64_t sequences, int64_t tokens) {
             vectors->dt_bias = setting.vector(kValueHeads, -1.0, 1.0);
             vectors->norm = setting.vector(kStateDim, 0.5, 1.5);
             auto step = std::make_shared<Step>(sequences, tokens, 100);
-            return [=, &setting](int64_t call) {
+            // The operation overwrites its input: applied to its own results, it would soon work on denormals.
+            auto given = std::make_shared<std::vector<float>>(qkv.f32(0), qkv.f32(0) + rows * qkv.stride);
+            const auto restore = [=] { std::copy(given->begin(), given->end(), qkv.f32(0)); };
+            const auto run = [=, &setting](int64_t call) {
               (void)memory;
               ops::DeltaNetParams params;
               params.key_heads = kKeyHeads;
@@ -367,6 +379,7 @@ Bench delta_net(Setting& setting, int64_t sequences, int64_t tokens) {
               setting.backend().begin_step(step->batch());
               setting.backend().delta_net(params, qkv, z, b, a, *states, call % shape.layers, out);
             };
+            return Calls(run, restore);
           }};
 }
 
@@ -422,15 +435,17 @@ struct Timing {
 };
 
 // After one call to warm up, calls until `seconds` have passed, at least five.
-Timing time_calls(const std::function<void(int64_t)>& call, double seconds) {
+Timing time_calls(const Calls& calls, double seconds) {
   using Clock = std::chrono::steady_clock;
-  call(0);
+  if (calls.before) calls.before();
+  calls.run(0);
   std::vector<double> times;
   double total = 0;
   while (times.size() < 5 || total < seconds) {
     throw_if_interrupted();
+    if (calls.before) calls.before();
     const auto start = Clock::now();
-    call(static_cast<int64_t>(times.size()) + 1);
+    calls.run(static_cast<int64_t>(times.size()) + 1);
     times.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     total += times.back();
     if (times.size() >= 100000) break;
@@ -488,8 +503,7 @@ void run(const Options& options) {
                "GFLOP/s", "floor", "bound by");
   }
   for (const Bench& bench : benches) {
-    const std::function<void(int64_t)> call = bench.make();
-    const Timing timing = time_calls(call, options.seconds);
+    const Timing timing = time_calls(bench.make(), options.seconds);
     const double memory_floor = bench.cost.bytes / read;
     const double arithmetic_floor = peak > 0 ? bench.cost.flops / peak : 0;
     const double floor = std::max(memory_floor, arithmetic_floor);

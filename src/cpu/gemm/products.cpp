@@ -133,7 +133,9 @@ void Products::run_gemv(std::span<const GemvJob> jobs) {
     }
     return panels;
   };
-  pool_.parallel_ranges(panels, std::max<int64_t>(kGemvPanels, panels * kUnitBytes / bytes), split, work);
+  // Whole pairs: a panel on its own is one stream of memory, and slower.
+  const int64_t grain = round_up(std::max<int64_t>(1, panels * kUnitBytes / bytes), int64_t{kGemvPanels});
+  pool_.parallel_ranges(panels, grain, split, work);
 }
 
 void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int only_part, float input_scale, bool wide,

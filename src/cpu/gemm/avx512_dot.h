@@ -53,10 +53,10 @@ struct DotNvfp4 {
     int64_t at = 0;
     int64_t b = 0;
     for (; b + 4 <= blocks; b += 4, at += kGroupBytes) {
+      // Prefetches stand between the products: in one burst they wait for each other's line buffers.
       const uint8_t* fetch[P];
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) fetch[p] = fetch_address<P>(panels[p], panels[p].words + at, panels[p].words + bytes);
-        // A prefetch or two between the products: in one burst they wait for each other's line buffers.
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
 #pragma GCC unroll 2

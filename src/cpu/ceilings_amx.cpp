@@ -19,7 +19,7 @@ struct alignas(64) TileConfig {
 // Four accumulators, two by two operands, as a matrix product would use the eight tiles.
 float dot_bf16_amx(int64_t rounds) {
   const TileConfig config;
-  _tile_loadconfig(&config);
+  asm volatile("ldtilecfg %0" ::"m"(config));  // GCC's intrinsic says that it reads eight bytes
   alignas(64) static const uint16_t ones[16 * 32] = {0x3f80};
   _tile_loadd(4, ones, 64);
   _tile_loadd(5, ones, 64);

@@ -102,7 +102,7 @@ void measure(const KernelTable& kernels, double least, double read_rate, double 
       const test::Weights weights = test::make_weights(format.format, rows, columns, 1);
       WeightMemory memory;
       const PackedMatrix matrix(std::span(&weights.source, 1), memory, pool);
-      for (const int m : {1, 8, 16, 24, 96}) {
+      for (const int m : {1, 8, 16, 24, 96, 128}) {
         if (format.format != ops::Format::kNvfp4 && m != 16) continue;
         const test::Tokens tokens = test::make_tokens(m, columns, 2);
         HostBuffer packed(kernels.packed_bytes(m, columns));

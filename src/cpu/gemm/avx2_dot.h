@@ -93,6 +93,7 @@ constexpr KernelTable avx2_table(const char* name) {
       pack_f32<6>,
       gemm_f32<Avx2, 6>,
       kPieceF32 * kPanelRows * 4,
+      96,
       kAllKinds,
       swiglu<Avx2>,
       axpy<Avx2>,

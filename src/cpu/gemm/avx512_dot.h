@@ -98,6 +98,7 @@ constexpr KernelTable avx512_table(const char* name, int gemv_limit) {
       pack_f32<12>,
       gemm_f32<Avx512, 12>,
       2 * kPieceF32 * kPanelRows * 4,
+      96,
       kAllKinds,
       swiglu<Avx512>,
       axpy<Avx512>,

@@ -41,7 +41,7 @@ inline constexpr int kStepColumns = 4;   // FP8: row scales change at multiples 
 inline constexpr int kPanelAlign = 64;   // bytes; panels start on cache lines
 inline constexpr int kColumnAlign = 32;  // packed activations are padded with zeros to a multiple of this
 inline constexpr int kTileTokens = 16;   // most tokens of one packed activation tile, of any kernel
-inline constexpr int kGemmTokens = 96;   // most tokens that one gemm call takes
+inline constexpr int kGemmTokens = 128;  // most tokens that one gemm call takes
 inline constexpr int kPairRows = 2 * kPanelRows;
 
 constexpr uint32_t kind_bit(Kind kind) { return 1u << static_cast<int>(kind); }
@@ -99,6 +99,9 @@ struct KernelTable {
   // upper 16 floats are left alone. `scratch` has gemm_scratch bytes, aligned to 64.
   void (*gemm)(const Panel* panels, int count, const void* packed, int64_t tokens, void* scratch, float* out);
   int64_t gemm_scratch;
+  // Tokens of a call at which gemm is fastest, a multiple of kTileTokens: more reuse of weights against activations
+  // that leave L2.
+  int gemm_tokens;
 
   // Kinds that pack and gemm take, as bits 1 << kind; the others go to a table that takes all, as do panels whose row
   // scales change elsewhere than at multiples of kColumnAlign columns.

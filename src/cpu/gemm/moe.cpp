@@ -304,7 +304,7 @@ void Products::moe_many(const ops::MoeParams& params, const ops::Tensor& x, cons
     }
   }
 
-  // Units: an expert with at most kGemmTokens of its tokens, in as many slices of its rows as keep all threads busy.
+  // Units: an expert with at most gemm_tokens of its tokens, in as many slices of its rows as keep all threads busy.
   struct Unit {
     int32_t expert;
     int64_t begin, end;  // entries
@@ -313,7 +313,7 @@ void Products::moe_many(const ops::MoeParams& params, const ops::Tensor& x, cons
   std::vector<Unit> units;
   for (size_t a = 0; a < r.experts.size(); ++a) {
     const int64_t n = r.begin[a + 1] - r.begin[a];
-    const int64_t blocks = ceil_div(n, int64_t{kGemmTokens});
+    const int64_t blocks = ceil_div(n, int64_t{kernels_.gemm_tokens});
     for (int64_t b = 0; b < blocks; ++b) {
       units.push_back({r.experts[a], r.begin[a] + n * b / blocks, r.begin[a] + n * (b + 1) / blocks});
     }

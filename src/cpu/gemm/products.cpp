@@ -141,8 +141,10 @@ void Products::run_gemv(std::span<const GemvJob> jobs) {
 void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int only_part, float input_scale, bool wide,
                         const ops::Tensor& out) {
   const int64_t columns = x.cols;
-  const int64_t blocks = ceil_div(x.rows, int64_t{kGemmTokens});
-  const auto block_begin = [&](int64_t b) { return x.rows * b / blocks; };
+  // Blocks of whole tiles: a tile takes nearly as long with fewer tokens.
+  const int64_t tiles = ceil_div(x.rows, int64_t{kTileTokens});
+  const int64_t blocks = ceil_div(tiles, int64_t{kernels_.gemm_tokens / kTileTokens});
+  const auto block_begin = [&](int64_t b) { return std::min(x.rows, tiles * b / blocks * kTileTokens); };
 
   // Pack for each kernel table that a part needs.
   struct Packed {
@@ -170,7 +172,7 @@ void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int on
   int64_t total = 0;
   for (Packed& p : packed) {
     if (!p.used) continue;
-    p.stride = round_up(p.table->packed_bytes(ceil_div(x.rows, blocks), columns), 64);
+    p.stride = round_up(p.table->packed_bytes(ceil_div(tiles, blocks) * kTileTokens, columns), 64);
     total += p.stride * blocks;
   }
   uint8_t* memory = packed_.get<uint8_t>(total);

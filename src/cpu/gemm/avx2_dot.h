@@ -54,9 +54,9 @@ struct DotNvfp4 {
     for (; b + 4 <= blocks; b += 4, at += kGroupBytes) {
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) {
-        const uint8_t* fetch = fetch_address<P>(panels[p], panels[p].words + at, panels[p].words + bytes);
+        const Fetch fetch = fetch_addresses<P>(panels[p], panels[p].words + at, panels[p].words + bytes);
 #pragma GCC unroll 9
-        for (int i = 0; i < kGroupBytes; i += 64) Avx2::prefetch(fetch + i);
+        for (int i = 0; i < kGroupBytes; i += 64) prefetch_line<Avx2>(fetch, i);
       }
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {

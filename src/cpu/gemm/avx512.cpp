@@ -26,8 +26,8 @@ struct Madd {
       __asm__ volatile("" : "+v"(hi), "+v"(lo));  // keeps products and prefetches in turns
       fetch(q);
     }
-    const __m512i both = _mm512_add_epi32(_mm512_madd_epi16(hi, _mm512_set1_epi16(256)),
-                                          _mm512_madd_epi16(lo, _mm512_set1_epi16(1)));
+    const __m512i both =
+        _mm512_add_epi32(_mm512_madd_epi16(hi, _mm512_set1_epi16(256)), _mm512_madd_epi16(lo, _mm512_set1_epi16(1)));
     return _mm512_add_epi32(both, _mm512_set1_epi32(block.correction));
   }
 };

@@ -71,10 +71,7 @@ struct DotNvfp4 {
           const int64_t words = kGroupScales + i * 128;
           block<M>(
               x, b + i, group + i * 16, group + words, acc[p], [&](int quarter) __attribute__((always_inline)) {
-                if (quarter == 0) Avx512::prefetch(fetch[p].near + words);
-                if (quarter == 1) Avx512::prefetch_far(fetch[p].far + words);
-                if (quarter == 2) Avx512::prefetch(fetch[p].near + words + 64);
-                if (quarter == 3) Avx512::prefetch_far(fetch[p].far + words + 64);
+                prefetch_quarter<Avx512>(fetch[p], words, quarter);
               });
         }
       }

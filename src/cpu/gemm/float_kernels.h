@@ -33,6 +33,17 @@ inline void prefetch_line(const Fetch& fetch, int64_t offset) {
   V::prefetch_far(fetch.far + offset);
 }
 
+// Two lines in four turns, each between a quarter of the products of a block and the next.
+template <class V>
+inline void prefetch_quarter(const Fetch& fetch, int64_t offset, int quarter) {
+  const int64_t line = offset + quarter / 2 * 64;
+  if (quarter % 2 == 0) {
+    V::prefetch(fetch.near + line);
+  } else {
+    V::prefetch_far(fetch.far + line);
+  }
+}
+
 // Floats from the outputs of one panel of a gemv to those of the next.
 inline constexpr int kPanelOut = kGemvTokens * kPanelRows;
 

@@ -103,7 +103,20 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
       kernels.scale(to, padded, params.scale, to);
     }
   };
-  const auto attend_split = [&](const Tile& tile, const float* queries, int64_t split, const Rows& rows, float* score) {
+  const int64_t page_size = cache.shape().page_size;
+  // Keys of a split of a tile from position `first` on.
+  const auto find_keys = [&](const Tile& tile, int64_t split, int64_t first, KeyBlock& to) {
+    const int64_t end = std::min(tile.keys(), (split + 1) * kKeySplit);
+    to.count = std::clamp<int64_t>(end - first, 0, kKeyBlock);
+    for (int64_t j = 0; j < to.count; ++j) {
+      const int64_t page = tile.sequence->pages[static_cast<size_t>((first + j) / page_size)];
+      to.keys[j] = cache.keys<uint16_t>(layer, page, tile.kv_head) + (first + j) % page_size * padded;
+      to.values[j] = to.keys[j] + cache.values_offset();
+    }
+  };
+  // next_tile, next_split: what the thread will probably come to afterwards; null: nothing.
+  const auto attend_split = [&](const Tile& tile, const float* queries, int64_t split, const Rows& rows, float* score,
+                                const Tile* next_tile, int64_t next_split) {
     const int64_t row_count = tile.tokens * group;
     rows.clear(row_count, padded);
     std::vector<int64_t>& last = last_keys_[static_cast<size_t>(score - scores) / static_cast<size_t>(score_floats)];
@@ -112,26 +125,15 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
       last[static_cast<size_t>(r)] = tile.sequence->position + tile.first_token + r / group;
     }
     const AttendRows work{row_count, padded, queries, last.data(), rows.output, rows.maximum, rows.sum};
-    const int64_t page_size = cache.shape().page_size;
-    const int64_t end = std::min(tile.keys(), (split + 1) * kKeySplit);
-    const uint16_t* keys[2][kKeyBlock];
-    const auto find_keys = [&](int64_t first, const uint16_t** to) {
-      const int64_t n = std::clamp<int64_t>(end - first, 0, kKeyBlock);
-      for (int64_t j = 0; j < n; ++j) {
-        const int64_t page = tile.sequence->pages[static_cast<size_t>((first + j) / page_size)];
-        to[j] = cache.keys<uint16_t>(layer, page, tile.kv_head) + (first + j) % page_size * padded;
-      }
-      return n;
-    };
-    int64_t n = find_keys(split * kKeySplit, keys[0]);
-    for (int64_t first = split * kKeySplit, block = 0; first < end; first += kKeyBlock, ++block) {
-      const uint16_t* const* now = keys[block % 2];
-      const uint16_t* values[kKeyBlock];
-      for (int64_t j = 0; j < n; ++j) values[j] = now[j] + cache.values_offset();
-      const uint16_t** next = keys[(block + 1) % 2];
-      const int64_t next_count = find_keys(first + kKeyBlock, next);
-      kernels.attend_block(work, first, n, now, values, next_count, next, score);
-      n = next_count;
+    KeyBlock blocks[2];
+    find_keys(tile, split, split * kKeySplit, blocks[0]);
+    for (int64_t first = split * kKeySplit, i = 0; blocks[i].count > 0; first += kKeyBlock, i = 1 - i) {
+      KeyBlock& next = blocks[1 - i];
+      find_keys(tile, split, first + kKeyBlock, next);
+      const bool ends = next.count == 0;
+      if (ends && next_tile != nullptr) find_keys(*next_tile, next_split, next_split * kKeySplit, next);
+      kernels.attend_block(work, first, blocks[i], next, score);
+      if (ends) break;
     }
   };
   const auto finish = [&](const Tile& tile, const Rows& total, int64_t begin, int64_t end, float* padded_row) {
@@ -161,7 +163,8 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
         load_queries(tile, queries_at(thread));
         total.clear(tile.tokens * group, padded);
         for (int64_t split = 0; split * kKeySplit < tile.keys(); ++split) {
-          attend_split(tile, queries_at(thread), split, rows, score);
+          const bool more = (split + 1) * kKeySplit < tile.keys();
+          attend_split(tile, queries_at(thread), split, rows, score, more ? &tile : nullptr, split + 1);
           for (int64_t r = 0; r < tile.tokens * group; ++r) merge(rows, total, r);
         }
         finish(tile, total, 0, tile.tokens * group, score);
@@ -182,15 +185,17 @@ void CpuBackend::attention(const ops::AttentionParams& params, const ops::Tensor
   }
   for (int64_t base = 0; base < most_splits; base += wave) {
     const int64_t splits = std::min(wave, most_splits - base);
-    std::atomic<int64_t> next{0};
-    pool_.share([&](int thread) {
-      for (int64_t item = next.fetch_add(1); item < count * splits; item = next.fetch_add(1)) {
+    // Ranges, so that a thread reads one stream of pages and knows what comes next.
+    pool_.parallel_ranges(count * splits, splits, [&](int thread, int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
         const int64_t i = item / splits;
         const int64_t split = base + item % splits;
         const Tile& tile = tiles[static_cast<size_t>(i)];
         if (split * kKeySplit >= tile.keys()) continue;
+        const bool more = item + 1 < count * splits;
         attend_split(tile, queries_at(i), split, Rows(partial + item * row_floats, max_rows, padded),
-                     scores + thread * score_floats);
+                     scores + thread * score_floats, more ? &tiles[static_cast<size_t>((item + 1) / splits)] : nullptr,
+                     base + (item + 1) % splits);
       }
     });
     const bool last = base + splits == most_splits;

@@ -27,6 +27,13 @@ struct AttendRows {
   float* sum = nullptr;               // [rows]
 };
 
+// Up to kKeyBlock keys and their values, [padded_dim] f16 each.
+struct KeyBlock {
+  int64_t count = 0;
+  const uint16_t* keys[kKeyBlock];
+  const uint16_t* values[kKeyBlock];
+};
+
 struct Kernels {
   // out = x / rms(x) * weight; out may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
@@ -37,11 +44,9 @@ struct Kernels {
   // ---- attention
   // out = x * factor; n is a multiple of 16; out may be x.
   void (*scale)(const float* x, int64_t n, float factor, float* out);
-  // Attends to the `count` <= kKeyBlock keys from position `first` on, adding to the rows' running softmax.
-  // keys[j] and values[j]: [padded_dim] f16. The next_count <= count keys of the block after this one (0: none) are
-  // fetched into cache meanwhile. scores: scratch of rows x kKeyBlock floats.
-  void (*attend_block)(const AttendRows& rows, int64_t first, int64_t count, const uint16_t* const* keys,
-                       const uint16_t* const* values, int64_t next_count, const uint16_t* const* next_keys,
+  // Attends to the keys of a block from position `first` on, adding to the rows' running softmax. `next`, the block
+  // that this thread comes to afterwards, is fetched into cache meanwhile. scores: scratch of rows x kKeyBlock floats.
+  void (*attend_block)(const AttendRows& rows, int64_t first, const KeyBlock& block, const KeyBlock& next,
                        float* scores);
   // Folds a later split into `into` (one row).
   void (*merge_row)(int64_t padded_dim, const float* output, float maximum, float sum, float* into_output,

@@ -1,5 +1,7 @@
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "cpu/kernels.h"
 
 namespace fourfold::cpu {

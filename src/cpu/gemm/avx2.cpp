@@ -28,8 +28,9 @@ struct Madd {
   }
 
   // One block and one token, both halves of the panel at once: activations are loaded once.
+  template <class Fetch>
   __attribute__((always_inline)) static inline void block_one(const ActivationBlock& block, const uint8_t* scales,
-                                                              const uint8_t* words, __m256* acc) {
+                                                              const uint8_t* words, __m256* acc, const Fetch& fetch) {
     __m256i hi[2], lo[2];
     const auto step = [&](int g, __m256i w0, __m256i w1) __attribute__((always_inline)) {
       const __m256i x_hi = spread(block.hi + 4 * g), x_lo = spread(block.lo + 4 * g);
@@ -40,6 +41,7 @@ struct Madd {
       lo[0] = g == 0 ? l0 : _mm256_add_epi16(lo[0], l0);
       lo[1] = g == 0 ? l1 : _mm256_add_epi16(lo[1], l1);
       FOURFOLD_PIN4(hi[0], hi[1], lo[0], lo[1]);
+      fetch(g);
     };
 #pragma GCC unroll 2
     for (int d = 0; d < 2; ++d) {
@@ -53,11 +55,12 @@ struct Madd {
     FOURFOLD_PIN2(acc[0], acc[1]);
   }
 
-  template <int M>
+  template <int M, class Fetch>
   static inline void block_many(const ActivationBlock* const* x, int64_t b, const uint8_t* scales, const uint8_t* words,
-                                __m256 (*acc)[2]) {
+                                __m256 (*acc)[2], const Fetch& fetch) {
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
+      fetch(2 * h);
       const __m256i v0 = Avx2::load_words(words + h * 32), v1 = Avx2::load_words(words + 64 + h * 32);
       __m256i w0 = low(v0), w1 = high(v0), w2 = low(v1), w3 = high(v1);
       FOURFOLD_PIN4(w0, w1, w2, w3);
@@ -71,17 +74,19 @@ struct Madd {
         };
         const __m256i sum_hi = plane(block.hi), sum_lo = plane(block.lo);
         acc[t][h] = finish(sum_hi, sum_lo, block, scales + h * 8, acc[t][h]);
+        if (t == 0) fetch(2 * h + 1);
       }
     }
   }
 
-  template <int M>
+  template <int M, class Fetch>
   __attribute__((always_inline)) static inline void run(const ActivationBlock* const* x, int64_t b,
-                                                        const uint8_t* scales, const uint8_t* words, __m256 (*acc)[2]) {
+                                                        const uint8_t* scales, const uint8_t* words, __m256 (*acc)[2],
+                                                        const Fetch& fetch) {
     if constexpr (M == 1) {
-      block_one(x[0][b], scales, words, acc[0]);
+      block_one(x[0][b], scales, words, acc[0], fetch);
     } else {
-      block_many<M>(x, b, scales, words, acc);
+      block_many<M>(x, b, scales, words, acc, fetch);
     }
   }
 };

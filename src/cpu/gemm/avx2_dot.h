@@ -29,7 +29,8 @@ inline __m256 add_block(__m256i sum, const ActivationBlock& block, const uint8_t
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, acc);
 }
 
-// Block::run<M>(x, b, scales, words, acc): adds block b of 16 rows x 16 columns times M tokens to acc[token][half].
+// Block::run<M>(x, b, scales, words, acc, fetch): adds block b of 16 rows x 16 columns times M tokens to
+// acc[token][half]; calls fetch(0 .. 3) between quarters of the products.
 template <class Block>
 struct DotNvfp4 {
   static constexpr int kPairTokens = 1;
@@ -45,27 +46,32 @@ struct DotNvfp4 {
       for (int t = 0; t < M; ++t) acc[p][t][0] = acc[p][t][1] = _mm256_setzero_ps();
     }
     int64_t at = 0;
-    const auto block = [&](int p, int64_t b, int64_t i) __attribute__((always_inline)) {
+    const auto block = [&](int p, int64_t b, int64_t i, const auto& fetch) __attribute__((always_inline)) {
       const uint8_t* group = panels[p].words + at;
       const uint8_t* words = group + kGroupScales + i * 128;
-      Block::template run<M>(x, b, group + i * 16, words, acc[p]);
+      Block::template run<M>(x, b, group + i * 16, words, acc[p], fetch);
     };
     int64_t b = 0;
     for (; b + 4 <= blocks; b += 4, at += kGroupBytes) {
+      Fetch fetch[P];
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) {
-        const uint8_t* fetch = fetch_address<P>(panels[p], panels[p].words + at, panels[p].words + bytes);
-#pragma GCC unroll 9
-        for (int i = 0; i < kGroupBytes; i += 64) Avx2::prefetch(fetch + i);
+        fetch[p] = fetch_addresses<P>(panels[p], panels[p].words + at, panels[p].words + bytes);
       }
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
 #pragma GCC unroll 2
-        for (int p = 0; p < P; ++p) block(p, b + i, i);
+        for (int p = 0; p < P; ++p) {
+          if (i == 0) prefetch_line<Avx2>(fetch[p], 0);
+          block(
+              p, b + i, i, [&](int quarter) __attribute__((always_inline)) {
+                prefetch_quarter<Avx2>(fetch[p], kGroupScales + i * 128, quarter);
+              });
+        }
       }
     }
     for (int64_t i = 0; b + i < blocks; ++i) {
-      for (int p = 0; p < P; ++p) block(p, b + i, i);
+      for (int p = 0; p < P; ++p) block(p, b + i, i, [](int) {});
     }
 #pragma GCC unroll 2
     for (int p = 0; p < P; ++p) {

@@ -15,7 +15,12 @@ struct Avx2 {
   static constexpr int kVectors = 2;
 
   static inline I load_words(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-  static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static inline void prefetch(const void* p) {
+    __asm__ volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p)));
+  }
+  static inline void prefetch_far(const void* p) {
+    __asm__ volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
+  }
   static inline F load(const float* p) { return _mm256_loadu_ps(p); }
   static inline void store(float* p, F v) { _mm256_storeu_ps(p, v); }
   static inline F zero() { return _mm256_setzero_ps(); }

@@ -13,14 +13,21 @@ struct Madd {
     return _mm512_shuffle_epi8(code_table(), _mm512_and_si512(v, _mm512_set1_epi8(15)));
   }
   static inline __m512i high(__m512i v) { return low(_mm512_srli_epi16(v, 4)); }
-  static inline __m512i sum(const __m512i* w, const ActivationBlock& block) {
-    const auto plane = [&](const int8_t* q) __attribute__((always_inline)) {
-      return _mm512_add_epi16(
-          _mm512_add_epi16(_mm512_maddubs_epi16(w[0], spread(q)), _mm512_maddubs_epi16(w[1], spread(q + 4))),
-          _mm512_add_epi16(_mm512_maddubs_epi16(w[2], spread(q + 8)), _mm512_maddubs_epi16(w[3], spread(q + 12))));
-    };
-    const __m512i both = _mm512_add_epi32(_mm512_madd_epi16(plane(block.hi), _mm512_set1_epi16(256)),
-                                          _mm512_madd_epi16(plane(block.lo), _mm512_set1_epi16(1)));
+  template <class Fetch>
+  __attribute__((always_inline)) static inline __m512i sum(const __m512i* w, const ActivationBlock& block,
+                                                           const Fetch& fetch) {
+    __m512i hi, lo;
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      const __m512i h = _mm512_maddubs_epi16(w[q], spread(block.hi + 4 * q));
+      const __m512i l = _mm512_maddubs_epi16(w[q], spread(block.lo + 4 * q));
+      hi = q == 0 ? h : _mm512_add_epi16(hi, h);
+      lo = q == 0 ? l : _mm512_add_epi16(lo, l);
+      __asm__ volatile("" : "+v"(hi), "+v"(lo));  // keeps products and prefetches in turns
+      fetch(q);
+    }
+    const __m512i both =
+        _mm512_add_epi32(_mm512_madd_epi16(hi, _mm512_set1_epi16(256)), _mm512_madd_epi16(lo, _mm512_set1_epi16(1)));
     return _mm512_add_epi32(both, _mm512_set1_epi32(block.correction));
   }
 };

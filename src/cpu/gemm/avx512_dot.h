@@ -26,17 +26,21 @@ template <class Integers>
 struct DotNvfp4 {
   static constexpr int kPairTokens = kGemvTokens;
 
-  template <int M>
-  static inline void block(const ActivationBlock* const* x, int64_t b, const uint8_t* scales, const uint8_t* words,
-                           __m512* acc) {
+  template <int M, class Fetch>
+  __attribute__((always_inline)) static inline void block(const ActivationBlock* const* x, int64_t b,
+                                                          const uint8_t* scales, const uint8_t* words, __m512* acc,
+                                                          const Fetch& fetch) {
     const __m512 scale = Avx512::block_scales(scales);
     const __m512i v0 = Avx512::load_words(words), v1 = Avx512::load_words(words + 64);
     const __m512i w[4] = {Integers::low(v0), Integers::high(v0), Integers::low(v1), Integers::high(v1)};
 #pragma GCC unroll 4
     for (int t = 0; t < M; ++t) {
       const ActivationBlock& block = x[t][b];
-      const __m512 value = _mm512_cvtepi32_ps(Integers::sum(w, block));
-      acc[t] = _mm512_fmadd_ps(value, _mm512_mul_ps(scale, _mm512_set1_ps(block.scale)), acc[t]);
+      const __m512i sum = Integers::sum(
+          w, block, [&](int quarter) __attribute__((always_inline)) {
+            if (t == 0) fetch(quarter);
+          });
+      acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scale, _mm512_set1_ps(block.scale)), acc[t]);
     }
   }
 
@@ -54,25 +58,28 @@ struct DotNvfp4 {
     int64_t b = 0;
     for (; b + 4 <= blocks; b += 4, at += kGroupBytes) {
       // Prefetches stand between the products: in one burst they wait for each other's line buffers.
-      const uint8_t* fetch[P];
+      Fetch fetch[P];
 #pragma GCC unroll 2
-      for (int p = 0; p < P; ++p) fetch[p] = fetch_address<P>(panels[p], panels[p].words + at, panels[p].words + bytes);
+      for (int p = 0; p < P; ++p)
+        fetch[p] = fetch_addresses<P>(panels[p], panels[p].words + at, panels[p].words + bytes);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
 #pragma GCC unroll 2
         for (int p = 0; p < P; ++p) {
           const uint8_t* group = panels[p].words + at;
-          if (i == 0) Avx512::prefetch(fetch[p]);
-          Avx512::prefetch(fetch[p] + kGroupScales + i * 128);
-          block<M>(x, b + i, group + i * 16, group + kGroupScales + i * 128, acc[p]);
-          Avx512::prefetch(fetch[p] + kGroupScales + i * 128 + 64);
+          if (i == 0) prefetch_line<Avx512>(fetch[p], 0);
+          const int64_t words = kGroupScales + i * 128;
+          block<M>(
+              x, b + i, group + i * 16, group + words, acc[p], [&](int quarter) __attribute__((always_inline)) {
+                prefetch_quarter<Avx512>(fetch[p], words, quarter);
+              });
         }
       }
     }
     for (int64_t i = 0; b + i < blocks; ++i) {
       for (int p = 0; p < P; ++p) {
         const uint8_t* group = panels[p].words + at;
-        block<M>(x, b + i, group + i * 16, group + kGroupScales + i * 128, acc[p]);
+        block<M>(x, b + i, group + i * 16, group + kGroupScales + i * 128, acc[p], [](int) {});
       }
     }
 #pragma GCC unroll 2

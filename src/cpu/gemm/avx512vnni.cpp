@@ -23,15 +23,20 @@ struct Vnni {
   // look further ahead in memory.
   static inline __m512i add(__m512i sum, __m512i w, const int8_t* four) {
     using Word [[gnu::may_alias]] = int32_t;
-    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*reinterpret_cast<const Word*>(four)));
+    __asm__ volatile("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*reinterpret_cast<const Word*>(four)));
     return sum;
   }
-  static inline __m512i sum(const __m512i* w, const ActivationBlock& block) {
-    const auto plane = [&](__m512i sum, const int8_t* q) __attribute__((always_inline)) {
-      return add(add(add(add(sum, w[0], q), w[1], q + 4), w[2], q + 8), w[3], q + 12);
-    };
-    const __m512i hi = plane(_mm512_setzero_si512(), block.hi);
-    return _mm512_add_epi32(_mm512_slli_epi32(hi, 8), plane(_mm512_set1_epi32(block.correction), block.lo));
+  template <class Fetch>
+  __attribute__((always_inline)) static inline __m512i sum(const __m512i* w, const ActivationBlock& block,
+                                                           const Fetch& fetch) {
+    __m512i hi = _mm512_setzero_si512(), lo = _mm512_set1_epi32(block.correction);
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      hi = add(hi, w[q], block.hi + 4 * q);
+      lo = add(lo, w[q], block.lo + 4 * q);
+      fetch(q);
+    }
+    return _mm512_add_epi32(_mm512_slli_epi32(hi, 8), lo);
   }
 };
 

@@ -11,9 +11,10 @@ namespace {
 
 struct Vnni {
   // The codes of 8 rows x 16 columns are decoded once and meet every token.
-  template <int M>
+  template <int M, class Fetch>
   __attribute__((always_inline)) static inline void run(const ActivationBlock* const* x, int64_t b,
-                                                        const uint8_t* scales, const uint8_t* words, __m256 (*acc)[2]) {
+                                                        const uint8_t* scales, const uint8_t* words, __m256 (*acc)[2],
+                                                        const Fetch& fetch) {
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       const __m256i v0 = Avx2::load_words(words + h * 32), v1 = Avx2::load_words(words + 64 + h * 32);
@@ -21,13 +22,16 @@ struct Vnni {
 #pragma GCC unroll 4
       for (int t = 0; t < M; ++t) {
         const ActivationBlock& block = x[t][b];
-        const auto plane = [&](__m256i sum, const int8_t* q) __attribute__((always_inline)) {
+        __m256i hi = _mm256_setzero_si256(), lo = _mm256_set1_epi32(block.correction);
 #pragma GCC unroll 4
-          for (int g = 0; g < 4; ++g) sum = _mm256_dpbusd_avx_epi32(sum, w[g], spread(q + 4 * g));
-          return sum;
-        };
-        const __m256i hi = plane(_mm256_setzero_si256(), block.hi);
-        const __m256i lo = plane(_mm256_set1_epi32(block.correction), block.lo);
+        for (int g = 0; g < 4; ++g) {
+          hi = _mm256_dpbusd_avx_epi32(hi, w[g], spread(block.hi + 4 * g));
+          lo = _mm256_dpbusd_avx_epi32(lo, w[g], spread(block.lo + 4 * g));
+          if (t == 0 && g % 2 == 1) {
+            __asm__ volatile("" : "+x"(hi), "+x"(lo));  // keeps products and prefetches in turns
+            fetch(2 * h + g / 2);
+          }
+        }
         acc[t][h] = add_block(_mm256_add_epi32(_mm256_slli_epi32(hi, 8), lo), block, scales + h * 8, acc[t][h]);
       }
     }

@@ -13,12 +13,35 @@
 namespace fourfold::cpu::gemm {
 namespace {
 
-// Where to prefetch while `at` of one of P panels, which ends at `end`, is worked on.
+// Where to prefetch while `at` of one of P panels, which ends at `end`, is worked on: every line comes into L2 first
+// and from there into L1.
+struct Fetch {
+  const uint8_t* near;
+  const uint8_t* far;
+};
 template <int P>
-inline const uint8_t* fetch_address(const Panel& panel, const uint8_t* at, const uint8_t* end) {
-  constexpr int64_t kAhead = kPrefetch / P;
+inline Fetch fetch_addresses(const Panel& panel, const uint8_t* at, const uint8_t* end) {
   const int64_t left = end - at;
-  return left > kAhead ? at + kAhead : panel.ahead + (kAhead - left);
+  const auto address = [&](int64_t ahead) { return left > ahead ? at + ahead : panel.ahead + (ahead - left); };
+  return {address(kPrefetch / P), address(kPrefetchFar / P)};
+}
+
+// The line at an offset from both.
+template <class V>
+inline void prefetch_line(const Fetch& fetch, int64_t offset) {
+  V::prefetch(fetch.near + offset);
+  V::prefetch_far(fetch.far + offset);
+}
+
+// Two lines in four turns, each between a quarter of the products of a block and the next.
+template <class V>
+inline void prefetch_quarter(const Fetch& fetch, int64_t offset, int quarter) {
+  const int64_t line = offset + quarter / 2 * 64;
+  if (quarter % 2 == 0) {
+    V::prefetch(fetch.near + line);
+  } else {
+    V::prefetch_far(fetch.far + line);
+  }
 }
 
 // Floats from the outputs of one panel of a gemv to those of the next.
@@ -121,14 +144,14 @@ inline void dot_words(const Panel* panels, int64_t first, int64_t count, const f
   constexpr int kUnroll = 4 * kLineSteps;
   int64_t w = 0;
   for (; w + kUnroll <= count; w += kUnroll) {
-    const uint8_t* fetch[P];
-    for (int p = 0; p < P; ++p) fetch[p] = fetch_address<P>(panels[p], words[p] + w * E::kBytes, end[p]);
+    Fetch fetch[P];
+    for (int p = 0; p < P; ++p) fetch[p] = fetch_addresses<P>(panels[p], words[p] + w * E::kBytes, end[p]);
 #pragma GCC unroll 8
     for (int i = 0; i < kUnroll; ++i) {
       // Line by line: prefetches in a burst wait for each other's line buffers.
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) {
-        if (i % kLineSteps == 0) V::prefetch(fetch[p] + i / kLineSteps * kLine);
+        if (i % kLineSteps == 0) prefetch_line<V>(fetch[p], i / kLineSteps * kLine);
       }
       step(w + i, i % kChains);
     }

@@ -73,8 +73,9 @@ struct ActivationBlock {
 inline constexpr float kActivationScale = 0x1p40f;
 inline constexpr float kDotScale = 0x1p64f;     // of a finished sum of block products
 inline constexpr float kBlockScale = 0x1p105f;  // of a block scale read as fp32
-// Bytes ahead of the ones being read that are fetched into L1, of all streams together.
+// Bytes ahead of the ones being read that are fetched into L1, and into L2, of all streams together.
 inline constexpr int kPrefetch = 4608;
+inline constexpr int kPrefetchFar = 9216;
 
 // The kernels of one instruction set. All sums are fp32 (int32 within an NVFP4 block), each output has its own
 // accumulators, and their order depends on the columns only: a token's result does not depend on its neighbours or on

@@ -40,6 +40,22 @@ uint64_t regular_file_size(int fd, const std::filesystem::path& path) {
   return static_cast<uint64_t>(info.st_size);
 }
 
+std::string read_to_end(int fd, const std::string& name, uint64_t limit) {
+  std::string content;
+  std::array<char, 65536> buffer{};
+  for (;;) {
+    const ssize_t count = ::read(fd, buffer.data(), buffer.size());
+    if (count == 0) return content;
+    if (count < 0) {
+      if (errno != EINTR) fail("cannot read {}: {}", name, std::strerror(errno));
+      throw_if_interrupted();
+      continue;
+    }
+    content.append(buffer.data(), static_cast<size_t>(count));
+    if (content.size() > limit) fail("{} has more than {} bytes, which is all that is accepted", name, limit);
+  }
+}
+
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
@@ -114,20 +130,11 @@ void require_space(const std::filesystem::path& directory, uint64_t bytes) {
   }
 }
 
-std::string read_standard_input(uint64_t limit) {
-  std::string content;
-  std::array<char, 65536> buffer{};
-  for (;;) {
-    const ssize_t count = ::read(STDIN_FILENO, buffer.data(), buffer.size());
-    if (count == 0) return content;
-    if (count < 0) {
-      if (errno != EINTR) fail("cannot read standard input: {}", std::strerror(errno));
-      throw_if_interrupted();
-      continue;
-    }
-    content.append(buffer.data(), static_cast<size_t>(count));
-    if (content.size() > limit) fail("standard input has more than {} bytes, which is all that is accepted", limit);
-  }
+std::string read_standard_input(uint64_t limit) { return read_to_end(STDIN_FILENO, "standard input", limit); }
+
+std::string read_stream(const std::filesystem::path& path, uint64_t limit) {
+  const Descriptor fd(path, O_RDONLY);
+  return read_to_end(fd.get(), path.string(), limit);
 }
 
 std::string read_file(const std::filesystem::path& path, uint64_t limit) {

@@ -64,6 +64,9 @@ void require_space(const std::filesystem::path& directory, uint64_t bytes);
 // All of standard input; an Error when it cannot be read or has more than `limit` bytes, Interrupted after a Ctrl-C.
 std::string read_standard_input(uint64_t limit);
 
+// The same of a pipe, terminal or other device that can be opened by name (/dev/stdin, <(command) of a shell).
+std::string read_stream(const std::filesystem::path& path, uint64_t limit);
+
 // The whole file as a string; an Error when it is missing, not a regular file, or larger than `limit` bytes.
 std::string read_file(const std::filesystem::path& path, uint64_t limit = 256ull << 20);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -47,18 +48,19 @@ std::string check_number(const std::string& text) {
   }
 }
 
-// CLI11 says of an unknown command, or option before one, only that a command is required.
-void require_known_command(const CLI::App* app, int argc, char** argv) {
+// The command that the arguments name, null if they ask for help instead. CLI11 says of an unknown command, or option
+// before one, only that a command is required.
+CLI::App* require_known_command(CLI::App* app, int argc, char** argv) {
   for (int i = 1;; ++i) {
-    const auto commands = app->get_subcommands([](const CLI::App*) { return true; });
-    if (commands.empty()) return;
+    const auto commands = app->get_subcommands([](CLI::App*) { return true; });
+    if (commands.empty()) return app;
     const std::string argument = i < argc ? argv[i] : "";
     for (const char* name : {"-h", "--help", "--version"}) {
-      if (argument == name) return;
+      if (argument == name) return nullptr;
     }
     std::string names;
-    const CLI::App* chosen = nullptr;
-    for (const CLI::App* command : commands) {
+    CLI::App* chosen = nullptr;
+    for (CLI::App* command : commands) {
       if (i < argc && command->get_name() == argument) chosen = command;
       names += (names.empty() ? "" : ", ") + command->get_name();
     }
@@ -71,6 +73,35 @@ void require_known_command(const CLI::App* app, int argc, char** argv) {
     app = chosen;
   }
 }
+
+// The place of the "--" behind which nothing is an option, or the end. One that an option takes as its value is none.
+size_t end_of_options(const CLI::App* command, const std::vector<std::string>& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == "--") return i;
+    if (!arguments[i].starts_with('-')) continue;
+    const CLI::Option* option = command->get_option_no_throw(arguments[i]);
+    if (option != nullptr && option->get_items_expected_min() > 0) ++i;
+  }
+  return arguments.size();
+}
+
+// For the help: positional arguments that name no type are described by their description, "[DIR] [PROMPT]".
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option_usage(const CLI::Option* option) const override {
+    return option->get_type_name().empty() ? option->get_description() : CLI::Formatter::make_option_usage(option);
+  }
+  std::string make_option_name(const CLI::Option* option, bool positional) const override {
+    return positional && option->get_type_name().empty() ? option->get_description()
+                                                         : CLI::Formatter::make_option_name(option, positional);
+  }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return option->get_positional() && option->get_type_name().empty() ? "" : CLI::Formatter::make_option_desc(option);
+  }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return option->get_positional() && option->get_type_name().empty() ? "" : CLI::Formatter::make_option_opts(option);
+  }
+};
 
 }  // namespace
 
@@ -85,25 +116,26 @@ Option& Option::show_default() {
 }
 
 Option& Option::range(int64_t low, int64_t high) {
-  option_->check(CLI::Range(low, high));
+  option_->check(CLI::Range(low, high).description(""));
+  option_->type_name(fmt::format("{} .. {}", low, high));
   return *this;
 }
 
 // Not CLI::Range, whose comparisons let NaN through.
 Option& Option::real_range(double low, double high) {
   const std::string range = fmt::format("{:g} to {:g}", low, high);
-  option_->check(CLI::Validator(
-      [=](std::string& text) {
-        double value = 0;
-        if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return std::string();
-        return fmt::format("Value {} not in range {}", text, range);
-      },
-      "FLOAT in [" + range + "]"));
+  option_->check([=](const std::string& text) {
+    double value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return std::string();
+    return fmt::format("Value {} not in range {}", text, range);
+  });
+  option_->type_name(fmt::format("{:g} .. {:g}", low, high));
   return *this;
 }
 
 Option& Option::one_of(const std::vector<std::string>& words) {
-  option_->check(CLI::IsMember(words));
+  option_->check(CLI::IsMember(words).description(""));
+  option_->type_name(fmt::format("{{{}}}", fmt::join(words, ",")));
   return *this;
 }
 
@@ -164,6 +196,7 @@ void Command::callback(std::function<void()> run) { app_->callback(std::move(run
 Program::Program(const std::string& help, const std::string& name, const std::string& version,
                  std::function<std::string()> footer)
     : app_(std::make_unique<CLI::App>(help, name)) {
+  app_->formatter(std::make_shared<HelpFormatter>());
   app_->set_version_flag("--version", version);
   app_->require_subcommand(1);
   app_->footer(std::move(footer));
@@ -174,16 +207,37 @@ Program::~Program() = default;
 Command Program::root() { return Command(app_.get()); }
 
 int Program::run(int argc, char** argv) {
-  require_known_command(app_.get(), argc, argv);
+  CLI::App* command = require_known_command(app_.get(), argc, argv);
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  // CLI11 (2.1) hands what follows a "--" to the root command. Here it stays where it is, marked as no option; the mark
+  // is one with which no argument begins.
+  std::string mark;
+  if (command != nullptr) {
+    const size_t end = end_of_options(command, arguments);
+    if (end < arguments.size()) {
+      arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(end));
+      do mark += '\x01';
+      while (std::any_of(arguments.begin(), arguments.end(), [&](const auto& text) { return text.starts_with(mark); }));
+      for (size_t i = end; i < arguments.size(); ++i) arguments[i].insert(0, mark);
+      for (CLI::Option* option : command->get_options()) {
+        if (!option->get_positional()) continue;
+        option->transform(
+            [mark](const std::string& text) { return text.starts_with(mark) ? text.substr(mark.size()) : text; });
+      }
+    }
+  }
   try {
-    app_->parse(argc, argv);
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    app_->parse(std::move(arguments));
     return 0;
   } catch (const ExitStatus& exit) {
     return exit.status;
   } catch (const CLI::Success& success) {  // --help, --version
     return app_->exit(success);
   } catch (const CLI::ParseError& error) {
-    fail("{} (fourfold --help, fourfold COMMAND --help)", error.what());
+    std::string message = error.what();
+    for (size_t at; !mark.empty() && (at = message.find(mark)) != std::string::npos;) message.erase(at, mark.size());
+    fail("{} (fourfold --help, fourfold COMMAND --help)", message);
   }
 }
 

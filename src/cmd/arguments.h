@@ -32,7 +32,7 @@ class Option {
   Option& real_range(double low, double high);  // ends included; NaN is refused
   Option& one_of(const std::vector<std::string>& words);
   Option& at_most(int values);  // of a positional list
-  Option& untyped();            // the help does not name a type
+  Option& untyped();            // of a positional: the help shows its description alone
   Option& group(const std::string& heading);
 
  private:
@@ -70,8 +70,8 @@ class Program {
   ~Program();
 
   Command root();
-  // Parses and runs the command, or prints the help or version; the exit status. An Error on bad arguments; whatever
-  // the command throws passes through, but ExitStatus.
+  // Parses and runs the command, or prints the help or version; the exit status. Behind "--" no argument is an option.
+  // An Error on bad arguments; whatever the command throws passes through, but ExitStatus.
   int run(int argc, char** argv);
 
  private:

@@ -29,6 +29,7 @@
 #include "cmd/chat_model.h"
 #include "cmd/chat_text.h"
 #include "cmd/commands.h"
+#include "cmd/options.h"
 #include "engine/engine.h"
 #include "model/model.h"
 
@@ -85,7 +86,7 @@ void check_expect(const Json& expect, const std::string& where) {
 }
 
 void read_tasks(const fs::path& path, int64_t limit, std::vector<Item>& items) {
-  const std::string content = read_file(path);
+  const std::string content = read_input(path.string(), 256u << 20);
   int64_t line_number = 0, taken = 0;
   for (size_t begin = 0; begin < content.size();) {
     size_t end = content.find('\n', begin);
@@ -157,7 +158,7 @@ Plan make_plan(const Options& options) {
   std::vector<fs::path> files;
   for (; next < options.positional.size(); ++next) {
     const fs::path argument = options.positional[next];
-    if (file_exists(argument)) {
+    if (file_exists(argument) || is_stream(argument)) {
       files.push_back(argument);
     } else if (directory_exists(argument)) {
       for (const fs::path& file : files_in(argument)) files.push_back(file);

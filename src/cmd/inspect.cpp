@@ -183,7 +183,17 @@ void check_text(const std::filesystem::path& directory, CheckpointReport& report
     });
   }
   if (report.has_chat_template) {
-    check([&] { text::ChatTemplate::from_directory(directory); });
+    // A template may be good Jinja and of no use: it must make something of a plain question.
+    check([&] {
+      const auto chat_template = text::ChatTemplate::from_directory(directory);
+      text::ChatRequest request;
+      request.messages = Json::array({{{"role", "user"}, {"content", "Hello"}}});
+      request.add_generation_prompt = true;
+      if (chat_template.render(request).empty()) {
+        fail("{}: the chat template makes an empty prompt of a question",
+             (directory / report.chat_template_place).string());
+      }
+    });
   } else if (report.has_tokenizer) {
     report.notes.push_back("no chat template: text can be tokenised, but there is no chat");
   }

@@ -16,6 +16,7 @@
 #include "base/progress.h"
 #include "cmd/arguments.h"
 #include "cmd/commands.h"
+#include "cmd/options.h"
 #include "cpu/backend.h"
 #include "model/checkpoint.h"
 #include "model/model.h"
@@ -32,7 +33,8 @@ struct Options {
 };
 
 std::vector<int32_t> read_tokens(const std::string& path, int64_t vocabulary) {
-  const Json json = parse_json_file(path);
+  const JsonLimits limits;
+  const Json json = parse_json(read_input(path, limits.max_bytes), path == "-" ? "standard input" : path, limits);
   const Json& list = json.is_object() && json.contains("tokens") ? json["tokens"] : json;
   if (!list.is_array() || list.empty()) fail("{}: wanted a JSON array of token ids, or an object with 'tokens'", path);
   std::vector<int32_t> tokens;
@@ -146,7 +148,7 @@ void add_logits(Command& app) {
   auto options = std::make_shared<Options>();
   Command command = app.add_command("logits", "Write the logits (and hidden states) of given tokens as safetensors");
   command.add_option("DIR", options->directory, "Checkpoint directory").required();
-  command.add_option("TOKENS", options->tokens, "JSON array of token ids").required();
+  command.add_option("TOKENS", options->tokens, "JSON array of token ids; - is standard input").required();
   command.add_option("OUT", options->output, "File to write: fp32 'logits' [tokens, vocabulary]").required();
   command.add_flag("--hidden", options->hidden,
                    "Also 'hidden.N' [tokens, hidden], the residual stream after each layer");

@@ -1,5 +1,7 @@
 #include "cmd/options.h"
 
+#include <system_error>
+
 #include "base/check.h"
 #include "base/file.h"
 #include "cmd/arguments.h"
@@ -7,8 +9,15 @@
 
 namespace fourfold::cmd {
 
+bool is_stream(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  return std::filesystem::is_fifo(status) || std::filesystem::is_character_file(status);
+}
+
 std::string read_input(const std::string& path, uint64_t limit) {
-  return path == "-" ? read_standard_input(limit) : read_file(path, limit);
+  if (path == "-") return read_standard_input(limit);
+  return is_stream(path) ? read_stream(path, limit) : read_file(path, limit);
 }
 
 void GpuOptions::add_to(Command& command) {

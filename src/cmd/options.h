@@ -10,7 +10,11 @@
 
 namespace fourfold::cmd {
 
-// The file named `path`, or standard input for "-"; at most `limit` bytes.
+// Whether `path` names a pipe or a character device, as /dev/stdin and a shell's <(command) do.
+bool is_stream(const std::filesystem::path& path);
+
+// The file or stream named `path`, or standard input for "-"; at most `limit` bytes. Only for what the user names as an
+// input: a stream in a checkpoint would be waited for without end.
 std::string read_input(const std::string& path, uint64_t limit);
 
 // --device, --store, --replays, --threads

@@ -140,13 +140,25 @@ std::string trimmed(std::string_view text) {
 
 // ---- the conversation
 
+// One that has not begun.
+Json conversation(const std::string& system) {
+  Json messages = Json::array();
+  if (!system.empty()) messages.push_back({{"role", "system"}, {"content", system}});
+  return messages;
+}
+
+std::optional<bool> asked_thinking(const Options& options) {
+  if (options.think) return true;
+  if (options.no_think) return false;
+  return std::nullopt;
+}
+
 class Chat {
  public:
   Chat(const Options& options, const ChatText& text, engine::Engine& engine, CostOfDecode cost)
       : options_(options), text_(text), engine_(engine), cost_(cost), seed_(options.seed) {
     dim_ = ::isatty(STDERR_FILENO) != 0 && !env("NO_COLOR");
-    if (options.think) thinking_ = true;
-    if (options.no_think) thinking_ = false;
+    thinking_ = asked_thinking(options);
     reset();
   }
 
@@ -178,10 +190,7 @@ class Chat {
     }
   }
 
-  void reset() {
-    messages_ = Json::array();
-    if (!system_.empty()) messages_.push_back({{"role", "system"}, {"content", system_}});
-  }
+  void reset() { messages_ = conversation(system_); }
   void set_system(std::string system) {
     system_ = std::move(system);
     reset();
@@ -227,7 +236,7 @@ class Chat {
     if (failed) fail("{}", result.end.error);
     if (result.stopped) eprint("[stopped]\n");
     if (result.end.reason == engine::FinishReason::kLength) {
-      eprint("[cut after {} tokens]\n", result.end.output_tokens);
+      eprint("[cut after {} token{}]\n", result.end.output_tokens, result.end.output_tokens == 1 ? "" : "s");
     }
     result.answer = text_.parse(pieces.all(), starts_thinking, nullptr);
     return result;
@@ -428,6 +437,15 @@ void run(const Options& options) {
   const model::ModelConfig config = model::read_config(directory);
   const int64_t context = choose_context(options, config.max_positions);
   const ChatText text(directory, config);
+  if (prompt) {
+    Json messages = conversation(options.system);
+    messages.push_back({{"role", "user"}, {"content", *prompt}});
+    const size_t tokens = text.render(messages, nullptr, asked_thinking(options)).tokens.size();
+    if (tokens >= static_cast<size_t>(context)) {
+      fail("run: the prompt has {} tokens, wanted at most {} (a context of {} and at least one token of the answer)",
+           tokens, context - 1, context);
+    }
+  }
   Loaded loaded = load_checkpoint(directory, options.backend, model_options());
   const CostOfDecode cost(*loaded.model, context);
   const std::string description = loaded.model->backend().description();
@@ -477,22 +495,27 @@ void add_run(Command& app) {
       "  fourfold run [DIR] \"PROMPT\"         one answer on stdout; the rest is on stderr\n"
       "  echo PROMPT | fourfold run [DIR]    the same\n"
       "  fourfold run --dummy 35B-A3B --layers 8 --vocab 8192    random weights, for speed\n\n"
-      "The first argument is the checkpoint if there is a directory of that name, otherwise it is the prompt.");
+      "The first argument is the checkpoint if there is a directory of that name, otherwise it is the prompt.\n"
+      "Behind -- a prompt may begin with a dash.");
   command.add_option("args", options->positional, "[DIR] [PROMPT]").at_most(2).untyped();
   command.add_option("-p,--prompt", options->prompt, "The prompt, whatever it looks like");
   command.add_option("--system", options->system, "System message");
   command.add_flag("--think", options->think, "Let the model think first (default: as its template does)");
   command.add_flag("--no-think", options->no_think, "Answer without thinking");
   command.add_flag("--hide-thinking", options->hide_thinking, "Do not show the thinking");
-  command.add_option("--temperature", options->temperature, "0 .. 10; 0 is greedy").real_range(0.0, 10.0);
+  command.add_option("--temperature", options->temperature, "0 is greedy").real_range(0.0, 10.0);
   command.add_option("--top-k", options->top_k, "Keep the k most probable tokens (0: all)").range(0, 1 << 24);
   command.add_option("--top-p", options->top_p, "Keep the most probable tokens up to this probability, (0, 1]")
       .real_range(0.0, 1.0);
   command.add_option("--min-p", options->min_p, "Drop tokens below this share of the most probable one, [0, 1)")
       .real_range(0.0, 1.0);
-  command.add_option("--repetition-penalty", options->repetition_penalty, "(0, 10]").real_range(0.0, 10.0);
-  command.add_option("--presence-penalty", options->presence_penalty, "-10 .. 10").real_range(-10.0, 10.0);
-  command.add_option("--frequency-penalty", options->frequency_penalty, "-10 .. 10").real_range(-10.0, 10.0);
+  command
+      .add_option("--repetition-penalty", options->repetition_penalty, "Of tokens that came before, above 0; 1: none")
+      .real_range(0.0, 10.0);
+  command.add_option("--presence-penalty", options->presence_penalty, "Of tokens that the answer has")
+      .real_range(-10.0, 10.0);
+  command.add_option("--frequency-penalty", options->frequency_penalty, "The same, for each time")
+      .real_range(-10.0, 10.0);
   command.add_option("--seed", options->seed, "Same seed, same answer (default: a fresh one)");
   command.add_option("--max-tokens", options->max_tokens, "Tokens of an answer (default: what the context leaves)")
       .range(1, int64_t{1} << 40);

@@ -128,6 +128,21 @@ TEST_F(Cmd, RunTakesPromptsThatAreTooLongForAFileName) {
   expect_refused("render " + std::string(5000, 'x') + " -", {"xxxx"}, "[]");
 }
 
+TEST_F(Cmd, BehindTwoDashesNothingIsAnOption) {
+  const std::string flags = "run " + demo_ + " -q --no-think --temperature 0 --max-tokens 8 ";
+  for (const std::string prompt : {"-x", "--help", "--", "--json=1"}) {
+    const Outcome outcome = run(flags + "-- " + prompt);
+    EXPECT_EQ(outcome.status, 0) << prompt << "\n" << outcome.err;
+    EXPECT_EQ(outcome.out, run(flags + "--prompt=" + prompt).out) << prompt;
+    EXPECT_EQ(outcome.out, run(flags + "--prompt " + prompt).out) << prompt;
+  }
+  const Outcome whole = run("run -q --no-think --temperature 0 --max-tokens 8 -- " + demo_ + " -x");
+  EXPECT_EQ(whole.out, run(flags + "-p -x").out) << whole.err;
+  EXPECT_EQ(run("tokenize -- " + demo_ + " -", "hello").out, run("tokenize " + demo_, "hello").out);
+  expect_refused("inspect -- --deep", {"--deep"});
+  expect_refused("run " + demo_ + " -- -x -y -z", {"At Most 2"});
+}
+
 TEST_F(Cmd, RunPrintsOneJsonObject) {
   const Json answer = run_json("run " + demo_ + " --json --temperature 0 --think 'What is 20 - 3?'");
   EXPECT_TRUE(answer.is_object());
@@ -307,6 +322,13 @@ TEST_F(Cmd, InspectReportsWhatRunRefuses) {
   fresh();
   write("model/chat_template.jinja", "{% for x in %}");
   expect_both({"chat_template.jinja", "line 1"});
+  // Good Jinja that makes nothing of a question, or refuses it.
+  fresh();
+  write("model/chat_template.jinja", "");
+  expect_both({"empty prompt"});
+  fresh();
+  write("model/chat_template.jinja", "{{ raise_exception('no questions') }}");
+  expect_both({"chat_template.jinja", "no questions"});
   fresh();
   write("model/tokenizer_config.json", "");
   expect_both({"tokenizer_config.json", "JSON"});
@@ -536,6 +558,8 @@ TEST_F(Cmd, HelpAndVersion) {
     EXPECT_EQ(outcome.status, 0) << command;
     EXPECT_NE(outcome.out.find("Usage: fourfold"), std::string::npos) << command << "\n" << outcome.out;
   }
+  EXPECT_NE(run("run --help").out.find("Usage: fourfold run [OPTIONS] [DIR] [PROMPT]\n"), std::string::npos);
+  EXPECT_NE(run("run --help").out.find("--threads 1 .. 1024"), std::string::npos);
   EXPECT_EQ(run("--version").status, 0);
   expect_refused("no-such-command", {"no-such-command", "quantize"});
   expect_refused("--no-such-option", {"--no-such-option", "quantize"});

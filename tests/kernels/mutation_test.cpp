@@ -80,6 +80,8 @@ constexpr Redundant kRedundant[] = {
      "down's consumers touch no result of gate-up but through the stages, whose producers wait"},
     {Op::kGridWait, "stream_sm90.cuh", "if (!T.gate_up && args.ready != 0) grid_dependency_wait();",
      "flags order what down reads; this one is for kernels further on, which wait for down's end only"},
+    {Op::kGridWait, "route_sm90.cuh", "if (last) ptx::grid_dependency_wait();  // for kernels further on",
+     "flags order the rows that are added up; this one is for kernels further on, which wait for the sum's end only"},
     {Op::kBarrierWait, "stream_sm90.cuh", "mbarrier_wait(stored, stored_phase);", "orders what another kernel reads"},
     {Op::kSyncWarp, "one_sm90.cuh", "__syncwarp();  // the factors are there",
      "the executor lets the shuffles before their use order them too; on a card shuffles need not"},
@@ -179,7 +181,7 @@ void expect_caught(const std::vector<std::string>& titles, size_t at_least) {
   EXPECT_GE(verdicts.what.size(), at_least);
 }
 
-TEST(Mutations, OfTheStreamingKernelsAreCaught) { expect_caught({"one", "sorted"}, 25); }
+TEST(Mutations, OfTheStreamingKernelsAreCaught) { expect_caught({"one", "sorted", "wide"}, 25); }
 TEST(Mutations, OfTheKernelsForFewTokensAreCaught) { expect_caught({"few", "few, alone", "few, nobody"}, 15); }
 TEST(Mutations, OfTheWgmmaKernelsAreCaught) { expect_caught({"wgmma"}, 25); }
 TEST(Mutations, OfTheMmaSyncAndFp4KernelsAreCaught) { expect_caught({"mma", "fp4"}, 15); }

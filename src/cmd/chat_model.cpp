@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <numeric>
+#include <span>
 #include <system_error>
 #include <vector>
 
@@ -130,7 +131,7 @@ double quick_read_bandwidth(int threads) {
   const auto seconds_since = [](Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
-  const cpu::ReadLoop read = cpu::read_loop(cpu::best_isa());
+  const std::span<const cpu::ReadLoop> loops = cpu::read_loops(cpu::best_isa());
   ThreadPool pool(threads);
   // Larger than the last-level cache, if that much memory can be had in a tenth of a second: on some virtual machines
   // the first touch of a page is what takes the time.
@@ -157,6 +158,7 @@ double quick_read_bandwidth(int threads) {
   std::atomic<float> sink{0};
   double best = 0;
   for (int repeat = 0; repeat < 4 && (repeat == 0 || seconds_since(start) < 0.2); ++repeat) {
+    const cpu::ReadLoop read = loops[static_cast<size_t>(repeat) % loops.size()];
     const auto begin = Clock::now();
     pool.run([&](int thread) {
       const char* mine = static_cast<const char*>(memory) + static_cast<size_t>(thread) * piece;

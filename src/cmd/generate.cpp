@@ -22,7 +22,7 @@ struct Options {
   std::optional<int64_t> hidden, layers, interval, vocabulary, positions, heads, kv_heads, head_dim, linear_key_heads,
       linear_value_heads, linear_key_dim, linear_value_dim, conv_taps, experts, top_k, moe_intermediate,
       shared_intermediate, intermediate;
-  bool mtp = true, tied = false, kv_scales = false, visual = false, json = false;
+  bool mtp = true, tied = false, kv_scales = false, visual = false;
   std::string experts_form;  // "fused", "per-expert", or empty for what the format's publishers do
   int64_t shards = 1, dead_experts = 0;
   uint64_t seed = 0;
@@ -79,8 +79,9 @@ ModelConfig configure(const Options& options) {
     config.experts = config.top_k = config.moe_intermediate = config.shared_intermediate = 0;
     config.model_type = "qwen3_5_text";
   }
-  if (config.experts == 0 && (options.experts || options.top_k || options.moe_intermediate)) {
-    fail("--experts, --top-k and --moe-intermediate need a mixture-of-experts shape");
+  if (config.experts == 0 &&
+      (options.experts || options.top_k || options.moe_intermediate || options.shared_intermediate)) {
+    fail("--experts, --top-k, --moe-intermediate and --shared-intermediate need a mixture-of-experts shape");
   }
   set(config.experts, options.experts);
   set(config.top_k, options.top_k);
@@ -161,9 +162,8 @@ void add_generate(Command& app) {
   command.add_flag("--kv-scales", options->kv_scales, "Store FP8 KV-cache scales");
   command.add_flag("--visual", options->visual, "Store a few tensors of a vision tower");
   command.add_option("--threads", options->threads, "Threads (default: all)").range(1, 1024);
-  const auto size = [&](const char* name, std::optional<int64_t>& field, const char* help, int64_t high) {
-    command.add_option(name, field, help).range(1, high).group("Sizes");
-  };
+  const auto size = [&](const char* name, std::optional<int64_t>& field, const char* help, int64_t high,
+                        int64_t low = 1) { command.add_option(name, field, help).range(low, high).group("Sizes"); };
   size("--hidden", options->hidden, "Hidden size", model::kMaxDimension);
   size("--layers", options->layers, "Layers; every fourth is attention", model::kMaxLayers);
   size("--attention-interval", options->interval, "Every N-th layer is attention", model::kMaxLayers);
@@ -176,11 +176,12 @@ void add_generate(Command& app) {
   size("--linear-value-heads", options->linear_value_heads, "Delta-net value heads", model::kMaxDimension);
   size("--linear-key-dim", options->linear_key_dim, "Size of a delta-net key head", 4096);
   size("--linear-value-dim", options->linear_value_dim, "Size of a delta-net value head", 4096);
-  size("--conv-taps", options->conv_taps, "Delta-net convolution width", 64);
+  size("--conv-taps", options->conv_taps, "Delta-net convolution width", 64, 2);
   size("--experts", options->experts, "Routed experts", model::kMaxExperts);
   size("--top-k", options->top_k, "Experts per token", model::kMaxExperts);
   size("--moe-intermediate", options->moe_intermediate, "Width of an expert", model::kMaxDimension);
-  size("--shared-intermediate", options->shared_intermediate, "Width of the shared expert", model::kMaxDimension);
+  size("--shared-intermediate", options->shared_intermediate, "Width of the shared expert (0: none)",
+       model::kMaxDimension, 0);
   size("--intermediate", options->intermediate, "Width of a dense MLP (makes the model dense)", model::kMaxDimension);
   command.callback([options] { run(*options); });
 }

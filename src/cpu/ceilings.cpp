@@ -6,7 +6,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/interrupt.h"
@@ -72,13 +74,16 @@ int64_t available_memory() {
 
 }  // namespace
 
-ReadLoop read_loop(Isa isa) {
+std::span<const ReadLoop> read_loops(Isa isa) {
 #if defined(__x86_64__)
-  if (isa >= Isa::kAvx512) return ceilings::read_avx512;
-  if (isa == Isa::kAvx2) return ceilings::read_avx2;
+  static constexpr ReadLoop kAvx512[] = {ceilings::read_avx512, ceilings::read_ahead_avx512};
+  static constexpr ReadLoop kAvx2[] = {ceilings::read_avx2, ceilings::read_ahead_avx2};
+  if (isa >= Isa::kAvx512) return kAvx512;
+  if (isa == Isa::kAvx2) return kAvx2;
 #endif
   (void)isa;
-  return ceilings::read_plain;
+  static constexpr ReadLoop kPlain[] = {ceilings::read_plain};
+  return kPlain;
 }
 
 long long last_level_cache_bytes() {
@@ -116,12 +121,12 @@ bool measures(Isa isa, Isa wanted) {
   return std::find(supported.begin(), supported.end(), wanted) != supported.end();
 }
 
-ReadLoop widest_read_loop(Isa isa) {
+std::span<const ReadLoop> widest_read_loops(Isa isa) {
   Isa widest = Isa::kReference;
   for (const Isa each : supported_isas()) {
     if (measures(isa, each)) widest = each;
   }
-  return read_loop(widest);
+  return read_loops(widest);
 }
 
 constexpr int64_t kReadUnit = 4096;  // a thread's pieces are whole units
@@ -131,12 +136,12 @@ constexpr int64_t kReadUnit = 4096;  // a thread's pieces are whole units
 struct CeilingMeter::State {
   Isa isa;
   ThreadPool pool;
-  ReadLoop loop;
+  std::span<const ReadLoop> loops;
   int64_t piece = 0;  // bytes of a thread
   HostBuffer buffer;
   int64_t next = 0;  // offset in every piece of what was read longest ago
 
-  State(int threads, Isa which) : isa(which), pool(threads), loop(widest_read_loop(which)) {
+  State(int threads, Isa which) : isa(which), pool(threads), loops(widest_read_loops(which)) {
     int64_t bytes = std::max<int64_t>(int64_t{512} << 20, 16 * last_level_cache_bytes());
     bytes = std::min(bytes, std::max<int64_t>(available_memory() / 4, int64_t{64} << 20));
     piece = std::max(bytes / pool.size() / kReadUnit, int64_t{1}) * kReadUnit;
@@ -150,7 +155,7 @@ struct CeilingMeter::State {
   }
   char* data(int thread) { return static_cast<char*>(buffer.data()) + thread * piece; }
   // All threads read [begin, begin + bytes) of their pieces.
-  double read(int64_t begin, int64_t bytes) {
+  double read(ReadLoop loop, int64_t begin, int64_t bytes) {
     return time_region(pool, [&](int thread) { return loop(data(thread) + begin, bytes); });
   }
 };
@@ -161,15 +166,21 @@ CeilingMeter::~CeilingMeter() = default;
 double CeilingMeter::read(int64_t bytes) {
   State& s = *state_;
   time_region(s.pool, [](int) { return 0.0f; });
-  double seconds = 0;
-  for (int64_t left = ceil_div(ceil_div(bytes, s.pool.size()), int64_t{512}) * 512; left > 0;) {
-    if (s.next == s.piece) s.next = 0;
-    const int64_t n = std::min(left, s.piece - s.next);
-    seconds += s.read(s.next, n);
-    s.next += n;
-    left -= n;
+  const auto loops = static_cast<int64_t>(s.loops.size());
+  const int64_t share = ceil_div(ceil_div(bytes, s.pool.size() * loops), int64_t{512}) * 512;
+  double best = std::numeric_limits<double>::infinity();
+  for (const ReadLoop loop : s.loops) {
+    double seconds = 0;
+    for (int64_t left = share; left > 0;) {
+      if (s.next == s.piece) s.next = 0;
+      const int64_t n = std::min(left, s.piece - s.next);
+      seconds += s.read(loop, s.next, n);
+      s.next += n;
+      left -= n;
+    }
+    best = std::min(best, seconds);
   }
-  return seconds;
+  return best * static_cast<double>(loops);
 }
 
 Ceilings CeilingMeter::measure() {
@@ -191,11 +202,13 @@ Ceilings CeilingMeter::measure() {
   }
 #endif
   for (int round = 0; round < 3; ++round) {
-    std::vector<double> rates;
-    for (int pass = 0; pass < 5; ++pass) {
-      rates.push_back(static_cast<double>(s.piece * s.pool.size()) / s.read(0, s.piece));
+    for (const ReadLoop loop : s.loops) {
+      std::vector<double> rates;
+      for (int pass = 0; pass < 3; ++pass) {
+        rates.push_back(static_cast<double>(s.piece * s.pool.size()) / s.read(loop, 0, s.piece));
+      }
+      result.read_bytes_per_second = std::max(result.read_bytes_per_second, median(rates));
     }
-    result.read_bytes_per_second = std::max(result.read_bytes_per_second, median(rates));
   }
   return result;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "cpu/backend.h"
 
@@ -33,10 +34,11 @@ class CeilingMeter {
   CeilingMeter(const CeilingMeter&) = delete;
   CeilingMeter& operator=(const CeilingMeter&) = delete;
 
-  // All ceilings; about a second. Reads are the best of three medians of five short passes.
+  // All ceilings; about a second. Reads are the best of three medians of three short passes of each loop.
   Ceilings measure();
-  // Seconds that reading `bytes` takes, of the memory that was read longest ago. For reading in turns with what is
-  // measured against it: both then meet the same other work on the machine. The threads are awake when the time begins.
+  // Seconds that reading `bytes` takes with the faster loop, of the memory that was read longest ago: each loop reads
+  // its share of them. For reading in turns with what is measured against it: both then meet the same other work on the
+  // machine. The threads are awake when the time begins.
   double read(int64_t bytes);
 
  private:
@@ -45,9 +47,9 @@ class CeilingMeter {
 };
 
 // Reads all of [data, data + bytes), a multiple of 512, with the widest loads of `isa`; the result depends on all of
-// it.
+// it. Which of the loops is the fastest depends on the processor and on what else it does.
 using ReadLoop = float (*)(const void* data, int64_t bytes);
-ReadLoop read_loop(Isa isa);
+std::span<const ReadLoop> read_loops(Isa isa);
 
 // The last-level cache as the system reports it, in bytes; 0 when unknown.
 long long last_level_cache_bytes();

@@ -34,4 +34,28 @@ float read_avx2(const void* data, int64_t bytes) {
   return static_cast<float>(result);
 }
 
+float read_ahead_avx2(const void* data, int64_t bytes) {
+  const auto* p = static_cast<const char*>(data);
+  const int64_t part = bytes / kReadStreams;
+  __m256i sums[2 * kReadStreams];
+  for (__m256i& sum : sums) sum = _mm256_setzero_si256();
+  for (int64_t i = 0; i < part; i += 128) {
+#pragma GCC unroll 4
+    for (int s = 0; s < kReadStreams; ++s) {
+      const char* at = p + s * part + i;
+#pragma GCC unroll 2
+      for (int j = 0; j < 128; j += 64) {
+        _mm_prefetch(at + j + kReadNear, _MM_HINT_T0);
+        _mm_prefetch(at + j + kReadFar, _MM_HINT_T1);
+        const auto* lines = reinterpret_cast<const __m256i*>(at + j);
+        sums[2 * s] = _mm256_xor_si256(sums[2 * s], _mm256_loadu_si256(lines));
+        sums[2 * s + 1] = _mm256_xor_si256(sums[2 * s + 1], _mm256_loadu_si256(lines + 1));
+      }
+    }
+  }
+  int result = 0;
+  for (const __m256i& sum : sums) result ^= _mm256_extract_epi32(sum, 0) ^ _mm256_extract_epi32(sum, 7);
+  return static_cast<float>(result);
+}
+
 }  // namespace fourfold::cpu::ceilings

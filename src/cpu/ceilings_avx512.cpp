@@ -32,4 +32,26 @@ float read_avx512(const void* data, int64_t bytes) {
   return static_cast<float>(_mm512_reduce_or_epi32(all));
 }
 
+float read_ahead_avx512(const void* data, int64_t bytes) {
+  const auto* p = static_cast<const char*>(data);
+  const int64_t part = bytes / kReadStreams;
+  __m512i sums[kReadStreams];
+  for (__m512i& sum : sums) sum = _mm512_setzero_si512();
+  for (int64_t i = 0; i < part; i += 128) {
+#pragma GCC unroll 4
+    for (int s = 0; s < kReadStreams; ++s) {
+      const char* at = p + s * part + i;
+#pragma GCC unroll 2
+      for (int j = 0; j < 128; j += 64) {
+        _mm_prefetch(at + j + kReadNear, _MM_HINT_T0);
+        _mm_prefetch(at + j + kReadFar, _MM_HINT_T1);
+        sums[s] = _mm512_xor_si512(sums[s], _mm512_loadu_si512(at + j));
+      }
+    }
+  }
+  __m512i all = sums[0];
+  for (int s = 1; s < kReadStreams; ++s) all = _mm512_xor_si512(all, sums[s]);
+  return static_cast<float>(_mm512_reduce_or_epi32(all));
+}
+
 }  // namespace fourfold::cpu::ceilings

@@ -20,4 +20,12 @@ float read_plain(const void* data, int64_t bytes);
 float read_avx2(const void* data, int64_t bytes);
 float read_avx512(const void* data, int64_t bytes);
 
+// The same as kReadStreams streams, a quarter of the bytes each, with every line fetched into L2 and from there into
+// L1, as the matrix kernels do it.
+inline constexpr int kReadStreams = 4;
+inline constexpr int64_t kReadNear = 1152;
+inline constexpr int64_t kReadFar = 3456;
+float read_ahead_avx2(const void* data, int64_t bytes);
+float read_ahead_avx512(const void* data, int64_t bytes);
+
 }  // namespace fourfold::cpu::ceilings

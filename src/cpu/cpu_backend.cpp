@@ -298,16 +298,17 @@ void CpuBackend::read(const ops::Tensor& x, std::span<float> out) {
 // ---- attention: what comes before the scores
 
 void CpuBackend::compute_rope(const ops::AttentionParams& params) {
-  if (rope_valid_ && rope_theta_ == params.rope_theta && rope_dim_ == params.rotary_dim) return;
+  const bool same = rope_theta_ == params.rope_theta && rope_dim_ == params.rotary_dim;
+  if (rope_valid_ && same) return;
   const int64_t half = params.rotary_dim / 2;
   float* table = rope_.get<float>(std::max<int64_t>(1, batch_.size() * 2 * half));
   // The frequencies and the angle are rounded to fp32, as where the model was trained; cosine and sine of that angle
   // are then exact.
-  std::vector<float> frequencies(static_cast<size_t>(half));
-  for (int64_t i = 0; i < half; ++i) {
+  if (!same) rope_frequencies_.clear();
+  for (auto i = static_cast<int64_t>(rope_frequencies_.size()); i < half; ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(params.rotary_dim);
-    frequencies[static_cast<size_t>(i)] =
-        1.0f / static_cast<float>(std::pow(static_cast<double>(params.rope_theta), static_cast<double>(exponent)));
+    rope_frequencies_.push_back(
+        1.0f / static_cast<float>(std::pow(static_cast<double>(params.rope_theta), static_cast<double>(exponent))));
   }
   const auto sequences = static_cast<int64_t>(batch_.sequences.size());
   for (int64_t s = 0; s < sequences; ++s) {
@@ -317,7 +318,7 @@ void CpuBackend::compute_rope(const ops::AttentionParams& params) {
         float* row = table + (sequence.first + t) * 2 * half;
         const auto position = static_cast<float>(sequence.position + t);
         for (int64_t i = 0; i < half; ++i) {
-          const auto angle = static_cast<double>(position * frequencies[static_cast<size_t>(i)]);
+          const auto angle = static_cast<double>(position * rope_frequencies_[static_cast<size_t>(i)]);
           row[i] = static_cast<float>(std::cos(angle));
           row[half + i] = static_cast<float>(std::sin(angle));
         }
@@ -365,24 +366,27 @@ void CpuBackend::prepare_attention(const ops::AttentionParams& params, const ops
   for (const ops::Sequence& sequence : batch_.sequences) {
     const int64_t last_page = (sequence.position + sequence.count - 1) / shape.page_size;
     FF_ASSERT(last_page < static_cast<int64_t>(sequence.pages.size()));
-    for_each(sequence.count, static_cast<double>((params.heads + 2 * params.kv_heads) * dim),
-             [&](int64_t from, int64_t to) {
-               for (int64_t t = from; t < to; ++t) {
-                 const int64_t row = sequence.first + t;
-                 const float* factors = rope + row * 2 * half;
-                 for (int64_t h = 0; h < params.heads; ++h)
-                   prepare_head(q.f32(row) + h * q_stride, params.q_norm, factors);
-                 const int64_t position = sequence.position + t;
-                 const int64_t page = sequence.pages[static_cast<size_t>(position / shape.page_size)];
-                 FF_ASSERT(page >= 0 && page < shape.pages);
-                 for (int64_t h = 0; h < params.kv_heads; ++h) {
-                   float* key = k.f32(row) + h * dim;
-                   prepare_head(key, params.k_norm, factors);
-                   store(key, page, h, position % shape.page_size, 0);
-                   store(v.f32(row) + h * dim, page, h, position % shape.page_size, 1);
-                 }
-               }
-             });
+    // Heads on their own, so that one token occupies all threads, too.
+    const int64_t heads = params.heads + params.kv_heads;
+    for_each(sequence.count * heads, static_cast<double>(dim), [&](int64_t from, int64_t to) {
+      for (int64_t item = from; item < to; ++item) {
+        const int64_t t = item / heads;
+        const int64_t row = sequence.first + t;
+        const float* factors = rope + row * 2 * half;
+        if (item % heads < params.heads) {
+          prepare_head(q.f32(row) + item % heads * q_stride, params.q_norm, factors);
+          continue;
+        }
+        const int64_t h = item % heads - params.heads;
+        const int64_t position = sequence.position + t;
+        const int64_t page = sequence.pages[static_cast<size_t>(position / shape.page_size)];
+        FF_ASSERT(page >= 0 && page < shape.pages);
+        float* key = k.f32(row) + h * dim;
+        prepare_head(key, params.k_norm, factors);
+        store(key, page, h, position % shape.page_size, 0);
+        store(v.f32(row) + h * dim, page, h, position % shape.page_size, 1);
+      }
+    });
   }
 }
 

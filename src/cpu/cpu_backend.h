@@ -205,6 +205,7 @@ class CpuBackend : public ops::Backend {
   bool rope_valid_ = false;
   float rope_theta_ = 0.0f;
   int64_t rope_dim_ = 0;
+  std::vector<float> rope_frequencies_;  // of theta and dim
   bool slots_checked_ = false;
   Workspace attention_work_, delta_work_;
   std::vector<std::vector<int64_t>> last_keys_;  // per thread, of attention's query rows

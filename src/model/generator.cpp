@@ -62,7 +62,7 @@ struct Part {
 class Planner {
  public:
   explicit Planner(const GeneratorOptions& options) : options_(options), config_(options.config) {
-    validate_config(config_, "generated config");
+    parse_config(write_config(config_, nullptr), "generated config");  // whatever the loader would refuse
     if (options_.dead_experts < 0 || options_.dead_experts > config_.experts) {
       fail("{} dead experts, the model has {} experts", options_.dead_experts, config_.experts);
     }

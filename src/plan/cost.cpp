@@ -79,7 +79,7 @@ Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Ins
     case Family::kStreaming:
     case Family::kMmaSync:
       w.mma = rows * tokens / 128 * depth / 16;
-      activation_reads = std::min<double>(t.warps / t.k_warps, std::max(1.0, rows / 16));
+      activation_reads = std::min(static_cast<double>(t.warps / t.k_warps), std::max(1.0, rows / 16));
       break;
     case Family::kFp4:
       w.mma = rows * tokens / 128 * depth / 64;
@@ -110,7 +110,7 @@ Instructions instructions_of(const TileConfig& t) {
         return {dequantise, 0.5, 60, 8, down ? 1 : 2, kCopyClocks, kFewIssueClocks, 8};
       }
       if (t.inline_routes) {  // codes need no scaling; a warp's row tiles share what the token's row costs
-        const double row_tiles = static_cast<double>(t.operands * t.n) / 16 / (t.warps / t.k_warps);
+        const double row_tiles = static_cast<double>(t.operands * t.n) / 16 / static_cast<double>(t.warps / t.k_warps);
         return {1.15 + 0.3 / row_tiles, 0.25, 60, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
       }
       return {2.1, 0.5, 16, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};

@@ -279,6 +279,24 @@ TEST_F(Cmd, GeneratedCheckpointsAreInspectedQuantisedAndRun) {
   EXPECT_GT(fs::file_size(path("logits.safetensors")), 5u * 4);
 }
 
+TEST_F(Cmd, GeneratedShapesAreThoseThatLoad) {
+  const std::string tokens = write("tokens.json", "[1, 2, 3, 5, 8]");
+  // No shared expert; one expert; one layer; widths that no block of 16 divides.
+  for (const char* sizes : {"--shared-intermediate 0", "--experts 1 --top-k 1", "--layers 1",
+                            "--hidden 100 --moe-intermediate 36 --shared-intermediate 20", "--intermediate 52"}) {
+    const std::string dir = path("model").string(), out = path("logits.safetensors").string();
+    fs::remove_all(dir);
+    ASSERT_EQ(run("generate " + dir + " --vocab 64 " + sizes).status, 0) << sizes;
+    EXPECT_EQ(run("inspect " + dir).status, 0) << sizes;
+    EXPECT_EQ(run("logits " + dir + " " + tokens + " " + out).status, 0) << sizes;
+  }
+  const std::string dir = path("refused").string();
+  expect_refused("generate " + dir + " --kv-heads 3", {"num_attention_heads", "3"});
+  expect_refused("generate " + dir + " --conv-taps 1", {"--conv-taps"});
+  expect_refused("generate " + dir + " --intermediate 64 --shared-intermediate 64", {"--shared-intermediate"});
+  EXPECT_FALSE(fs::exists(dir));
+}
+
 TEST_F(Cmd, DamagedCheckpointsAreRefusedByName) {
   const fs::path dir = path("damaged");
   fs::copy(demo_, dir, fs::copy_options::recursive);

@@ -63,6 +63,11 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned n) {
   n &= 31u;
   return n == 0 ? low : (low >> n) | (high << (32u - n));
 }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline void sincospif(float x, float* sine, float* cosine) {
+  *sine = static_cast<float>(std::sin(static_cast<double>(x) * 3.14159265358979323846));
+  *cosine = static_cast<float>(std::cos(static_cast<double>(x) * 3.14159265358979323846));
+}
 unsigned __byte_perm(unsigned a, unsigned b, unsigned selector);
 inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
@@ -128,6 +133,21 @@ T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32, Site site
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T v, int lanes, int width = 32, Site site = Site::here()) {
   return fourfold::executor::shuffle_value(mask, v, fourfold::executor::Shuffle::kXor, lanes, width, site);
+}
+
+// All 32 lanes.
+template <typename T, typename Combine>
+T reduce_lanes(unsigned mask, T v, const Combine& combine, Site site) {
+  for (int d = 16; d > 0; d /= 2) v = combine(v, __shfl_xor_sync(mask, v, d, 32, site));
+  return v;
+}
+inline unsigned __reduce_max_sync(unsigned mask, unsigned v, Site site = Site::here()) {
+  return reduce_lanes(
+      mask, v, [](unsigned a, unsigned b) { return a > b ? a : b; }, site);
+}
+inline unsigned __reduce_min_sync(unsigned mask, unsigned v, Site site = Site::here()) {
+  return reduce_lanes(
+      mask, v, [](unsigned a, unsigned b) { return a < b ? a : b; }, site);
 }
 
 int atomicAdd(int* address, int value, Site site = Site::here());

@@ -151,6 +151,8 @@ struct WgmmaOp {
   const u32* a[32];
   u32 a_issued[32][4];
   u64 descriptor;
+  u64 a_descriptor;  // 0: the fragments
+  bool transposed;   // B's rows go along N
   int n;
   bool accumulate;
   Site site;

@@ -1,4 +1,4 @@
-// wgmma with A in registers. Each warp of the group multiplies its 16 rows on its own, between the issue and the wait:
+// wgmma. Each warp of the group multiplies its 16 rows on its own, between the issue and the wait:
 // until then its accumulators hold NaN and its fragments must stay as they were.
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 
 #include "executor/cuda.h"
 #include "executor/machine.h"
-#include "kernels/ptx/wgmma_sm90.cuh"
+#include "kernels/ptx/wgmma_attention_sm90.cuh"
 
 namespace fourfold::executor {
 namespace {
@@ -16,24 +16,48 @@ constexpr u32 kUntouched = 0xffffffffu;  // what accumulators under way hold
 }
 
 void Machine::execute(Thread& t, WgmmaOp& op) {
-  // K-major, 128-byte swizzle: row n at 128 n (1024-byte atoms of eight rows), 16-byte chunk c at c ^ (n % 8).
-  const u32 start = static_cast<u32>(op.descriptor & 0x3fffu) << 4;
-  const u32 atom_stride = static_cast<u32>(op.descriptor >> 32 & 0x3fffu) << 4;
-  if ((op.descriptor >> 62) != 1) violate("wgmma: the descriptor does not say 128-byte swizzle");
+  // 128-byte swizzle: rows of 128 bytes, 1024-byte atoms of eight rows, 16-byte chunk c at c ^ (row % 8).
+  const auto read_row = [&](u64 descriptor, u32 row_block, u32 row, u32 chunk, float* to) {
+    if ((descriptor >> 62) != 1) violate("wgmma: the descriptor does not say 128-byte swizzle");
+    const u32 start = static_cast<u32>(descriptor & 0x3fffu) << 4;
+    const u32 linear = start + row_block + row * 128u + chunk * 16u;
+    const u32 address = linear ^ ((linear >> 7 & 7u) << 4);
+    check_bounds(address, 16, 16, "wgmma");
+    proxy_read(t, address - kSharedBias, 16, "wgmma");
+    u16 values[8];
+    std::memcpy(values, shared(address), 16);
+    for (u32 i = 0; i < 8; ++i) to[i] = nvfp4::bf16_to_float(values[i]);
+  };
+  const auto atom_stride = [](u64 descriptor) { return static_cast<u32>(descriptor >> 32 & 0x3fffu) << 4; };
   std::vector<float> b(static_cast<size_t>(op.n) * 16);
-  for (int n = 0; n < op.n; ++n) {
-    for (u32 chunk = 0; chunk < 2; ++chunk) {
-      const u32 linear = start + static_cast<u32>(n / 8) * atom_stride + static_cast<u32>(n % 8) * 128u + chunk * 16u;
-      const u32 address = linear ^ ((linear >> 7 & 7u) << 4);
-      check_bounds(address, 16, 16, "wgmma");
-      proxy_read(t, address - kSharedBias, 16, "wgmma");
-      u16 values[8];
-      std::memcpy(values, shared(address), 16);
-      for (u32 i = 0; i < 8; ++i) b[static_cast<size_t>(n) * 16 + chunk * 8 + i] = nvfp4::bf16_to_float(values[i]);
+  if (op.transposed) {  // 16 rows of K, columns of N in blocks of 64
+    const u32 block_stride = static_cast<u32>(op.descriptor >> 16 & 0x3fffu) << 4;
+    for (u32 k = 0; k < 16; ++k) {
+      for (u32 chunk = 0; chunk < static_cast<u32>(op.n) / 8; ++chunk) {
+        float values[8];
+        read_row(op.descriptor, chunk / 8 * block_stride + k / 8 * atom_stride(op.descriptor), k % 8, chunk % 8,
+                 values);
+        for (u32 i = 0; i < 8; ++i) b[static_cast<size_t>(chunk * 8 + i) * 16 + k] = values[i];
+      }
+    }
+  } else {
+    for (int n = 0; n < op.n; ++n) {
+      for (u32 chunk = 0; chunk < 2; ++chunk) {
+        read_row(op.descriptor, static_cast<u32>(n / 8) * atom_stride(op.descriptor), static_cast<u32>(n % 8), chunk,
+                 b.data() + static_cast<size_t>(n) * 16 + chunk * 8);
+      }
     }
   }
   float a[16][16];
-  for (int lane = 0; lane < 32; ++lane) {
+  if (op.a_descriptor != 0) {  // the warp's 16 of 64 rows
+    for (u32 row = 0; row < 16; ++row) {
+      const u32 own = static_cast<u32>(t.warp % 4) * 16 + row;
+      for (u32 chunk = 0; chunk < 2; ++chunk) {
+        read_row(op.a_descriptor, own / 8 * atom_stride(op.a_descriptor), own % 8, chunk, a[row] + chunk * 8);
+      }
+    }
+  }
+  for (int lane = 0; lane < 32 && op.a_descriptor == 0; ++lane) {
     if (std::memcmp(op.a[lane], op.a_issued[lane], 16) != 0) {
       violate(fmt::format("a fragment of the wgmma at {} was overwritten while it was under way", op.site.text()));
     }
@@ -95,6 +119,11 @@ void wgmma_fence(Site site) {
 }
 
 void wgmma_issue(float* d, const u32* a, u64 b, int n, bool accumulate, Site site) {
+  wgmma_issue_any(d, a, 0, b, false, n, accumulate, site);
+}
+
+void wgmma_issue_any(float* d, const u32* a, u64 a_descriptor, u64 b, bool transposed, int n, bool accumulate,
+                     Site site) {
   Machine& m = machine();
   Thread& t = m.enter(Op::kWgmma, site);
   struct Payload {
@@ -107,6 +136,8 @@ void wgmma_issue(float* d, const u32* a, u64 b, int n, bool accumulate, Site sit
     if (!w.wgmma_fenced) m.violate("wgmma without wgmma_fence since the last commit");
     WgmmaOp op;
     op.descriptor = b;
+    op.a_descriptor = a_descriptor;
+    op.transposed = transposed;
     op.n = n;
     op.accumulate = accumulate;
     op.site = site;
@@ -125,7 +156,7 @@ void wgmma_issue(float* d, const u32* a, u64 b, int n, bool accumulate, Site sit
       auto* own = static_cast<Payload*>(r.payload[lane]);
       if (own->b != b) m.violate("wgmma: the lanes give different descriptors");
       op.a[lane] = own->a;
-      std::memcpy(op.a_issued[lane], own->a, 16);
+      if (own->a != nullptr) std::memcpy(op.a_issued[lane], own->a, 16);
       acc->registers[lane] = own->d;
       if (!fresh) continue;
       if (accumulate) std::memcpy(acc->values.data() + lane * count, own->d, static_cast<size_t>(count) * 4);

@@ -131,7 +131,8 @@ std::vector<ExpertKernel> all_kernels() {
 }
 
 bool fit(const ExpertKernel& up, const ExpertKernel& down) {
-  return up.gate_up && !down.gate_up && up.one == down.one && up.tokens == down.tokens && up.family == down.family;
+  return up.gate_up() && !down.gate_up() && up.one() == down.one() && up.tokens() == down.tokens() &&
+         up.row().rows == down.row().rows;
 }
 
 namespace {
@@ -368,11 +369,11 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   const size_t picks = static_cast<size_t>(in.tokens) * static_cast<size_t>(s.top_k);
   const size_t slots = static_cast<size_t>(max_slots(static_cast<long long>(picks), s.experts));
   // Unsorted: two halves of rows, all ones until they are written.
-  const size_t h_rows = up.one ? 2 * size_t{kExchangeRows} : slots;
+  const size_t h_rows = up.one() ? 2 * size_t{kExchangeRows} : slots;
   auto* h = device.alloc<unsigned short>(h_rows * static_cast<size_t>(deep), "activations");
   auto* turn = device.alloc<OneTurn>(1, "turn");
   *turn = {};
-  if (!up.slots() && !up.one) {  // columns past the intermediate size are zero, and stay it
+  if (!up.slots() && !up.one()) {  // columns past the intermediate size are zero, and stay it
     for (size_t row = 0; row < h_rows; ++row) {
       for (int i = s.intermediate; i < deep; ++i) h[row * static_cast<size_t>(deep) + static_cast<size_t>(i)] = 0;
     }
@@ -380,12 +381,12 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   // fp32 rows of down, or packed ones.
   const bool groups_of_four = up.slots() || up.fp4();
   const size_t group_bytes = static_cast<size_t>(packed_row_values(s.hidden)) * 2;
-  auto* partial = device.alloc<unsigned char>(up.one           ? 1
+  auto* partial = device.alloc<unsigned char>(up.one()         ? 1
                                               : groups_of_four ? slots * group_bytes
                                                                : slots * static_cast<size_t>(s.hidden) * 4,
                                               "down's rows");
   auto* out = device.alloc<unsigned short>(static_cast<size_t>(in.tokens) * static_cast<size_t>(s.hidden), "out");
-  const RouteTable table = make_table(device, picks, s, up.tokens);
+  const RouteTable table = make_table(device, picks, s, up.tokens());
   std::vector<unsigned short> rows;  // padded
   for (int t = 0; t < in.tokens; ++t) {
     rows.insert(rows.end(), in.rows.begin() + t * s.hidden, in.rows.begin() + (t + 1) * s.hidden);
@@ -426,9 +427,9 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
   d.source = h;
   d.source_stride = a.out_stride;
   d.scales = a.down_scales;
-  d.out = up.one ? static_cast<void*>(out) : static_cast<void*>(partial);
+  d.out = up.one() ? static_cast<void*>(out) : static_cast<void*>(partial);
   d.out_stride = groups_of_four ? packed_row_values(s.hidden) / 4 : s.hidden;
-  d.ready = up.wide ? (a.row_tiles + up.row_tiles - 1) / up.row_tiles : 0;
+  d.ready = up.wide() ? (a.row_tiles + up.row_tiles() - 1) / up.row_tiles() : 0;
   a.turn = d.turn = turn;
   d.inner_blocks = s.intermediate / kBlockK;
 
@@ -467,9 +468,9 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
     run.switches += stats.switches;
     if (stats.shared_high_water > shared) throw executor::Violation(name + ": shared memory beyond the plan");
   };
-  const auto groups = [](int tiles, const ExpertKernel& k) { return (tiles + k.row_tiles - 1) / k.row_tiles; };
-  unsigned up_grid = static_cast<unsigned>(sms * up.ctas);
-  unsigned down_grid = static_cast<unsigned>(sms * down.ctas);
+  const auto groups = [](int tiles, const ExpertKernel& k) { return (tiles + k.row_tiles() - 1) / k.row_tiles(); };
+  unsigned up_grid = static_cast<unsigned>(sms * up.ctas());
+  unsigned down_grid = static_cast<unsigned>(sms * down.ctas());
   if (up.fp4() && in.tokens > 0) {
     launch("quantize", {static_cast<unsigned>((4 * a.units + 127) / 128), static_cast<unsigned>(in.tokens)}, 128, 0,
            [&] {
@@ -477,38 +478,38 @@ LayerRun run_layer(const LayerWeights& w, const LayerInput& in, const ExpertKern
                              fp4_up.source_scale_stride);
            });
   }
-  if (up.one) {
+  if (up.one()) {
     up_grid = std::min(up_grid, static_cast<unsigned>(groups(a.row_tiles, up)) * static_cast<unsigned>(picks));
-    down_grid = std::min(down_grid, static_cast<unsigned>(down.tokens > 1 ? d.row_tiles : groups(d.row_tiles, down)));
+    down_grid = std::min(down_grid, static_cast<unsigned>(down.tokens() > 1 ? d.row_tiles : groups(d.row_tiles, down)));
   } else {
-    launch_route(launch, a.routing, table, up.tokens);
+    launch_route(launch, a.routing, table, up.tokens());
   }
   const ptx::TensorMap map =
       executor::make_tensor_map(x, static_cast<std::uint64_t>(in.tokens), static_cast<std::uint64_t>(s.hidden),
                                 static_cast<std::uint64_t>(row_stride) * 2);
   const auto gemms = [&] {
-    launch("gate-up " + up.name, {up_grid}, up.threads, up.shared_bytes, [&] {
+    launch("gate-up " + up.name, {up_grid}, up.threads(), up.shared_bytes, [&] {
       up.fp4() ? up.run_fp4(fp4_up) : up.slots() ? up.run_gather(map, a) : up.run(a);
     });
-    launch("down " + down.name, {down_grid}, down.threads, down.shared_bytes,
+    launch("down " + down.name, {down_grid}, down.threads(), down.shared_bytes,
            [&] { up.fp4() ? down.run_fp4(fp4_down) : down.run(d); });
   };
   gemms();
-  if (up.one) {  // layers take turns with the halves, of however many tokens they are
+  if (up.one()) {  // layers take turns with the halves, of however many tokens they are
     a.routing.tokens = d.routing.tokens = (in.tokens + 1) / 2;
     gemms();
     a.routing.tokens = d.routing.tokens = in.tokens;
     gemms();
     check_turn(*turn, 3, h, static_cast<size_t>(kExchangeRows), static_cast<size_t>(deep));
   }
-  if (!up.one && in.tokens > 0) {
+  if (!up.one() && in.tokens > 0) {
     const executor::Index3 grid{static_cast<unsigned>((s.hidden + 1023) / 1024), static_cast<unsigned>(in.tokens)};
     if (groups_of_four) {
       launch("combine packed", grid, 128, 0, [&] {
         route.combine_packed(reinterpret_cast<const PackedGroup*>(partial), d.out_stride, table.pick_slot, a.routing,
                              up.fp4() ? nullptr : d.scales, s.hidden, out, s.hidden);
       });
-    } else if (down.wide) {
+    } else if (down.wide()) {
       const auto columns = static_cast<unsigned>(route.beside_columns);
       const executor::Index3 beside{static_cast<unsigned>(in.tokens),
                                     (static_cast<unsigned>(s.hidden) + columns - 1) / columns};

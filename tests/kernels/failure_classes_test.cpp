@@ -9,7 +9,7 @@
 
 #include "kernels/expert_layer.h"
 #include "nvfp4/layout.h"
-#include "plan/plan.h"
+#include "plan/moe/plan.h"
 
 namespace fourfold::moe {
 namespace {
@@ -23,10 +23,10 @@ using Pair = std::pair<ExpertKernel, ExpertKernel>;
 std::vector<Pair> kinds() {
   const std::vector<ExpertKernel> list = all_kernels();
   std::vector<Pair> result;
-  const auto add = [&](plan::Family family, bool one, int tokens) {
+  const auto add = [&](plan::moe::Family family, int tokens) {
     for (const ExpertKernel& up : list) {
       for (const ExpertKernel& down : list) {
-        if (fit(up, down) && up.gated && up.family == family && up.one == one && up.tokens == tokens) {
+        if (fit(up, down) && up.gated() && up.tile().family == family && up.tokens() == tokens) {
           result.push_back({up, down});
           return;
         }
@@ -34,18 +34,18 @@ std::vector<Pair> kinds() {
     }
     throw std::logic_error("no such pair");
   };
-  add(plan::Family::kStreaming, true, 1);
-  add(plan::Family::kStreaming, false, 24);
-  add(plan::Family::kWgmma, false, 32);
-  add(plan::Family::kMmaSync, false, 16);
-  add(plan::Family::kFp4, false, 16);
+  add(plan::moe::Family::kOneToken, 1);
+  add(plan::moe::Family::kStreaming, 24);
+  add(plan::moe::Family::kWgmma, 32);
+  add(plan::moe::Family::kMmaSync, 16);
+  add(plan::moe::Family::kFp4, 16);
   return result;
 }
 
 // The kernels for one token get the first of the batch.
 LayerInput input_for(const ExpertKernel& kernel, const LayerWeights& weights, const LayerInput& batch) {
   LayerInput input = batch;
-  if (!kernel.one || batch.tokens <= 1) return input;
+  if (!kernel.one() || batch.tokens <= 1) return input;
   input.tokens = 1;
   input.rows.resize(static_cast<size_t>(weights.shape.hidden));
   input.ids.resize(static_cast<size_t>(weights.shape.top_k));
@@ -79,14 +79,13 @@ void for_every_legal_tile(F&& f) {
     for (const char* shape : kShapes) {
       for (const int64_t tokens : {1, 64, 8192}) {
         for (const bool fp4 : {false, true}) {
-          plan::MoeProblem problem = plan::find_shape(shape);
+          plan::moe::Problem problem = plan::moe::find_shape(shape);
           problem.tokens = tokens;
-          if (fp4) problem.activations = plan::ActivationFormat::kNvfp4;
+          if (fp4) problem.activations = plan::moe::ActivationFormat::kNvfp4;
           if (fp4 && !plan::arch_of(gpu).fp4_mma) continue;
-          if (fp4 && plan::find_family(plan::Family::kFp4, gpu.arch) == nullptr) continue;
-          const plan::LayerPlan layer = plan::plan_layer(problem, gpu, {.explain = false});
-          for (const plan::GemmPlan* gemm : {&layer.gate_up, &layer.down}) {
-            for (const plan::Ranked& r : gemm->ranked) f(gpu, layer, *gemm, r.candidate);
+          const plan::moe::LayerPlan layer = plan::moe::plan_layer(problem, gpu, {.explain = false});
+          for (const plan::moe::GemmPlan* gemm : {&layer.gate_up, &layer.down}) {
+            for (const plan::moe::Ranked& r : gemm->ranked) f(gpu, layer, *gemm, r.candidate);
           }
         }
       }
@@ -99,26 +98,26 @@ void for_every_legal_tile(F&& f) {
 void every_listed_tile_fits() {
   int64_t tiles = 0;
   int64_t wrong = 0;
-  for_every_legal_tile(
-      [&](const plan::Gpu& gpu, const plan::LayerPlan&, const plan::GemmPlan&, const plan::Candidate& c) {
-        const plan::Arch& arch = plan::arch_of(gpu);
-        const plan::SmemMap map = plan::make_smem_map(c.tile);
-        ++tiles;
-        wrong += map.total > arch.smem_per_block ? 1 : 0;
-        wrong += c.ctas_per_sm * (map.total + arch.smem_reserved) > arch.smem_per_sm ? 1 : 0;
-        unsigned end = 0;  // regions in order of place: none overlaps the one before, all are aligned and inside
-        std::vector<plan::Region> regions;
-        for (const plan::Region& r : map.regions) {
-          if (r.size == 0) continue;
-          if (!r.overlay) regions.push_back(r);
-          wrong += r.offset % r.align != 0 || r.offset + r.size > map.total ? 1 : 0;
-        }
-        std::sort(regions.begin(), regions.end(), [](const auto& a, const auto& b) { return a.offset < b.offset; });
-        for (const plan::Region& r : regions) {
-          wrong += r.offset < end ? 1 : 0;
-          end = r.offset + r.size;
-        }
-      });
+  for_every_legal_tile([&](const plan::Gpu& gpu, const plan::moe::LayerPlan&, const plan::moe::GemmPlan&,
+                           const plan::moe::Candidate& c) {
+    const plan::Arch& arch = plan::arch_of(gpu);
+    const plan::moe::SmemMap map = plan::moe::make_smem_map(c.tile);
+    ++tiles;
+    wrong += map.total > arch.smem_per_block ? 1 : 0;
+    wrong += c.ctas_per_sm * (map.total + arch.smem_reserved) > arch.smem_per_sm ? 1 : 0;
+    unsigned end = 0;  // regions in order of place: none overlaps the one before, all are aligned and inside
+    std::vector<plan::Region> regions;
+    for (const plan::Region& r : map.regions) {
+      if (r.size == 0) continue;
+      if (!r.overlay) regions.push_back(r);
+      wrong += r.offset % r.align != 0 || r.offset + r.size > map.total ? 1 : 0;
+    }
+    std::sort(regions.begin(), regions.end(), [](const auto& a, const auto& b) { return a.offset < b.offset; });
+    for (const plan::Region& r : regions) {
+      wrong += r.offset < end ? 1 : 0;
+      end = r.offset + r.size;
+    }
+  });
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(tiles, 1000);
 }
@@ -129,7 +128,7 @@ void kernels_use_what_was_planned_and_no_more() {
     const LayerInput input = input_for(p.first, weights, make_input(weights.shape, 7, Pattern::kDistinct, 1));
     EXPECT_EQ(check_layer(weights, input, p.first, p.second, {}), "");
     // With fewer, the kernel's last region is outside.
-    p.second.shared_bytes -= p.second.family == plan::Family::kMmaSync || p.second.fp4() ? 2048 : 16;
+    p.second.shared_bytes -= p.second.tile().family == plan::moe::Family::kMmaSync || p.second.fp4() ? 2048 : 16;
     EXPECT_NE(check_layer(weights, input, p.first, p.second, {}).find("planned"), std::string::npos) << p.second.name;
   }
 }
@@ -142,7 +141,7 @@ void more_than_64_rows_of_one_expert() {
   list.erase(list.begin());  // takes 8 tokens at most
   std::vector<ExpertKernel> wide = prefill_kernels();
   list.push_back({wide[0], wide[1]});
-  ASSERT_EQ(wide[0].tokens, 176);
+  ASSERT_EQ(wide[0].tokens(), 176);
   for (const int tokens : {65, 130, 177}) {
     const LayerInput input = make_input(weights.shape, tokens, Pattern::kOneExpert, 3);
     expect_layer(weights, input, list, 1);
@@ -288,18 +287,24 @@ void workspace_is_enough_for_any_routing() {
 // ---- 6: architectures -----------------------------------------------------------------------------------------------
 
 void no_family_where_its_instructions_are_missing() {
-  for (const plan::FamilyRow& row : plan::families()) {
-    const auto arch = std::find_if(std::begin(plan::kArchs), std::end(plan::kArchs),
-                                   [&](const plan::Arch& a) { return a.name == row.arch; });
-    ASSERT_NE(arch, std::end(plan::kArchs)) << row.arch;
-    const bool has = row.family == plan::Family::kFp4         ? arch->fp4_mma && row.arch.back() == 'a'
-                     : row.family == plan::Family::kWgmma     ? arch->wgmma
-                     : row.family == plan::Family::kStreaming ? arch->bulk_copy
-                                                              : arch->cp_async;
-    EXPECT_TRUE(has) << row.arch << " " << to_string(row.family);
-  }
   for (const plan::Arch& arch : plan::kArchs) {
-    EXPECT_NE(plan::find_family(plan::Family::kMmaSync, arch.name), nullptr) << arch.name << " has no family at all";
+    int runs = 0;
+    for (const plan::moe::FamilyRow& row : plan::moe::families()) {
+      if (!row.runs_on(arch)) continue;
+      ++runs;
+      const bool has = row.unit == plan::moe::MatrixUnit::kFp4Mma  ? arch.fp4_mma && arch.name.back() == 'a'
+                       : row.unit == plan::moe::MatrixUnit::kWgmma ? arch.wgmma
+                                                                   : arch.cp_async;
+      EXPECT_TRUE(has) << arch.name << " " << row.name;
+      // Tiles with warps that only load have bulk copies.
+      plan::moe::Problem problem = plan::moe::find_shape("35B-A3B");
+      problem.tokens = 1;
+      std::vector<plan::moe::Candidate> tiles;
+      row.tiles(problem, plan::moe::Pass::kGateUp, &tiles);
+      ASSERT_FALSE(tiles.empty()) << row.name;
+      EXPECT_TRUE(arch.bulk_copy || tiles.front().tile.producer_warps == 0) << arch.name << " " << row.name;
+    }
+    EXPECT_GT(runs, 0) << arch.name << " has no family at all";
   }
 }
 
@@ -317,9 +322,9 @@ void intermediate_sizes_that_tiles_do_not_divide() {
 void decoding_has_narrow_tiles() {
   for (const char* card : kCards) {
     for (const char* shape : kShapes) {
-      plan::MoeProblem problem = plan::find_shape(shape);
+      plan::moe::Problem problem = plan::moe::find_shape(shape);
       problem.tokens = 1;
-      const plan::LayerPlan layer = plan::plan_layer(problem, plan::find_gpu(card), {.explain = false});
+      const plan::moe::LayerPlan layer = plan::moe::plan_layer(problem, plan::find_gpu(card), {.explain = false});
       EXPECT_EQ(layer.gate_up.ranked.front().candidate.tile.tokens, 8) << card << " " << shape;
       EXPECT_EQ(layer.down.ranked.front().candidate.tile.tokens, 8) << card << " " << shape;
     }

@@ -6,8 +6,6 @@
 #include <random>
 #include <vector>
 
-#include "kernels/moe/prefill_tile.h"
-#include "kernels/moe/stream_tile.h"
 #include "kernels/moe/tables.h"
 #include "nvfp4/number.h"
 
@@ -130,23 +128,6 @@ TEST(MoeLayout, RowsBetweenOneTokensKernels) {
     EXPECT_EQ(one_place(16 + 2 * l + 8), 16 + 4 * l + 2);
     EXPECT_EQ(one_place(16 + 2 * l + 9), 16 + 4 * l + 3);
   }
-}
-
-TEST(MoeTiles, RegionsFollowEachOtherWithoutOverlap) {
-  constexpr StreamTile t{true, true, 2, 1, 2, 4, 1, 1, 4, 8, 2, false, 0};
-  constexpr StreamMap m = stream_map(t);
-  EXPECT_EQ(m.weight_stride, 2u * 4 * 576);
-  EXPECT_GE(m.rows, m.weights + 8 * m.weight_stride);
-  EXPECT_EQ(m.row_stage_stride, 0u);
-  EXPECT_GE(m.choices, m.partials + 2 * 8 * 2 * 256);
-  EXPECT_GE(m.barriers, m.choices + kOneTableBytes);
-  EXPECT_EQ(m.total, m.barriers + 8 * 16 + 32);
-  constexpr PrefillMap p = prefill_map({false, 160, 7, false});
-  EXPECT_EQ(p.total, 7u * (160 * 128 + 16 * 576 + 16));
-  EXPECT_LE(p.total, 232448u);
-  constexpr PrefillMap staged = prefill_map({true, 160, 5, false});
-  EXPECT_EQ(staged.total, 5u * (160 * 128 + 16 * 576 + 16) + 2 * 160 * 128);  // h on its way out
-  EXPECT_LE(staged.total, 232448u);
 }
 
 }  // namespace

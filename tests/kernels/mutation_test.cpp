@@ -38,24 +38,24 @@ std::vector<Chain> chains() {
   const std::vector<ExpertKernel> prefill = prefill_kernels();
   const std::vector<ExpertKernel> async = async_kernels();
   return {
-      {"one", named(stream, "stream {true, true, 2, 1, 2, 2, 1, 1, 8, 4, 1}"),
-       named(stream, "stream {false, true, 1, 1, 2, 4, 1, 1, 8, 4, 1}"), 1, 32,
+      {"one", named(stream, "gate-up one-token 8x8x512 s4 w4+2 kw2x2 x1 swap"),
+       named(stream, "down one-token 8x16x512 s4 w8+1 kw2x4 x1 swap"), 1, 32,
        Pattern::kHoles},  // so that CTAs begin at different choices, and have more than two items
-      {"few", named(stream, "stream {true, true, 1, 1, 2, 4, 1, 8, 8, 4, 1, false, 17}"),
-       named(stream, "stream {false, true, 2, 1, 2, 4, 1, 2, 8, 6, 1}"), 7, 32, Pattern::kOneExpert},
-      {"few, alone", named(stream, "stream {true, true, 2, 1, 2, 4, 1, 8, 8, 4, 1, false, 48}"),
-       named(stream, "stream {false, true, 2, 1, 4, 2, 1, 2, 4, 4, 1}"), 3, 128, Pattern::kDuplicates},
-      {"few, nobody", named(stream, "stream {true, true, 1, 1, 2, 4, 1, 8, 8, 4, 1, false, 17}"),
-       named(stream, "stream {false, true, 2, 1, 2, 4, 1, 2, 8, 6, 1}"), 2, 32, Pattern::kNobody},
-      {"sorted", named(stream, "stream {true, false, 2, 2, 2, 1, 3, 24, 2, 2, 1}"),
-       named(stream, "stream {false, false, 2, 2, 2, 1, 3, 24, 2, 2, 1}"), 14},
-      {"wide", named(stream, "stream {true, false, 2, 16, 1, 1, 3, 24, 2, 3, 1}"),
-       named(stream, "stream {false, false, 2, 16, 1, 1, 3, 24, 4, 2, 1}"), 14},
-      {"wgmma", named(prefill, "prefill {true, 32, 3}"), named(prefill, "prefill {false, 32, 3}"), 14},
-      {"mma", named(async, "mma-sync {true, 2, 16, 64, 64, 2, 4, 2}"),
-       named(async, "mma-sync {false, 1, 16, 64, 64, 3, 4, 2}"), 14},
-      {"fp4", named(async, "fp4 {true, 2, 16, 64, 64, 2, 4, 2}"), named(async, "fp4 {false, 1, 16, 64, 64, 2, 4, 2}"),
-       14},
+      {"few", named(stream, "gate-up few-tokens 8x8x512 s4 w8+3 kw2x4 rows8 x1 swap of 1088"),
+       named(stream, "down few-tokens 8x32x512 s6 w8+4 kw2x4 rows2 x1 swap"), 7, 32, Pattern::kOneExpert},
+      {"few, alone", named(stream, "gate-up few-tokens 8x16x512 s4 w8+3 kw2x4 rows8 x1 swap of 3072"),
+       named(stream, "down few-tokens 8x32x256 s4 w8+5 kw4x2 rows2 x1 swap"), 3, 128, Pattern::kDuplicates},
+      {"few, nobody", named(stream, "gate-up few-tokens 8x8x512 s4 w8+3 kw2x4 rows8 x1 swap of 1088"),
+       named(stream, "down few-tokens 8x32x512 s6 w8+4 kw2x4 rows2 x1 swap"), 2, 32, Pattern::kNobody},
+      {"sorted", named(stream, "gate-up streaming 24x32x128 s2 w4+4 kw2x1 x1 swap"),
+       named(stream, "down streaming 24x64x128 s2 w4+4 kw2x1 x1 swap"), 14},
+      {"wide", named(stream, "gate-up streaming 24x256x128 s3 w16+4 x1 swap"),
+       named(stream, "down streaming 24x512x256 s2 w16+4 x1 swap"), 14},
+      {"wgmma", named(prefill, "gate-up wgmma 32x128x64 s3 w8+4 x1 swap"),
+       named(prefill, "down wgmma 32x256x64 s3 w8+4 x1 swap"), 14},
+      {"mma", named(async, "gate-up mma-sync 16x64x64 s2 w4 x2 swap"),
+       named(async, "down mma-sync 16x64x64 s3 w4 x2 swap"), 14},
+      {"fp4", named(async, "gate-up fp4 16x64x64 s2 w4 x2 swap"), named(async, "down fp4 16x64x64 s2 w4 x2 swap"), 14},
   };
 }
 
@@ -76,9 +76,9 @@ struct Redundant {
   const char* reason;
 };
 constexpr Redundant kRedundant[] = {
-    {Op::kGridWait, "stream_sm90.cuh", "if (!T.gate_up && args.ready == 0) grid_dependency_wait();",
+    {Op::kGridWait, "stream_sm90.cuh", "if (!T::gate_up && args.ready == 0) grid_dependency_wait();",
      "down's consumers touch no result of gate-up but through the stages, whose producers wait"},
-    {Op::kGridWait, "stream_sm90.cuh", "if (!T.gate_up && args.ready != 0) grid_dependency_wait();",
+    {Op::kGridWait, "stream_sm90.cuh", "if (!T::gate_up && args.ready != 0) grid_dependency_wait();",
      "flags order what down reads; this one is for kernels further on, which wait for down's end only"},
     {Op::kGridWait, "route_sm90.cuh", "if (last) ptx::grid_dependency_wait();  // for kernels further on",
      "flags order the rows that are added up; this one is for kernels further on, which wait for the sum's end only"},

@@ -5,9 +5,9 @@
 
 #include <cmath>
 
-#include "plan/plan.h"
+#include "plan/moe/plan.h"
 
-namespace fourfold::plan {
+namespace fourfold::plan::moe {
 namespace {
 
 struct Measured {
@@ -57,7 +57,7 @@ constexpr Measured kMeasured[] = {
 TEST(Calibration, PredictsMeasuredKernels) {
   double log_sum = 0;
   for (const Measured& m : kMeasured) {
-    MoeProblem p = find_shape(m.model);
+    Problem p = find_shape(m.model);
     p.tokens = m.tokens;
     const int operands = p.operands(m.pass);
     Candidate c;
@@ -77,7 +77,7 @@ TEST(Calibration, PredictsMeasuredKernels) {
               .swap_ab = 1,
               .k_warps = 1,
               .stage_warps = 1,
-              .inline_routes = 0,
+
               .resident_k = 0,
               .epilogue = Epilogue::kDirect};
     const Instructions humming = {.dequantise = 3.6, .per_mma = 0.3, .per_stage = 24, .per_output = 8, .chain = 5};
@@ -92,7 +92,7 @@ TEST(Calibration, PredictsMeasuredKernels) {
 TEST(Calibration, TheKernelsBoundIsTheMeasuredOne) {
   // Profiled: at 64 tokens the measured kernel is bound by instruction issue, not by memory; fewer instructions per
   // weight move the bound to memory.
-  MoeProblem p = find_shape("397B-A17B");
+  Problem p = find_shape("397B-A17B");
   p.tokens = 64;
   Candidate c;
   c.ctas_per_sm = 2;
@@ -111,7 +111,7 @@ TEST(Calibration, TheKernelsBoundIsTheMeasuredOne) {
             .swap_ab = 1,
             .k_warps = 1,
             .stage_warps = 1,
-            .inline_routes = 0,
+
             .resident_k = 0,
             .epilogue = Epilogue::kDirect};
   EXPECT_EQ(predict(p, Pass::kGateUp, find_gpu("h200"), c, {3.6, 0.3, 24, 8, 5}).bound, "issue");
@@ -119,4 +119,4 @@ TEST(Calibration, TheKernelsBoundIsTheMeasuredOne) {
 }
 
 }  // namespace
-}  // namespace fourfold::plan
+}  // namespace fourfold::plan::moe

@@ -7,9 +7,9 @@
 #include <filesystem>
 
 #include "base/file.h"
-#include "plan/plan.h"
+#include "plan/moe/plan.h"
 
-namespace fourfold::plan {
+namespace fourfold::plan::moe {
 namespace {
 
 struct Case {
@@ -32,7 +32,7 @@ void PrintTo(const Case& c, std::ostream* out) { *out << file_name(c); }
 
 TEST_P(Golden, Plan) {
   const Case& c = GetParam();
-  MoeProblem p = find_shape(c.model);
+  Problem p = find_shape(c.model);
   p.tokens = c.tokens;
   p.activations = c.activations;
   const std::string text = to_text(plan_layer(p, find_gpu(c.gpu)));
@@ -65,4 +65,4 @@ INSTANTIATE_TEST_SUITE_P(Plans, Golden,
                          });
 
 }  // namespace
-}  // namespace fourfold::plan
+}  // namespace fourfold::plan::moe

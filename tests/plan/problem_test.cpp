@@ -1,5 +1,5 @@
 // Problems: validation, slices, and the arithmetic of random routing against a simulation.
-#include "plan/problem.h"
+#include "plan/moe/problem.h"
 
 #include <gtest/gtest.h>
 
@@ -11,11 +11,11 @@
 #include "base/check.h"
 #include "plan/arch.h"
 
-namespace fourfold::plan {
+namespace fourfold::plan::moe {
 namespace {
 
-MoeProblem shape(const char* name, int64_t tokens) {
-  MoeProblem p = find_shape(name);
+Problem shape(const char* name, int64_t tokens) {
+  Problem p = find_shape(name);
   p.tokens = tokens;
   return p;
 }
@@ -32,24 +32,23 @@ std::string error_of(F&& fn) {
 
 TEST(Problem, NamesTheFieldThatIsWrong) {
   const auto bad = [](auto change) {
-    MoeProblem p = shape("35B-A3B", 1);
+    Problem p = shape("35B-A3B", 1);
     change(p);
     return error_of([&] { validate(p); });
   };
-  EXPECT_EQ(bad([](MoeProblem& p) { p.experts = 0; }), "experts: found 0, wanted 1 to 4096");
-  EXPECT_EQ(bad([](MoeProblem& p) { p.top_k = 257; }), "top-k: found 257, wanted 1 to 64");
-  EXPECT_EQ(bad([](MoeProblem& p) { p.top_k = 0; }), "top-k: found 0, wanted 1 to 64");
-  EXPECT_EQ(bad([](MoeProblem& p) { p.tokens = -1; }), "tokens: found -1, wanted 0 to 1048576");
-  EXPECT_EQ(bad([](MoeProblem& p) { p.hidden = 2056; }),
-            "hidden: found 2056, wanted a multiple of the scale vector 16");
-  EXPECT_EQ(bad([](MoeProblem& p) { p.intermediate = int64_t{1} << 60; }),
+  EXPECT_EQ(bad([](Problem& p) { p.experts = 0; }), "experts: found 0, wanted 1 to 4096");
+  EXPECT_EQ(bad([](Problem& p) { p.top_k = 257; }), "top-k: found 257, wanted 1 to 64");
+  EXPECT_EQ(bad([](Problem& p) { p.top_k = 0; }), "top-k: found 0, wanted 1 to 64");
+  EXPECT_EQ(bad([](Problem& p) { p.tokens = -1; }), "tokens: found -1, wanted 0 to 1048576");
+  EXPECT_EQ(bad([](Problem& p) { p.hidden = 2056; }), "hidden: found 2056, wanted a multiple of the scale vector 16");
+  EXPECT_EQ(bad([](Problem& p) { p.intermediate = int64_t{1} << 60; }),
             "intermediate: found 1152921504606846976, wanted 16 to 262144");
-  EXPECT_NE(bad([](MoeProblem& p) {
+  EXPECT_NE(bad([](Problem& p) {
               p.weights = WeightFormat::kMxfp4;
               p.activations = ActivationFormat::kNvfp4;
             }),
             "");
-  EXPECT_EQ(bad([](MoeProblem&) {}), "");
+  EXPECT_EQ(bad([](Problem&) {}), "");
 }
 
 TEST(Problem, UnknownNamesAreAnsweredWithTheKnownOnes) {
@@ -74,7 +73,7 @@ TEST(Problem, DepthIsPaddedToWholeUnits) {
 TEST(Routing, ExpectationsAgreeWithASimulation) {
   std::mt19937 random(7);
   for (const int64_t tokens : {1, 7, 64, 300}) {
-    const MoeProblem p = shape("35B-A3B", tokens);
+    const Problem p = shape("35B-A3B", tokens);
     constexpr int kTrials = 400;
     double touched = 0, tiles = 0, busiest = 0;
     std::vector<int> order(static_cast<size_t>(p.experts));
@@ -113,4 +112,4 @@ TEST(Routing, HoldsAtTheEnds) {
 }
 
 }  // namespace
-}  // namespace fourfold::plan
+}  // namespace fourfold::plan::moe

@@ -1,5 +1,5 @@
 // The shared-memory ledger: known maps to the byte, and what must hold for every map.
-#include "plan/smem.h"
+#include "plan/moe/tile.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "plan/arch.h"
-#include "plan/plan.h"
+#include "plan/moe/plan.h"
 
-namespace fourfold::plan {
+namespace fourfold::plan::moe {
 namespace {
 
 // ---- known maps, at compile time
@@ -17,7 +17,7 @@ namespace {
 
 // One token: 2 row tiles x 4 units of 576 B in 4 stages; 2 buffers x 2 x 2 x 256 B of partial sums; the choices; 16 B
 // of mbarriers per stage, and for two more.
-constexpr TileConfig kOne = {.family = Family::kStreaming,
+constexpr TileConfig kOne = {.family = Family::kOneToken,
                              .pass = Pass::kGateUp,
                              .tokens = 8,
                              .token_rows = 1,
@@ -32,18 +32,20 @@ constexpr TileConfig kOne = {.family = Family::kStreaming,
                              .swap_ab = 1,
                              .k_warps = 2,
                              .stage_warps = 1,
-                             .inline_routes = 1,
+
                              .resident_k = 0,
                              .epilogue = Epilogue::kDirect};
+constexpr Region of(const TileConfig& t, RegionId id) { return make_smem_map(t)[id]; }
+constexpr unsigned total(const TileConfig& t) { return make_smem_map(t).total; }
+
 static_assert(unit_bytes(kOne) == 576);
-static_assert(smem_stride<kOne, RegionId::kWeights> == 2 * 4 * 576);
-static_assert(smem_size<kOne, RegionId::kActivations> == 0);
-static_assert(smem_offset<kOne, RegionId::kPartials> == 4 * 4608);
-static_assert(smem_size<kOne, RegionId::kPartials> == 2 * 2 * 2 * 256);
-static_assert(smem_offset<kOne, RegionId::kRoutes> == 18432 + 2048);
-static_assert(smem_offset<kOne, RegionId::kBarriers> == 20480 + 384);  // 272 rounded up to 128
-static_assert(smem_total<kOne> == 20864 + 6 * 16);
-static_assert(stage_bytes(kOne) == 2 * 4 * 576);
+static_assert(of(kOne, RegionId::kWeights).stride == 2 * 4 * 576);
+static_assert(of(kOne, RegionId::kActivations).size == 0);
+static_assert(of(kOne, RegionId::kPartials).offset == 4 * 4608);
+static_assert(of(kOne, RegionId::kPartials).size == 2 * 2 * 2 * 256);
+static_assert(of(kOne, RegionId::kRoutes).offset == 18432 + 2048);
+static_assert(of(kOne, RegionId::kBarriers).offset == 20480 + 384);  // 272 rounded up to 128
+static_assert(total(kOne) == 20864 + 6 * 16);
 
 // wgmma: swizzled activations come first, each stage on a multiple of 1024.
 constexpr TileConfig kPrefill = {.family = Family::kWgmma,
@@ -61,14 +63,14 @@ constexpr TileConfig kPrefill = {.family = Family::kWgmma,
                                  .swap_ab = 1,
                                  .k_warps = 1,
                                  .stage_warps = 1,
-                                 .inline_routes = 0,
+
                                  .resident_k = 0,
                                  .epilogue = Epilogue::kDirect};
-static_assert(smem_offset<kPrefill, RegionId::kActivations> == 0);
-static_assert(smem_stride<kPrefill, RegionId::kActivations> == 88 * 128);
-static_assert(smem_stride<kPrefill, RegionId::kActivations> % 1024 == 0);
-static_assert(smem_offset<kPrefill, RegionId::kWeights> == 4 * 88 * 128);
-static_assert(smem_stride<kPrefill, RegionId::kWeights> == 16 * 576);
+static_assert(of(kPrefill, RegionId::kActivations).offset == 0);
+static_assert(of(kPrefill, RegionId::kActivations).stride == 88 * 128);
+static_assert(of(kPrefill, RegionId::kActivations).stride % 1024 == 0);
+static_assert(of(kPrefill, RegionId::kWeights).offset == 4 * 88 * 128);
+static_assert(of(kPrefill, RegionId::kWeights).stride == 16 * 576);
 
 // FP4: the same units; activations are codes and, apart from them, scales.
 constexpr TileConfig kFp4Tile = {.family = Family::kFp4,
@@ -86,14 +88,49 @@ constexpr TileConfig kFp4Tile = {.family = Family::kFp4,
                                  .swap_ab = 1,
                                  .k_warps = 1,
                                  .stage_warps = 1,
-                                 .inline_routes = 0,
+
                                  .resident_k = 0,
                                  .epilogue = Epilogue::kDirect};
-static_assert(smem_stride<kFp4Tile, RegionId::kWeights> == 8 * 576);
-static_assert(smem_stride<kFp4Tile, RegionId::kActivations> == 64 * (32 + 16));
-static_assert(smem_stride<kFp4Tile, RegionId::kActivationScales> == 64 * 4);
-static_assert(smem_offset<kFp4Tile, RegionId::kRows> == 3 * (8 * 576 + 64 * 48 + 64 * 4));
-static_assert(smem_total<kFp4Tile> == 3 * (8 * 576 + 64 * 48 + 64 * 4) + 2 * 64 * 4);
+static_assert(of(kFp4Tile, RegionId::kWeights).stride == 8 * 576);
+static_assert(of(kFp4Tile, RegionId::kActivations).stride == 64 * (32 + 16));
+static_assert(of(kFp4Tile, RegionId::kActivationScales).stride == 64 * 4);
+static_assert(of(kFp4Tile, RegionId::kRows).offset == 3 * (8 * 576 + 64 * 48 + 64 * 4));
+static_assert(total(kFp4Tile) == 3 * (8 * 576 + 64 * 48 + 64 * 4) + 2 * 64 * 4);
+
+// Few tokens: gate-up's rows lie once, down's in every stage; tables, and in down a row of zeros.
+constexpr TileConfig few(Pass pass) {
+  TileConfig t = kOne;
+  t.family = Family::kFewTokens;
+  t.pass = pass;
+  t.operands = pass == Pass::kGateUp ? 2 : 1;
+  t.token_rows = pass == Pass::kGateUp ? 8 : 4;
+  t.producer_warps = pass == Pass::kGateUp ? 3 : 5;
+  t.resident_k = pass == Pass::kGateUp ? 2048 : 0;
+  return t;
+}
+static_assert(of(few(Pass::kGateUp), RegionId::kActivations).size == 8 * (2048 * 2 + 16));
+static_assert(of(few(Pass::kGateUp), RegionId::kPartials).size == 2 * 2 * 2 * 512);
+static_assert(of(few(Pass::kGateUp), RegionId::kRoutes).size == 7824);
+static_assert(of(few(Pass::kGateUp), RegionId::kBarriers).size == 4 * 16 + 48);
+static_assert(of(few(Pass::kDown), RegionId::kActivations).size == 4 * 4 * (256 * 2 + 16));
+static_assert(of(few(Pass::kDown), RegionId::kPartials).size == 2 * 512);
+static_assert(of(few(Pass::kDown), RegionId::kRoutes).size == 7824 + 2 * 256);
+static_assert(of(few(Pass::kDown), RegionId::kBarriers).size == 4 * 16);
+
+// Sorted: a ring of weights and rows, and where 16 warps compute two barriers more, for flags.
+constexpr TileConfig sorted(int warps) {
+  TileConfig t = kOne;
+  t.family = Family::kStreaming;
+  t.tokens = t.token_rows = 24;
+  t.warps = warps;
+  t.k_warps = 1;
+  return t;
+}
+static_assert(of(sorted(8), RegionId::kActivations).size == 4 * 24 * (256 * 2 + 16));
+static_assert(of(sorted(8), RegionId::kBarriers).size == 4 * 16);
+static_assert(of(sorted(16), RegionId::kBarriers).size == 4 * 16 + 16);
+static_assert(raises_flags(sorted(16)) && !raises_flags(sorted(8)));
+
 static_assert(row_warps(kFp4Tile) == 4 && row_warps(kPrefill) == 8);
 
 // ---- scale-factor blocks
@@ -139,19 +176,19 @@ void check_map(const TileConfig& t) {
   std::vector<Interval> taken;
   unsigned payload = 0, padding = 0;
   for (int i = 0; i < kRegionCount; ++i) {
-    const Region& r = map.regions[i];
-    if (r.size == 0) continue;
     const RegionId id = static_cast<RegionId>(i);
+    const Region& r = map[id];
+    if (r.size == 0) continue;
     ASSERT_EQ(r.offset % r.align, 0u) << region_name(id, t);
     ASSERT_EQ(r.size, r.stride * r.copies) << region_name(id, t);
-    ASSERT_GE(r.stride, detail::region_bytes(t, id)) << region_name(id, t);
-    ASSERT_EQ(r.stride % detail::stride_align(t, id), 0u) << region_name(id, t);
+    ASSERT_EQ(r.stride % (r.align == kSwizzleAlign ? kSwizzleAlign : kVectorAlign), 0u) << region_name(id, t);
+    ASSERT_TRUE(r.copies == 1 || r.copies == static_cast<unsigned>(t.stages)) << region_name(id, t);
     ASSERT_LE(r.offset + r.size, map.total) << region_name(id, t);
     if (r.overlay) {
       // An overlay may share bytes with the stages only: everything else is in use during the epilogue.
       for (int j = 0; j < kRegionCount; ++j) {
-        const Region& other = map.regions[j];
-        if (other.size == 0 || j == i || detail::staged(static_cast<RegionId>(j))) continue;
+        const Region& other = map[static_cast<RegionId>(j)];
+        if (other.size == 0 || j == i || other.copies > 1) continue;    // stages are idle
         if (static_cast<RegionId>(j) == RegionId::kPartials) continue;  // added up before the output is staged
         ASSERT_GE(other.offset, r.offset + r.size) << region_name(static_cast<RegionId>(j), t);
       }
@@ -179,7 +216,7 @@ TEST(SmemMap, RegionsAreAlignedDisjointAndSumUpForEveryCandidate) {
     for (const char* name : {"35B-A3B", "nemotron-30B"}) {
       for (const auto format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4}) {
         for (const int64_t tokens : {1, 64}) {
-          MoeProblem p = find_shape(name);
+          Problem p = find_shape(name);
           p.tokens = tokens;
           p.activations = format;
           for (const Pass pass : {Pass::kGateUp, Pass::kDown}) {
@@ -200,14 +237,13 @@ TEST(SmemMap, MxFp4UnitsAreSmallerByHalfTheirScales) {
   TileConfig t = kOne;
   t.scale_vector = 32;
   EXPECT_EQ(unit_bytes(t), 544u);
-  EXPECT_EQ(region(make_smem_map(t), RegionId::kWeights).stride, 2u * 4 * 544);
+  EXPECT_EQ(of(t, RegionId::kWeights).stride, 2u * 4 * 544);
 }
 
 TEST(SmemMap, OverlayCostsOnlyWhatTheStagesDoNotHold) {
   TileConfig t = kOne;
   t.family = Family::kMmaSync;
   t.producer_warps = 0;
-  t.inline_routes = 0;
   t.k_warps = 1;
   t.tokens = t.token_rows = 64;
   t.n = 64;
@@ -224,15 +260,17 @@ TEST(SmemMap, OverlayCostsOnlyWhatTheStagesDoNotHold) {
   t.epilogue = Epilogue::kOverlay;
   t.tokens = 192;
   t.token_rows = 8;  // tiny stages, large output: the overlay must push the row table back
-  EXPECT_GE(region(make_smem_map(t), RegionId::kRows).offset, 192u * 64 * 2);
+  EXPECT_GE(of(t, RegionId::kRows).offset, 192u * 64 * 2);
 }
 
 TEST(SmemMap, SourceTextNamesTheSameTile) {
-  // What device code is given is an aggregate initialiser in the order of the fields.
+  // What device code is given is an aggregate initialiser.
   EXPECT_EQ(to_source(kPrefill),
-            "{fourfold::plan::Family(2), fourfold::plan::Pass(0), 88, 88, 128, 64, 4, 8, 4, 2, 16, 16, 1, 1, 1, 0, 0, "
-            "fourfold::plan::Epilogue(0)}");
+            "{.family = fourfold::plan::moe::Family(4), .pass = fourfold::plan::moe::Pass(0), .tokens = 88, "
+            ".token_rows = 88, .n = 128, .k = 64, .stages = 4, .warps = 8, .producer_warps = 4, .operands = 2, "
+            ".scale_vector = 16, .activation_bits = 16, .swap_ab = 1, .k_warps = 1, .stage_warps = 1, .resident_k = 0, "
+            ".epilogue = fourfold::plan::moe::Epilogue(0)}");
 }
 
 }  // namespace
-}  // namespace fourfold::plan
+}  // namespace fourfold::plan::moe

@@ -15,51 +15,24 @@
 
 #include "kernels/moe/tables.h"
 #include "kernels/ptx/sm90.cuh"
-#include "plan/smem.h"
+#include "plan/moe/tile.h"
 
 namespace fourfold::moe {
-
-using plan::make_smem_map;
-
-// A tile of the ledger as a type. `Rows` are weight rows of one operand, `Operands` 2 for gate and up.
-template <plan::Family Kind, bool GateUp, int Operands, int Tokens, int Rows, int Depth, int Stages, int Warps,
-          int Ctas>
-struct AsyncTileOf {
-  static constexpr plan::TileConfig value{.family = Kind,
-                                          .pass = GateUp ? plan::Pass::kGateUp : plan::Pass::kDown,
-                                          .tokens = Tokens,
-                                          .token_rows = Tokens,
-                                          .n = Rows,
-                                          .k = Depth,
-                                          .stages = Stages,
-                                          .warps = Warps,
-                                          .producer_warps = 0,
-                                          .operands = Operands,
-                                          .scale_vector = 16,
-                                          .activation_bits = Kind == plan::Family::kFp4 ? 4 : 16,
-                                          .swap_ab = 1,
-                                          .k_warps = 1,
-                                          .stage_warps = 1,
-                                          .inline_routes = 0,
-                                          .resident_k = 0,
-                                          .epilogue = plan::Epilogue::kDirect};
-  static constexpr int ctas = Ctas;  // per SM
-};
 
 namespace async_detail {
 
 using namespace ptx;
-using plan::RegionId;
+using plan::moe::RegionId;
 
 template <typename Tile>
 struct Shape {
-  static constexpr plan::TileConfig T = Tile::value;
-  static constexpr bool kGateUp = T.pass == plan::Pass::kGateUp;
+  static constexpr plan::moe::TileConfig T = Tile::value;
+  static constexpr bool kGateUp = T.pass == plan::moe::Pass::kGateUp;
   static constexpr bool kGated = T.operands == 2;
-  static constexpr bool kFp4 = T.family == plan::Family::kFp4;
+  static constexpr bool kFp4 = T.family == plan::moe::Family::kFp4;
   static constexpr int kThreads = T.warps * 32;
   static constexpr int kRowTiles = T.operands * T.n / kTileRows;
-  static constexpr int kWm = plan::row_warps(T);
+  static constexpr int kWm = plan::moe::row_warps(T);
   static constexpr int kWn = T.warps / kWm;
   static constexpr int kMt = kRowTiles / kWm;
   static constexpr int kNt = T.tokens / 8 / kWn;
@@ -69,17 +42,16 @@ struct Shape {
   static constexpr int kRowsPerPass = kThreads / kPieces;
   static constexpr int kRowRegisters = (T.tokens + kThreads - 1) / kThreads;
   static constexpr u32 kStrip = kUnits * kUnitBytes;  // of a row tile in a stage
-  static constexpr u32 kWeights = plan::make_smem_map(T).regions[static_cast<int>(RegionId::kWeights)].offset;
-  static constexpr u32 kWeightStride = plan::make_smem_map(T).regions[static_cast<int>(RegionId::kWeights)].stride;
-  static constexpr u32 kRows = plan::make_smem_map(T).regions[static_cast<int>(RegionId::kActivations)].offset;
-  static constexpr u32 kRowsStride = plan::make_smem_map(T).regions[static_cast<int>(RegionId::kActivations)].stride;
-  static constexpr u32 kRowStride = plan::activation_stride(T);
-  static constexpr u32 kScales = plan::make_smem_map(T).regions[static_cast<int>(RegionId::kActivationScales)].offset;
-  static constexpr u32 kScalesStride =
-      plan::make_smem_map(T).regions[static_cast<int>(RegionId::kActivationScales)].stride;
-  static constexpr u32 kTable = plan::make_smem_map(T).regions[static_cast<int>(RegionId::kRows)].offset;
+  static constexpr u32 kWeights = plan::moe::smem_offset<Tile, RegionId::kWeights>;
+  static constexpr u32 kWeightStride = plan::moe::smem_stride<Tile, RegionId::kWeights>;
+  static constexpr u32 kRows = plan::moe::smem_offset<Tile, RegionId::kActivations>;
+  static constexpr u32 kRowsStride = plan::moe::smem_stride<Tile, RegionId::kActivations>;
+  static constexpr u32 kRowStride = plan::moe::activation_stride(T);
+  static constexpr u32 kScales = plan::moe::smem_offset<Tile, RegionId::kActivationScales>;
+  static constexpr u32 kScalesStride = plan::moe::smem_stride<Tile, RegionId::kActivationScales>;
+  static constexpr u32 kTable = plan::moe::smem_offset<Tile, RegionId::kRows>;
   static_assert(kRowTiles == kWm * kMt && T.tokens == kWn * kNt * 8 && T.warps == kWm * kWn);
-  static_assert(T.k_warps == 1 && T.inline_routes == 0 && T.producer_warps == 0 && T.stages >= 2);
+  static_assert(T.k_warps == 1 && T.producer_warps == 0 && T.stages >= 2);
   static_assert(kWeightStride == kRowTiles * kStrip && kThreads % kPieces == 0);
 };
 
@@ -135,7 +107,7 @@ struct RowSource {
 template <typename Tile>
 struct Loader {
   using S = Shape<Tile>;
-  static constexpr plan::TileConfig T = Tile::value;
+  static constexpr plan::moe::TileConfig T = Tile::value;
 
   const GemmArgs& args;
   const RowSource& source;
@@ -284,7 +256,7 @@ struct Loader {
 template <typename Tile, typename Math>
 __device__ __forceinline__ void run(const GemmArgs& args, const RowSource& source, Math& math, u32 base, u8* smem) {
   using S = Shape<Tile>;
-  static constexpr plan::TileConfig T = Tile::value;
+  static constexpr plan::moe::TileConfig T = Tile::value;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int wm = warp % S::kWm;
   const int wn = warp / S::kWm;

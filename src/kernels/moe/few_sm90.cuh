@@ -45,24 +45,24 @@ struct FewTables {
   int extras;
   int half;  // gate-up: OneTurn::half
 };
-static_assert(sizeof(FewTables) <= kFewTableBytes && kFewWords == 32);
+static_assert(plan::align_up(sizeof(FewTables), plan::kVectorAlign) == plan::moe::kFewTableBytes && kFewWords == 32);
 
 // acc += weights x token rows over units first, first + 1, ... of a stage, KU / WU of them but none from `left` on.
 // `weights`: shared address of the first row tile; `row`: of this lane's row for ldmatrix, at the first of these units.
 template <typename Tile, int Sets, bool Whole>
-__device__ __forceinline__ void multiply_few(float (&acc)[Sets][Tile::value.mt][4], u32 weights, u32 row, int first,
-                                             int left, int lane, u32 scale_base) {
-  constexpr StreamTile T = Tile::value;
+__device__ __forceinline__ void multiply_few(float (&acc)[Sets][StreamShape<Tile>::mt][4], u32 weights, u32 row,
+                                             int first, int left, int lane, u32 scale_base) {
+  using T = StreamShape<Tile>;
 #pragma unroll
-  for (int uu = 0; uu < T.ku / T.wu; ++uu) {
+  for (int uu = 0; uu < T::ku / T::wu; ++uu) {
     const int u = first + uu;
     if (!Whole && u >= left) break;
     u32 x[2][4];
     load_matrix4(x[0], row + static_cast<u32>(uu) * (kUnitK * 2));
     load_matrix4(x[1], row + static_cast<u32>(uu) * (kUnitK * 2) + 64u);
 #pragma unroll
-    for (int m = 0; m < T.mt; ++m) {
-      const u32 unit = weights + static_cast<u32>(m) * (T.ku * kUnitBytes) + static_cast<u32>(u) * kUnitBytes;
+    for (int m = 0; m < T::mt; ++m) {
+      const u32 unit = weights + static_cast<u32>(m) * (T::ku * kUnitBytes) + static_cast<u32>(u) * kUnitBytes;
       const Vec4 codes = load_shared4(unit + static_cast<u32>(lane) * 16u);
       const Vec2 scale = load_shared2(unit + kUnitCodeBytes + static_cast<u32>(lane / 4) * 8u);
       const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
@@ -78,69 +78,64 @@ __device__ __forceinline__ void multiply_few(float (&acc)[Sets][Tile::value.mt][
 
 }  // namespace stream_detail
 
-// `Tile` is a StreamTileOf<...>: a type, because nvcc's host stubs do not take structures as template arguments.
+// `Tile`: see stream_shape.h.
 template <typename Tile>
-__global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
+__global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>::resident)
     moe_few(const __grid_constant__ GemmArgs args) {
   using namespace stream_detail;
-  static constexpr StreamTile T = Tile::value;
-  static_assert(T.few() && T.nt == 1 && (T.rows == kFewTokens || !T.gate_up) && T.wm == 1 && T.wk() > 1);
-  static_assert(T.gate_up == (T.row_units > 0));
-  constexpr int kRowTiles = T.mt;
-  constexpr int kConsumers = T.wk();
-  constexpr int kHelpers = T.producers() - 1;  // gate-up: finishers, down: what brings h
-  constexpr int kSets = T.mt == 1 ? 2 : 1;
-  constexpr int kPairs = one_pairs(T);
-  // Whether an expert with one token is worth code of its own: shorter, but the sums of an item take longer.
-  constexpr bool kAlone = T.gate_up && T.row_units >= 6 * kConsumers;
-  static constexpr StreamMap kMap = stream_map(T);
-  constexpr u32 kRowStride = stream_row_stride(T);
-  // A ring slot always belongs to the same warp group: a group that skipped one of a slot's turns could not tell the
-  // phases of its barrier apart. Hence whole rounds of WS stages per item; the surplus ones carry nothing.
-  static_assert(T.stages % T.ws == 0 && T.ku % T.wu == 0);
-  static_assert(T.gate_up || (T.stages % kHelpers == 0 && T.ku % 4 == 0 && T.rows % 2 == 0));
+  using T = StreamShape<Tile>;
+  static_assert(T::few && T::nt == 1 && (T::rows == kFewTokens || !T::gate_up) && T::wm == 1 && T::wk > 1);
+  static_assert(T::gate_up == (T::row_units > 0));
+  constexpr int kRowTiles = T::mt;
+  constexpr int kConsumers = T::wk;
+  constexpr int kHelpers = T::producers - 1;  // gate-up: finishers, down: what brings h
+  constexpr int kSets = T::mt == 1 ? 2 : 1;
+  constexpr int kPairs = T::pairs;
+  constexpr bool kAlone = plan::moe::multiplies_alone(T::tile);
+  constexpr u32 kRowStride = T::kRowStride;
+  static_assert(T::gate_up || (T::stages % kHelpers == 0 && T::ku % 4 == 0 && T::rows % 2 == 0));
 
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  FewTables& tables = *reinterpret_cast<FewTables*>(smem + kMap.choices);
-  const UnsortedBarriers<Tile> bars{base + kMap.barriers};
-  if (threadIdx.x == 0) bars.init(T.gate_up ? 1 : 2, 1 + kHelpers);
-  for (int i = static_cast<int>(threadIdx.x); i < kFewWords + kExchangeRows; i += T.threads()) {
+  FewTables& tables = *reinterpret_cast<FewTables*>(smem + T::kChoices);
+  const UnsortedBarriers<Tile> bars{base + T::kBarriers};
+  if (threadIdx.x == 0) bars.init(T::gate_up ? 1 : 2, 1 + kHelpers);
+  for (int i = static_cast<int>(threadIdx.x); i < kFewWords + kExchangeRows; i += T::threads) {
     (i < kFewWords ? tables.chosen[i] : tables.tokens[i - kFewWords]) = 0;
   }
   // Down: a row for the tokens that did not choose an expert.
-  constexpr u32 kZeros = kMap.choices + kFewTableBytes;
-  for (int i = static_cast<int>(threadIdx.x); i < (T.gate_up ? 0 : T.ku * 32); i += T.threads()) {
+  constexpr u32 kZeros = T::kChoices + plan::moe::kFewTableBytes;
+  for (int i = static_cast<int>(threadIdx.x); i < (T::gate_up ? 0 : T::ku * 32); i += T::threads) {
     reinterpret_cast<u32*>(smem + kZeros)[i] = 0;
   }
   __syncthreads();
   // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so that choices may be read at
   // once, and by all of the CTA before the barrier: behind it, the CTA may say that it knows whose turn it is.
-  if (T.gate_up) grid_dependency_wait();
+  if (T::gate_up) grid_dependency_wait();
   const int tokens = args.routing.tokens;
   const int top_k = args.routing.top_k;
   const int picks = tokens * top_k;
-  const int present_half = !T.gate_up || warp == kConsumers ? args.turn->half : 0;
-  const int written_rows = T.gate_up ? 0 : args.turn->rows;
-  for (int p = static_cast<int>(threadIdx.x); p < picks; p += T.threads()) {
+  const int present_half = !T::gate_up || warp == kConsumers ? args.turn->half : 0;
+  const int written_rows = T::gate_up ? 0 : args.turn->rows;
+  for (int p = static_cast<int>(threadIdx.x); p < picks; p += T::threads) {
     const int id = args.routing.ids[p];
     tables.ids[p] = id;
     if (id >= 0 && id < args.routing.experts) atomicOr(&tables.chosen[id % 32], 1u << id / 32);
   }
-  if (T.gate_up && warp == kConsumers) {
+  if (T::gate_up && warp == kConsumers) {
     if (lane == 0) {
       tables.half = present_half;
       mbarrier_arrive_expect(bars.rows_full(), static_cast<u32>(tokens * args.units) * (kUnitK * 2));
     }
     if (lane < tokens) {
-      bulk_copy(base + kMap.rows + static_cast<u32>(lane) * kRowStride, args.source + lane * args.source_stride,
+      bulk_copy(base + T::kRows + static_cast<u32>(lane) * kRowStride, args.source + lane * args.source_stride,
                 static_cast<u32>(args.units) * (kUnitK * 2), bars.rows_full(), policy_evict_last());
     }
   }
   __syncthreads();
-  if (!T.gate_up) grid_launch_dependents();
+  if (!T::gate_up) grid_launch_dependents();
 
   // Chosen experts before those of this lane's word, and all of them.
   const u32 chosen = tables.chosen[lane];
@@ -179,7 +174,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       tables.expert[place++] = (__ffs(static_cast<int>(left)) - 1) * 32 + lane;
     }
   };
-  if constexpr (!T.gate_up) {
+  if constexpr (!T::gate_up) {
     if (warp == kConsumers) list_experts();
     note_choices(0, kConsumers);
     __syncthreads();
@@ -187,7 +182,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       int extras = 0;
       for (int from = 0; from < count; from += 32) {
         const int place = from + lane;
-        const int more = place < count ? (__popc(tables.tokens[place]) - 1) / T.rows : 0;
+        const int more = place < count ? (__popc(tables.tokens[place]) - 1) / T::rows : 0;
         if (!__any_sync(0xffffffffu, more > 0)) continue;
         int upto = more;
 #pragma unroll
@@ -205,7 +200,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
     __syncthreads();
   }
-  const int blocks = T.gate_up ? count : count + tables.extras;
+  const int blocks = T::gate_up ? count : count + tables.extras;
   // Down: block b's expert among the chosen ones, and the rank of its first token among the expert's.
   struct BlockPlace {
     int place, first;
@@ -213,25 +208,25 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const auto place_of = [&](int b) -> BlockPlace {
     if (b < count) return {b, 0};
     const int extra = tables.extra[b - count];
-    return {extra % 256, extra / 256 * T.rows};
+    return {extra % 256, extra / 256 * T::rows};
   };
 
-  const int chunks = (args.units + T.ku - 1) / T.ku;
+  const int chunks = (args.units + T::ku - 1) / T::ku;
   const int first_item = static_cast<int>(blockIdx.x);
   const int step = static_cast<int>(gridDim.x);
   // Gate-up: a group is MT neighbouring row tiles. Down: items are as many as there are CTAs, or as MT allows.
   const int row_groups = (args.row_tiles + kRowTiles - 1) / kRowTiles;
   const int spread = step < args.row_tiles ? step : args.row_tiles;
   const int down_items = row_groups > spread ? row_groups : spread;
-  const int items = T.gate_up ? row_groups * count : down_items;
-  const auto tile_of = [&](int group, int m) { return T.gate_up ? group * kRowTiles + m : group + m * down_items; };
-  const int length = T.gate_up ? chunks : blocks * chunks;  // stages of an item
-  const int rounds = (length + T.ws - 1) / T.ws;
+  const int items = T::gate_up ? row_groups * count : down_items;
+  const auto tile_of = [&](int group, int m) { return T::gate_up ? group * kRowTiles + m : group + m * down_items; };
+  const int length = T::gate_up ? chunks : blocks * chunks;  // stages of an item
+  const int rounds = (length + T::ws - 1) / T::ws;
 
   // [half, of gate-up][warp][row tile][lane]: partial sums of a CTA's item; a lane has rows g and g + 8 (v[2], v[3]) of
   // columns 2l and 2l + 1.
   const auto partials = [&](int half, int w, int m) -> float4& {
-    return reinterpret_cast<float4*>(smem + kMap.partials)[((half * kConsumers + w) * kRowTiles + m) * 32 + lane];
+    return reinterpret_cast<float4*>(smem + T::kPartials)[((half * kConsumers + w) * kRowTiles + m) * 32 + lane];
   };
   // The sums of row tile m, w = 0 first.
   const auto total = [&](int half, int m) {
@@ -249,7 +244,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
   if (warp == kConsumers) {
     // ---- weights
-    if (T.gate_up) {
+    if (T::gate_up) {
       list_experts();
       __syncwarp();
     }
@@ -259,25 +254,25 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     int stage = 0;
     u32 parity = 1;
     for (int item = first_item; item < items; item += step) {
-      int b = T.gate_up ? item / row_groups : 0;
+      int b = T::gate_up ? item / row_groups : 0;
       const int tile = tile_of(item - b * row_groups, lane);
       const bool mine = lane < kRowTiles && tile < args.row_tiles;
       const u32 tiles = static_cast<u32>(__popc(__ballot_sync(0xffffffffu, mine)));
       const u8* base_of_tile = args.weights + static_cast<u64>(static_cast<u32>(tile)) * tile_bytes;
       u32 expert = b < blocks ? static_cast<u32>(tables.expert[b]) : 0u;
       int chunk = 0;
-      for (int j = 0; j < rounds * T.ws; ++j) {
+      for (int j = 0; j < rounds * T::ws; ++j) {
         // Before the wait, so that little is left to do behind it.
-        const u32 done = static_cast<u32>(chunk * T.ku);
+        const u32 done = static_cast<u32>(chunk * T::ku);
         const u32 units = static_cast<u32>(args.units) - done;
-        const u32 bytes = (units < T.ku ? units : T.ku) * kUnitBytes;
+        const u32 bytes = (units < T::ku ? units : T::ku) * kUnitBytes;
         const u8* source = base_of_tile + static_cast<u64>(expert) * args.expert_bytes + done * kUnitBytes;
         const bool last = ++chunk == chunks;
         if (last) {
           chunk = 0;
           ++b;
         }
-        if (last && !T.gate_up && b < blocks) expert = static_cast<u32>(tables.expert[b]);
+        if (last && !T::gate_up && b < blocks) expert = static_cast<u32>(tables.expert[b]);
         mbarrier_wait(bars.empty(stage), parity);
         __syncwarp();  // every lane has seen the stage free before this warp's arrival lets the ring turn
         if (j >= length) {
@@ -285,22 +280,22 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         } else {
           if (lane == 0) mbarrier_arrive_expect(bars.full(stage), bytes * tiles);
           if (mine) {
-            bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
-                          static_cast<u32>(lane) * (T.ku * kUnitBytes),
+            bulk_copy(base + T::kWeights + static_cast<u32>(stage) * T::kWeightStride +
+                          static_cast<u32>(lane) * (T::ku * kUnitBytes),
                       source, bytes, bars.full(stage), policy);
           }
         }
         // Down takes its time to start, and then asks for weights of its own: not before this CTA's first ones.
-        if (T.gate_up && ++brought == 2) grid_launch_dependents();
-        if (++stage == T.stages) {
+        if (T::gate_up && ++brought == 2) grid_launch_dependents();
+        if (++stage == T::stages) {
           stage = 0;
           parity ^= 1u;
         }
       }
     }
-    if (T.gate_up) grid_launch_dependents();
-    if constexpr (!T.gate_up) end_turn(args.turn, present_half, picks, lane);
-  } else if (T.gate_up && warp > kConsumers) {
+    if (T::gate_up) grid_launch_dependents();
+    if constexpr (!T::gate_up) end_turn(args.turn, present_half, picks, lane);
+  } else if (T::gate_up && warp > kConsumers) {
     // ---- gate-up: h. Finishers take items in turn, each those of one buffer.
     note_choices(kConsumers + 1, kHelpers);
     __syncwarp();
@@ -312,8 +307,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       for (int q = p; q < (token_of(p) + 1) * top_k; ++q) {
         if (tables.ids[q] == id) weight += args.routing.weights[q];
       }
-      tables.factors[0][p] = args.scales[T.relu2 ? id : id * 2] * kEpilogueScale;
-      if (!T.relu2) tables.factors[1][p] = args.scales[id * 2 + 1] * kEpilogueScale;
+      tables.factors[0][p] = args.scales[T::relu2 ? id : id * 2] * kEpilogueScale;
+      if (!T::relu2) tables.factors[1][p] = args.scales[id * 2 + 1] * kEpilogueScale;
       tables.factors[2][p] = weight * args.down_scales[id];
     }
     barrier_sync(2, kHelpers * 32);
@@ -350,7 +345,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         const float low[2] = {sums[m].x, sums[m].y};
         const float high[2] = {sums[m].z, sums[m].w};
         float h[2];
-        if constexpr (T.relu2) {
+        if constexpr (T::relu2) {
           u32* at = row + tile * 8;
 #pragma unroll
           for (int e = 0; e < 2; ++e) h[e] = relu2(low[e] * tables.factors[0][pick[e]]) * tables.factors[2][pick[e]];
@@ -368,10 +363,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         }
       }
     }
-  } else if (!T.gate_up && warp > kConsumers) {
+  } else if (!T::gate_up && warp > kConsumers) {
     // ---- down: rows of h. Each of these warps has the ring's stages in turn.
-    constexpr int kPieces = T.ku / 4;  // of 16 bytes of a row, of one lane
-    constexpr int kBatch = 2;          // rows at a time
+    constexpr int kPieces = T::ku / 4;  // of 16 bytes of a row, of one lane
+    constexpr int kBatch = 2;           // rows at a time
     const int helper = warp - kConsumers - 1;
     const long long row_words = args.source_stride / 2;
     const u32* source =
@@ -382,7 +377,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     for (int item = first_item; item < items; item += step) {
       int b = 0;
       int chunk = 0;
-      for (int j = 0; j < rounds * T.ws; ++j) {
+      for (int j = 0; j < rounds * T::ws; ++j) {
         if (stage % kHelpers == helper) {
           bool free = false;
           const auto wait_free = [&] {
@@ -392,8 +387,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           const BlockPlace at = j < length ? place_of(b) : BlockPlace{0, 0};
           u32 tokens_left = j < length ? tables.tokens[at.place] : 0;
           for (int i = 0; i < at.first; ++i) tokens_left &= tokens_left - 1;
-          const int pieces = (args.inner_blocks - chunk * (T.ku * 4)) * 2 - lane;  // beyond these h is zero
-          for (int first = 0; first < T.rows && tokens_left != 0; first += kBatch) {
+          const int pieces = (args.inner_blocks - chunk * (T::ku * 4)) * 2 - lane;  // beyond these h is zero
+          for (int first = 0; first < T::rows && tokens_left != 0; first += kBatch) {
             int token[kBatch];
             const u32* row[kBatch];
 #pragma unroll
@@ -401,7 +396,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
               token[i] = tokens_left != 0 ? __ffs(static_cast<int>(tokens_left)) - 1 : -1;
               tokens_left &= tokens_left - 1;
               const int k = token[i] >= 0 ? tables.choice[at.place][token[i]] : 0;
-              row[i] = source + (token[i] * top_k + k) * row_words + chunk * (T.ku * 32);
+              row[i] = source + (token[i] * top_k + k) * row_words + chunk * (T::ku * 32);
             }
             Vec4 words[kBatch][kPieces];
             for (;;) {
@@ -426,7 +421,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
               if (token[i] < 0) continue;
-              unsigned char* to = smem + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride +
+              unsigned char* to = smem + T::kRows + static_cast<u32>(stage) * T::kRowStageStride +
                                   static_cast<u32>(first + i) * kRowStride + static_cast<u32>(lane) * 16u;
 #pragma unroll
               for (int k = 0; k < kPieces; ++k) {
@@ -439,7 +434,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           __syncwarp();
           if (lane == 0) mbarrier_arrive(bars.full(stage));
         }
-        if (++stage == T.stages) {
+        if (++stage == T::stages) {
           stage = 0;
           parity ^= 1u;
         }
@@ -451,8 +446,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
   } else {
     // ---- consumers
-    const int ws = warp / T.wu;
-    const int first_unit = warp % T.wu * (T.ku / T.wu);
+    const int ws = warp / T::wu;
+    const int first_unit = warp % T::wu * (T::ku / T::wu);
     const int g = lane / 4;
     const int l = lane % 4;
     const u32 scale_base = opaque_scale_base(args.zero);
@@ -463,7 +458,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     u32 parity = 0;
     int half = 0;  // of the partial sums
     u32 taken_parity = 1;
-    if constexpr (T.gate_up) {
+    if constexpr (T::gate_up) {
       mbarrier_wait(bars.rows_full(), 0);
     } else {
       for (int i = static_cast<int>(threadIdx.x); i < blocks * kFewTokens; i += kConsumers * 32) {
@@ -471,7 +466,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         const u32 token = static_cast<u32>(i % kFewTokens), chose = tables.tokens[at.place];
         const u32 rank = static_cast<u32>(__popc(chose & ((1u << token) - 1u)) - at.first);
         tables.row[i / kFewTokens][token] =
-            static_cast<u16>((chose >> token & 1u) != 0 && rank < T.rows ? rank : kNoRow);
+            static_cast<u16>((chose >> token & 1u) != 0 && rank < T::rows ? rank : kNoRow);
       }
       barrier_sync(1, kConsumers * 32);
       // The other half becomes unwritten again; what read it has ended.
@@ -504,26 +499,26 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     for (int q = 0; q < 4; ++q) masks[q] = g / 2 == q ? 0xffffffffu : 0u;
 
     for (int item = first_item; item < items; item += step) {
-      float acc[kSets][T.mt][4] = {};
-      int b = T.gate_up ? item / row_groups : ws / chunks;
-      int chunk = T.gate_up ? ws : ws % chunks;
+      float acc[kSets][T::mt][4] = {};
+      int b = T::gate_up ? item / row_groups : ws / chunks;
+      int chunk = T::gate_up ? ws : ws % chunks;
       // A single token of an expert: sums of all columns are its, see multiply_one().
-      float sums[T.mt][2] = {};
+      float sums[T::mt][2] = {};
       const u32 chose = kAlone ? tables.tokens[b] : 0;
       const bool alone = kAlone && (chose & (chose - 1)) == 0;
-      u32 row_index = T.gate_up    ? alone ? static_cast<u32>(__ffs(static_cast<int>(chose)) - 1) : matrix_row
+      u32 row_index = T::gate_up   ? alone ? static_cast<u32>(__ffs(static_cast<int>(chose)) - 1) : matrix_row
                       : b < blocks ? tables.row[b][matrix_row]
                                    : kNoRow;
       for (int r = 0; r < rounds; ++r) {
-        u32 row = base + kMap.rows + row_index * kRowStride;
-        if constexpr (T.gate_up) {
-          row += static_cast<u32>(chunk) * (T.ku * kUnitK * 2);
+        u32 row = base + T::kRows + row_index * kRowStride;
+        if constexpr (T::gate_up) {
+          row += static_cast<u32>(chunk) * (T::ku * kUnitK * 2);
         } else {
-          row = row_index != kNoRow ? row + stage * kMap.row_stage_stride : base + kZeros;
+          row = row_index != kNoRow ? row + stage * T::kRowStageStride : base + kZeros;
         }
-        const int left = !T.gate_up && b >= blocks ? 0 : args.units - chunk * T.ku;
-        chunk += T.ws;
-        if constexpr (!T.gate_up) {
+        const int left = !T::gate_up && b >= blocks ? 0 : args.units - chunk * T::ku;
+        chunk += T::ws;
+        if constexpr (!T::gate_up) {
           while (chunk >= chunks) {
             chunk -= chunks;
             ++b;
@@ -531,31 +526,31 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           row_index = b < blocks ? tables.row[b][matrix_row] : kNoRow;
         }
         mbarrier_wait(bars.full(stage), parity);
-        const u32 weights = base + kMap.weights + stage * kMap.weight_stride;
+        const u32 weights = base + T::kWeights + stage * T::kWeightStride;
         if (alone) {
           u32 x[kPairs][2];
           pair_words(row, left, x);
-          if (left >= T.ku) {
+          if (left >= T::ku) {
             multiply_one<Tile, true>(sums, weights, x, masks, first_unit, left, lane, scale_base);
           } else {
             multiply_one<Tile, false>(sums, weights, x, masks, first_unit, left, lane, scale_base);
           }
-        } else if (left >= T.ku) {
+        } else if (left >= T::ku) {
           multiply_few<Tile, kSets, true>(acc, weights, row + matrix_k, first_unit, left, lane, scale_base);
         } else {
           multiply_few<Tile, kSets, false>(acc, weights, row + matrix_k, first_unit, left, lane, scale_base);
         }
         __syncwarp();
         if (lane == 0) mbarrier_arrive(bars.empty(stage));
-        stage += T.ws;
-        if (stage >= static_cast<u32>(T.stages)) {
-          stage -= static_cast<u32>(T.stages);
+        stage += T::ws;
+        if (stage >= static_cast<u32>(T::stages)) {
+          stage -= static_cast<u32>(T::stages);
           parity ^= 1u;
         }
       }
       if (alone) {
 #pragma unroll
-        for (int m = 0; m < T.mt; ++m) {
+        for (int m = 0; m < T::mt; ++m) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             float v = sums[m][h];
@@ -566,26 +561,26 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         }
       }
 
-      if (T.gate_up) {
+      if (T::gate_up) {
         mbarrier_wait(bars.taken(half), taken_parity);
       } else if (item != first_item) {
         barrier_sync(1, kConsumers * 32);  // the sums of the item before have been added up
       }
 #pragma unroll
-      for (int m = 0; m < T.mt; ++m) {
+      for (int m = 0; m < T::mt; ++m) {
         float(&v)[4] = acc[0][m];
 #pragma unroll
         for (int i = 0; i < 4 && kSets == 2; ++i) v[i] += acc[kSets - 1][m][i];
         partials(half, warp, m) = make_float4(v[0], v[1], v[2], v[3]);
       }
-      if constexpr (T.gate_up) {
+      if constexpr (T::gate_up) {
         __syncwarp();
         if (lane == 0) mbarrier_arrive(bars.summed(half));
       } else {
         // Row tile m is added up and finished by warp m.
         barrier_sync(1, kConsumers * 32);
         const int tile = tile_of(item, warp);
-        if (warp < T.mt && tile < args.row_tiles) {
+        if (warp < T::mt && tile < args.row_tiles) {
           const float4 sum = total(half, warp);
           u16* out = static_cast<u16*>(args.out) + 2 * l * args.out_stride + tile * 16 + g;
           if (2 * l < tokens) {
@@ -598,7 +593,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           }
         }
       }
-      if (T.gate_up) half ^= 1;
+      if (T::gate_up) half ^= 1;
       if (half == 0) taken_parity ^= 1u;
     }
   }

@@ -201,12 +201,12 @@ struct Fp4Math {
 
 }  // namespace async_detail
 
-// `Tile` is an AsyncTileOf<Family::kFp4, ...>. Grid: at most items, a persistent CTA takes every gridDim.x-th. Gated, I
+// `Tile`: see stream_shape.h. Grid: at most items, a persistent CTA takes every gridDim.x-th. Gated, I
 // is a multiple of 16 (row_tiles is even).
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::value.warps * 32, Tile::ctas) moe_fp4(const __grid_constant__ Fp4Args args) {
   using namespace async_detail;
-  static_assert(Tile::value.family == plan::Family::kFp4);
+  static_assert(Tile::value.family == plan::moe::Family::kFp4);
   FOURFOLD_DYNAMIC_SHARED(smem);
   const RowSource source{reinterpret_cast<const u8*>(args.gemm.source), static_cast<u64>(args.gemm.source_stride),
                          args.source_scales, static_cast<u64>(args.source_scale_stride)};

@@ -127,12 +127,12 @@ struct Bf16Math {
 
 }  // namespace async_detail
 
-// `Tile` is an AsyncTileOf<Family::kMmaSync, ...>. Grid: at most items, a persistent CTA takes every gridDim.x-th.
+// `Tile`: see stream_shape.h. Grid: at most items, a persistent CTA takes every gridDim.x-th.
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::value.warps * 32, Tile::ctas)
     moe_mma_sync(const __grid_constant__ GemmArgs args) {
   using namespace async_detail;
-  static_assert(Tile::value.family == plan::Family::kMmaSync);
+  static_assert(Tile::value.family == plan::moe::Family::kMmaSync);
   FOURFOLD_DYNAMIC_SHARED(smem);
   const RowSource source{reinterpret_cast<const u8*>(args.source), static_cast<u64>(args.source_stride) * 2, nullptr,
                          0};

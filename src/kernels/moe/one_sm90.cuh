@@ -29,43 +29,39 @@ struct OneTables {
   int expert[kOnePicks];        // of the valid choices, for the producer
   float factors[3][kOnePicks];  // gate-up: what gate's, up's and the activation's sums are multiplied with
 };
-static_assert(sizeof(OneTables) <= kOneTableBytes);
+static_assert(plan::align_up(sizeof(OneTables), plan::kVectorAlign) == plan::moe::kOneTableBytes);
 
 }  // namespace stream_detail
 
-// `Tile` is a StreamTileOf<...>: a type, because nvcc's host stubs do not take structures as template arguments.
+// `Tile`: see stream_shape.h.
 template <typename Tile>
-__global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
+__global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>::resident)
     moe_one(const __grid_constant__ GemmArgs args) {
   using namespace stream_detail;
-  static constexpr StreamTile T = Tile::value;
-  static_assert(T.one && !T.few() && T.nt == 1 && T.rows == 1 && T.wm == 1 && T.wk() > 1);
-  constexpr int kRowTiles = T.mt;
-  constexpr int kConsumers = T.wk();
-  constexpr int kUnits = T.ku / T.wu;  // of a stage that one warp multiplies
-  constexpr int kPairs = one_pairs(T);
-  static constexpr StreamMap kMap = stream_map(T);
-  // A ring slot always belongs to the same warp group: a group that skipped one of a slot's turns could not tell the
-  // phases of its barrier apart. Hence whole rounds of WS stages per item; the surplus ones carry nothing.
-  static_assert(T.stages % T.ws == 0 && T.ku % T.wu == 0);
+  using T = StreamShape<Tile>;
+  static_assert(T::one && T::nt == 1 && T::rows == 1 && T::wm == 1 && T::wk > 1);
+  constexpr int kRowTiles = T::mt;
+  constexpr int kConsumers = T::wk;
+  constexpr int kUnits = T::ku / T::wu;  // of a stage that one warp multiplies
+  constexpr int kPairs = T::pairs;
 
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  OneTables& tables = *reinterpret_cast<OneTables*>(smem + kMap.choices);
-  const UnsortedBarriers<Tile> bars{base + kMap.barriers};
+  OneTables& tables = *reinterpret_cast<OneTables*>(smem + T::kChoices);
+  const UnsortedBarriers<Tile> bars{base + T::kBarriers};
   if (threadIdx.x == 0) bars.init(1, 0);
   // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so that choices may be read at
   // once, and by all of the CTA before the barrier: behind it, the CTA may say that it knows whose turn it is.
-  if (T.gate_up) {
+  if (T::gate_up) {
     __syncthreads();
     grid_dependency_wait();
   }
   const int id = lane < args.routing.top_k ? args.routing.ids[lane] : -1;
-  const int present_half = !T.gate_up || warp == kConsumers ? args.turn->half : 0;
-  const int written_rows = T.gate_up ? 0 : args.turn->rows;
-  if (!T.gate_up) {
+  const int present_half = !T::gate_up || warp == kConsumers ? args.turn->half : 0;
+  const int written_rows = T::gate_up ? 0 : args.turn->rows;
+  if (!T::gate_up) {
     __syncthreads();
     grid_launch_dependents();
   }
@@ -75,12 +71,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const int rank = __popc(votes & ((1u << lane) - 1u));  // of this lane's choice among the valid ones
 
   const int row_groups = (args.row_tiles + kRowTiles - 1) / kRowTiles;
-  const int chunks = (args.units + T.ku - 1) / T.ku;
-  const int items = T.gate_up ? row_groups * count : row_groups;
+  const int chunks = (args.units + T::ku - 1) / T::ku;
+  const int items = T::gate_up ? row_groups * count : row_groups;
   const int first_item = static_cast<int>(blockIdx.x);
   const int step = static_cast<int>(gridDim.x);
-  const int length = T.gate_up ? chunks : count * chunks;  // stages of an item
-  const int rounds = (length + T.ws - 1) / T.ws;
+  const int length = T::gate_up ? chunks : count * chunks;  // stages of an item
+  const int rounds = (length + T::ws - 1) / T::ws;
 
   // Row g of row tile `tile` and row g + 8: `low` and `high` are what this lane has of them.
   const auto finish = [&](int block, int tile, float low, float high) {
@@ -91,13 +87,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       low += __shfl_xor_sync(0xffffffffu, low, d);
       high += __shfl_xor_sync(0xffffffffu, high, d);
     }
-    if constexpr (T.gate_up) {
+    if constexpr (T::gate_up) {
       // Rows g and g + 1 share a word.
       u32* out =
           static_cast<u32*>(args.out) + (tables.half * kExchangeRows + block) * (args.out_stride / 2) + g / 2 * 2;
       const float factor = tables.factors[2][block];
       low *= tables.factors[0][block];
-      if constexpr (T.relu2) {
+      if constexpr (T::relu2) {
         low = relu2(low) * factor;
         high = relu2(high * tables.factors[0][block]) * factor;
         const float low_next = __shfl_xor_sync(0xffffffffu, low, 4);
@@ -119,7 +115,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   };
   // [half][warp][row tile][lane]: partial sums of a CTA's item.
   const auto partials = [&](int half, int w, int m) -> float2& {
-    return reinterpret_cast<float2*>(smem + kMap.partials)[((half * kConsumers + w) * kRowTiles + m) * 32 + lane];
+    return reinterpret_cast<float2*>(smem + T::kPartials)[((half * kConsumers + w) * kRowTiles + m) * 32 + lane];
   };
   // The sums of row tile m, w = 0 first.
   const auto total = [&](int half, int m) {
@@ -136,7 +132,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   if (warp == kConsumers) {
     // ---- weights
     if (valid) tables.expert[rank] = id;
-    if (T.gate_up && lane == 0) tables.half = present_half;
+    if (T::gate_up && lane == 0) tables.half = present_half;
     __syncwarp();
     const int expert = lane < count ? tables.expert[lane] : 0;
     const u64 policy = policy_evict_first();
@@ -144,32 +140,32 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     int stage = 0;
     u32 parity = 1;
     for (int item = first_item; item < items; item += step) {
-      int b = T.gate_up ? item / row_groups : 0;
+      int b = T::gate_up ? item / row_groups : 0;
       const int group = item - b * row_groups;
       const int left = args.row_tiles - group * kRowTiles;
       const int tiles = left < kRowTiles ? left : kRowTiles;
       int chunk = 0;
-      for (int j = 0; j < rounds * T.ws; ++j) {
+      for (int j = 0; j < rounds * T::ws; ++j) {
         mbarrier_wait(bars.empty(stage), parity);
         // Also: every lane has seen the stage free before this warp's arrival lets the ring turn.
         const int present = __shfl_sync(0xffffffffu, expert, b);
         if (j >= length) {
           if (lane == 0) mbarrier_arrive(bars.full(stage));
         } else {
-          const int units = args.units - chunk * T.ku;
-          const u32 bytes = static_cast<u32>(units < T.ku ? units : T.ku) * kUnitBytes;
+          const int units = args.units - chunk * T::ku;
+          const u32 bytes = static_cast<u32>(units < T::ku ? units : T::ku) * kUnitBytes;
           const u8* source = args.weights + static_cast<u64>(present) * args.expert_bytes +
-                             (static_cast<u64>(group * kRowTiles + lane) * args.units + chunk * T.ku) * kUnitBytes;
+                             (static_cast<u64>(group * kRowTiles + lane) * args.units + chunk * T::ku) * kUnitBytes;
           if (lane == 0) mbarrier_arrive_expect(bars.full(stage), bytes * static_cast<u32>(tiles));
           if (lane < tiles) {
-            bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
-                          static_cast<u32>(lane) * (T.ku * kUnitBytes),
+            bulk_copy(base + T::kWeights + static_cast<u32>(stage) * T::kWeightStride +
+                          static_cast<u32>(lane) * (T::ku * kUnitBytes),
                       source, bytes, bars.full(stage), policy);
           }
         }
         // Down's weights are asked for when this CTA's first ones are under way.
-        if (T.gate_up && ++brought == T.stages) grid_launch_dependents();
-        if (++stage == T.stages) {
+        if (T::gate_up && ++brought == T::stages) grid_launch_dependents();
+        if (++stage == T::stages) {
           stage = 0;
           parity ^= 1u;
         }
@@ -179,13 +175,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         }
       }
     }
-    if (T.gate_up) grid_launch_dependents();
-    if constexpr (!T.gate_up) end_turn(args.turn, present_half, args.routing.top_k, lane);
+    if (T::gate_up) grid_launch_dependents();
+    if constexpr (!T::gate_up) end_turn(args.turn, present_half, args.routing.top_k, lane);
   } else if (warp > kConsumers) {
     // ---- gate-up: h
     if (valid) {
-      tables.factors[0][rank] = args.scales[T.relu2 ? id : id * 2] * kOneEpilogueScale;
-      if (!T.relu2) tables.factors[1][rank] = args.scales[id * 2 + 1] * kOneEpilogueScale;
+      tables.factors[0][rank] = args.scales[T::relu2 ? id : id * 2] * kOneEpilogueScale;
+      if (!T::relu2) tables.factors[1][rank] = args.scales[id * 2 + 1] * kOneEpilogueScale;
       tables.factors[2][rank] = args.routing.weights[lane] * (args.down_scales[id] * kOneTokenScale);
     }
     __syncwarp();  // the factors are there
@@ -208,8 +204,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     }
   } else {
     // ---- consumers
-    const int ws = warp / T.wu;
-    const int first_unit = warp % T.wu * kUnits;
+    const int ws = warp / T::wu;
+    const int first_unit = warp % T::wu * kUnits;
     const int g = lane / 4;
     const u32 scale_base = opaque_scale_base(args.zero);
     u32 masks[4];
@@ -218,14 +214,14 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
     // This lane's words of the row for a stage: x as it is, or h where it is there.
     const u32* source = reinterpret_cast<const u32*>(args.source);
-    if (!T.gate_up) source += present_half * (kExchangeRows * args.source_stride / 2);
+    if (!T::gate_up) source += present_half * (kExchangeRows * args.source_stride / 2);
     const auto fetch = [&](int b, int chunk, u32(&x)[kPairs][2]) {
 #pragma unroll
       for (int p = 0; p < kPairs; ++p) {
         x[p][0] = x[p][1] = 0;
-        const int unit = chunk * T.ku + first_unit + 2 * p + g / 4;
+        const int unit = chunk * T::ku + first_unit + 2 * p + g / 4;
         if (kUnits == 1 && g >= 4) continue;
-        if constexpr (T.gate_up) {
+        if constexpr (T::gate_up) {
           if (unit >= args.units) continue;
           const u32* at = source + unit * 32 + g % 4 * 8 + lane % 4;
           x[p][0] = at[0];
@@ -239,14 +235,14 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         }
       }
     };
-    const int first_b = T.gate_up ? 0 : ws / chunks;
-    const int first_chunk = T.gate_up ? ws : ws % chunks;
+    const int first_b = T::gate_up ? 0 : ws / chunks;
+    const int first_chunk = T::gate_up ? ws : ws % chunks;
     int b = first_b;
     int chunk = first_chunk;
     u32 x[kPairs][2];
     fetch(b, chunk, x);
 
-    if constexpr (!T.gate_up) {
+    if constexpr (!T::gate_up) {
       // The other half becomes unwritten again; what read it has ended.
       u32* other = reinterpret_cast<u32*>(const_cast<u16*>(args.source)) +
                    (present_half ^ 1) * (kExchangeRows * args.source_stride / 2);
@@ -263,12 +259,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     u32 taken_parity = 1;
 
     for (int item = first_item; item < items; item += step) {
-      float sums[T.mt][2] = {};
+      float sums[T::mt][2] = {};
       for (int r = 0; r < rounds; ++r) {
         // One stage ahead; after an item's last stage comes the first of the next, of the same row.
         int next_b = b;
-        int next_chunk = chunk + T.ws;
-        if constexpr (!T.gate_up) {
+        int next_chunk = chunk + T::ws;
+        if constexpr (!T::gate_up) {
           while (next_chunk >= chunks) {
             next_chunk -= chunks;
             ++next_b;
@@ -281,8 +277,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         u32 ahead[kPairs][2];
         fetch(next_b, next_chunk, ahead);
         mbarrier_wait(bars.full(stage), parity);
-        if (T.gate_up ? chunk < chunks : b < count) {
-          if constexpr (T.gate_up) {
+        if (T::gate_up ? chunk < chunks : b < count) {
+          if constexpr (T::gate_up) {
 #pragma unroll
             for (int p = 0; p < kPairs; ++p) {
 #pragma unroll
@@ -297,9 +293,9 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
               fetch(b, chunk, x);
             }
           }
-          const u32 weights = base + kMap.weights + stage * kMap.weight_stride;
-          const int left = args.units - chunk * T.ku;
-          if (left >= T.ku) {
+          const u32 weights = base + T::kWeights + stage * T::kWeightStride;
+          const int left = args.units - chunk * T::ku;
+          if (left >= T::ku) {
             multiply_one<Tile, true>(sums, weights, x, masks, first_unit, left, lane, scale_base);
           } else {
             multiply_one<Tile, false>(sums, weights, x, masks, first_unit, left, lane, scale_base);
@@ -314,23 +310,23 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 #pragma unroll
           for (int i = 0; i < 2; ++i) x[p][i] = ahead[p][i];
         }
-        stage += T.ws;
-        if (stage >= static_cast<u32>(T.stages)) {
-          stage -= static_cast<u32>(T.stages);
+        stage += T::ws;
+        if (stage >= static_cast<u32>(T::stages)) {
+          stage -= static_cast<u32>(T::stages);
           parity ^= 1u;
         }
       }
 
-      if (T.gate_up) mbarrier_wait(bars.taken(half), taken_parity);
+      if (T::gate_up) mbarrier_wait(bars.taken(half), taken_parity);
 #pragma unroll
-      for (int m = 0; m < T.mt; ++m) partials(half, warp, m) = make_float2(sums[m][0], sums[m][1]);
-      if constexpr (T.gate_up) {
+      for (int m = 0; m < T::mt; ++m) partials(half, warp, m) = make_float2(sums[m][0], sums[m][1]);
+      if constexpr (T::gate_up) {
         __syncwarp();
         if (lane == 0) mbarrier_arrive(bars.summed(half));
       } else {
         // Row tile m is added up and finished by warp m.
         barrier_sync(1, kConsumers * 32);
-        if (warp < T.mt) {
+        if (warp < T::mt) {
           const float2 sum = total(half, warp);
           finish(0, item * kRowTiles + warp, sum.x, sum.y);
         }

@@ -10,7 +10,7 @@
 
 #include "kernels/moe/dequant.cuh"
 #include "kernels/moe/pack_group.cuh"
-#include "kernels/moe/prefill_tile.h"
+#include "kernels/moe/prefill_shape.h"
 #include "kernels/moe/tables.h"
 #include "kernels/ptx/sm90.cuh"
 #include "kernels/ptx/wgmma_sm90.cuh"
@@ -31,19 +31,18 @@ struct Ring {
 template <typename Tile>
 __device__ __forceinline__ void store_activation(const GemmArgs& args, u32 base, int row_tile, const Block& block,
                                                  const float (&acc)[2][Tile::value.tokens / 2]) {
-  static constexpr PrefillTile T = Tile::value;
-  constexpr PrefillMap kMap = prefill_map(T);
-  constexpr int kUnits = T.columns() / 128;  // of 64 columns, of this warpgroup
-  constexpr int kTilesPerUnit = T.relu2 ? 4 : 8;
-  constexpr u32 kUnitStride = static_cast<u32>(T.tokens) * 128u;
+  using T = PrefillShape<Tile>;
+  constexpr int kUnits = T::columns / 128;  // of 64 columns, of this warpgroup
+  constexpr int kTilesPerUnit = T::relu2 ? 4 : 8;
+  constexpr u32 kUnitStride = static_cast<u32>(T::tokens) * 128u;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
   const bool leader = threadIdx.x % 128 == 0;
-  const u32 staging = base + kMap.output + static_cast<u32>(consumer * kUnits) * kUnitStride;
+  const u32 staging = base + T::kOutput + static_cast<u32>(consumer * kUnits) * kUnitStride;
   const int first_tile = row_tile + consumer * 8;
   float scale[2];
-  if (T.relu2) {
+  if (T::relu2) {
     scale[0] = scale[1] = args.scales[block.expert] * kEpilogueScale;
   } else {
     scale[0] = args.scales[block.expert * 2] * kEpilogueScale;
@@ -69,10 +68,10 @@ __device__ __forceinline__ void store_activation(const GemmArgs& args, u32 base,
   const u32 matrix = static_cast<u32>(lane / 8);
   const u32 r = static_cast<u32>(lane % 8);
 #pragma unroll
-  for (int n = 0; n < T.tokens / 8; n += 2) {
+  for (int n = 0; n < T::tokens / 8; n += 2) {
     if (n * 8 >= block.count) break;
     const u32 at = staging + static_cast<u32>(n) * 1024u + matrix / 2 * 1024u + r * 128u;
-    if constexpr (T.relu2) {
+    if constexpr (T::relu2) {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         u32 words[4];  // piece 0, 1 of 8 tokens, then of the next 8
@@ -148,21 +147,20 @@ __device__ __forceinline__ void store_groups(const GemmArgs& args, int row_tile,
 template <typename Tile, int N>
 __device__ __forceinline__ void multiply_item(const GemmArgs& args, u32 base, Ring& ring, u32 scale_base,
                                               float (&acc)[2][Tile::value.tokens / 2]) {
-  static constexpr PrefillTile T = Tile::value;
-  static constexpr PrefillMap kMap = prefill_map(T);
+  using T = PrefillShape<Tile>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
   const int g = lane / 4;
-  const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
-  const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
+  const auto full = [&](int s) { return base + T::kBarriers + 8u * static_cast<u32>(s); };
+  const auto empty = [&](int s) { return base + T::kBarriers + 8u * static_cast<u32>(T::stages + s); };
 
   float(&acc0)[N / 2] = reinterpret_cast<float(&)[N / 2]>(acc[0]);
   float(&acc1)[N / 2] = reinterpret_cast<float(&)[N / 2]>(acc[1]);
   Vec4 codes[2];
   Vec2 scale[2];
   // Two pairs of fragments; wide tiles have registers for one pair only, whose halves then alternate (2 % slower).
-  constexpr bool kPairs = T.tokens <= 160;
+  constexpr bool kPairs = T::tokens <= 160;
   u32 a[kPairs ? 2 : 1][2][4];
   u64 rows = 0;
   int stage = 0;
@@ -173,13 +171,13 @@ __device__ __forceinline__ void multiply_item(const GemmArgs& args, u32 base, Ri
     mbarrier_wait(full(stage), ring.phase);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const u32 at = base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
+      const u32 at = base + T::kWeights + static_cast<u32>(stage) * T::kWeightStride +
                      static_cast<u32>(consumer * 8 + warp * 2 + m) * kUnitBytes;
       codes[m] = load_shared4(at + static_cast<u32>(lane) * 16u);
       scale[m] = load_shared2(at + kUnitCodeBytes + static_cast<u32>(g) * 8u);
     }
-    rows = swizzled_descriptor(base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride);
-    if (++ring.stage == T.stages) {
+    rows = swizzled_descriptor(base + T::kRows + static_cast<u32>(stage) * T::kRowStride);
+    if (++ring.stage == T::stages) {
       ring.stage = 0;
       ring.phase ^= 1u;
     }
@@ -263,12 +261,11 @@ __device__ __forceinline__ void multiply_narrowest(const GemmArgs& args, u32 bas
 // tokens of an item stay in (uniform) registers, two in one. Looking them up in L1 makes the producers the limit.
 template <typename Tile>
 __device__ __forceinline__ void produce_gathered(const TensorMap& rows, const GemmArgs& args, u32 base) {
-  static constexpr PrefillTile T = Tile::value;
-  static constexpr PrefillMap kMap = prefill_map(T);
+  using T = PrefillShape<Tile>;
   constexpr int kTiles = kPrefillRowTiles / kPrefillProducers;  // of a warp
-  constexpr int kQuads = (T.tokens / 4 + kPrefillProducers - 1) / kPrefillProducers;
-  const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
-  const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
+  constexpr int kQuads = (T::tokens / 4 + kPrefillProducers - 1) / kPrefillProducers;
+  const auto full = [&](int s) { return base + T::kBarriers + 8u * static_cast<u32>(s); };
+  const auto empty = [&](int s) { return base + T::kBarriers + 8u * static_cast<u32>(T::stages + s); };
   const u64 policy = policy_evict_first();
   int stage = 0;
   u32 phase = 1;
@@ -302,7 +299,7 @@ __device__ __forceinline__ void produce_gathered(const TensorMap& rows, const Ge
       mbarrier_wait(empty(stage), phase);
       mbarrier_arrive_expect(full(stage), bytes);
       const u32 bar = full(stage);
-      const u32 units = base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride + warp * kTiles * kUnitBytes;
+      const u32 units = base + T::kWeights + static_cast<u32>(stage) * T::kWeightStride + warp * kTiles * kUnitBytes;
       const u32 tile_bytes = keep_register(static_cast<u32>(args.units)) * kUnitBytes;
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
@@ -311,7 +308,7 @@ __device__ __forceinline__ void produce_gathered(const TensorMap& rows, const Ge
         }
       }
       weights += kUnitBytes;
-      const u32 to = base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride + warp * (4 * kUnitK * 2);
+      const u32 to = base + T::kRows + static_cast<u32>(stage) * T::kRowStride + warp * (4 * kUnitK * 2);
       const int column = unit * kUnitK;
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
@@ -324,7 +321,7 @@ __device__ __forceinline__ void produce_gathered(const TensorMap& rows, const Ge
           tensor_copy_row(at + (2 * j + 1) * kUnitK * 2, rows, column, static_cast<int>(pair >> 16), bar);
         }
       }
-      if (++stage == T.stages) {
+      if (++stage == T::stages) {
         stage = 0;
         phase ^= 1u;
       }
@@ -335,13 +332,12 @@ __device__ __forceinline__ void produce_gathered(const TensorMap& rows, const Ge
 // Down's producers take turns at the stages: one lane for each row tile, one for the token rows.
 template <typename Tile>
 __device__ __forceinline__ void produce_flat(const GemmArgs& args, u32 base) {
-  static constexpr PrefillTile T = Tile::value;
-  static constexpr PrefillMap kMap = prefill_map(T);
-  const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
-  const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
+  using T = PrefillShape<Tile>;
+  const auto full = [&](int s) { return base + T::kBarriers + 8u * static_cast<u32>(s); };
+  const auto empty = [&](int s) { return base + T::kBarriers + 8u * static_cast<u32>(T::stages + s); };
   // Fewer producers than stages: one that is two rounds ahead of a barrier could not tell its phases apart. (With as
   // many as stages, ptxas runs out of registers in the consumers of wide tiles and serialises their multiplications.)
-  constexpr int kProducers = T.stages <= kPrefillProducers ? T.stages - 1 : kPrefillProducers;
+  constexpr int kProducers = T::stages <= kPrefillProducers ? T::stages - 1 : kPrefillProducers;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const u64 policy = policy_evict_first();
@@ -353,8 +349,8 @@ __device__ __forceinline__ void produce_flat(const GemmArgs& args, u32 base) {
   int row_group = static_cast<int>(blockIdx.x) % row_groups;
   const int blocks = args.route.counts[0];
   int unit = warp;  // the stages of all items, one after the other, are dealt out to the producers
-  int stage = warp % T.stages;
-  u32 phase = static_cast<u32>(warp / T.stages);
+  int stage = warp % T::stages;
+  u32 phase = static_cast<u32>(warp / T::stages);
   while (warp < kProducers && index < blocks) {
     const Block block = args.route.blocks[index];
     // Lane i brings the unit of row tile i, lane 16 the token rows.
@@ -365,8 +361,8 @@ __device__ __forceinline__ void produce_flat(const GemmArgs& args, u32 base) {
     const bool rows = lane == kPrefillRowTiles;
     const bool mine = rows || lane < static_cast<int>(tiles);
     const u32 bytes = rows ? row_bytes : kUnitBytes;
-    const u32 place = rows ? kMap.rows : kMap.weights + static_cast<u32>(lane) * kUnitBytes;
-    const u32 stride = rows ? kMap.row_stride : kMap.weight_stride;
+    const u32 place = rows ? T::kRows : T::kWeights + static_cast<u32>(lane) * kUnitBytes;
+    const u32 stride = rows ? T::kRowStride : T::kWeightStride;
     const u8* source = rows ? reinterpret_cast<const u8*>(args.source + static_cast<long long>(block.first) * kUnitK)
                             : args.weights + static_cast<u64>(block.expert) * args.expert_bytes +
                                   static_cast<u64>(tile) * args.units * kUnitBytes;
@@ -379,7 +375,7 @@ __device__ __forceinline__ void produce_flat(const GemmArgs& args, u32 base) {
         bulk_copy(base + place + static_cast<u32>(stage) * stride, source + static_cast<u64>(unit) * step, bytes,
                   full(stage), policy);
       }
-      for (stage += kProducers; stage >= T.stages; stage -= T.stages) ++phase;
+      for (stage += kProducers; stage >= T::stages; stage -= T::stages) ++phase;
     }
     unit -= args.units;
     index += step_blocks;
@@ -393,26 +389,24 @@ __device__ __forceinline__ void produce_flat(const GemmArgs& args, u32 base) {
 
 template <typename Tile>
 __device__ __forceinline__ void run_items(const TensorMap* rows, const GemmArgs& args) {
-  static constexpr PrefillTile T = Tile::value;
-  static_assert(T.tokens % kPrefillTokenStep == 0 && T.tokens <= kPrefillMostTokens);
+  using T = PrefillShape<Tile>;
   // Gate-up's producers have tokens to keep.
-  constexpr int kProducerRegisters = T.tokens > 160 && !T.gate_up ? 24 : 40;
-  constexpr int kConsumerRegisters = T.tokens > 160 && !T.gate_up ? 240 : 232;
-  static constexpr PrefillMap kMap = prefill_map(T);
+  constexpr int kProducerRegisters = T::tokens > 160 && !T::gate_up ? 24 : 40;
+  constexpr int kConsumerRegisters = T::tokens > 160 && !T::gate_up ? 240 : 232;
   FOURFOLD_DYNAMIC_SHARED(smem);
   // NVRTC would compute the address anew, in 64 bits, wherever it is used, and ptxas then finds too few registers for
   // the multiplications of many tiles.
   const u32 base = keep_register(shared_address(smem));
   const int group = static_cast<int>(threadIdx.x) / 128;
-  const auto full = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(s); };
-  const auto empty = [&](int s) { return base + kMap.barriers + 8u * static_cast<u32>(T.stages + s); };
+  const auto full = [&](int s) { return base + T::kBarriers + 8u * static_cast<u32>(s); };
+  const auto empty = [&](int s) { return base + T::kBarriers + 8u * static_cast<u32>(T::stages + s); };
   if (threadIdx.x == 0) {
-    for (int s = 0; s < T.stages; ++s) {
-      mbarrier_init(full(s), T.gate_up ? kPrefillProducers : 1);
+    for (int s = 0; s < T::stages; ++s) {
+      mbarrier_init(full(s), T::gate_up ? kPrefillProducers : 1);
       mbarrier_init(empty(s), 256);  // every consumer thread: each reads its own words of the stage
     }
     fence_barrier_init();
-    if constexpr (T.gate_up) prefetch_tensor_map(*rows);
+    if constexpr (T::gate_up) prefetch_tensor_map(*rows);
   }
   grid_dependency_wait();
   grid_launch_dependents();
@@ -422,7 +416,7 @@ __device__ __forceinline__ void run_items(const TensorMap* rows, const GemmArgs&
 
   if (group == 0) {
     registers_decrease<kProducerRegisters>();
-    if constexpr (T.gate_up) {
+    if constexpr (T::gate_up) {
       if (one_lane()) produce_gathered<Tile>(*rows, args, base);
     } else {
       produce_flat<Tile>(args, base);
@@ -434,15 +428,15 @@ __device__ __forceinline__ void run_items(const TensorMap* rows, const GemmArgs&
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
       const Block block = args.route.blocks[item / row_groups];
       const int row_tile = item % row_groups * kPrefillRowTiles;
-      float acc[2][T.tokens / 2];
+      float acc[2][T::tokens / 2];
       multiply_narrowest<Tile, 0>(args, base, ring, block.count, scale_base, acc);
-      if constexpr (T.gate_up) {
+      if constexpr (T::gate_up) {
         store_activation<Tile>(args, base, row_tile, block, acc);
       } else {
         store_groups<Tile>(args, row_tile, block, acc);
       }
     }
-    if (T.gate_up && threadIdx.x % 128 == 0) bulk_store_wait();
+    if (T::gate_up && threadIdx.x % 128 == 0) bulk_store_wait();
   }
 }
 
@@ -451,7 +445,7 @@ __device__ __forceinline__ void run_items(const TensorMap* rows, const GemmArgs&
 // Down.
 template <typename Tile>
 __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_constant__ GemmArgs args) {
-  static_assert(!Tile::value.gate_up);
+  static_assert(!PrefillShape<Tile>::gate_up);
   prefill_detail::run_items<Tile>(nullptr, args);
 }
 
@@ -460,7 +454,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) moe_prefill(const __grid_c
 template <typename Tile>
 __global__ void __launch_bounds__(kPrefillThreads, 1)
     moe_prefill_gather(const __grid_constant__ ptx::TensorMap rows, const __grid_constant__ GemmArgs args) {
-  static_assert(Tile::value.gate_up);
+  static_assert(PrefillShape<Tile>::gate_up);
   prefill_detail::run_items<Tile>(&rows, args);
 }
 

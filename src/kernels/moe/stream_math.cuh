@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/moe/dequant.cuh"
-#include "kernels/moe/stream_tile.h"
+#include "kernels/moe/stream_shape.h"
 
 namespace fourfold::moe::stream_detail {
 
@@ -16,12 +16,12 @@ inline constexpr u32 kUnwritten = 0xffffffffu;  // a word between overlapping ke
 // multiplications alternate between them, so that they do not wait for each other. `Whole`: all units are there.
 // The stage is given back by `release`, as soon as its words are in registers.
 template <typename Tile, int NT, int Sets, bool Whole, typename Release>
-__device__ __forceinline__ void multiply_units(float (&acc)[Sets][Tile::value.mt][NT][4], u32 weights, u32 row,
+__device__ __forceinline__ void multiply_units(float (&acc)[Sets][StreamShape<Tile>::mt][NT][4], u32 weights, u32 row,
                                                int first, int left, int lane, u32 scale_base, const Release& release) {
-  constexpr StreamTile T = Tile::value;
-  constexpr u32 kRowStride = stream_row_stride(T);
+  using T = StreamShape<Tile>;
+  constexpr u32 kRowStride = T::kRowStride;
 #pragma unroll
-  for (int uu = 0; uu < T.ku / T.wu; ++uu) {
+  for (int uu = 0; uu < T::ku / T::wu; ++uu) {
     const int u = first + uu;
     if (!Whole && u >= left) break;
     u32 x[NT][2][4];
@@ -31,21 +31,21 @@ __device__ __forceinline__ void multiply_units(float (&acc)[Sets][Tile::value.mt
       load_matrix4(x[n][0], at);
       load_matrix4(x[n][1], at + 64u);
     }
-    Vec4 codes[T.mt];
-    Vec2 scales[T.mt];
+    Vec4 codes[T::mt];
+    Vec2 scales[T::mt];
     const auto load = [&](int m) {
-      const u32 unit = weights + static_cast<u32>(m) * (T.ku * kUnitBytes) + static_cast<u32>(u) * kUnitBytes;
+      const u32 unit = weights + static_cast<u32>(m) * (T::ku * kUnitBytes) + static_cast<u32>(u) * kUnitBytes;
       codes[m] = load_shared4(unit + static_cast<u32>(lane) * 16u);
       scales[m] = load_shared2(unit + kUnitCodeBytes + static_cast<u32>(lane / 4) * 8u);
     };
-    const bool last = Whole && uu == T.ku / T.wu - 1;
+    const bool last = Whole && uu == T::ku / T::wu - 1;
     if (last) {
 #pragma unroll
-      for (int m = 0; m < T.mt; ++m) load(m);
+      for (int m = 0; m < T::mt; ++m) load(m);
       release();
     }
 #pragma unroll
-    for (int m = 0; m < T.mt; ++m) {
+    for (int m = 0; m < T::mt; ++m) {
       if (!last) load(m);
       const Vec2 scale = scales[m];
       const u32 words[4] = {codes[m].x, codes[m].y, codes[m].z, codes[m].w};
@@ -74,11 +74,11 @@ __device__ __forceinline__ void multiply_units(float (&acc)[Sets][Tile::value.mt
 // 8 h, times 2^-20 x kOneTokenScale. `Whole`: all units are there; then nothing branches, and the compiler may load
 // ahead of the multiplications.
 template <typename Tile, bool Whole>
-__device__ __forceinline__ void multiply_one(float (&sum)[Tile::value.mt][2], u32 weights,
-                                             const u32 (&x)[one_pairs(Tile::value)][2], const u32 (&masks)[4],
+__device__ __forceinline__ void multiply_one(float (&sum)[StreamShape<Tile>::mt][2], u32 weights,
+                                             const u32 (&x)[StreamShape<Tile>::pairs][2], const u32 (&masks)[4],
                                              int first, int left, int lane, u32 scale_base) {
-  constexpr StreamTile T = Tile::value;
-  constexpr int kUnits = T.ku / T.wu;
+  using T = StreamShape<Tile>;
+  constexpr int kUnits = T::ku / T::wu;
   const int g = lane / 4;
   const int l = lane % 4;
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ __forceinline__ void multiply_one(float (&sum)[Tile::value.mt][2], u3
     const int u = first + uu;
     if (!Whole && u >= left) break;
     const bool both = uu + 1 < kUnits && (Whole || u + 1 < left);
-    float acc[2][T.mt][4] = {};  // even, odd blocks
+    float acc[2][T::mt][4] = {};  // even, odd blocks
 #pragma unroll
     for (int h = 0; h < (kUnits > 1 ? 2 : 1); ++h) {
       if (h == 1 && !both) break;
@@ -94,8 +94,8 @@ __device__ __forceinline__ void multiply_one(float (&sum)[Tile::value.mt][2], u3
 #pragma unroll
       for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = x[uu / 2][i % 2] & masks[2 * h + i / 2];
 #pragma unroll
-      for (int m = 0; m < T.mt; ++m) {
-        const Vec4 codes = load_shared4(weights + static_cast<u32>(m) * (T.ku * kUnitBytes) +
+      for (int m = 0; m < T::mt; ++m) {
+        const Vec4 codes = load_shared4(weights + static_cast<u32>(m) * (T::ku * kUnitBytes) +
                                         static_cast<u32>(u + h) * kUnitBytes + static_cast<u32>(lane) * 16u);
         const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
@@ -110,8 +110,8 @@ __device__ __forceinline__ void multiply_one(float (&sum)[Tile::value.mt][2], u3
     const u32 scales = weights + kUnitCodeBytes + static_cast<u32>(u + (both ? l / 2 : 0)) * kUnitBytes +
                        static_cast<u32>(g) * 8u + static_cast<u32>(l % 2) * 4u;
 #pragma unroll
-    for (int m = 0; m < T.mt; ++m) {
-      const u32 word = load_shared1(scales + static_cast<u32>(m) * (T.ku * kUnitBytes));
+    for (int m = 0; m < T::mt; ++m) {
+      const u32 word = load_shared1(scales + static_cast<u32>(m) * (T::ku * kUnitBytes));
       const u32 even = scale_pair(word, false, scale_base);
       const u32 odd = scale_pair(word, true, scale_base);
       sum[m][0] += acc[0][m][0] * __uint_as_float(even << 16);

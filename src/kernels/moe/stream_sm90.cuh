@@ -20,6 +20,10 @@ namespace stream_detail {
 
 using namespace ptx;
 
+// Wide tiles: registers that a thread has.
+inline constexpr int kStreamProducerRegisters = 32;
+inline constexpr int kStreamConsumerRegisters = 112;
+
 // Where an item is: block of tokens and group of weight rows, or the other way round.
 struct Place {
   int outer;
@@ -34,41 +38,37 @@ struct Cursor {
 
 }  // namespace stream_detail
 
-// `Tile` is a StreamTileOf<...>: a type, because nvcc's host stubs do not take structures as template arguments.
+// `Tile`: see stream_shape.h.
 template <typename Tile>
-__global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
+__global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>::resident)
     moe_stream(const __grid_constant__ GemmArgs args) {
   using namespace stream_detail;
-  static constexpr StreamTile T = Tile::value;
-  constexpr int kRowTiles = T.mt * T.wm;
-  constexpr int kWarpsK = T.wk();
-  constexpr int kConsumers = T.wm * kWarpsK;
-  static constexpr StreamMap kMap = stream_map(T);
-  constexpr u32 kRowStride = stream_row_stride(T);
-  static_assert(!T.one);
-  // A ring slot always belongs to the same warp group: a group that skipped one of a slot's turns could not tell the
-  // phases of its barrier apart. Hence whole rounds of WS stages per item; the surplus ones carry nothing.
-  static_assert(T.stages % T.ws == 0 && T.ku % T.wu == 0);
-  constexpr int kSets = T.mt * T.nt == 1 ? 2 : 1;  // two accumulators where one would chain the multiplications
+  using T = StreamShape<Tile>;
+  constexpr int kRowTiles = T::mt * T::wm;
+  constexpr int kWarpsK = T::wk;
+  constexpr int kConsumers = T::wm * kWarpsK;
+  constexpr u32 kRowStride = T::kRowStride;
+  static_assert(T::tile.family == plan::moe::Family::kStreaming);
+  constexpr int kSets = T::mt * T::nt == 1 ? 2 : 1;  // two accumulators where one would chain the multiplications
 
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
   // By shuffle, so that the compiler knows it is the same in all lanes: roles then need fewer registers.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const auto full = [&](u32 s) { return base + kMap.barriers + 8u * s; };
-  const auto empty = [&](u32 s) { return base + kMap.barriers + 8u * (static_cast<u32>(T.stages) + s); };
-  constexpr bool kRaises = T.wide();
-  const u32 stored = base + kMap.barriers + 16u * static_cast<u32>(T.stages);  // for that: an item's rows are,
+  const auto full = [&](u32 s) { return base + T::kBarriers + 8u * s; };
+  const auto empty = [&](u32 s) { return base + T::kBarriers + 8u * (static_cast<u32>(T::stages) + s); };
+  constexpr bool kRaises = T::wide;
+  const u32 stored = base + T::kBarriers + 16u * static_cast<u32>(T::stages);  // for that: an item's rows are,
   const u32 noticed = stored + 8u;                                             // and the warp that raises knows
   // Down takes all blocks for one group of weight rows, then for the next: what the sum beside it waits for.
-  constexpr bool kByGroup = !T.gate_up && T.wide();
+  constexpr bool kByGroup = !T::gate_up && T::wide;
   static_assert(!kByGroup || kRowTiles * 16 == kSumColumns);
 
   if (threadIdx.x == 0) {
-    for (u32 s = 0; s < static_cast<u32>(T.stages); ++s) {
-      mbarrier_init(full(s), T.copiers());
-      mbarrier_init(empty(s), T.wm * T.wu);
+    for (u32 s = 0; s < static_cast<u32>(T::stages); ++s) {
+      mbarrier_init(full(s), T::copiers);
+      mbarrier_init(empty(s), T::wm * T::wu);
     }
     if (kRaises) {
       mbarrier_init(stored, kConsumers);
@@ -78,19 +78,19 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   }
   // Gate-up waits for its inputs here. Down is launched once gate-up's inputs exist, so route tables may be read
   // at once; only the activation rows are waited for, after the first weights have been requested.
-  if (T.gate_up) {
+  if (T::gate_up) {
     grid_dependency_wait();
     grid_launch_dependents();
   }
   __syncthreads();
 
   const int row_groups = (args.row_tiles + kRowTiles - 1) / kRowTiles;
-  const int chunks = (args.units + T.ku - 1) / T.ku;
+  const int chunks = (args.units + T::ku - 1) / T::ku;
   const int first_item = static_cast<int>(blockIdx.x);
   const int step = static_cast<int>(gridDim.x);
   // The first block is asked for together with the number of blocks, not after it: it may be one of an earlier layer.
   const int most_blocks =
-      max_blocks(static_cast<long long>(args.routing.tokens) * args.routing.top_k, args.routing.experts, T.nt * 8);
+      max_blocks(static_cast<long long>(args.routing.tokens) * args.routing.top_k, args.routing.experts, T::nt * 8);
   const int guess = kByGroup ? first_item : first_item / row_groups;
   const int blocks = args.route.counts[0];
   Block first_block{-1, 0, 0, 0};
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   };
   const auto block_of = [&](const Place& p) { return kByGroup ? p.inner : p.outer; };
   const auto group_of = [&](const Place& p) { return kByGroup ? p.outer : p.inner; };
-  const int surplus = (T.ws - chunks % T.ws) % T.ws;  // stages at the end of an item that carry nothing
+  const int surplus = (T::ws - chunks % T::ws) % T::ws;  // stages at the end of an item that carry nothing
   const int length = chunks + surplus;
   const auto next = [&](Cursor& c) {
     if (++c.chunk >= length) {
@@ -128,10 +128,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   };
 
   if (warp >= kConsumers) {
-    if constexpr (T.wide()) registers_decrease<kStreamProducerRegisters>();
+    if constexpr (T::wide) registers_decrease<kStreamProducerRegisters>();
     // ---- producers: the lanes of a warp issue bulk copies one after the other, so several warps share them
     const int producer = warp - kConsumers;
-    if (kRaises && producer == T.copiers()) {
+    if (kRaises && producer == T::copiers) {
       // Raising takes half a microsecond, so nobody else does it.
       u32 phase = 0;
       for (Place p = first; p.outer < outer; p = after(p), phase ^= 1u) {
@@ -140,12 +140,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         raise_flag(kByGroup ? &args.route.finished[p.outer] : &args.route.stored[p.outer], 1, lane);
       }
     } else {
-      const bool mine = lane % T.copiers() == producer;
+      const bool mine = lane % T::copiers == producer;
       const u64 weight_policy = policy_evict_first();
       const u64 row_policy = policy_evict_last();
       const auto units_of = [&](const Cursor& c) {
-        const int left = args.units - c.chunk * T.ku;
-        return static_cast<u32>(left < T.ku ? left : T.ku);
+        const int left = args.units - c.chunk * T::ku;
+        return static_cast<u32>(left < T::ku ? left : T::ku);
       };
       // The present item's group of rows, its block and this lane's token row. The latter two are fetched one and two
       // items ahead (down knows the row from the block), so that no stage waits for a chain of loads.
@@ -159,20 +159,20 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       bool looked_ahead = true;
       const auto row_of = [&](const Block& b) -> int {
         if (b.expert < 0 || lane >= b.count) return 0;
-        return T.gate_up ? args.route.slot_token[b.first + lane] : b.first + lane;
+        return T::gate_up ? args.route.slot_token[b.first + lane] : b.first + lane;
       };
       const auto enter = [&](const Cursor& c) -> Block {
         if (c.item != ready_item) {
           if (ready_item >= 0 && c.item == ready_item + step) {
             group = kByGroup ? c.item / inner : c.item % inner;
             block = ahead;
-            row = T.gate_up ? row_ahead : row_of(block);
-            if (T.gate_up) ahead = further;
+            row = T::gate_up ? row_ahead : row_of(block);
+            if (T::gate_up) ahead = further;
           } else {  // the first item
             group = group_of(first);
             block = guess < blocks ? first_block : block_at(first);
             row = row_of(block);
-            if (T.gate_up) ahead = block_at(after(first));
+            if (T::gate_up) ahead = block_at(after(first));
           }
           ready_item = c.item;
           looked_ahead = false;
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         if (looked_ahead) return;
         looked_ahead = true;
         const auto block_of_item = [&](int item) { return block_at({item / inner, item % inner}); };
-        if (T.gate_up) {
+        if (T::gate_up) {
           row_ahead = row_of(ahead);
           further = block_of_item(ready_item + 2 * step);
         } else {
@@ -212,16 +212,16 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         }
         if (mine && lane < tiles) {
           const u8* source = args.weights + static_cast<u64>(b.expert) * args.expert_bytes +
-                             (static_cast<u64>(group * kRowTiles + lane) * args.units + c.chunk * T.ku) * kUnitBytes;
-          bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
-                        static_cast<u32>(lane) * (T.ku * kUnitBytes),
+                             (static_cast<u64>(group * kRowTiles + lane) * args.units + c.chunk * T::ku) * kUnitBytes;
+          bulk_copy(base + T::kWeights + static_cast<u32>(stage) * T::kWeightStride +
+                        static_cast<u32>(lane) * (T::ku * kUnitBytes),
                     source, units * kUnitBytes, full(stage), weight_policy);
         }
       };
       int rows_until = 0;  // down: rows of this CTA's items before this one are known to be there
       const auto issue_rows = [&](const Cursor& c, const Block& b, int stage) {
         if (b.expert < 0) return;
-        if (!T.gate_up && args.ready != 0 && c.item >= rows_until) {
+        if (!T::gate_up && args.ready != 0 && c.item >= rows_until) {
           const int later = c.item + lane * step;
           const int item = later < items ? later : items - 1;
           const int* flag = args.route.stored + (kByGroup ? item % inner : item / inner);
@@ -229,24 +229,24 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         }
         if (mine && lane < b.count) {
           bulk_copy(
-              base + kMap.rows + static_cast<u32>(stage) * kMap.row_stage_stride + static_cast<u32>(lane) * kRowStride,
-              args.source + row * args.source_stride + c.chunk * (T.ku * kUnitK), units_of(c) * (kUnitK * 2),
+              base + T::kRows + static_cast<u32>(stage) * T::kRowStageStride + static_cast<u32>(lane) * kRowStride,
+              args.source + row * args.source_stride + c.chunk * (T::ku * kUnitK), units_of(c) * (kUnitK * 2),
               full(stage), row_policy);
         }
       };
       Cursor c{first_item, 0};
       int stage = 0;
       u32 phase = 0;
-      if (!T.gate_up) {
+      if (!T::gate_up) {
         Cursor w = c;
-        for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) {
+        for (int s = 0; s < T::stages && w.item < items; ++s, next(w)) {
           issue_weights(w, enter(w), s);
           look_ahead();
         }
         if (args.ready == 0) grid_dependency_wait();
         grid_launch_dependents();
         w = c;
-        for (int s = 0; s < T.stages && w.item < items; ++s, next(w)) {
+        for (int s = 0; s < T::stages && w.item < items; ++s, next(w)) {
           issue_rows(w, enter(w), s);
           look_ahead();
         }
@@ -259,22 +259,22 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         issue_weights(c, b, stage);
         issue_rows(c, b, stage);
         look_ahead();
-        if (++stage == T.stages) {
+        if (++stage == T::stages) {
           stage = 0;
           ++phase;
         }
       }
       // Kernels further on rely on gate-up's end, too.
-      if (!T.gate_up && args.ready != 0) grid_dependency_wait();
+      if (!T::gate_up && args.ready != 0) grid_dependency_wait();
     }
   } else {
-    if constexpr (T.wide()) registers_increase<kStreamConsumerRegisters>();
+    if constexpr (T::wide) registers_increase<kStreamConsumerRegisters>();
     // ---- consumers
-    if (!T.gate_up && args.ready == 0) grid_dependency_wait();
-    const int wm = warp % T.wm;
-    const int wk = warp / T.wm;
-    const int ws = wk / T.wu;
-    const int first_unit = wk % T.wu * (T.ku / T.wu);
+    if (!T::gate_up && args.ready == 0) grid_dependency_wait();
+    const int wm = warp % T::wm;
+    const int wk = warp / T::wm;
+    const int ws = wk / T::wu;
+    const int first_unit = wk % T::wu * (T::ku / T::wu);
     const int g = lane / 4;
     const int l = lane % 4;
     const u32 scale_base = opaque_scale_base(args.zero);
@@ -292,9 +292,9 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     const auto factors_of = [&](const Block& b) {
       Factors f = {};
       if (b.expert < 0) return f;
-      if (T.gate_up) {
-        f.first = args.scales[T.relu2 ? b.expert : b.expert * 2];
-        if (!T.relu2) f.second = args.scales[b.expert * 2 + 1];
+      if (T::gate_up) {
+        f.first = args.scales[T::relu2 ? b.expert : b.expert * 2];
+        if (!T::relu2) f.second = args.scales[b.expert * 2 + 1];
       } else {
         f.first = args.scales[b.expert];
       }
@@ -302,11 +302,11 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     };
 
     const auto run_item = [&]<int NT>(int group, const Block& block, const Factors& factors) {
-      float acc[kSets][T.mt][NT][4];
+      float acc[kSets][T::mt][NT][4];
 #pragma unroll
       for (int s = 0; s < kSets; ++s)
 #pragma unroll
-        for (int m = 0; m < T.mt; ++m)
+        for (int m = 0; m < T::mt; ++m)
 #pragma unroll
           for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -314,24 +314,24 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
       // Warp group ws takes every WS-th stage of the item: it waits once per stage and then has KU / WU units of
       // independent work, while the other groups are at other stages.
-      for (int chunk = ws; chunk < length; chunk += T.ws) {
+      for (int chunk = ws; chunk < length; chunk += T::ws) {
         const u32 q = position + static_cast<u32>(chunk);
-        const u32 stage = q % static_cast<u32>(T.stages);
-        mbarrier_wait(full(stage), (q / static_cast<u32>(T.stages)) & 1u);
+        const u32 stage = q % static_cast<u32>(T::stages);
+        mbarrier_wait(full(stage), (q / static_cast<u32>(T::stages)) & 1u);
         if (chunk >= chunks) {
           __syncwarp();
           if (lane == 0) mbarrier_arrive(empty(stage));
           break;
         }
         const u32 weights =
-            base + kMap.weights + stage * kMap.weight_stride + static_cast<u32>(wm * T.mt) * (T.ku * kUnitBytes);
-        const u32 row = base + kMap.rows + stage * kMap.row_stage_stride + matrix_row * kRowStride + matrix_k;
-        const int left = args.units - chunk * T.ku;
+            base + T::kWeights + stage * T::kWeightStride + static_cast<u32>(wm * T::mt) * (T::ku * kUnitBytes);
+        const u32 row = base + T::kRows + stage * T::kRowStageStride + matrix_row * kRowStride + matrix_k;
+        const int left = args.units - chunk * T::ku;
         const auto release = [&]() {
           __syncwarp();
           if (lane == 0) mbarrier_arrive(empty(stage));
         };
-        if (left >= T.ku) {  // no branches: the compiler may load ahead of the multiplications
+        if (left >= T::ku) {  // no branches: the compiler may load ahead of the multiplications
           multiply_units<Tile, NT, kSets, true>(acc, weights, row, first_unit, left, lane, scale_base, release);
         } else {
           multiply_units<Tile, NT, kSets, false>(acc, weights, row, first_unit, left, lane, scale_base, release);
@@ -347,13 +347,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       // Addresses are computed here, not kept in registers over the multiplications.
       const int first_slot = static_cast<int>(keep_register(static_cast<u32>(block.first)));
       const auto finish = [&](int m, int n, const float(&v)[4]) {
-        const int tile = group * kRowTiles + wm * T.mt + m;
+        const int tile = group * kRowTiles + wm * T::mt + m;
         const int column = n * 8 + 2 * l;
         const long long out_row = (first_slot + column) * args.out_stride;
         const bool here[2] = {tile < args.row_tiles && column < block.count,
                               tile < args.row_tiles && column + 1 < block.count};
         // Values of columns that are not there are computed, too: without branches the compiler can overlap them all.
-        if constexpr (T.gate_up && T.relu2) {
+        if constexpr (T::gate_up && T::relu2) {
           const float s = factors.first * kEpilogueScale;
           const u32 low = keep_register(to_bf16x2(relu2(v[0] * s), relu2(v[1] * s)));
           const u32 high = keep_register(to_bf16x2(relu2(v[2] * s), relu2(v[3] * s)));
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
             out[0] = static_cast<u16>(low >> (16 * e));
             out[8] = static_cast<u16>(high >> (16 * e));
           }
-        } else if constexpr (T.gate_up) {
+        } else if constexpr (T::gate_up) {
           const float gate = factors.first * kEpilogueScale;
           const float up = factors.second * kEpilogueScale;
           const u32 h = keep_register(
@@ -382,33 +382,33 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
 
       if constexpr (kWarpsK == 1) {
 #pragma unroll
-        for (int m = 0; m < T.mt; ++m)
+        for (int m = 0; m < T::mt; ++m)
 #pragma unroll
           for (int n = 0; n < NT; ++n) finish(m, n, acc[0][m][n]);
       } else {
         // [parity][wk][wm][fragment][lane] float4. Fragment f is added up, w = 0 first, and finished by warp
         // f mod WK.
-        constexpr int kFragments = T.mt * T.nt;
-        float4* partial = reinterpret_cast<float4*>(smem + kMap.partials) +
-                          parity * (kWarpsK * T.wm * kFragments * 32) + wm * (kFragments * 32) + lane;
+        constexpr int kFragments = T::mt * T::nt;
+        float4* partial = reinterpret_cast<float4*>(smem + T::kPartials) +
+                          parity * (kWarpsK * T::wm * kFragments * 32) + wm * (kFragments * 32) + lane;
 #pragma unroll
-        for (int m = 0; m < T.mt; ++m)
+        for (int m = 0; m < T::mt; ++m)
 #pragma unroll
           for (int n = 0; n < NT; ++n) {
             const float(&v)[4] = acc[0][m][n];
-            partial[(wk * T.wm * kFragments + m * T.nt + n) * 32] = make_float4(v[0], v[1], v[2], v[3]);
+            partial[(wk * T::wm * kFragments + m * T::nt + n) * 32] = make_float4(v[0], v[1], v[2], v[3]);
           }
         barrier_sync(1, kConsumers * 32);
         parity ^= 1;
 #pragma unroll
-        for (int m = 0; m < T.mt; ++m)
+        for (int m = 0; m < T::mt; ++m)
 #pragma unroll
           for (int n = 0; n < NT; ++n) {
             if ((m * NT + n) % kWarpsK != wk) continue;
             float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
             for (int w = 0; w < kWarpsK; ++w) {
-              const float4 p = partial[(w * T.wm * kFragments + m * T.nt + n) * 32];
+              const float4 p = partial[(w * T::wm * kFragments + m * T::nt + n) * 32];
               v[0] += p.x;
               v[1] += p.y;
               v[2] += p.z;
@@ -425,15 +425,15 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       const Factors factors = factors_of(block);
       const Block ahead = block_at(after(place));
       const int columns = block.count;
-      if constexpr (T.nt == 1) {
+      if constexpr (T::nt == 1) {
         run_item.template operator()<1>(group_of(place), block, factors);
       } else {
         if (columns <= 8) {
           run_item.template operator()<1>(group_of(place), block, factors);
-        } else if (T.nt == 2 || columns <= 16) {
+        } else if (T::nt == 2 || columns <= 16) {
           run_item.template operator()<2>(group_of(place), block, factors);
         } else {
-          run_item.template operator()<T.nt>(group_of(place), block, factors);
+          run_item.template operator()<T::nt>(group_of(place), block, factors);
         }
       }
       if constexpr (kRaises) {

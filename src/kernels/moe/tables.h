@@ -79,6 +79,8 @@ inline constexpr int kRouteOnePass = kRouteThreads * kRouteOwn;  // more picks t
 inline constexpr int kRouteManyThreads = 256;
 inline constexpr int kRouteManyPicks = kRouteManyThreads * kRouteOwn;  // of one CTA
 
+inline constexpr int kPrepareThreads = 128;   // of what runs before the GEMMs (prepare.cuh)
+inline constexpr int kQuantizeThreads = 128;  // one for each block of 16 (fp4_sm120.cuh)
 inline constexpr int kCombineThreads = 256;
 inline constexpr int kCombineBesideThreads = 128;
 inline constexpr int kCombinePackedThreads = 128;
@@ -100,8 +102,6 @@ struct RepackArgs {
   unsigned char* out;
   int* bad;  // [1] -1, or the greatest expert number with a NaN scale
 };
-
-enum class Activation : int { kSwiGlu = 0, kRelu2 = 1 };
 
 // One and few tokens: gate-up hands its rows over in a buffer of two halves, [2][kExchangeRows][stride] bf16, stride as
 // out_stride, of which consecutive layers use one each. A word that is all ones (two NaNs that no arithmetic makes) has

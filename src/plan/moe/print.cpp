@@ -5,9 +5,9 @@
 
 #include "base/check.h"
 #include "base/math.h"
-#include "plan/plan.h"
+#include "plan/moe/plan.h"
 
-namespace fourfold::plan {
+namespace fourfold::plan::moe {
 namespace {
 using Json = nlohmann::ordered_json;
 
@@ -123,7 +123,7 @@ void text_map(const GemmPlan& gemm, const Arch& arch, std::string* out) {
   *out += fmt::format("  shared memory\n  {:>9} {:>9} {:>8} {:>8} {:>7}  {}\n", "offset", "size", "copies", "padding",
                       "align", "region");
   for (int i = 0; i < kRegionCount; ++i) {
-    const Region& r = map.regions[i];
+    const Region& r = map[static_cast<RegionId>(i)];
     if (r.size == 0) continue;
     *out += fmt::format("  {:>9} {:>9} {:>8} {:>8} {:>7}  {}{}\n", r.offset, r.size,
                         r.copies > 1 ? fmt::format("{}x{}", r.copies, r.stride) : "1", r.padding, r.align,
@@ -204,7 +204,7 @@ Json json_gemm(const GemmPlan& gemm, const Arch& arch) {
   const ScaleBlocks s = scale_blocks(t.k, t.scale_vector, t.family);
   Json regions = Json::array();
   for (int i = 0; i < kRegionCount; ++i) {
-    const Region& r = map.regions[i];
+    const Region& r = map[static_cast<RegionId>(i)];
     if (r.size == 0) continue;
     regions.push_back({{"name", region_name(static_cast<RegionId>(i), t)},
                        {"offset", r.offset},
@@ -244,8 +244,30 @@ Json json_gemm(const GemmPlan& gemm, const Arch& arch) {
 
 }  // namespace
 
+std::string to_string(const Candidate& c) {
+  const TileConfig& t = c.tile;
+  std::string text = fmt::format("{} {}x{}x{} s{} w{}", to_string(t.family), t.tokens, t.n, t.k, t.stages, t.warps);
+  if (t.producer_warps > 0) text += fmt::format("+{}", t.producer_warps);
+  if (t.k_warps > 1) text += fmt::format(" kw{}x{}", t.stage_warps, t.k_warps / t.stage_warps);
+  if (row_form(t) == RowForm::kFewTokens) text += fmt::format(" rows{}", t.token_rows);
+  if (c.split_k > 1) text += fmt::format(" split{}", c.split_k);
+  text += fmt::format(" x{}{}", c.ctas_per_sm, t.swap_ab ? " swap" : "");
+  return text;
+}
+
+std::string to_source(const TileConfig& t) {
+  const auto value = [](auto name) { return static_cast<int>(name); };
+  return fmt::format(
+      "{{.family = fourfold::plan::moe::Family({}), .pass = fourfold::plan::moe::Pass({}), .tokens = {}, .token_rows = "
+      "{}, .n = {}, .k = {}, .stages = {}, .warps = {}, .producer_warps = {}, .operands = {}, .scale_vector = {}, "
+      ".activation_bits = {}, .swap_ab = {}, .k_warps = {}, .stage_warps = {}, .resident_k = {}, .epilogue = "
+      "fourfold::plan::moe::Epilogue({})}}",
+      value(t.family), value(t.pass), t.tokens, t.token_rows, t.n, t.k, t.stages, t.warps, t.producer_warps, t.operands,
+      t.scale_vector, t.activation_bits, t.swap_ab, t.k_warps, t.stage_warps, t.resident_k, value(t.epilogue));
+}
+
 std::string to_text(const LayerPlan& plan, const PrintOptions& options) {
-  const MoeProblem& p = plan.problem;
+  const Problem& p = plan.problem;
   const Gpu& g = plan.gpu;
   std::string out;
   out += fmt::format("{}: {} experts, top-{}, hidden {}, intermediate {}, {}; {} token{}, {}\n",
@@ -276,7 +298,7 @@ std::string to_text(const LayerPlan& plan, const PrintOptions& options) {
 }
 
 std::string to_json(const LayerPlan& plan) {
-  const MoeProblem& p = plan.problem;
+  const Problem& p = plan.problem;
   const Arch& arch = arch_of(plan.gpu);
   Json json;
   json["model"] = p.name;
@@ -337,4 +359,4 @@ std::string to_json(const LayerPlan& plan) {
   return json.dump();
 }
 
-}  // namespace fourfold::plan
+}  // namespace fourfold::plan::moe

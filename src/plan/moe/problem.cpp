@@ -1,4 +1,4 @@
-#include "plan/problem.h"
+#include "plan/moe/problem.h"
 
 #include <algorithm>
 #include <cctype>
@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "base/math.h"
 
-namespace fourfold::plan {
+namespace fourfold::plan::moe {
 namespace {
 
 // Sources: the models' config.json (hidden_size, moe_intermediate_size, num_experts, num_experts_per_tok,
@@ -34,7 +34,7 @@ void in_range(const char* field, int64_t value, int64_t low, int64_t high) {
 // 1e-12 of the mass). Planning asks for it thousands of times, so each thread keeps the last one.
 class RowCounts {
  public:
-  static const RowCounts& of(const MoeProblem& problem) {
+  static const RowCounts& of(const Problem& problem) {
     thread_local RowCounts last;
     const double p = static_cast<double>(problem.top_k) / static_cast<double>(problem.experts);
     if (last.survival_.empty() || last.n_ != problem.tokens || last.p_ != p) last = RowCounts(problem.tokens, p);
@@ -96,16 +96,16 @@ class RowCounts {
   std::vector<double> survival_;  // [i] = P(rows > low + i)
 };
 
-double pick_probability(const MoeProblem& p) { return static_cast<double>(p.top_k) / static_cast<double>(p.experts); }
+double pick_probability(const Problem& p) { return static_cast<double>(p.top_k) / static_cast<double>(p.experts); }
 
 }  // namespace
 
-int64_t MoeProblem::shared_slices() const {
+int64_t Problem::shared_slices() const {
   if (shared != SharedExpert::kNvfp4 || weights != WeightFormat::kNvfp4 || intermediate == 0) return 0;
   return shared_intermediate % intermediate == 0 ? shared_intermediate / intermediate : 0;
 }
 
-int64_t MoeProblem::padded_depth(Pass pass) const { return round_up(depth(pass), kDepthGrain); }
+int64_t Problem::padded_depth(Pass pass) const { return round_up(depth(pass), kDepthGrain); }
 
 std::string_view to_string(ActivationFormat format) {
   switch (format) {
@@ -126,7 +126,7 @@ ActivationFormat parse_activations(std::string_view name) {
   fail("--activations '{}': wanted bf16, nvfp4 or auto", printable(name));
 }
 
-void validate(const MoeProblem& p) {
+void validate(const Problem& p) {
   in_range("experts", p.experts, 1, 4096);
   in_range("top-k", p.top_k, 1, std::min<int64_t>(p.experts, 64));
   in_range("hidden", p.hidden, 16, 1 << 17);
@@ -143,14 +143,14 @@ void validate(const MoeProblem& p) {
   }
 }
 
-MoeProblem rank_slice(const MoeProblem& problem, int64_t ranks) {
+Problem rank_slice(const Problem& problem, int64_t ranks) {
   in_range("tensor-parallel ranks", ranks, 1, 64);
   const int64_t grain = ranks * problem.scale_vector();
   if (problem.intermediate % grain != 0) {
     fail("intermediate {} over {} ranks: wanted a multiple of {} (ranks x scale vector)", problem.intermediate, ranks,
          grain);
   }
-  MoeProblem slice = problem;
+  Problem slice = problem;
   slice.intermediate /= ranks;
   if (slice.shared_intermediate % grain == 0) slice.shared_intermediate /= ranks;
   return slice;
@@ -158,7 +158,7 @@ MoeProblem rank_slice(const MoeProblem& problem, int64_t ranks) {
 
 std::span<const NamedShape> named_shapes() { return kShapes; }
 
-MoeProblem find_shape(std::string_view name) {
+Problem find_shape(std::string_view name) {
   auto lower = [](std::string_view text) {
     std::string out(text);
     for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -167,7 +167,7 @@ MoeProblem find_shape(std::string_view name) {
   std::string known;
   for (const NamedShape& shape : kShapes) {
     if (lower(shape.name) == lower(name)) {
-      MoeProblem p;
+      Problem p;
       p.name = shape.name;
       p.experts = shape.experts;
       p.top_k = shape.top_k;
@@ -183,21 +183,21 @@ MoeProblem find_shape(std::string_view name) {
        printable(name), known);
 }
 
-double touched_experts(const MoeProblem& p) {
+double touched_experts(const Problem& p) {
   if (p.tokens == 0) return 0;
   return static_cast<double>(p.experts) * (1 - std::pow(1 - pick_probability(p), static_cast<double>(p.tokens))) +
          static_cast<double>(p.shared_slices());
 }
 
-double token_tiles(const MoeProblem& p, int tile) {
+double token_tiles(const Problem& p, int tile) {
   return RowCounts::of(p).tiles(tile) * static_cast<double>(p.experts) +
          static_cast<double>(p.shared_slices() * ceil_div(p.tokens, tile));
 }
 
-int64_t busiest_rows(const MoeProblem& p) {
+int64_t busiest_rows(const Problem& p) {
   if (p.tokens == 0) return 0;
   if (p.shared_slices() > 0) return p.tokens;
   return std::max<int64_t>(1, RowCounts::of(p).quantile(1 / static_cast<double>(p.experts + 1)));
 }
 
-}  // namespace fourfold::plan
+}  // namespace fourfold::plan::moe

@@ -4,28 +4,17 @@
 #include <cmath>
 
 #include "base/math.h"
-#include "plan/plan.h"
+#include "plan/moe/plan.h"
 
-namespace fourfold::plan {
+namespace fourfold::plan::moe {
 namespace {
 
 constexpr double kIssueEfficiency = 0.80;  // of the issue slots; fitted to tuned kernels seen at 0.79 to 0.82 busy
-constexpr double kIssuePerWarp = 0.55;     // instructions per clock that one warp's own parallelism sustains
-// One token, fitted to 43 pairs of tiles on an H200, whose sums (down overlaps gate-up) are within 10 %.
-constexpr double kIssueInline = 0.41;   // instructions per clock and warp where short items follow each other
-constexpr double kInlineLatency = 1.4;  // reads answer later than one alone: every CTA asks for a whole ring at once
-constexpr double kInlineEpilogueUs = 0.25;  // as kEpilogueUs
-constexpr double kInlineTurnUs = 0.05;      // as kTurnUs: another warp finishes
-constexpr double kEpilogueUs = 0.4;         // from the last mma to the last byte
-constexpr double kTurnUs = 0.3;             // between two tiles of one CTA: header, barriers, first fragments
-constexpr double kPowerUs = 300;            // time scale on which a card falls from boost to its sustained clock
+constexpr double kIssuePerWarp = 0.55;     // as Instructions::per_clock, of the warps that share a tile's last stage
+constexpr double kPowerUs = 300;           // time scale on which a card falls from boost to its sustained clock
 constexpr double kTileRows = 16;
-constexpr double kOverlap = 4;  // exponent of the norm that joins overlapping terms
-// Measured on an H200 over 450 layers: tiles that differ in the length of their copies only.
-constexpr double kCopyClocks = 42;       // of the SM's copy engine for each bulk copy
-constexpr double kIssueClocks = 100;     // of a producer warp to issue one
-constexpr double kFewIssueClocks = 300;  // as kIssueClocks, for few tokens: one warp alone, with all that goes with it
-constexpr double kL2Speedup = 2.5;       // L2 bandwidth over memory bandwidth
+constexpr double kOverlap = 4;      // exponent of the norm that joins overlapping terms
+constexpr double kL2Speedup = 2.5;  // L2 bandwidth over memory bandwidth
 
 // Joins terms that overlap: the largest, plus a little when others are close.
 double overlap(std::initializer_list<double> terms) {
@@ -46,7 +35,7 @@ double saturation(double have, double need) {
 // wgmma m64nNk16 takes N / 2 clocks, but not fewer than about 14 + N / 4 (published latencies: N = 8 takes 18, 64 takes
 // 32, 128 takes 64).
 double matrix_efficiency(const TileConfig& t, double n) {
-  if (t.family != Family::kWgmma) return 1;
+  if (row_of(t).unit != MatrixUnit::kWgmma) return 1;
   return n / 2 / std::max(n / 2, 14 + n / 4);
 }
 
@@ -60,7 +49,7 @@ struct Work {  // of one tile of one CTA
 };
 
 // `tokens` is the width that is computed, which may be narrower than the tile.
-Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Instructions& per, double tokens) {
+Work work_of(const Problem& problem, Pass pass, const Candidate& c, const Instructions& per, double tokens) {
   const TileConfig& t = c.tile;
   Work w = {};
   const double all = static_cast<double>(problem.padded_depth(pass));
@@ -71,17 +60,16 @@ Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Ins
   w.flops = 2 * w.weights * tokens;
   const double activation_bytes = std::min<double>(t.token_rows, tokens) * depth * t.activation_bits / 8;
   double activation_reads = 0;  // how often the activations of a stage are read from shared memory
-  switch (t.family) {
-    case Family::kWgmma:
+  switch (row_of(t).unit) {
+    case MatrixUnit::kWgmma:
       w.mma = rows / 64 * depth / 16 * 4;  // each of a warpgroup's 4 warps issues it
       activation_reads = rows / 64;
       break;
-    case Family::kStreaming:
-    case Family::kMmaSync:
+    case MatrixUnit::kMmaSync:
       w.mma = rows * tokens / 128 * depth / 16;
       activation_reads = std::min(static_cast<double>(t.warps / t.k_warps), std::max(1.0, rows / 16));
       break;
-    case Family::kFp4:
+    case MatrixUnit::kFp4Mma:
       w.mma = rows * tokens / 128 * depth / 64;
       activation_reads = t.swap_ab ? std::min<double>(t.warps, std::max(1.0, rows / 16)) : 1;
       break;
@@ -92,45 +80,20 @@ Work work_of(const MoeProblem& problem, Pass pass, const Candidate& c, const Ins
   w.smem_bytes = activation_bytes * (1 + activation_reads) + 2 * weight_bytes;
   if (t.k_warps > 1) w.smem_bytes += (t.k_warps - 1) * rows * tokens * 4 * 2;
   w.l2_bytes = (t.resident_k > 0 ? 0 : activation_bytes) + weight_bytes;
-  // A strip of each row tile and, in a streaming tile, a piece of each token row.
-  const bool strips = t.family == Family::kStreaming && !few_tokens(t);
-  w.copies = k_tiles * (rows / 16 + (strips ? std::min<double>(t.token_rows, tokens) : 0));
+  // A strip of each row tile, and where rows are copied too a piece of each.
+  w.copies = k_tiles * (rows / 16 + (per.row_copies ? std::min<double>(t.token_rows, tokens) : 0));
   return w;
 }
 
 }  // namespace
 
-Instructions instructions_of(const TileConfig& t) {
-  // Down passes ask for their weights before the gate-up pass has ended (not so the wgmma family).
-  const bool down = t.pass == Pass::kDown;
-  switch (t.family) {
-    case Family::kStreaming:
-      if (few_tokens(t)) {  // long rows: most experts have one token, whose codes need no scaling
-        const double dequantise = t.resident_k >= kAloneColumns * t.warps ? 1.7 : 2.1;
-        return {dequantise, 0.5, 60, 8, down ? 1 : 2, kCopyClocks, kFewIssueClocks, 8};
-      }
-      if (t.inline_routes) {  // codes need no scaling; a warp's row tiles share what the token's row costs
-        const double row_tiles = static_cast<double>(t.operands * t.n) / 16 / static_cast<double>(t.warps / t.k_warps);
-        return {1.15 + 0.3 / row_tiles, 0.25, 60, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
-      }
-      return {2.1, 0.5, 16, 8, down ? 1 : 2, kCopyClocks, kIssueClocks, 8};
-    case Family::kMmaSync:
-      // Three reads more than a streaming tile: nobody runs ahead. Measured 3 us behind it at 2 and 4 tokens.
-      return {2.1, 1.1, 60, 8, down ? 4 : 5};
-    case Family::kWgmma:
-      return {2.1, 0.5, 20, 8, 2, kCopyClocks, kIssueClocks, 16};
-    case Family::kFp4:
-      return {1.6, 1.5, 60, down ? 8.0 : 30.0, down ? 1 : 2};
-  }
-  return {};
+Prediction predict(const Problem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate) {
+  return predict(problem, pass, gpu, candidate, row_of(candidate.tile).instructions(candidate.tile));
 }
 
-Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate) {
-  return predict(problem, pass, gpu, candidate, instructions_of(candidate.tile));
-}
-
-Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& c, const Instructions& per) {
+Prediction predict(const Problem& problem, Pass pass, const Gpu& gpu, const Candidate& c, const Instructions& per) {
   const TileConfig& t = c.tile;
+  const FamilyRow& row = row_of(t);
   const Arch& arch = arch_of(gpu);
   Prediction p;
   p.launch_us = gpu.graph_node_us;
@@ -140,8 +103,8 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
     return p;
   }
   const double read = reachable_reads(gpu) * 1e6;  // bytes per us
-  // With inline routes a down tile visits every expert in turn and adds up in registers.
-  const bool accumulate = t.inline_routes && pass == Pass::kDown;
+  // Without sorting a down tile visits every expert in turn and adds up in registers.
+  const bool accumulate = !row.sorted() && pass == Pass::kDown;
   const double row_tiles = accumulate ? 1 : token_tiles(problem, t.tokens);
   const double n_tiles = static_cast<double>(ceil_div(problem.rows(pass), t.n));
   const double touched = touched_experts(problem);
@@ -165,12 +128,12 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
                            : (inner_in_l2 ? 0 : inner);
   p.output_bytes = pass == Pass::kGateUp
                        ? (inner_in_l2 ? 0 : inner)
-                       : pairs * static_cast<double>(problem.hidden) * (t.family == Family::kFp4 ? 2 : 4);
+                       : pairs * static_cast<double>(problem.hidden) * (row.rows == RowForm::kFp4 ? 2 : 4);
   if (pass == Pass::kDown && p.output_bytes < gpu.l2_mb * 0.5e6) p.output_bytes = 0;
   p.flops = 2 * pairs * t.operands * static_cast<double>(problem.rows(pass) * problem.depth(pass));
   p.tiles = row_tiles * n_tiles * c.split_k;
-  // Few tokens, down: row tiles are dealt out one by one; a CTA takes as long with one as with all that it can have.
-  if (accumulate && few_tokens(t)) {
+  // Dealt out one by one: a CTA takes as long with one row tile as with all that it can have.
+  if (accumulate && per.dealt) {
     p.tiles = std::max(n_tiles, std::min(std::ceil(static_cast<double>(problem.rows(pass)) / kTileRows),
                                          static_cast<double>(gpu.sms)));
   }
@@ -186,15 +149,13 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
 
   // Loads in flight: all but the stage in use; a producer keeps that one moving too.
   const double per_stage = static_cast<double>(t.operands * t.n) * t.k * problem.bytes_per_weight();
-  // Few tokens: every group of warps has a stage in use.
-  const double busy = few_tokens(t) ? t.stage_warps : 1;
+  const double busy = per.dealt ? t.stage_warps : 1;
   const double ahead = t.stages - (t.producer_warps > 0 ? 0.5 * busy : 1.0);
   const double of_tile = w.weights * problem.bytes_per_weight();
   const double in_flight =
       t.producer_warps > 0 && p.waves > 1 ? per_stage * ahead : std::min(per_stage * ahead, of_tile);
   p.in_flight_bytes = in_flight * c.ctas_per_sm;
-  // Few tokens: two rings are full at a time.
-  const double need = read * gpu.latency_us * (t.inline_routes && !few_tokens(t) ? kInlineLatency : 1);
+  const double need = read * gpu.latency_us * per.latency;
   const double bytes = p.weight_bytes + p.activation_bytes + p.output_bytes;
   const double bytes_per_tile = bytes / p.tiles;
   p.memory_us = full * slots * bytes_per_tile / (read * saturation(slots * in_flight, need));
@@ -203,9 +164,8 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   // Compute terms at a clock that falls as the kernel gets long; two rounds suffice.
   const double resident = std::min<double>(c.ctas_per_sm, std::ceil(p.tiles / gpu.sms));
   const double warps = t.warps * resident;
-  const double per_clock = std::min<double>(arch.issue_per_clock * kIssueEfficiency,
-                                            warps * (t.inline_routes ? kIssueInline : kIssuePerWarp));
-  const bool wgmma = t.family == Family::kWgmma;
+  const double per_clock = std::min<double>(arch.issue_per_clock * kIssueEfficiency, warps * per.per_clock);
+  const bool wgmma = row.unit == MatrixUnit::kWgmma;
   for (int round = 0; round < 2; ++round) {
     const double hot = p.memory_us / (p.memory_us + kPowerUs);
     const double long_run = std::max({p.memory_us, p.matrix_us, p.issue_us});
@@ -213,7 +173,7 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
     p.ghz = gpu.clock_ghz + (gpu.sustained_ghz - gpu.clock_ghz) * heat;
     const double clocks = p.ghz * 1e3;  // per us
     const double matrix_rate =
-        t.family == Family::kFp4
+        row.unit == MatrixUnit::kFp4Mma
             ? reachable_fp4(gpu, false) * (1 - heat) + reachable_fp4(gpu, true) * heat
             : reachable_bf16(gpu, wgmma, false) * (1 - heat) + reachable_bf16(gpu, wgmma, true) * heat;
     p.issue_us = mine * w.instructions / (per_clock * clocks);
@@ -228,14 +188,14 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   const double sharing = static_cast<double>(t.warps) / t.stage_warps;
   const double last_stage = w.instructions / std::max(1.0, w.stage_count) /
                             (std::min(arch.issue_per_clock * kIssueEfficiency, sharing * kIssuePerWarp) * p.ghz * 1e3);
-  p.latency_us = per.chain * gpu.latency_us + (t.inline_routes ? kInlineEpilogueUs : kEpilogueUs) + last_stage;
+  p.latency_us = per.chain * gpu.latency_us + per.epilogue_us + last_stage;
   const double turns = std::ceil(p.waves) - 1;
   if (turns > 0) {
     // Between tiles: the pipeline refills (a producer is ahead already) and the output leaves; CTAs hide each other's.
     const double output = t.tokens * t.n * 2.0 / (arch.l2_bytes_per_clk * p.ghz * 1e3);
     const double refill = gpu.latency_us * (t.producer_warps > 0 ? 0.1 : 1.0);
-    p.drain_us = turns * (refill + output + (t.inline_routes ? kInlineTurnUs : kTurnUs)) / c.ctas_per_sm;
-    if (few_tokens(t)) p.drain_us = 0;  // the ring runs on, others finish, and down runs beside gate-up
+    p.drain_us = turns * (refill + output + per.turn_us) / c.ctas_per_sm;
+    if (per.dealt) p.drain_us = 0;  // the ring runs on, others finish, and down runs beside gate-up
   }
   if (c.split_k > 1) {
     const double partial = row_tiles * n_tiles * t.tokens * t.n * t.operands * 4.0 * c.split_k * 2;
@@ -256,4 +216,4 @@ Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const C
   return p;
 }
 
-}  // namespace fourfold::plan
+}  // namespace fourfold::plan::moe

@@ -7,19 +7,17 @@
 
 #include "base/check.h"
 #include "base/math.h"
-#include "plan/plan.h"
+#include "plan/moe/plan.h"
 
-namespace fourfold::plan {
+namespace fourfold::plan::moe {
 namespace {
 
-constexpr int64_t kBuckets[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
-
-// Predictions closer than this are equal: the model cannot tell them apart, and the choice must not depend on the last
-// bits of a floating-point library. Then: less work outside the main loop, less shared memory, the name.
 constexpr double kRoutedPerUs = 4096;   // (token, expert) pairs that one CTA sorts in a microsecond
 constexpr double kRoutedAtOnce = 8192;  // more are sorted by many CTAs
 constexpr double kL2Speedup = 2.5;      // L2 bandwidth over memory bandwidth
 
+// Predictions closer than this are equal: the model cannot tell them apart, and the choice must not depend on the last
+// bits of a floating-point library. Then: less work outside the main loop, less shared memory, the name.
 constexpr double kSameUs = 0.01;
 
 // W4A4 rounds more than W4A16 and must be this much faster to be chosen over it: less is within the model's error.
@@ -40,34 +38,26 @@ bool faster(const Ranked& a, const Ranked& b) {
   return to_string(a.candidate) < to_string(b.candidate);
 }
 
-// Families that are out as a whole, one line each.
-void reject_families(const MoeProblem& problem, const Gpu& gpu, std::vector<Rejected>* out) {
-  const Arch& arch = arch_of(gpu);
-  for (const Family family : {Family::kStreaming, Family::kMmaSync, Family::kWgmma, Family::kFp4}) {
-    const bool fp4 = family == Family::kFp4;
-    std::string reason;
-    if (find_family(family, arch.name) == nullptr) {
-      reason = fmt::format("{} has no {}", arch.name,
-                           family == Family::kWgmma       ? "wgmma"
-                           : family == Family::kStreaming ? "bulk copies"
-                                                          : "warp-level FP4 mma");
-    } else if (fp4 && !problem.allows(ActivationFormat::kNvfp4)) {
-      reason = "multiplies FP4 by FP4; the problem has bf16 activations (W4A16)";
-    } else if (!fp4 && !problem.allows(ActivationFormat::kBf16)) {
-      reason = "multiplies by bf16 activations; the problem has NVFP4 activations (W4A4)";
-    } else {
-      continue;
-    }
-    out->push_back({std::string(to_string(family)) + " (all tiles)", "family", reason});
+// Why a family is out as a whole; empty when it has candidates.
+std::string family_refuses(const FamilyRow& row, const Problem& problem, const Arch& arch) {
+  if (!row.runs_on(arch)) return fmt::format("{} has no {}", arch.name, row.needs);
+  if (!problem.allows(row.activations())) {
+    return row.activations() == ActivationFormat::kNvfp4
+               ? "multiplies FP4 by FP4; the problem has bf16 activations (W4A16)"
+               : "multiplies by bf16 activations; the problem has NVFP4 activations (W4A4)";
   }
+  return row.absent(problem, arch);
 }
 
 // Every candidate of one GEMM, ranked or rejected; the choice is the layer's.
-GemmPlan rank_gemm(const MoeProblem& problem, Pass pass, const Gpu& gpu, const PlanOptions& options) {
+GemmPlan rank_gemm(const Problem& problem, Pass pass, const Gpu& gpu, const PlanOptions& options) {
   const Arch& arch = arch_of(gpu);
   GemmPlan plan;
   plan.pass = pass;
-  reject_families(problem, gpu, &plan.rejected);
+  for (const FamilyRow& row : families()) {
+    std::string reason = family_refuses(row, problem, arch);
+    if (!reason.empty()) plan.rejected.push_back({std::string(row.name) + " (all tiles)", "family", std::move(reason)});
+  }
   for (const Candidate& candidate : candidates(problem, pass, arch)) {
     if (auto refusal = first_refusal(problem, pass, gpu, candidate)) {
       if (!options.explain && !plan.ranked.empty()) continue;
@@ -80,7 +70,7 @@ GemmPlan rank_gemm(const MoeProblem& problem, Pass pass, const Gpu& gpu, const P
     }
     Ranked ranked;
     ranked.candidate = candidate;
-    ranked.missing = kernel_refuses(problem, pass, candidate, arch.name);
+    ranked.missing = kernel_refuses(problem, pass, candidate);
     ranked.implemented = ranked.missing.empty();
     if (options.only_implemented && !ranked.implemented) {
       plan.rejected.push_back({to_string(candidate), "kernel", ranked.missing});
@@ -113,13 +103,13 @@ GemmPlan rank_gemm(const MoeProblem& problem, Pass pass, const Gpu& gpu, const P
 }
 
 // Persistent grid: never more CTAs than slots, nor than tiles that the fullest routing could make.
-int64_t grid_of(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& c) {
+int64_t grid_of(const Problem& problem, Pass pass, const Gpu& gpu, const Candidate& c) {
   const int64_t pairs = problem.tokens * problem.picks_per_token();
-  const bool all_experts = c.tile.inline_routes && pass == Pass::kDown;  // a tile visits every expert
+  const FamilyRow& row = row_of(c.tile);
+  const bool all_experts = !row.sorted() && pass == Pass::kDown;  // a tile visits every expert
   const int64_t row_tiles =
       all_experts ? 1 : std::min(pairs, pairs / c.tile.tokens + std::min(pairs, problem.all_experts()));
-  // Few tokens: row tiles are dealt out one by one.
-  const int64_t n = all_experts && few_tokens(c.tile) ? kUnitRows : c.tile.n;
+  const int64_t n = all_experts && row.instructions(c.tile).dealt ? kUnitRows : c.tile.n;
   const int64_t tiles = row_tiles * ceil_div(problem.rows(pass), n) * c.split_k;
   return std::min<int64_t>(tiles, static_cast<int64_t>(gpu.sms) * c.ctas_per_sm);
 }
@@ -133,15 +123,15 @@ const Ranked* fastest(const GemmPlan& gemm, const TileConfig& beside, bool imple
 }
 
 // Histogram, then scatter: a chain of reads and dependent writes in one CTA.
-double route_time(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile) {
-  if (tile.inline_routes) return 0;
+double route_time(const Problem& p, const Gpu& gpu, const TileConfig& tile) {
+  if (!row_of(tile).sorted()) return 0;
   const double pairs = static_cast<double>(p.tokens * p.picks_per_token()), read = reachable_reads(gpu) * 1e6;
   return gpu.graph_node_us + 4 * gpu.latency_us + pairs * 16 / read + std::min(pairs, kRoutedAtOnce) / kRoutedPerUs;
 }
 
 // Reads a row for each pair (fp32, or groups of two bytes a value), writes a bf16 row for each token.
-double combine_time(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile) {
-  if (tile.inline_routes) return 0;
+double combine_time(const Problem& p, const Gpu& gpu, const TileConfig& tile) {
+  if (!row_of(tile).sorted()) return 0;
   const double read = reachable_reads(gpu) * 1e6;
   const double rows =
       static_cast<double>(p.tokens * p.picks_per_token() * p.hidden) * (row_form(tile) == RowForm::kRows ? 4 : 2);
@@ -150,7 +140,7 @@ double combine_time(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile)
 }
 
 // Reads the input's bf16 rows, writes codes and scales.
-double quantise_time(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile) {
+double quantise_time(const Problem& p, const Gpu& gpu, const TileConfig& tile) {
   if (row_form(tile) != RowForm::kFp4) return 0;
   const double read = reachable_reads(gpu) * 1e6;
   return gpu.graph_node_us + gpu.latency_us +
@@ -158,19 +148,19 @@ double quantise_time(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile
 }
 
 // What runs beside the two GEMMs.
-void time_the_rest(const MoeProblem& p, const Gpu& gpu, const TileConfig& tile, LayerPlan* plan) {
+void time_the_rest(const Problem& p, const Gpu& gpu, const TileConfig& tile, LayerPlan* plan) {
   plan->quantise_us = quantise_time(p, gpu, tile);
   plan->route_us = route_time(p, gpu, tile);
   plan->combine_us = combine_time(p, gpu, tile);
 }
 
 double apart_time(const Candidate& gate_up, const Candidate& down, const Gpu& gpu) {
-  return gate_up.tile.inline_routes && !launch_smem(gate_up, down, arch_of(gpu)).side_by_side ? kApartUs : 0;
+  return !row_of(gate_up.tile).sorted() && !launch_smem(gate_up, down, arch_of(gpu)).side_by_side ? kApartUs : 0;
 }
 
 // The layer's figures once both GEMMs are chosen.
 void add_up(LayerPlan* plan) {
-  MoeProblem p = plan->problem;
+  Problem p = plan->problem;
   p.tokens = std::max<int64_t>(1, p.tokens);
   const Gpu& gpu = plan->gpu;
   time_the_rest(p, gpu, plan->gate_up.chosen.candidate.tile, plan);
@@ -216,7 +206,7 @@ void note_format(LayerPlan* plan, ActivationFormat format, double total) {
 // The fastest candidate that can stand beside this one. One token: the fastest that also has room beside it, if any
 // has.
 const Ranked* partner(const GemmPlan& down, const Candidate& gate_up, bool implemented, const Arch& arch) {
-  if (gate_up.tile.inline_routes) {
+  if (!row_of(gate_up.tile).sorted()) {
     for (const Ranked& r : down.ranked) {
       if (compatible(gate_up.tile, r.candidate.tile) && (r.implemented || !implemented) &&
           launch_smem(gate_up, r.candidate, arch).side_by_side) {
@@ -227,22 +217,23 @@ const Ranked* partner(const GemmPlan& down, const Candidate& gate_up, bool imple
   return fastest(down, gate_up.tile, implemented);
 }
 
-// Both GEMMs as a unit: either both route inline, and nothing runs around them, or neither does, and both take the
-// blocks of tokens that the routing kernel cuts once and the rows in one form. The form also separates the formats of
-// the activations, so that the fastest unit (with a margin for W4A4) is the choice between W4A16 and W4A4.
-void choose(const MoeProblem& p, const Gpu& gpu, LayerPlan* plan) {
+// Both GEMMs as a unit: they take rows in one form, and where these are sorted the blocks of tokens that the routing
+// kernel cuts once. The form also separates the formats of the activations, so that the fastest unit (with a margin for
+// W4A4) is the choice between W4A16 and W4A4.
+void choose(const Problem& p, const Gpu& gpu, LayerPlan* plan) {
   double best = std::numeric_limits<double>::infinity();
   for (const bool implemented : {true, false}) {
-    std::map<std::tuple<int, RowForm, int>, int> seen;
+    std::map<std::pair<RowForm, int>, int> seen;
     for (const Ranked& a : plan->gate_up.ranked) {
       const TileConfig& t = a.candidate.tile;
       if (implemented && !a.implemented) continue;
       // The first of each kind is the fastest; for one token what has room beside it matters too.
-      if (++seen[{t.inline_routes, row_form(t), t.tokens}] > (t.inline_routes ? kMostInline : 1)) continue;
+      if (++seen[{row_form(t), t.tokens}] > (row_of(t).sorted() ? 1 : kMostInline)) continue;
       const Ranked* b = partner(plan->down, a.candidate, implemented, arch_of(gpu));
       if (b == nullptr) continue;
       // Few tokens: one after the other they are a fifth slower than sorted.
-      if (few_tokens(t) && !launch_smem(a.candidate, b->candidate, arch_of(gpu)).side_by_side) continue;
+      if (row_form(t) == RowForm::kFewTokens && !launch_smem(a.candidate, b->candidate, arch_of(gpu)).side_by_side)
+        continue;
       time_the_rest(p, gpu, t, plan);
       const double total = plan->quantise_us + plan->route_us + a.prediction.total_us + b->prediction.total_us +
                            plan->combine_us + apart_time(a.candidate, b->candidate, gpu);
@@ -263,25 +254,23 @@ void choose(const MoeProblem& p, const Gpu& gpu, LayerPlan* plan) {
 
 }  // namespace
 
-std::span<const int64_t> token_buckets() { return kBuckets; }
-
-int64_t bucket_of(int64_t tokens) {
-  for (const int64_t bucket : kBuckets) {
-    if (tokens <= bucket) return bucket;
+std::vector<Candidate> candidates(const Problem& problem, Pass pass, const Arch& arch) {
+  std::vector<Candidate> list;
+  for (const FamilyRow& row : families()) {
+    if (family_refuses(row, problem, arch).empty()) row.tiles(problem, pass, &list);
   }
-  return kBuckets[std::size(kBuckets) - 1];
+  return list;
 }
 
 bool compatible(const TileConfig& gate_up, const TileConfig& down) {
-  return gate_up.inline_routes == down.inline_routes && few_tokens(gate_up) == few_tokens(down) &&
-         gate_up.tokens == down.tokens && row_form(gate_up) == row_form(down);
+  return gate_up.tokens == down.tokens && row_form(gate_up) == row_form(down);
 }
 
 LaunchSmem launch_smem(const Candidate& gate_up, const Candidate& down, const Arch& arch) {
   constexpr int64_t kGrain = 128;
   const auto needed = [](const Candidate& c) { return int64_t{make_smem_map(c.tile).total}; };
   LaunchSmem least = {needed(gate_up), needed(down), false};
-  if (!gate_up.tile.inline_routes) return least;
+  if (row_of(gate_up.tile).sorted()) return least;
   int64_t registers = 0, warps = 0;
   for (const Candidate* c : {&gate_up, &down}) {
     const int64_t of_cta = c->tile.warps + c->tile.producer_warps;
@@ -301,56 +290,50 @@ LaunchSmem launch_smem(const Candidate& gate_up, const Candidate& down, const Ar
   return fits && std::max(smem.gate_up, smem.down) <= arch.smem_per_block ? smem : least;
 }
 
-ActivationFormat activations_of(const TileConfig& tile) {
-  return tile.activation_bits == 4 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16;
-}
-
 bool needs_input_scales(const LayerPlan& plan) {
   return plan.activations() == ActivationFormat::kNvfp4 && plan.problem.allows(ActivationFormat::kBf16);
 }
 
 LayerPlan plan_without_input_scales(const LayerPlan& plan, const PlanOptions& options) {
-  MoeProblem p = plan.problem;
+  Problem p = plan.problem;
   p.activations = ActivationFormat::kBf16;
   return plan_layer(p, plan.gpu, options);
 }
 
-RowForm row_form(const TileConfig& tile) {
-  switch (tile.family) {
-    case Family::kWgmma:
-      return RowForm::kSwizzled;
-    case Family::kFp4:
-      return RowForm::kFp4;
-    case Family::kStreaming:
-    case Family::kMmaSync:
-      break;
-  }
-  return RowForm::kRows;
+KernelSource kernel_of(const Problem& problem, Pass pass, const Candidate& candidate) {
+  const TileConfig& tile = candidate.tile;
+  const FamilyRow& row = row_of(tile);
+  KernelSource kernel;
+  kernel.name =
+      fmt::format("{}_{}_{}x{}", to_string(pass), to_string(candidate), problem.rows(pass), problem.padded_depth(pass));
+  std::replace(kernel.name.begin(), kernel.name.end(), ' ', '_');
+  std::replace(kernel.name.begin(), kernel.name.end(), '+', 'p');
+  const int64_t bytes = make_smem_map(tile).total;
+  // The kernel derives its own map from the tile; that it is the planned one is asserted.
+  kernel.text = fmt::format(
+      "#include \"{}\"\n"
+      "struct PlannedTile {{\n"
+      "  static constexpr fourfold::plan::moe::TileConfig value = {};\n"
+      "  static constexpr int ctas = {};\n"
+      "}};\n"
+      "static_assert(fourfold::plan::moe::make_smem_map(PlannedTile::value).total == {},\n"
+      "              \"the kernel's shared memory is not what was planned\");\n",
+      row.source, to_source(tile), candidate.ctas_per_sm, bytes);
+  kernel.entries = {{fmt::format("fourfold::moe::{}<PlannedTile>", pass == Pass::kGateUp ? row.gate_up : row.down),
+                     static_cast<unsigned>(tile.warps + tile.producer_warps) * 32, bytes, !row.sorted()}};
+  return kernel;
 }
 
-KernelSpec spec_of(const MoeProblem& problem, Pass pass, const Candidate& candidate) {
-  KernelSpec spec;
-  spec.pass = pass;
-  spec.candidate = candidate;
-  spec.rows = problem.rows(pass);
-  spec.depth = problem.padded_depth(pass);
-  spec.activation = problem.activation;
-  spec.name = fmt::format("{}_{}_{}x{}", to_string(pass), to_string(candidate), spec.rows, spec.depth);
-  std::replace(spec.name.begin(), spec.name.end(), ' ', '_');
-  std::replace(spec.name.begin(), spec.name.end(), '+', 'p');
-  return spec;
-}
-
-int64_t launch_grid(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate) {
+int64_t launch_grid(const Problem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate) {
   return grid_of(problem, pass, gpu, candidate);
 }
 
-LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options) {
+LayerPlan plan_layer(const Problem& problem, const Gpu& gpu, const PlanOptions& options) {
   validate(problem);
   LayerPlan plan;
   plan.problem = problem;
   plan.gpu = gpu;
-  MoeProblem p = problem;
+  Problem p = problem;
   p.tokens = std::max<int64_t>(1, problem.tokens);  // no tokens: the plan of one, never launched
   plan.gate_up = rank_gemm(p, Pass::kGateUp, gpu, options);
   plan.down = rank_gemm(p, Pass::kDown, gpu, options);
@@ -384,24 +367,24 @@ bool choose_by_name(LayerPlan* plan, std::string_view gate_up, std::string_view 
   return true;
 }
 
-std::vector<KernelSpec> kernels_of(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options) {
-  std::vector<KernelSpec> list;
+std::vector<KernelSource> kernels_of(const Problem& problem, const Gpu& gpu, const PlanOptions& options) {
+  std::vector<KernelSource> list;
   std::set<std::string> seen;
   PlanOptions quick = options;
   quick.explain = false;
-  for (const int64_t tokens : kBuckets) {
-    MoeProblem p = problem;
+  for (const int64_t tokens : token_buckets()) {
+    Problem p = problem;
     p.tokens = tokens;
     std::vector<LayerPlan> plans = {plan_layer(p, gpu, quick)};
     if (needs_input_scales(plans[0])) plans.push_back(plan_without_input_scales(plans[0], quick));
     for (const LayerPlan& plan : plans) {
       for (const GemmPlan* gemm : {&plan.gate_up, &plan.down}) {
-        KernelSpec spec = spec_of(p, gemm->pass, gemm->chosen.candidate);
-        if (seen.insert(spec.name).second) list.push_back(std::move(spec));
+        KernelSource kernel = kernel_of(p, gemm->pass, gemm->chosen.candidate);
+        if (seen.insert(kernel.name).second) list.push_back(std::move(kernel));
       }
     }
   }
   return list;
 }
 
-}  // namespace fourfold::plan
+}  // namespace fourfold::plan::moe

@@ -1,7 +1,7 @@
 // Plans. A problem and a card give candidates; every candidate is either ranked by its predicted time or rejected with
 // a reason; the plan of a layer is the best candidate of each of its two GEMMs and what runs around them.
 //
-//   problem -> candidates() -> first_refusal() -> predict() -> plan_layer()
+//   problem -> families() -> candidates() -> first_refusal() -> predict() -> plan_layer() -> kernel_of()
 //
 // A Plan is data: it is printed, pinned by golden tests, compiled, launched, timed and reported.
 #pragma once
@@ -13,21 +13,16 @@
 #include <vector>
 
 #include "plan/arch.h"
-#include "plan/problem.h"
-#include "plan/registry.h"
-#include "plan/smem.h"
+#include "plan/buckets.h"
+#include "plan/kernel.h"
+#include "plan/moe/family.h"
+#include "plan/moe/problem.h"
 
-namespace fourfold::plan {
-
-struct Candidate {
-  TileConfig tile;
-  int ctas_per_sm = 1;
-  int split_k = 1;  // CTAs that share one output tile along K; their fp32 partial sums are added in a fixed order
-};
+namespace fourfold::plan::moe {
 
 // "mma-sync 8x128x128 s4 w8+4 x2 swap": tokens x n x k, stages, compute + producer warps, CTAs per SM.
 std::string to_string(const Candidate& candidate);
-// The aggregate initialiser that device code uses: "{Family(1), Pass(0), 8, ...}".
+// The aggregate initialiser that device code uses: "{.family = ..., .pass = ..., .tokens = 8, ...}".
 std::string to_source(const TileConfig& tile);
 
 // ---- legality
@@ -39,7 +34,7 @@ struct Refusal {
 };
 
 // Every filter in order; the first that refuses. Each is a function of its own in legality.cpp.
-std::optional<Refusal> first_refusal(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
+std::optional<Refusal> first_refusal(const Problem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
 
 // Registers per thread that the kernel is expected to need (accumulators, fragments, loads in flight, addressing), and
 // the most it may have with the wanted CTAs per SM.
@@ -48,20 +43,6 @@ int register_limit(const Arch& arch, const Candidate& candidate);
 
 // ---- cost
 // -------------------------------------------------------------------------------------------------------------
-
-// Warp instructions, in units per weight and lane unless noted; see docs/plan.md for where each figure comes from.
-struct Instructions {
-  double dequantise;  // decode, scale, fragment loads and addressing
-  double per_mma;     // issued per mma besides the mma itself (fragment loads of the other operand)
-  double per_stage;   // per warp and stage: barriers, copy issue
-  double per_output;  // per output element and lane: epilogue
-  int chain;          // dependent memory reads before the first weight arrives
-  // Bulk copies: clocks of the SM's copy engine for each, and of a producer warp to issue one; 0: the kernel has none.
-  double copy_clocks = 0;
-  double issue_clocks = 0;
-  int token_step = 0;  // a narrower block is computed at its own width, in these steps; 0: always the whole tile
-};
-Instructions instructions_of(const TileConfig& tile);
 
 // Predicted time of one GEMM. The throughput terms overlap; the largest is the bound.
 struct Prediction {
@@ -87,8 +68,8 @@ struct Prediction {
   double in_flight_bytes = 0;  // per SM
   double ghz = 0;
 };
-Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
-Prediction predict(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate,
+Prediction predict(const Problem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
+Prediction predict(const Problem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate,
                    const Instructions& instructions);
 
 // ---- plans
@@ -108,7 +89,7 @@ struct Rejected {
 };
 
 // kBf16 or kNvfp4.
-ActivationFormat activations_of(const TileConfig& tile);
+inline ActivationFormat activations_of(const TileConfig& tile) { return row_of(tile).activations(); }
 
 struct GemmPlan {
   Pass pass = Pass::kGateUp;
@@ -128,7 +109,7 @@ struct FormatPlan {
 };
 
 struct LayerPlan {
-  MoeProblem problem;
+  Problem problem;
   Gpu gpu;
   GemmPlan gate_up, down;
   // Of each format that the problem allows and the card can run; which one runs is activations().
@@ -155,10 +136,10 @@ struct PlanOptions {
 };
 
 // All candidates of one pass on an architecture: the one list that planner, compiler, launcher and tests share.
-std::vector<Candidate> candidates(const MoeProblem& problem, Pass pass, const Arch& arch);
+std::vector<Candidate> candidates(const Problem& problem, Pass pass, const Arch& arch);
 
 // Error when no candidate is legal (the message carries the most frequent reason), or when the problem is invalid.
-LayerPlan plan_layer(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options = {});
+LayerPlan plan_layer(const Problem& problem, const Gpu& gpu, const PlanOptions& options = {});
 
 // Whether a layer without usable input scales (nvfp4/input_scales.h) has to run other kernels than this plan's: the
 // plan multiplies NVFP4 activations, and the problem allows bf16 too.
@@ -170,31 +151,14 @@ LayerPlan plan_without_input_scales(const LayerPlan& plan, const PlanOptions& op
 // not there, have no kernel or do not fit together.
 bool choose_by_name(LayerPlan* plan, std::string_view gate_up, std::string_view down);
 
-// Up to this many tokens the streaming kernels take the choices as they are and add up the experts of a token in the
-// down pass, so that neither a routing nor a combining kernel runs.
-inline constexpr int64_t kInlineRouteTokens = 8;
-// Few tokens: with so many columns for each of gate-up's warps an expert's only token is multiplied in a way of its own
-// (kAlone in kernels/moe/few_sm90.cuh).
-inline constexpr int kAloneColumns = 6 * kDepthGrain;
+inline RowForm row_form(const TileConfig& tile) { return row_of(tile).rows; }
 
-// Token counts whose plans a server needs: each stands for itself and everything up to the next.
-std::span<const int64_t> token_buckets();
-int64_t bucket_of(int64_t tokens);
-
-// The form in which a kernel takes token rows, and in which gate-up leaves its output for down.
-enum class RowForm {
-  kRows,      // bf16 rows
-  kSwizzled,  // bf16 in slot order, [K / 64][slots][64] (kernels/moe/tables.h); down leaves groups, not fp32 rows
-  kFp4,       // e2m1 rows and their scales; down leaves groups
-};
-RowForm row_form(const TileConfig& tile);
-
-// Whether two tiles make a layer: both route inline, for one token or for few, or neither does, the blocks of tokens
-// that one takes are those of the other (the routing kernel cuts them once), and the rows have the same form.
+// Whether two tiles make a layer: the rows have the same form, and the blocks of tokens that one takes are those of the
+// other (the routing kernel cuts them once).
 bool compatible(const TileConfig& gate_up, const TileConfig& down);
 
 // CTAs to launch for a batch of problem.tokens.
-int64_t launch_grid(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
+int64_t launch_grid(const Problem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
 
 // Bytes of shared memory to ask for at the launch of two tiles that make a layer. Without sorting, where kernels run
 // side by side with each other and with the next layer's, more than the map needs: so much that no SM has room for more
@@ -206,18 +170,11 @@ struct LaunchSmem {
 };
 LaunchSmem launch_smem(const Candidate& gate_up, const Candidate& down, const Arch& arch);
 
-// One kernel to compile: a tile with the shape it is specialised for. Equal specs are one kernel.
-struct KernelSpec {
-  Pass pass;
-  Candidate candidate;
-  int64_t rows, depth;  // of the weight matrix (per operand), padded depth
-  Activation activation;
-  std::string name;  // file-name-safe and unique
-};
-KernelSpec spec_of(const MoeProblem& problem, Pass pass, const Candidate& candidate);
+// The kernel of a candidate: what is compiled and launched. It depends on the tile and on the problem's shape.
+KernelSource kernel_of(const Problem& problem, Pass pass, const Candidate& candidate);
 // Every kernel that the plans of all token buckets name, each once; with activations kAuto also those of layers without
 // input scales.
-std::vector<KernelSpec> kernels_of(const MoeProblem& problem, const Gpu& gpu, const PlanOptions& options = {});
+std::vector<KernelSource> kernels_of(const Problem& problem, const Gpu& gpu, const PlanOptions& options = {});
 
 // ---- printing (print.cpp)
 // ---------------------------------------------------------------------------------------------
@@ -228,4 +185,4 @@ struct PrintOptions {
 std::string to_text(const LayerPlan& plan, const PrintOptions& options = {});
 std::string to_json(const LayerPlan& plan);
 
-}  // namespace fourfold::plan
+}  // namespace fourfold::plan::moe

@@ -6,18 +6,19 @@
 #include <string>
 #include <string_view>
 
-#include "plan/smem.h"
+#include "plan/moe/tile.h"
 
-namespace fourfold::plan {
+namespace fourfold::plan::moe {
 
 enum class WeightFormat { kNvfp4, kMxfp4 };  // e2m1 with e4m3 scales of 16, or with e8m0 scales of 32
 // What the multiplications may take: bf16 (W4A16), NVFP4 (W4A4), or whichever of the two is faster for a batch. The
 // last two are for checkpoints that were calibrated for NVFP4 activations; bf16 is right for every checkpoint.
 enum class ActivationFormat { kBf16, kNvfp4, kAuto };
+// The function between the two GEMMs. A clamp comes with the launch.
 enum class Activation { kSwiGlu, kSwiGluClamp, kRelu2 };
 enum class SharedExpert { kNone, kBf16, kNvfp4 };
 
-struct MoeProblem {
+struct Problem {
   std::string name;  // of the shape, for people
   int64_t experts = 0;
   int64_t top_k = 0;
@@ -41,7 +42,7 @@ struct MoeProblem {
   // and scales) and the loaders read zeros for the activations' missing columns.
   int64_t padded_depth(Pass pass) const;
   // A shared expert in the routed experts' format whose width is a multiple of theirs runs as this many more experts,
-  // which every token chooses (cuda/shared_expert.h); 0 where it has kernels of its own.
+  // which every token chooses (shared_slices() of cuda/moe/weights.h); 0 where it has kernels of its own.
   int64_t shared_slices() const;
   // Experts that the kernels see, and choices that each token brings.
   int64_t all_experts() const { return experts + shared_slices(); }
@@ -56,11 +57,11 @@ std::string_view to_string(ActivationFormat format);
 ActivationFormat parse_activations(std::string_view name);
 
 // Throws Error, naming the field, when a field is outside what the kernels' arithmetic can hold.
-void validate(const MoeProblem& problem);
+void validate(const Problem& problem);
 
 // The slice of one rank under tensor parallelism: the intermediate dimension is cut. Error when it does not divide, or
 // when a slice would cut a block of scale factors.
-MoeProblem rank_slice(const MoeProblem& problem, int64_t ranks);
+Problem rank_slice(const Problem& problem, int64_t ranks);
 
 struct NamedShape {
   std::string_view name;   // as --model takes it
@@ -71,18 +72,18 @@ struct NamedShape {
 };
 std::span<const NamedShape> named_shapes();
 // By name, ignoring case; an Error that lists the names otherwise. `tokens` is left 0.
-MoeProblem find_shape(std::string_view name);
+Problem find_shape(std::string_view name);
 
 // ---- routing --------------------------------------------------------------------------------------------------------
 // Each token picks top_k distinct experts, all equally likely; the rows of one expert are then Binomial(tokens, top_k /
 // experts). Slices of a shared expert have a row for every token.
 
 // Expected number of experts with at least one row.
-double touched_experts(const MoeProblem& problem);
+double touched_experts(const Problem& problem);
 // Expected number of token tiles over all experts: experts * E[ceil(rows / tile)].
-double token_tiles(const MoeProblem& problem, int tile);
+double token_tiles(const Problem& problem, int tile);
 // Rows that the busiest expert is expected to have (the expectation over experts of the maximum, estimated by the
 // (1 - 1/experts) quantile).
-int64_t busiest_rows(const MoeProblem& problem);
+int64_t busiest_rows(const Problem& problem);
 
-}  // namespace fourfold::plan
+}  // namespace fourfold::plan::moe

@@ -4,18 +4,19 @@
 
 #include "base/check.h"
 #include "base/math.h"
-#include "plan/plan.h"
+#include "plan/moe/plan.h"
 
-namespace fourfold::plan {
+namespace fourfold::plan::moe {
 namespace {
 
 struct Context {
-  const MoeProblem& problem;
+  const Problem& problem;
   Pass pass;
   const Gpu& gpu;
   const Arch& arch;
   const Candidate& c;
   const TileConfig& t;
+  const FamilyRow& row;
 };
 
 std::string ctas(int count) { return fmt::format("{} CTA{}", count, count == 1 ? "" : "s"); }
@@ -33,7 +34,7 @@ std::string copies(const Context& x) {
 std::string token_tile(const Context& x) {
   const int64_t busiest = std::max<int64_t>(1, busiest_rows(x.problem));
   const int64_t enough = round_up(busiest, 8);
-  const int64_t grain = x.t.swap_ab ? 8 : x.t.family == Family::kWgmma ? 64 : 16;
+  const int64_t grain = x.t.swap_ab ? 8 : x.row.unit == MatrixUnit::kWgmma ? 64 : 16;
   if (x.t.tokens > round_up(enough, grain)) {
     return fmt::format("tile of {} tokens, but the busiest expert expects {} rows: {} hold them", x.t.tokens, busiest,
                        enough);
@@ -44,7 +45,7 @@ std::string token_tile(const Context& x) {
 std::string tile_shape(const Context& x) {
   const TileConfig& t = x.t;
   const int weight_rows = t.operands * t.n;
-  if (t.family == Family::kWgmma) {
+  if (x.row.unit == MatrixUnit::kWgmma) {
     const int groups = t.warps / 4;
     const int m = t.swap_ab ? weight_rows : t.tokens;
     if (m % (64 * groups) != 0) {
@@ -66,8 +67,7 @@ std::string tile_shape(const Context& x) {
   if (m_blocks * 16 != (t.swap_ab ? weight_rows : t.tokens)) {
     return fmt::format("{} rows are not a multiple of the 16 of an mma", t.swap_ab ? weight_rows : t.tokens);
   }
-  // Only mma-sync and FP4 tiles spread warps along the tokens too: a streaming warp sees all of them.
-  const int along_m = t.family == Family::kStreaming ? slice : row_warps(t);
+  const int along_m = x.row.warps_along_rows(t);
   if (m_blocks % along_m != 0 || slice % along_m != 0 || n_blocks % (slice / along_m) != 0) {
     return fmt::format("{} warps do not divide {} x {} blocks of 16 x 8", slice, m_blocks, n_blocks);
   }
@@ -209,8 +209,8 @@ constexpr Rule kRules[] = {
 
 }  // namespace
 
-std::optional<Refusal> first_refusal(const MoeProblem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate) {
-  const Context context{problem, pass, gpu, arch_of(gpu), candidate, candidate.tile};
+std::optional<Refusal> first_refusal(const Problem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate) {
+  const Context context{problem, pass, gpu, arch_of(gpu), candidate, candidate.tile, row_of(candidate.tile)};
   for (const Rule& rule : kRules) {
     std::string reason = rule.check(context);
     if (!reason.empty()) return Refusal{rule.name, std::move(reason)};
@@ -218,57 +218,8 @@ std::optional<Refusal> first_refusal(const MoeProblem& problem, Pass pass, const
   return std::nullopt;
 }
 
-// Per thread: accumulators are spread evenly over the compute threads of one K slice; the rest is fragments, addresses
-// and loop state. Fitted to the registers of compiled kernels (docs/plan.md).
-int estimated_registers(const Candidate& c) {
-  const TileConfig& t = c.tile;
-  const int threads = t.warps / t.k_warps * 32;
-  const int accumulators = static_cast<int>(ceil_div(int64_t{t.tokens} * t.operands * t.n, threads));
-  switch (t.family) {
-    case Family::kStreaming:
-      // One token: few accumulators, but all units of a stage in one piece. Otherwise gate-up holds two scales and the
-      // clamp through its epilogue.
-      if (few_tokens(t)) {
-        // With code of its own for single tokens 80 are enough for two row tiles of two units; more spills.
-        const bool alone = t.pass == Pass::kGateUp && t.resident_k >= kAloneColumns * t.warps;
-        const int units = t.k / kDepthGrain / (t.k_warps / t.stage_warps);
-        return !alone ? 72 : units * (t.operands * t.n / 16) > 4 ? 96 : 80;
-      }
-      if (t.inline_routes) return t.pass == Pass::kGateUp ? 76 + accumulators / 2 : 76 + accumulators * 7 / 4;
-      return (t.pass == Pass::kGateUp ? 68 : 62) + accumulators * (t.pass == Pass::kGateUp ? 15 : 14) / 10;
-    case Family::kMmaSync:
-      return (t.pass == Pass::kGateUp && t.operands == 2 ? 88 : 76) + accumulators * 15 / 8;
-    case Family::kWgmma:
-      return 56 + accumulators;
-    case Family::kFp4:
-      return std::max(98, 16 + accumulators * 158 / 100);
-  }
-  return accumulators;
-}
+int estimated_registers(const Candidate& c) { return row_of(c.tile).registers(c); }
 
-int register_limit(const Arch& arch, const Candidate& c) {
-  const TileConfig& t = c.tile;
-  // Registers are allotted per warp in units of 256, so a thread's count is a multiple of 8.
-  // Kernels that route inline leave room for the next kernel's CTA, or its early launch buys nothing.
-  const int resident = c.ctas_per_sm + (t.inline_routes ? 1 : 0);
-  const int budget = arch.registers_per_sm / resident;
-  int per_thread = 0;
-  if (t.inline_routes) {
-    // The warps of an odd number do not spread evenly over an SM's quarters, and each has registers of its own.
-    const int64_t warps = ceil_div(int64_t{resident} * (t.warps + t.producer_warps), int64_t{4});
-    per_thread = static_cast<int>(arch.registers_per_sm / 4 / (warps * 32) / 8 * 8);
-  } else if (t.family == Family::kWgmma) {
-    // setmaxnreg: the producer warpgroup keeps 40, the compute warpgroups share the rest.
-    per_thread = (budget - t.producer_warps * 32 * 40) / (t.warps * 32) / 8 * 8;
-  } else {
-    const int threads = (t.warps + t.producer_warps) * 32;
-    per_thread = budget / threads / 8 * 8;
-    if (t.family == Family::kStreaming && t.warps == kWideStreamingWarps) {
-      // setmaxnreg: the producers keep 32 of what each thread got at the launch.
-      per_thread = (per_thread * threads - t.producer_warps * 32 * 32) / (t.warps * 32) / 8 * 8;
-    }
-  }
-  return std::min(arch.max_registers, per_thread);
-}
+int register_limit(const Arch& arch, const Candidate& c) { return row_of(c.tile).register_limit(arch, c); }
 
-}  // namespace fourfold::plan
+}  // namespace fourfold::plan::moe

@@ -1,0 +1,390 @@
+// The chunked delta rule, first node: everything of a chunk that does not depend on the state, for all chunks and key
+// heads at once. With c_i the sum of the chunk's log decays up to token i, k and q normalised,
+//   A_ij = beta_i (k_i . k_j) e^(c_i - c_j), j < i      T = (I + A)^-1
+//   P_ij = (q_i . k_j) key_dim^-0.5 e^(c_i - c_j), j <= i
+// k and q are rounded to bf16 here, once; T and P are stored as sums of two bf16. T: blocks of 16 on the diagonal by
+// substitution in fp32, the others T_IJ = -T_II (sum over J <= K < I of A_IK T_KJ), products of two bf16 each.
+#pragma once
+
+#include "kernels/gdn/chunk_tile.h"
+#include "kernels/gdn/math.cuh"
+#include "kernels/ptx/fragments.cuh"
+#include "kernels/ptx/sm90.cuh"
+
+namespace fourfold::gdn {
+
+namespace chunk_detail {
+
+// x as the sum of two bf16, of two values at once.
+struct Split {
+  u32 high, low;
+};
+__device__ __forceinline__ Split split(float x, float y) {
+  Split s;
+  s.high = ptx::to_bf16x2(x, y);
+  s.low = ptx::to_bf16x2(x - __uint_as_float(s.high << 16), y - __uint_as_float(s.high & 0xffff0000u));
+  return s;
+}
+// d += a b of such sums, but for the product of the rests.
+__device__ __forceinline__ void mma_split(float (&d)[4], const u32 (&a_high)[4], const u32 (&a_low)[4],
+                                          const u32 (&b_high)[2], const u32 (&b_low)[2]) {
+  ptx::mma_m16n8k16(d, a_high, b_high[0], b_high[1]);
+  ptx::mma_m16n8k16(d, a_low, b_high[0], b_high[1]);
+  ptx::mma_m16n8k16(d, a_high, b_low[0], b_low[1]);
+}
+
+// acc += a b of 16 x 16 blocks in shared memory, fp32 with rows of `stride`.
+__device__ __forceinline__ void multiply_block(float (&acc)[2][4], const float* a, const float* b, int stride,
+                                               int lane) {
+  const int g = lane / 4;
+  const int l = lane % 4;
+  u32 a_high[4], a_low[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 x = *reinterpret_cast<const float2*>(a + (g + 8 * (i % 2)) * stride + 2 * l + 8 * (i / 2));
+    const Split s = split(x.x, x.y);
+    a_high[i] = s.high;
+    a_low[i] = s.low;
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    u32 b_high[2], b_low[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float* from = b + (2 * l + 8 * i) * stride + 8 * n + g;
+      const Split s = split(from[0], from[stride]);
+      b_high[i] = s.high;
+      b_low[i] = s.low;
+    }
+    mma_split(acc[n], a_high, a_low, b_high, b_low);
+  }
+}
+
+}  // namespace chunk_detail
+
+// `Tile` is a ChunkTileOf<...>. Grid: key heads x chunks.
+template <typename Tile>
+__global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid_constant__ ChunkArgs args) {
+  using namespace chunk_detail;
+  static constexpr ChunkTile T = Tile::value;
+  static constexpr PrepareMap kMap = prepare_map(T);
+  constexpr bool kF = T.float32;
+  constexpr int C = T.chunk;
+  constexpr int kStride = prepare_stride(T);
+  constexpr int kWarps = kPrepareThreads / 32;
+  constexpr int kVector = 16 / T.element();
+  constexpr int kKeyVectors = T.key_dim / kVector;
+  constexpr u32 kAll = 0xffffffffu;
+  FOURFOLD_DYNAMIC_SHARED(smem);
+  const u32 base = ptx::keep_register(ptx::shared_address(smem));
+  const int tid = static_cast<int>(threadIdx.x);
+  const int warp = tid / 32;
+  const int lane = tid % 32;
+  const int key_head = static_cast<int>(blockIdx.x);
+  const long long chunk = static_cast<long long>(blockIdx.y);
+  const DeltaShape& shape = args.delta.shape;
+  const int first_head = key_head * shape.ratio();
+
+  if (args.delta.settled == 0) ptx::grid_dependency_wait();
+  const ChunkPlace place = args.chunks[chunk];
+  SequenceRows sequence{-1, 0, 0, 0};
+  if (place.sequence >= 0 && place.sequence < *args.delta.live) sequence = args.delta.sequences[place.sequence];
+  const int first_token = place.index * C;
+  const int left = sequence.count - first_token;
+  const int tokens = left < C ? left : C;
+  if (sequence.first < 0 || tokens <= 0) {
+    ptx::grid_dependency_wait();  // who waits for this kernel's end relies on the one before it
+    return;
+  }
+  // Weights of this lane's channels: pairs 2 lane, 2 lane + 1 of every 64.
+  constexpr int kPairs = (T.key_dim + 63) / 64;
+  float4 weights[2][kPairs][2];
+#pragma unroll
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int c = 64 * i + 2 * lane + j;
+        weights[m][i][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (c < T.key_dim) {
+          const int column = (m == 0 ? shape.q_column(first_head) : shape.k_column(first_head)) + c;
+          weights[m][i][j] = reinterpret_cast<const float4*>(args.delta.conv)[column];
+        }
+      }
+
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+
+  // ---- inputs: three before the chunk, then the chunk's
+  for (int i = tid; i < (kHistory + tokens) * 2 * kKeyVectors; i += kPrepareThreads) {
+    const int row = i / (2 * kKeyVectors);
+    const int v = i % (2 * kKeyVectors);
+    const int token = first_token + row - kHistory;
+    const u32 to = base + kMap.inputs + static_cast<u32>(i) * 16u;
+    if (token >= 0) {
+      const int column = v < kKeyVectors ? shape.q_column(first_head) + v * kVector
+                                         : shape.k_column(first_head) + (v - kKeyVectors) * kVector;
+      ptx::async_copy16(
+          to, element_at<kF>(args.delta.rows,
+                             static_cast<long long>(sequence.first + token) * args.delta.row_stride + column));
+    } else if (sequence.position == 0) {
+      reinterpret_cast<uint4*>(smem + kMap.inputs)[i] = make_uint4(0, 0, 0, 0);
+    } else {
+      ptx::async_copy16(
+          to, element_at<kF>(args.delta.history, sequence.state_in * args.delta.history_stride +
+                                                     static_cast<long long>(first_head) * shape.history_head() +
+                                                     (kHistory + token) * (2 * T.key_dim + T.value_dim) + v * kVector));
+    }
+  }
+  ptx::async_copy_commit();
+  ptx::async_copy_wait<0>();
+  __syncthreads();
+
+  // ---- gates of all value heads: log decays and beta, then sums
+  float* gates_of = reinterpret_cast<float*>(smem + kMap.gates);
+  for (int i = tid; i < shape.ratio() * C; i += kPrepareThreads) {
+    const int head = first_head + i / C;
+    const int token = i % C;
+    float g = 0.0f;
+    float beta = 0.0f;
+    if (token < tokens) {
+      const long long row = static_cast<long long>(sequence.first + first_token + token) * args.delta.row_stride;
+      g = log_decay(element<kF>(args.delta.rows, row + shape.a_column(head)), args.delta.a_log[head],
+                    args.delta.dt_bias[head]);
+      beta = sigmoid(element<kF>(args.delta.rows, row + shape.b_column(head)));
+    }
+    gates_of[i / C * 2 * C + token] = g;
+    gates_of[(i / C * 2 + 1) * C + token] = beta;
+  }
+
+  // ---- convolution and norm, a warp two tokens
+  for (int first = warp; first < C; first += 2 * kWarps) {
+    float y[2][2][kPairs][2];
+    float square[2][2];
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const int token = first + t * kWarps;
+        square[t][m] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+          const int c = 64 * i + 2 * lane;
+          y[t][m][i][0] = y[t][m][i][1] = 0.0f;
+          if (T.key_dim % 64 == 0 || c < T.key_dim) {
+            float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+            for (int tap = 0; tap < kTaps; ++tap) {
+              const int at = (token + tap) * 2 * T.key_dim + m * T.key_dim + c;
+              float x[2];
+              if constexpr (kF) {
+                x[0] = element<kF>(smem + kMap.inputs, at);
+                x[1] = element<kF>(smem + kMap.inputs, at + 1);
+              } else {
+                const u32 both = *reinterpret_cast<const u32*>(smem + kMap.inputs + at * 2);
+                x[0] = __uint_as_float(both << 16);
+                x[1] = __uint_as_float(both & 0xffff0000u);
+              }
+#pragma unroll
+              for (int j = 0; j < 2; ++j) {
+                const float4 w = weights[m][i][j];
+                sum[j] += (tap == 0 ? w.x : tap == 1 ? w.y : tap == 2 ? w.z : w.w) * x[j];
+              }
+            }
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              y[t][m][i][j] = token < tokens ? silu(sum[j]) : 0.0f;  // beyond the sequence there may be anything
+              square[t][m] += y[t][m][i][j] * y[t][m][i][j];
+            }
+          }
+        }
+      }
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+#pragma unroll
+      for (int t = 0; t < 2; ++t)
+#pragma unroll
+        for (int m = 0; m < 2; ++m) square[t][m] += __shfl_xor_sync(kAll, square[t][m], d);
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const float norm = rsqrtf(square[t][m] + 1e-6f);
+        u32* to =
+            reinterpret_cast<u32*>(smem + (m == 0 ? kMap.queries : kMap.keys) + (first + t * kWarps) * T.key_stride());
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+          if (64 * i + 2 * lane < T.key_dim) {
+            to[32 * i + lane] = ptx::to_bf16x2(y[t][m][i][0] * norm, y[t][m][i][1] * norm);
+          }
+        }
+      }
+  }
+  // What pads a row is never multiplied, but copied.
+  if (tid < 2 * C) {
+    *reinterpret_cast<uint4*>(smem + (tid < C ? kMap.queries : kMap.keys) + tid % C * T.key_stride() + T.key_dim * 2) =
+        make_uint4(0, 0, 0, 0);
+  }
+  __syncthreads();
+  const long long key_place = (chunk * shape.key_heads + key_head) * T.key_bytes();
+  for (int i = tid; i < T.key_bytes() / 16; i += kPrepareThreads) {
+    reinterpret_cast<uint4*>(args.space + args.at.keys + key_place)[i] =
+        reinterpret_cast<const uint4*>(smem + kMap.keys)[i];
+    reinterpret_cast<uint4*>(args.space + args.at.queries + key_place)[i] =
+        reinterpret_cast<const uint4*>(smem + kMap.queries)[i];
+  }
+
+  // ---- products with the keys before a token and its own: 16 rows of one matrix a warp
+  for (int item = warp; item < 2 * (C / 16); item += kWarps) {
+    const int block = item % (C / 16);
+    const u32 rows = base + (item < C / 16 ? kMap.keys : kMap.queries) + static_cast<u32>(block * 16 * T.key_stride());
+    float* to = reinterpret_cast<float*>(smem + (item < C / 16 ? kMap.keys_keys : kMap.queries_keys)) +
+                (block * 16 + lane / 4) * kStride + lane % 4 * 2;
+    // All blocks of columns at once: their multiplications do not wait for each other.
+    const u32 columns =
+        base + kMap.keys + static_cast<u32>((lane % 8 + lane / 16 * 8) * T.key_stride() + lane / 8 % 2 * 16);
+    float acc[C / 16][2][4] = {};
+#pragma unroll 2
+    for (int k = 0; k < T.key_dim / 16; ++k) {
+      u32 a[4];
+      ptx::load_matrix4(a, rows + static_cast<u32>(lane % 16 * T.key_stride() + (2 * k + lane / 16) * 16));
+#pragma unroll
+      for (int other = 0; other < C / 16; ++other) {
+        if (other > block) continue;
+        u32 b[4];
+        ptx::load_matrix4(b, columns + static_cast<u32>(other * 16 * T.key_stride() + k * 32));
+        ptx::mma_m16n8k16(acc[other][0], a, b[0], b[1]);
+        ptx::mma_m16n8k16(acc[other][1], a, b[2], b[3]);
+      }
+    }
+#pragma unroll
+    for (int other = 0; other < C / 16; ++other) {
+      if (other > block) continue;
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          *reinterpret_cast<float2*>(to + 8 * h * kStride + other * 16 + 8 * n) =
+              make_float2(acc[other][n][2 * h], acc[other][n][2 * h + 1]);
+        }
+    }
+  }
+  if (warp < shape.ratio()) {
+    // c: sums over C / 32 tokens of a lane, then over lanes.
+    float* own = gates_of + warp * 2 * C + lane * (C / 32);
+    float g[C / 32];
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < C / 32; ++i) g[i] = total += own[i];
+    float before = total;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const float other = __shfl_up_sync(kAll, before, d);
+      if (lane >= d) before += other;
+    }
+    before -= total;
+#pragma unroll
+    for (int i = 0; i < C / 32; ++i) own[i] = before + g[i];
+  }
+
+  const float* keys_keys = reinterpret_cast<const float*>(smem + kMap.keys_keys);
+  const float* queries_keys = reinterpret_cast<const float*>(smem + kMap.queries_keys);
+  float* lower = reinterpret_cast<float*>(smem + kMap.lower);
+  float* inverse = reinterpret_cast<float*>(smem + kMap.inverse);
+  const float scale = rsqrtf(static_cast<float>(T.key_dim));
+#pragma unroll 1
+  for (int head = first_head; head < first_head + shape.ratio(); ++head) {
+    const long long square_place = (chunk * shape.value_heads + head) * T.square_bytes();
+    const long long gate_place = (chunk * shape.value_heads + head) * T.gate_bytes();
+    __syncthreads();                                             // the products are there, and the head before is done
+    const float* sums = gates_of + (head - first_head) * 2 * C;  // c, beta
+    float* gates = reinterpret_cast<float*>(args.space + args.at.gates + gate_place);
+    for (int i = tid; i < C; i += kPrepareThreads) {
+      gates[i] = expf(sums[i]);
+      gates[C + i] = sums[C + i];
+      gates[2 * C + i] = expf(sums[C - 1] - sums[i]);
+    }
+    u8* scores = args.space + args.at.scores + square_place;
+    for (int i = tid; i < C * C / 2; i += kPrepareThreads) {
+      const int row = i / (C / 2);
+      const int column = i % (C / 2) * 2;
+      float a[2], p[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        // Above the diagonal the exponent is positive, and the products were not formed.
+        const bool there = column + j <= row;
+        const float decay = there ? ptx::exp2_approx((sums[row] - sums[column + j]) * 1.4426950408889634f) : 0.0f;
+        a[j] = column + j < row ? sums[C + row] * keys_keys[row * kStride + column + j] * decay : 0.0f;
+        p[j] = there ? queries_keys[row * kStride + column + j] * scale * decay : 0.0f;
+      }
+      *reinterpret_cast<float2*>(lower + row * kStride + column) = make_float2(a[0], a[1]);
+      *reinterpret_cast<float2*>(inverse + row * kStride + column) = make_float2(0.0f, 0.0f);
+      const Split s = split(p[0], p[1]);
+      *reinterpret_cast<u32*>(scores + row * T.square_stride() + column * 2) = s.high;
+      *reinterpret_cast<u32*>(scores + (C + row) * T.square_stride() + column * 2) = s.low;
+    }
+    __syncthreads();
+    if (warp < C / 32) {
+      // Half a warp has a block of the diagonal, a lane one column of its inverse.
+      const int block = warp * 2 + lane / 16;
+      const int column = lane % 16;
+      const float* a = lower + block * 16 * kStride + block * 16;
+      float t[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        float sum = i == column ? 1.0f : 0.0f;
+#pragma unroll
+        for (int k = 0; k < i; ++k) sum -= a[i * kStride + k] * t[k];
+        t[i] = sum;
+      }
+#pragma unroll
+      for (int i = 0; i < 16; ++i) inverse[(block * 16 + i) * kStride + block * 16 + column] = t[i];
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int distance = 1; distance < C / 16; ++distance) {
+      if (warp < C / 16 - distance) {
+        const int i = warp + distance;
+        const int j = warp;
+        float acc[2][4] = {};
+#pragma unroll 1
+        for (int k = j; k < i; ++k) {
+          multiply_block(acc, lower + i * 16 * kStride + k * 16, inverse + k * 16 * kStride + j * 16, kStride, lane);
+        }
+        float* own = inverse + i * 16 * kStride + j * 16;
+        float* to = own + lane / 4 * kStride + lane % 4 * 2;
+        const auto put = [&](float sign) {
+#pragma unroll
+          for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              *reinterpret_cast<float2*>(to + 8 * h * kStride + 8 * n) =
+                  make_float2(sign * acc[n][2 * h], sign * acc[n][2 * h + 1]);
+            }
+        };
+        put(1.0f);
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) acc[n][e] = 0.0f;
+        multiply_block(acc, inverse + i * 16 * kStride + i * 16, own, kStride, lane);
+        __syncwarp();
+        put(-1.0f);
+      }
+      __syncthreads();
+    }
+    u8* out = args.space + args.at.inverse + square_place;
+    for (int i = tid; i < C * C / 2; i += kPrepareThreads) {
+      const int row = i / (C / 2);
+      const int column = i % (C / 2) * 2;
+      const float2 x = *reinterpret_cast<const float2*>(inverse + row * kStride + column);
+      const Split s = split(x.x, x.y);
+      *reinterpret_cast<u32*>(out + row * T.square_stride() + column * 2) = s.high;
+      *reinterpret_cast<u32*>(out + (C + row) * T.square_stride() + column * 2) = s.low;
+    }
+  }
+}
+
+}  // namespace fourfold::gdn

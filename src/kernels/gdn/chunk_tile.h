@@ -1,0 +1,168 @@
+// Shapes, workspace and shared memory of the chunked delta rule (chunk_prepare.cuh, chunk_scan.cuh). Read by host and
+// device, includes nothing of CUDA.
+#pragma once
+
+#include "kernels/gdn/tables.h"
+
+namespace fourfold::gdn {
+
+inline constexpr int kPrepareThreads = 256;
+inline constexpr int kScaleThreads = 256;
+inline constexpr int kMostRatio = 8;  // value heads of a key head
+
+struct ChunkTile {
+  int key_dim;
+  int value_dim;
+  int chunk;     // tokens
+  int columns;   // of a head's values in a CTA of the scan: 16 for each pair, or four, of warps
+  bool helpers;  // four warps for 16 columns instead of two: convolution and output have warps of their own
+  bool bulk;     // the copy engine brings what the scan takes (sm_90 and later); otherwise cp.async
+  bool float32;  // the rows' elements; otherwise bf16
+
+  FOURFOLD_MIXER_FN int element() const { return float32 ? 4 : 2; }
+  FOURFOLD_MIXER_FN int pairs() const { return columns / 16; }
+  FOURFOLD_MIXER_FN int splits() const { return value_dim / columns; }
+  FOURFOLD_MIXER_FN int scan_threads() const { return pairs() * (helpers ? 128 : 64); }
+  // Bytes of a row of keys and queries, and of a row of a chunk x chunk matrix: odd multiples of 16, so that eight rows
+  // lie in different banks.
+  FOURFOLD_MIXER_FN int key_stride() const { return key_dim * 2 + 16; }
+  FOURFOLD_MIXER_FN int square_stride() const { return chunk * 2 + 16; }
+  FOURFOLD_MIXER_FN int key_bytes() const { return chunk * key_stride(); }
+  FOURFOLD_MIXER_FN int square_bytes() const { return 2 * chunk * square_stride(); }  // two bf16: value and rest
+  // [chunk] each: e^c, beta, e^(c_last - c), with c the sum of the chunk's log decays up to a token.
+  FOURFOLD_MIXER_FN int gate_bytes() const { return 3 * chunk * 4; }
+  FOURFOLD_MIXER_FN int input_stride() const { return columns * element(); }
+  FOURFOLD_MIXER_FN int value_stride() const { return chunk + 4; }  // floats
+  FOURFOLD_MIXER_FN bool legal() const {
+    return key_dim % 16 == 0 && value_dim % 16 == 0 && key_dim <= kMostDim && value_dim <= kMostDim &&
+           (chunk == 32 || chunk == 64) && columns % 16 == 0 && value_dim % columns == 0 &&
+           pairs() * (helpers ? 2 : 1) <= 4;
+  }
+};
+
+// What the scan takes of a chunk. Of a key head: keys, queries (normalised, bf16). Of a value head: (I + A)^-1, the
+// masked products of queries and keys, gates.
+struct ChunkSpace {
+  long long keys;     // [chunk][key head] key_bytes
+  long long queries;  //
+  long long inverse;  // [chunk][value head] square_bytes
+  long long scores;   //
+  long long gates;    // [chunk][value head] gate_bytes
+  long long squares;  // fp32 [row][value head][value_dim / 16]: sums of squares of the outputs
+  long long total;
+};
+FOURFOLD_MIXER_FN ChunkSpace chunk_space(const ChunkTile& t, const DeltaShape& shape, int chunks, int rows) {
+  ChunkSpace s{};
+  s.keys = 0;
+  s.queries = s.keys + static_cast<long long>(chunks) * shape.key_heads * t.key_bytes();
+  s.inverse = s.queries + static_cast<long long>(chunks) * shape.key_heads * t.key_bytes();
+  s.scores = s.inverse + static_cast<long long>(chunks) * shape.value_heads * t.square_bytes();
+  s.gates = s.scores + static_cast<long long>(chunks) * shape.value_heads * t.square_bytes();
+  s.squares = s.gates + static_cast<long long>(chunks) * shape.value_heads * t.gate_bytes();
+  s.total = s.squares + static_cast<long long>(rows) * shape.value_heads * (t.value_dim / 16) * 4;
+  return s;
+}
+
+struct ChunkPlace {
+  int sequence;  // -1: nobody
+  int index;     // of the chunk in the sequence
+};
+
+struct ChunkArgs {
+  DeltaArgs delta;
+  const ChunkPlace* chunks;  // of the step
+  const int* first_chunk;    // [sequence]: its first one in `chunks`
+  unsigned char* space;      // 16-byte aligned
+  ChunkSpace at;
+};
+
+struct PrepareMap {
+  unsigned inputs;  // [3 + chunk][2 key_dim] elements; later the four matrices below, fp32 [chunk][chunk + 4]
+  unsigned keys_keys, queries_keys, lower, inverse;
+  unsigned keys;     // [chunk][key_stride] bytes
+  unsigned queries;  //
+  unsigned gates;    // [value head of the key head][2][chunk] fp32: c (first the log decay), beta
+  unsigned total;
+};
+FOURFOLD_MIXER_FN int prepare_stride(const ChunkTile& t) { return t.chunk + 4; }  // floats
+FOURFOLD_MIXER_FN PrepareMap prepare_map(const ChunkTile& t) {
+  PrepareMap m{};
+  const unsigned inputs = static_cast<unsigned>((kHistory + t.chunk) * 2 * t.key_dim * t.element());
+  const unsigned square = static_cast<unsigned>(t.chunk * prepare_stride(t) * 4);
+  m.inputs = 0;
+  m.keys_keys = 0;
+  m.queries_keys = square;
+  m.lower = 2 * square;
+  m.inverse = 3 * square;
+  m.keys = ((inputs > 4 * square ? inputs : 4 * square) + 15u) / 16u * 16u;
+  m.queries = m.keys + static_cast<unsigned>(t.key_bytes());
+  m.gates = m.queries + static_cast<unsigned>(t.key_bytes());
+  m.total = m.gates + static_cast<unsigned>(kMostRatio * 2 * t.chunk * 4);
+  return m;
+}
+
+// Two of each: one is loaded, or written, while the other one is used.
+struct ScanMap {
+  unsigned updates;  // keys, inverse, gates of a chunk
+  unsigned update_stride;
+  unsigned outputs;  // queries, scores, gates
+  unsigned output_stride;
+  unsigned states;  // [pair] fragments of the state before a chunk: [key_dim / 16][2][32] 16 bytes
+  unsigned state_stride;
+  unsigned changes;  // [pair] fragments of the changes: [chunk / 16][2][32] 16 bytes
+  unsigned change_stride;
+  unsigned inputs;  // [3 + chunk][columns] elements
+  unsigned input_stride;
+  unsigned values;  // fp32 [columns][value_stride]
+  unsigned values_stride;
+  unsigned barriers;  // two
+  unsigned total;
+};
+FOURFOLD_MIXER_FN ScanMap scan_map(const ChunkTile& t) {
+  ScanMap m{};
+  m.update_stride = static_cast<unsigned>(t.key_bytes() + t.square_bytes() + t.gate_bytes());
+  m.output_stride = m.update_stride;
+  // The rows of the outputs lie there, too: [chunk][17] fp32 of each pair.
+  const int fragments = t.key_dim / 16 * 2 * 512;
+  const int rows = (t.chunk * 17 * 4 + 15) / 16 * 16;
+  m.state_stride = static_cast<unsigned>(t.pairs() * (fragments > rows ? fragments : rows));
+  m.change_stride = static_cast<unsigned>(t.pairs() * (t.chunk / 16) * 2 * 512);
+  m.input_stride = static_cast<unsigned>((kHistory + t.chunk) * t.input_stride());
+  m.values_stride = static_cast<unsigned>(t.columns * t.value_stride() * 4);
+  m.updates = 0;
+  m.outputs = m.updates + 2 * m.update_stride;
+  m.states = m.outputs + 2 * m.output_stride;
+  m.changes = m.states + 2 * m.state_stride;
+  m.inputs = m.changes + 2 * m.change_stride;
+  m.values = m.inputs + 2 * m.input_stride;
+  m.barriers = m.values + 2 * m.values_stride;
+  m.total = m.barriers + 16;
+  return m;
+}
+
+template <int KeyDim, int ValueDim, int Chunk, int Columns, bool Helpers, bool Bulk, bool Float32>
+struct ChunkTileOf {
+  static constexpr ChunkTile value{KeyDim, ValueDim, Chunk, Columns, Helpers, Bulk, Float32};
+  static_assert(value.legal());
+};
+
+struct ChunkLaunch {
+  unsigned grid_x, grid_y;
+  unsigned threads;
+  unsigned shared_bytes;
+};
+FOURFOLD_MIXER_FN ChunkLaunch prepare_launch(const ChunkTile& t, const DeltaShape& shape, int chunks) {
+  return {static_cast<unsigned>(shape.key_heads), static_cast<unsigned>(chunks), kPrepareThreads, prepare_map(t).total};
+}
+FOURFOLD_MIXER_FN ChunkLaunch scan_launch(const ChunkTile& t, const DeltaShape& shape, int sequences) {
+  return {static_cast<unsigned>(shape.value_heads * t.splits()), static_cast<unsigned>(sequences),
+          static_cast<unsigned>(t.scan_threads()), scan_map(t).total};
+}
+inline constexpr int kScalePieces = 8;  // of 8 values, of a thread
+FOURFOLD_MIXER_FN ChunkLaunch scale_launch(const ChunkTile& t, const DeltaShape& shape, int chunks) {
+  const int pieces = shape.value_heads * t.value_dim / 8 * t.chunk;
+  return {static_cast<unsigned>((pieces + kScaleThreads * kScalePieces - 1) / (kScaleThreads * kScalePieces)),
+          static_cast<unsigned>(chunks), kScaleThreads, 0};
+}
+
+}  // namespace fourfold::gdn

@@ -1,0 +1,76 @@
+// Shape and shared memory of the recurrent kernel (recurrent.cuh). Read by host and device, includes nothing of CUDA.
+#pragma once
+
+#include "kernels/gdn/tables.h"
+
+namespace fourfold::gdn {
+
+struct RecurrentTile {
+  int key_dim;
+  int value_dim;
+  int rows;      // of a sequence at most
+  int warps;     // each has a panel of the state in registers
+  int ctas;      // per SM
+  bool float32;  // the rows' elements; otherwise bf16
+
+  FOURFOLD_MIXER_FN int threads() const { return warps * 32; }
+  FOURFOLD_MIXER_FN int channels() const { return 2 * key_dim + value_dim; }
+  FOURFOLD_MIXER_FN int element() const { return float32 ? 4 : 2; }
+  FOURFOLD_MIXER_FN int panels() const { return value_dim / kPanel; }
+  FOURFOLD_MIXER_FN int passes() const { return (panels() + warps - 1) / warps; }
+  FOURFOLD_MIXER_FN int key_blocks() const { return (key_dim + 31) / 32; }
+  FOURFOLD_MIXER_FN int value_blocks() const { return (value_dim + 31) / 32; }
+  FOURFOLD_MIXER_FN bool legal() const {
+    return key_dim % 16 == 0 && value_dim % 16 == 0 && key_dim >= 16 && value_dim >= 16 && key_dim <= kMostDim &&
+           value_dim <= kMostDim && rows >= 1 && rows <= kRecurrentRows && warps >= 1 && warps <= 32;
+  }
+};
+
+struct RecurrentMap {
+  unsigned inputs;   // [3 + rows][channels], elements: history, then the rows
+  unsigned z;        // [rows][value_dim], elements
+  unsigned keys;     // [rows][key_dim] {k, q}, fp32, not normalised
+  unsigned values;   // [rows][value_dim], fp32
+  unsigned outputs;  // [rows][value_dim], fp32
+  unsigned squares;  // [rows][2][key_blocks]: sums of squares of q, k
+  unsigned gates;    // [rows] {decay, beta}
+  unsigned total;
+};
+
+FOURFOLD_MIXER_FN RecurrentMap recurrent_map(const RecurrentTile& t) {
+  RecurrentMap m{};
+  unsigned at = 0;
+  const auto take = [&at](int bytes) {
+    const unsigned here = at;
+    at += (static_cast<unsigned>(bytes) + 15u) / 16u * 16u;
+    return here;
+  };
+  m.inputs = take((kHistory + t.rows) * t.channels() * t.element());
+  m.z = take(t.rows * t.value_dim * t.element());
+  m.keys = take(t.rows * t.key_dim * 8);
+  m.values = take(t.rows * t.value_dim * 4);
+  m.outputs = take(t.rows * t.value_dim * 4);
+  m.squares = take(t.rows * 2 * t.key_blocks() * 4);
+  m.gates = take(t.rows * 8);
+  m.total = at;
+  return m;
+}
+
+template <int KeyDim, int ValueDim, int Rows, int Warps, int Ctas, bool Float32>
+struct RecurrentTileOf {
+  static constexpr RecurrentTile value{KeyDim, ValueDim, Rows, Warps, Ctas, Float32};
+  static_assert(value.legal());
+};
+
+struct RecurrentLaunch {
+  unsigned grid_x, grid_y;
+  unsigned threads;
+  unsigned shared_bytes;
+};
+// `sequences`: of the bucket.
+FOURFOLD_MIXER_FN RecurrentLaunch recurrent_launch(const RecurrentTile& t, const DeltaShape& shape, int sequences) {
+  return {static_cast<unsigned>(shape.value_heads), static_cast<unsigned>(sequences),
+          static_cast<unsigned>(t.threads()), recurrent_map(t).total};
+}
+
+}  // namespace fourfold::gdn

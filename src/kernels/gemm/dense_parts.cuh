@@ -1,0 +1,64 @@
+// What the kernels of products of 17 rows and more have in common: the work of a CTA, and what becomes of its sums.
+#pragma once
+
+#include "kernels/gemm/dense_tile.h"
+#include "kernels/gemm/fragments.cuh"
+
+namespace fourfold::gemm::dense_detail {
+
+using namespace ptx;
+
+// What a CTA multiplies: row tiles [first, first + tiles) of a matrix of the stack.
+struct Group {
+  int part;
+  int first;
+  int tiles;
+};
+__device__ __forceinline__ Group group_of(const Matrix& m, int index, int group_tiles) {
+  for (int p = 0;; ++p) {
+    const int tiles = part_tiles(m, p);
+    const int groups = (tiles + group_tiles - 1) / group_tiles;
+    if (index < groups || p + 1 == m.count) {
+      const int first = index * group_tiles;
+      return {p, first, tiles - first < group_tiles ? tiles - first : group_tiles};
+    }
+    index -= groups;
+  }
+}
+
+FOURFOLD_HD constexpr float dense_scale(Weights format) {
+  return format == Weights::kNvfp4 ? fragment_scale(format) : 1.0f;
+}
+
+// Rows g and g + 8 (low, high) of row tile `index` of a part, token t; where they are there.
+__device__ __forceinline__ void finish(const DenseArgs& args, const Part& part, int index, int g, int t, float low,
+                                       float high) {
+  if (t >= args.tokens) return;
+  const bool paired = args.end == DenseEnd::kSwiGlu;
+  const int in_part = index * (paired ? 8 : 16) + g;
+  const bool low_there = in_part < part.rows;
+  const bool high_there = in_part + 8 < part.rows;
+  const long long at = t * args.out_stride + part.first_row + in_part;
+  switch (args.end) {
+    case DenseEnd::kSwiGlu:
+      if (low_there) static_cast<u16*>(args.out)[at] = to_bf16(silu(low) * high);
+      break;
+    case DenseEnd::kBf16:
+      if (low_there) static_cast<u16*>(args.out)[at] = to_bf16(low);
+      if (high_there) static_cast<u16*>(args.out)[at + 8] = to_bf16(high);
+      break;
+    case DenseEnd::kFloat:
+      if (low_there) static_cast<float*>(args.out)[at] = low;
+      if (high_there) static_cast<float*>(args.out)[at + 8] = high;
+      break;
+    case DenseEnd::kAdd: {
+      const float scale = args.row_scales != nullptr ? __ldcg(args.row_scales + t) : 1.0f;
+      float* out = static_cast<float*>(args.out) + at;
+      if (low_there) out[0] = fmaf(low, scale, __ldcg(out));
+      if (high_there) out[8] = fmaf(high, scale, __ldcg(out + 8));
+      break;
+    }
+  }
+}
+
+}  // namespace fourfold::gemm::dense_detail

@@ -1,0 +1,274 @@
+// Products of many rows by wgmma: dequantised weights are the register operand (64 rows), the tokens lie in swizzled
+// shared memory. A CTA multiplies 256 weight rows with a block of tokens: two consumer warpgroups of 128 rows, two
+// accumulators each, and four producer warps that bring units by bulk copies and pieces of x by tensor copies. It is
+// persistent, so that the next item's data comes while sums are stored. While one block of 16 columns is multiplied the
+// next is dequantised.
+#pragma once
+
+#include "kernels/gemm/dense_parts.cuh"
+#include "kernels/ptx/wgmma_sm90.cuh"
+
+namespace fourfold::gemm {
+
+namespace wide_detail {
+
+using namespace ptx;
+using dense_detail::Group;
+using dense_detail::group_of;
+
+struct Ring {
+  int stage;
+  u32 phase;
+};
+
+template <typename Tile>
+struct Barriers {
+  u32 at;
+  __device__ __forceinline__ u32 full(int stage) const { return at + 8u * static_cast<u32>(stage); }
+  __device__ __forceinline__ u32 empty(int stage) const { return full(Tile::value.stages + stage); }
+};
+
+// One lane of each producer warp: the units of a quarter of the row tiles, and a quarter of the rows of x.
+template <typename Tile>
+__device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& args, u32 base) {
+  static constexpr WideTile T = Tile::value;
+  static constexpr WideMap kMap = wide_map(T);
+  constexpr int kTiles = kWideTiles / kWideProducers;
+  constexpr int kRows = T.tokens / kWideProducers;
+  const Barriers<Tile> bars{base + kMap.barriers};
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int blocks = (args.tokens + T.tokens - 1) / T.tokens;
+  const int items = wide_items(T, args.matrix, args.tokens);
+  const int units = args.matrix.units;
+  const u64 policy = policy_evict_last();  // the next block of tokens wants the same weights
+  Ring ring{0, 1};
+  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
+    const Group group = group_of(args.matrix, item / blocks, kWideTiles);
+    const Part& part = args.matrix.parts[group.part];
+    const u32 bytes = static_cast<u32>(unit_bytes(part.format));
+    const u64 strip = static_cast<u64>(units) * bytes;
+    const int left = group.tiles - warp * kTiles;
+    const int tiles = left < 0 ? 0 : left < kTiles ? left : kTiles;
+    const u8* weights = part.weights + static_cast<u64>(group.first + warp * kTiles) * strip;
+    const int first_row = item % blocks * T.tokens + warp * kRows;
+    for (int unit = 0; unit < units; ++unit) {
+      mbarrier_wait(bars.empty(ring.stage), ring.phase);
+      const u32 bar = bars.full(ring.stage);
+      mbarrier_arrive_expect(bar, static_cast<u32>(tiles) * bytes + kRows * 128u);
+      const u32 to = base + kMap.weights + static_cast<u32>(ring.stage) * kMap.weight_stride +
+                     static_cast<u32>(warp * kTiles) * bytes;
+      for (int i = 0; i < tiles; ++i) {
+        bulk_copy(to + static_cast<u32>(i) * bytes,
+                  weights + static_cast<u64>(i) * strip + static_cast<u64>(unit) * bytes, bytes, bar, policy);
+      }
+      const u32 rows =
+          base + kMap.rows + static_cast<u32>(ring.stage) * kMap.row_stride + static_cast<u32>(warp * kRows) * 128u;
+#pragma unroll 4
+      for (int i = 0; i < kRows; ++i) {
+        tensor_copy_row(rows + static_cast<u32>(i) * 128u, x, unit * kUnitK, first_row + i, bar);
+      }
+      if (++ring.stage == T.stages) ring = {0, ring.phase ^ 1u};
+    }
+  }
+}
+
+// The words of a unit's fragments, of one row tile.
+template <Weights F>
+struct UnitWords {
+  Vec4 w[F == Weights::kBf16 ? 4 : F == Weights::kFp8 ? 2 : 1];
+  Vec2 scale;
+
+  __device__ __forceinline__ void load(u32 unit, int lane) {
+#pragma unroll
+    for (u32 i = 0; i < sizeof(w) / sizeof(Vec4); ++i)
+      w[i] = load_shared4(unit + i * 512u + static_cast<u32>(lane) * 16u);
+    if constexpr (F == Weights::kNvfp4) {
+      scale = load_shared2(unit + moe::kUnitCodeBytes + static_cast<u32>(lane / 4) * 8u);
+    }
+  }
+  template <int J>
+  __device__ __forceinline__ void fragment(u32 scale_base, u32 (&a)[4]) const {
+    if constexpr (F == Weights::kBf16) {
+      a[0] = w[J].x;
+      a[1] = w[J].y;
+      a[2] = w[J].z;
+      a[3] = w[J].w;
+    } else if constexpr (F == Weights::kFp8) {
+      if constexpr (J % 2 == 0) {
+        fp8_fragment(w[J / 2].x, w[J / 2].y, a);
+      } else {
+        fp8_fragment(w[J / 2].z, w[J / 2].w, a);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = mul_bf16x2_pinned(a[i], kFp8Pair);
+    } else {
+      const u32 word = J == 0 ? w[0].x : J == 1 ? w[0].y : J == 2 ? w[0].z : w[0].w;
+      moe::dequantise<true>(word, moe::scale_pair(J < 2 ? scale.x : scale.y, J % 2 != 0, scale_base), a);
+    }
+  }
+};
+
+template <typename Tile, Weights F>
+__device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& ring, const Part& part,
+                                        const Group& group, int first_token, u32 scale_base) {
+  static constexpr WideTile T = Tile::value;
+  static constexpr WideMap kMap = wide_map(T);
+  constexpr int N = T.tokens;
+  const Barriers<Tile> bars{base + kMap.barriers};
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first_tile = (static_cast<int>(threadIdx.x) / 128 - 1) * 8 + static_cast<int>(threadIdx.x) / 32 % 4 * 2;
+  const int units = args.matrix.units;
+  const bool cells = F == Weights::kFp8 && T.cells() && part.cells != nullptr;
+
+  float acc[2][N / 2];
+  float total[T.cells() ? 2 : 1][T.cells() ? N / 2 : 1];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if constexpr (T.cells()) total[i % 2][i / 2] = 0.0f;
+  }
+  UnitWords<F> words[2];
+  u32 a[2][2][4];
+  u64 rows = 0;
+  int stage = 0;
+  int previous = -1;
+  const auto take = [&] {
+    stage = ring.stage;
+    mbarrier_wait(bars.full(stage), ring.phase);
+    const u32 at = base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
+                   static_cast<u32>(first_tile * unit_bytes(F));
+#pragma unroll
+    for (int m = 0; m < 2; ++m) words[m].load(at + static_cast<u32>(m * unit_bytes(F)), lane);
+    rows = swizzled_descriptor(base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride);
+    if (++ring.stage == T.stages) ring = {0, ring.phase ^ 1u};
+  };
+  const auto prepare = [&]<int J>() {
+    words[0].template fragment<J>(scale_base, a[J % 2][0]);
+    words[1].template fragment<J>(scale_base, a[J % 2][1]);
+  };
+  const auto multiply = [&]<int J, bool First>() {
+    wgmma_fence();
+    if constexpr (First) {
+      Wgmma<N>::set(acc[0], a[J % 2][0], rows + static_cast<u64>(2 * J));
+      Wgmma<N>::set(acc[1], a[J % 2][1], rows + static_cast<u64>(2 * J));
+    } else {
+      Wgmma<N>::add(acc[0], a[J % 2][0], rows + static_cast<u64>(2 * J));
+      Wgmma<N>::add(acc[1], a[J % 2][1], rows + static_cast<u64>(2 * J));
+    }
+    wgmma_commit();
+    wgmma_wait<1>();  // the multiplication before this one is done: its fragments may be overwritten
+  };
+  // A unit; where it is the first of a sum, accumulators are only written.
+  const auto step = [&]<bool First>(bool more) {
+    multiply.template operator()<0, First>();
+    if (previous >= 0) mbarrier_arrive(bars.empty(previous));
+    prepare.template operator()<1>();
+    multiply.template operator()<1, false>();
+    prepare.template operator()<2>();
+    multiply.template operator()<2, false>();
+    prepare.template operator()<3>();
+    multiply.template operator()<3, false>();
+    previous = stage;
+    if (more) {
+      take();
+      prepare.template operator()<0>();
+    }
+  };
+  take();
+  prepare.template operator()<0>();
+  if constexpr (T.cells()) {
+    const int in_cell = cells ? part.cell_units : units;
+    for (int first = 0; first < units; first += in_cell) {
+      const int end = first + in_cell < units ? first + in_cell : units;
+      step.template operator()<true>(first + 1 < units);
+      for (int unit = first + 1; unit < end; ++unit) step.template operator()<false>(unit + 1 < units);
+      wgmma_wait<0>();
+      keep_registers(acc[0]);
+      keep_registers(acc[1]);
+      const int cell = first / in_cell;
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        float2 scale = make_float2(1.0f, 1.0f);
+        if (cells && first_tile + m < group.tiles) {
+          scale = *(reinterpret_cast<const float2*>(part.cells) +
+                    static_cast<long long>(group.first + first_tile + m) * part.cell_count + cell);
+        }
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) total[m][i] = fmaf(acc[m][i], i % 4 < 2 ? scale.x : scale.y, total[m][i]);
+      }
+    }
+  } else {
+    step.template operator()<true>(units > 1);
+    for (int unit = 1; unit < units; ++unit) step.template operator()<false>(unit + 1 < units);
+  }
+  wgmma_wait<0>();
+  keep_registers(acc[0]);
+  keep_registers(acc[1]);
+  mbarrier_arrive(bars.empty(previous));
+
+  const int g = lane / 4;
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    if (first_tile + m >= group.tiles) continue;
+    const int index = group.first + first_tile + m;
+    const float* factors = part.factors + static_cast<long long>(index) * 16 + g;
+    const float low = factors[0] * dense_detail::dense_scale(F);
+    const float high = factors[8] * dense_detail::dense_scale(F);
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float y[2] = {acc[m][n * 4 + e], acc[m][n * 4 + 2 + e]};
+        if constexpr (T.cells()) {
+          y[0] = total[m][n * 4 + e];
+          y[1] = total[m][n * 4 + 2 + e];
+        }
+        dense_detail::finish(args, part, index, g, first_token + n * 8 + lane % 4 * 2 + e, y[0] * low, y[1] * high);
+      }
+    }
+  }
+}
+
+}  // namespace wide_detail
+
+// Grid: wide_grid. `x`: the rows, [tokens][columns], boxes of 64 columns of one row. `Tile` is a WideTileOf.
+template <typename Tile>
+__global__ void __launch_bounds__(kWideThreads, 1)
+    gemm_wide(const __grid_constant__ ptx::TensorMap x, const __grid_constant__ DenseArgs args) {
+  using namespace wide_detail;
+  static constexpr WideTile T = Tile::value;
+  static_assert(T.tokens % 16 == 0 && T.tokens <= (T.cells() ? 64 : 128));
+  static constexpr WideMap kMap = wide_map(T);
+  FOURFOLD_DYNAMIC_SHARED(smem);
+  const u32 base = keep_register(shared_address(smem));
+  const Barriers<Tile> bars{base + kMap.barriers};
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < T.stages; ++s) {
+      mbarrier_init(bars.full(s), kWideProducers);
+      mbarrier_init(bars.empty(s), 256);  // every consumer thread: each reads its own words of the stage
+    }
+    fence_barrier_init();
+    prefetch_tensor_map(x);
+  }
+  grid_launch_dependents();
+  grid_dependency_wait();
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    registers_decrease<40>();
+    if (one_lane()) produce<Tile>(x, args, base);
+  } else {
+    registers_increase<232>();
+    const u32 scale_base = moe::opaque_scale_base(args.zero);
+    const int blocks = (args.tokens + T.tokens - 1) / T.tokens;
+    const int items = wide_items(T, args.matrix, args.tokens);
+    Ring ring{0, 0};
+    for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
+      const Group group = group_of(args.matrix, item / blocks, kWideTiles);
+      const Part& part = args.matrix.parts[group.part];
+      with_format<Tile>(part.format, [&]<Weights F>() {
+        consume<Tile, F>(args, base, ring, part, group, item % blocks * T.tokens, scale_base);
+      });
+    }
+  }
+}
+
+}  // namespace fourfold::gemm

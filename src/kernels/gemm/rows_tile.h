@@ -1,0 +1,158 @@
+// Products of 1 to 16 rows (rows.cuh): tiles, the shared-memory map, arguments and launch shape. Host and device,
+// freestanding.
+#pragma once
+
+#include "kernels/gemm/layout.h"
+
+namespace fourfold::gemm {
+
+// What a warp multiplies at a time: about two kilobytes of a row tile's strip. A strip's steps are dealt out to
+// `strip_warps` warps: that, and the order in which these warps' sums are added, fixes a result's bits, so that one
+// number of them serves a matrix whatever the number of rows is.
+FOURFOLD_HD constexpr int step_units(Weights format) {
+  return format == Weights::kBf16 ? 1 : format == Weights::kFp8 ? 2 : 4;
+}
+FOURFOLD_HD constexpr int step_bytes(Weights format) { return unit_bytes(format) * step_units(format); }
+FOURFOLD_HD constexpr int steps_of(Weights format, int units) {
+  return (units + step_units(format) - 1) / step_units(format);
+}
+inline constexpr unsigned kSlotBytes = 2304;  // the largest step; fp8 keeps its cells' scales behind its codes
+static_assert(step_bytes(Weights::kNvfp4) == kSlotBytes);
+
+enum class RowsLast : int {
+  kNothing = 0,
+  kGreedy = 1,  // the largest of each row: its column to `best`, ties to the lower one
+  kRoute = 2,   // the experts of each row, from its logits in `out` (RowsEnd::kFloat)
+};
+
+struct RowsTile {
+  int formats;      // bit 1 << Weights: what the stack holds; kCells: fp8 with several scales along a row too
+  int row_tiles;    // of 8 rows of x: 1 or 2
+  int strip_warps;  // that share a strip
+  int teams;        // of so many warps, each with row tiles of its own
+  int slots;        // steps that a warp has under way
+  int ctas;         // per SM
+  int norm_pieces;  // x is the norm of a residual of up to 2048 times so many columns; 0: x comes as it is
+  RowsLast last;    // what the last CTA does with all of the sums
+
+  FOURFOLD_HD constexpr bool cells() const { return (formats & kCells) != 0; }
+  FOURFOLD_HD constexpr bool has(Weights format) const { return (formats >> static_cast<int>(format) & 1) != 0; }
+  FOURFOLD_HD constexpr int warps() const { return teams * strip_warps; }
+  FOURFOLD_HD constexpr int threads() const { return warps() * 32; }
+  FOURFOLD_HD constexpr int rows() const { return row_tiles * 8; }
+  // Room for the next kernel's CTAs beside this one's where the registers suffice (about 112 for a thread), or its
+  // early launch buys little.
+  FOURFOLD_HD constexpr int resident() const { return (ctas + 1) * threads() * 112 <= 65536 ? ctas + 1 : ctas; }
+};
+
+template <int Formats, int RowTiles, int StripWarps, int Teams, int Slots, int Ctas, int NormPieces,
+          RowsLast Last = RowsLast::kNothing>
+struct RowsTileOf {
+  static constexpr RowsTile value{Formats, RowTiles, StripWarps, Teams, Slots, Ctas, NormPieces, Last};
+};
+
+// Row tiles of a CTA whose sums meet at a time, one output pair (rows g and g + 8 of a tile, one row of x) for a thread
+// at most.
+FOURFOLD_HD constexpr int rows_batch(const RowsTile& t, int tokens) {
+  const int fits = t.threads() / 8 / tokens;
+  return (fits < 8 ? fits : 8) / t.teams * t.teams;
+}
+
+struct RowsMap {
+  unsigned ring;      // [warps][slots] steps
+  unsigned norm;      // [2][8] float
+  unsigned partials;  // [2][batch][strip_warps][rows of x][16] float; at the end [warps] Best
+  unsigned rows;      // x: [units][2][rows of x][4] pieces of 16 bytes
+  unsigned total;
+};
+
+// x in shared memory: a panel of `units` units, all of x where it fits; filled up with zeros to whole steps.
+FOURFOLD_HD constexpr RowsMap rows_map(const RowsTile& t, int tokens, int panel_units) {
+  RowsMap m = {};
+  unsigned at = 0;
+  m.ring = at;
+  at += static_cast<unsigned>(t.warps() * t.slots) * kSlotBytes;
+  m.norm = at;
+  at += 64u;
+  m.partials = at;
+  at += static_cast<unsigned>(2 * rows_batch(t, tokens) * t.strip_warps * tokens) * 64u;
+  m.rows = at;
+  at += static_cast<unsigned>((panel_units + 3) / 4 * 4 * tokens) * 128u;
+  m.total = at;
+  return m;
+}
+// The most units, a multiple of 4, of a panel in at most `shared` bytes in all; 0: not even four fit.
+FOURFOLD_HD constexpr int panel_units(const RowsTile& t, int units, int tokens, unsigned shared) {
+  if (rows_map(t, tokens, units).total <= shared) return units;
+  int panel = units / 4 * 4;
+  while (panel > 0 && rows_map(t, tokens, panel).total > shared) panel -= 4;
+  return panel;
+}
+
+// What becomes of the sums.
+enum class RowsEnd : int {
+  kBf16 = 0,    // out, bf16
+  kFloat = 1,   // out, fp32; null: nobody wants it (RowsLast::kGreedy)
+  kAdd = 2,     // out, fp32, += sum x row_scales
+  kSwiGlu = 3,  // paired: out, bf16, silu(gate) x up
+};
+
+// Softmax and top-k over a row's logits: the first `experts` of them. Choices go to ids and weights, `width` to a row:
+// the top_k largest in descending order, ties to the lower expert; then the slices of the shared expert, all with the
+// sigmoid of logit `gate` as weight. A row whose logits are NaN chooses -1, which is no expert.
+struct RouteArgs {
+  const float* logits;
+  long long logits_stride;
+  int tokens;
+  int experts;
+  int top_k;        // at most 32 with the slices
+  int renormalize;  // 1: the weights of the chosen add up to 1
+  int slices;       // experts first_slice .. of the shared expert; 0: none
+  int first_slice;
+  int gate;  // -1: the slices' weight is 1
+  int width;
+  int* ids;
+  float* weights;
+};
+inline constexpr int kRouteThreads = 256;
+inline constexpr int kMostRouted = 1024;  // experts
+
+// A largest sum and its column.
+struct Best {
+  float value;
+  int column;
+};
+
+struct RowsArgs {
+  Matrix matrix;
+  int tokens;  // rows of x
+  int panel_units;
+  RowsEnd end;
+  // x, bf16, [tokens][stride]; of kernels with a norm: x = bf16(norm(residual + delta) x weight).
+  const unsigned short* x;
+  long long x_stride;
+  const float* residual;
+  long long residual_stride;
+  const unsigned short* delta;  // bf16; null: none
+  long long delta_stride;
+  const float* norm_weight;
+  float norm_eps;
+  float* residual_out;       // residual + delta, same stride, not the same memory; null: nobody wants it
+  unsigned short* norm_out;  // the rows as they are multiplied, [tokens][columns]; null: nobody wants them
+  void* out;
+  long long out_stride;     // elements
+  const float* row_scales;  // kAdd: [tokens]; null: 1
+  Best* partial_best;       // kGreedy: [grid][tokens]
+  int* best;                // kGreedy: [tokens]; -1 where all are NaN
+  RouteArgs route;          // kRoute
+  int* arrived;             // 0 before and after, where the last CTA does something
+  int zero;                 // 0
+};
+
+// Persistent CTAs, each takes every grid-th row tile.
+FOURFOLD_HD constexpr int rows_grid(const RowsTile& t, int tiles, int sms) {
+  const int most = sms * t.ctas;
+  return tiles < most ? tiles : most;
+}
+
+}  // namespace fourfold::gemm

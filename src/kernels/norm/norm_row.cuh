@@ -1,0 +1,67 @@
+// RMS norm of rows by 256 threads of a CTA: alone (norm.cuh) or in front of a product (gemm/rows.cuh), with the same
+// bits. Thread v has pieces v, v + 256, ... of 8 columns; a warp's sums of squares meet by shuffles, the eight warps'
+// are added in order.
+#pragma once
+
+#include "kernels/norm/norm_args.h"
+#include "kernels/ptx/sm90.cuh"
+
+namespace fourfold::norm {
+
+using namespace ptx;
+
+struct Piece {
+  float v[kPieceColumns];
+};
+
+__device__ __forceinline__ Piece load_floats(const float* p) {
+  const float4 low = __ldcg(reinterpret_cast<const float4*>(p));
+  const float4 high = __ldcg(reinterpret_cast<const float4*>(p) + 1);
+  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}
+__device__ __forceinline__ Piece load_bf16(const u16* p) {
+  const uint4 w = __ldcg(reinterpret_cast<const uint4*>(p));
+  const u32 words[4] = {w.x, w.y, w.z, w.w};
+  Piece piece;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    piece.v[2 * i] = __uint_as_float(words[i] << 16);
+    piece.v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+  }
+  return piece;
+}
+__device__ __forceinline__ void store_floats(float* p, const Piece& piece) {
+  reinterpret_cast<float4*>(p)[0] = make_float4(piece.v[0], piece.v[1], piece.v[2], piece.v[3]);
+  reinterpret_cast<float4*>(p)[1] = make_float4(piece.v[4], piece.v[5], piece.v[6], piece.v[7]);
+}
+__device__ __forceinline__ uint4 to_bf16_piece(const Piece& p) {
+  return make_uint4(to_bf16x2(p.v[0], p.v[1]), to_bf16x2(p.v[2], p.v[3]), to_bf16x2(p.v[4], p.v[5]),
+                    to_bf16x2(p.v[6], p.v[7]));
+}
+
+// The sum of squares goes on over a thread's pieces in order.
+__device__ __forceinline__ float add_squares(float sum, const Piece& p) {
+#pragma unroll
+  for (int i = 0; i < kPieceColumns; ++i) sum = fmaf(p.v[i], p.v[i], sum);
+  return sum;
+}
+__device__ __forceinline__ float warp_sum(float sum) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  return sum;
+}
+// From the eight warps' sums.
+__device__ __forceinline__ float inverse_rms(const float* sums, int columns, float eps) {
+  float sum = sums[0];
+#pragma unroll
+  for (int w = 1; w < kRowThreads / 32; ++w) sum += sums[w];
+  return 1.0f / sqrtf(sum / static_cast<float>(columns) + eps);
+}
+__device__ __forceinline__ Piece scaled(const Piece& p, float inverse, const Piece& weight) {
+  Piece out;
+#pragma unroll
+  for (int i = 0; i < kPieceColumns; ++i) out.v[i] = p.v[i] * inverse * weight.v[i];
+  return out;
+}
+
+}  // namespace fourfold::norm

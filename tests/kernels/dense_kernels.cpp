@@ -1,0 +1,49 @@
+#include "executor/cuda.h"
+#include "kernels/gemm/dense.cuh"
+#include "kernels/gemm/dense_sm90.cuh"
+#include "kernels/gemm/repack.cuh"
+
+#include "kernels/product_kernels.h"
+
+namespace fourfold::gemm {
+namespace {
+template <int... Values>
+DenseKernel dense_kernel(const char* name) {
+  using Tile = DenseTileOf<Values...>;
+  return {name,
+          false,
+          Tile::value.tokens,
+          kDenseThreads,
+          dense_map(Tile::value).total,
+          [](const ptx::TensorMap&, const DenseArgs& args) { gemm_dense<Tile>(args); }};
+}
+template <int... Values>
+DenseKernel wide_kernel(const char* name) {
+  using Tile = WideTileOf<Values...>;
+  return {name,
+          true,
+          Tile::value.tokens,
+          kWideThreads,
+          wide_map(Tile::value).total,
+          [](const ptx::TensorMap& x, const DenseArgs& args) { gemm_wide<Tile>(x, args); }};
+}
+}  // namespace
+
+#define DENSE(...) dense_kernel<__VA_ARGS__>("dense {" #__VA_ARGS__ "}")
+#define WIDE(...) wide_kernel<__VA_ARGS__>("wide {" #__VA_ARGS__ "}")
+
+std::vector<DenseKernel> dense_kernels() {
+  return {
+      DENSE(15, 64, 4, 3, 1),  // formats, tokens, warps along rows, stages, CTAs
+      DENSE(15, 32, 8, 2, 1),  //
+      WIDE(15, 32, 3),         // formats, tokens, stages
+      WIDE(7, 64, 2),
+  };
+}
+
+void repack_kernel(const Source& first, const Source& second, bool paired, int first_tile, int tiles, int units,
+                   unsigned char* out, int* bad) {
+  gemm_repack(RepackArgs{first, second, paired ? 1 : 0, first_tile, tiles, units, out, bad});
+}
+
+}  // namespace fourfold::gemm

@@ -1,0 +1,165 @@
+// Products of 17 rows and more (gemm/dense.cuh, gemm/dense_sm90.cuh) on the host executor against double.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cuda/gemm/packed_matrix.h"
+#include "executor/executor.h"
+#include "kernels/product_kernels.h"
+#include "kernels/random_weights.h"
+
+namespace fourfold::gemm {
+namespace {
+
+using cuda::pack_pair;
+using cuda::pack_stack;
+using cuda::PackedMatrix;
+using executor::Device;
+using executor::Options;
+using executor::schedules;
+using ops::MatrixSource;
+
+// A device with a matrix, rows of x and room for the sums.
+struct Case {
+  Device device;
+  DenseArgs args = {};
+  ptx::TensorMap map = {};
+
+  Case(const Options& options, const PackedMatrix& matrix, const std::vector<uint16_t>& x, int tokens)
+      : device(options) {
+    args.matrix = matrix.at(device.constant(matrix.bytes, "weights"));
+    args.tokens = tokens;
+    args.x = device.constant(x, "x");
+    args.x_stride = matrix.columns;
+    device.produced(args.x);
+    map = executor::make_tensor_map(args.x, static_cast<uint64_t>(tokens), static_cast<uint64_t>(matrix.columns),
+                                    static_cast<uint64_t>(matrix.columns) * 2);
+  }
+  void run(const DenseKernel& k, unsigned sms = 3) {
+    const int blocks = (args.tokens + k.tokens - 1) / k.tokens;
+    const auto items = static_cast<unsigned>(dense_groups(args.matrix, k.wide ? kWideTiles : kDenseTiles) * blocks);
+    executor::LaunchConfig config{k.name, {k.wide ? std::min(items, sms) : items}, k.threads, k.shared_bytes};
+    device.launch(config, [&] { k.run(map, args); });
+  }
+  std::vector<float> floats(const DenseKernel& k, int64_t rows) {
+    args.end = DenseEnd::kFloat;
+    args.out_stride = rows + 3;
+    auto* out = device.alloc<float>(static_cast<size_t>(args.tokens * args.out_stride), "out");
+    args.out = out;
+    run(k);
+    std::vector<float> y;
+    for (int t = 0; t < args.tokens; ++t) {
+      y.insert(y.end(), out + t * args.out_stride, out + t * args.out_stride + rows);
+      for (int i = 0; i < 3; ++i) EXPECT_TRUE(std::isnan(out[t * args.out_stride + rows + i]));
+    }
+    return y;
+  }
+};
+
+bool takes(const DenseKernel& k, Kind kind) {
+  return kind != Kind::kFp8Block || k.name.find("{15") != std::string::npos;
+}
+
+void expect_near(const std::vector<float>& y, const Products& want) {
+  for (size_t i = 0; i < y.size(); ++i) {
+    ASSERT_NEAR(y[i], want.y[i], 2e-6 * want.size[i] + 1e-30)
+        << "row of x " << i / static_cast<size_t>(want.rows) << ", output " << i % static_cast<size_t>(want.rows);
+  }
+}
+
+TEST(Dense, EveryFormatAndOddShapes) {
+  unsigned seed = 1;
+  for (const DenseKernel& k : dense_kernels()) {
+    for (const Kind kind : kKinds) {
+      if (!takes(k, kind)) continue;
+      for (const auto& [rows, columns, tokens] : {std::tuple{40, 80, 17}, {150, 208, 33}, {20, 400, 70}}) {
+        const std::vector<MatrixSource> parts = {random_matrix(kind, rows, columns, ++seed)};
+        const auto x = random_rows(tokens, columns, ++seed);
+        SCOPED_TRACE(k.name + ", " + parts[0].name + ", " + std::to_string(tokens) + " rows");
+        Case c(schedules(1, seed)[0], pack_stack(parts), x, tokens);
+        expect_near(c.floats(k, rows), reference(parts, x, tokens));
+      }
+    }
+  }
+}
+
+std::vector<MatrixSource> mixed_stack(bool blocks, int columns) {
+  return {random_matrix(blocks ? Kind::kFp8Block : Kind::kFp8Tensor, 150, columns, 1),
+          random_matrix(Kind::kNvfp4, 33, columns, 2), random_matrix(Kind::kBf16, 1, columns, 3),
+          random_matrix(Kind::kFp8Row, 300, columns, 4), random_matrix(Kind::kNvfp4, 16, columns, 5)};
+}
+
+TEST(Dense, StacksOfMixedFormatsUnderEverySchedule) {
+  for (const DenseKernel& k : dense_kernels()) {
+    const auto parts = mixed_stack(takes(k, Kind::kFp8Block), 336);
+    const PackedMatrix packed = pack_stack(parts);
+    const auto x = random_rows(37, 336, 6);
+    const Products want = reference(parts, x, 37);
+    std::vector<float> first;
+    for (const Options& o : schedules(3, 3)) {
+      SCOPED_TRACE(k.name);
+      Case c(o, packed, x, 37);
+      const std::vector<float> y = c.floats(k, packed.rows);
+      expect_near(y, want);
+      if (first.empty()) first = y;
+      EXPECT_EQ(y, first);
+    }
+  }
+}
+
+TEST(Dense, EndsRoundAddAndGate) {
+  const int columns = 144, tokens = 35;
+  for (const DenseKernel& k : dense_kernels()) {
+    SCOPED_TRACE(k.name);
+    const auto parts = mixed_stack(false, columns);
+    const PackedMatrix packed = pack_stack(parts);
+    const auto x = random_rows(tokens, columns, 6);
+    const auto rows = static_cast<size_t>(packed.rows);
+    const std::vector<float> sums = Case(Options{}, packed, x, tokens).floats(k, packed.rows);
+    {
+      Case c(schedules(1, 2)[0], packed, x, tokens);
+      c.args.out_stride = packed.rows;
+      auto* out = c.device.alloc<uint16_t>(tokens * rows, "out");
+      c.args.out = out;
+      c.run(k);
+      for (size_t i = 0; i < sums.size(); ++i) ASSERT_EQ(out[i], nvfp4::float_to_bf16(sums[i])) << i;
+    }
+    for (const bool scaled : {false, true}) {
+      Case c(schedules(1, 3)[0], packed, x, tokens);
+      c.args.end = DenseEnd::kAdd;
+      c.args.out_stride = packed.rows;
+      auto* out = c.device.alloc<float>(tokens * rows, "out");
+      for (size_t i = 0; i < tokens * rows; ++i) out[i] = static_cast<float>(i % 97) - 40.0f;
+      c.args.out = out;
+      std::vector<float> scales;
+      for (int t = 0; t < tokens; ++t) scales.push_back(0.1f * static_cast<float>(t + 1));
+      if (scaled) {
+        c.args.row_scales = c.device.constant(scales, "scales");
+        c.device.produced(c.args.row_scales);
+      }
+      c.run(k);
+      for (size_t i = 0; i < sums.size(); ++i) {
+        ASSERT_EQ(out[i], std::fma(sums[i], scaled ? scales[i / rows] : 1.0f, static_cast<float>(i % 97) - 40.0f)) << i;
+      }
+    }
+    const std::vector<MatrixSource> pair = {random_matrix(Kind::kNvfp4, 88, columns, 7)};
+    const Products want = reference(pair, x, tokens);
+    Case c(schedules(1, 4)[0], pack_pair(pair), x, tokens);
+    c.args.end = DenseEnd::kSwiGlu;
+    c.args.out_stride = 44;
+    auto* out = c.device.alloc<uint16_t>(tokens * 44, "out");
+    c.args.out = out;
+    c.run(k);
+    for (int t = 0; t < tokens; ++t) {
+      for (int i = 0; i < 44; ++i) {
+        const double gate = want.at(t, i), up = want.at(t, 44 + i);
+        const double h = gate / (1.0 + std::exp(-gate)) * up;
+        ASSERT_NEAR(nvfp4::bf16_to_float(out[t * 44 + i]), h,
+                    std::fabs(h) / 256 + 1e-5 * (want.size_at(t, i) + want.size_at(t, 44 + i)));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fourfold::gemm

@@ -1,0 +1,101 @@
+#include "kernels/mixer_kernels.h"
+
+#include "kernels/attn/decode.cuh"
+#include "kernels/attn/prefill_prepare.cuh"
+#include "kernels/attn/prefill_sm90.cuh"
+#include "kernels/gdn/chunk_scan.cuh"
+#include "kernels/gdn/recurrent.cuh"
+
+namespace fourfold::mixers {
+namespace {
+
+template <int... Values>
+RecurrentKernel recurrent(const char* name) {
+  using Tile = gdn::RecurrentTileOf<Values...>;
+  return {name, Tile::value, [](const gdn::DeltaArgs& args) { gdn::delta_recurrent<Tile>(args); }};
+}
+
+template <int... Values>
+ChunkKernel chunk(const char* name) {
+  using Tile = gdn::ChunkTileOf<Values...>;
+  return {name, Tile::value, [](const gdn::ChunkArgs& args) { gdn::delta_prepare<Tile>(args); },
+          [](const gdn::ChunkArgs& args) { gdn::delta_scan<Tile>(args); },
+          [](const gdn::ChunkArgs& args) { gdn::delta_scale<Tile>(args); }};
+}
+
+template <int... Values>
+DecodeKernel decode(const char* name) {
+  using Tile = attn::DecodeTileOf<Values...>;
+  return {name, Tile::value, [](const attn::AttentionArgs& args) { attn::attention_decode<Tile>(args); },
+          [](const attn::AttentionArgs& args) { attn::attention_combine<Tile::value.head_dim>(args); }};
+}
+
+template <int... Values>
+PrefillKernel prefill(const char* name) {
+  using Tile = attn::PrefillTileOf<Values...>;
+  return {name, Tile::value,
+          [](const attn::PrefillArgs& args) {
+            attn::attention_prepare<Tile::value.head_dim, Tile::value.rotary_dim, Tile::value.fp8>(args);
+          },
+          [](const attn::PrefillArgs& args) {
+            if constexpr (Tile::value.wgmma) {
+              attn::attention_prefill_wgmma<Tile>(args);
+            } else {
+              attn::attention_prefill_mma<Tile>(args);
+            }
+          }};
+}
+
+}  // namespace
+
+#define RECURRENT(...) recurrent<__VA_ARGS__>("recurrent {" #__VA_ARGS__ "}")
+#define CHUNK(...) chunk<__VA_ARGS__>("chunk {" #__VA_ARGS__ "}")
+#define DECODE(...) decode<__VA_ARGS__>("decode {" #__VA_ARGS__ "}")
+
+std::vector<RecurrentKernel> recurrent_kernels() {
+  // key_dim, value_dim, rows, warps, ctas, fp32
+  return {
+      RECURRENT(128, 128, 1, 16, 2, 0),   //
+      RECURRENT(128, 128, 16, 16, 1, 0),  //
+      RECURRENT(128, 128, 4, 8, 2, 0),    // two panels a warp
+      RECURRENT(16, 48, 4, 4, 1, 0),      // odd sizes: part of a block, a pass with fewer panels
+      RECURRENT(80, 16, 3, 8, 1, 1),      // more warps than panels, fp32 rows
+      RECURRENT(256, 32, 2, 2, 1, 0),
+  };
+}
+
+std::vector<ChunkKernel> chunk_kernels() {
+  // key_dim, value_dim, chunk, columns, helpers, bulk, fp32
+  return {
+      CHUNK(128, 128, 64, 32, 1, 1, 0),  //
+      CHUNK(128, 32, 32, 16, 1, 0, 0),   // 99 KB
+      CHUNK(16, 48, 64, 16, 0, 1, 0),    // odd sizes
+      CHUNK(48, 64, 32, 32, 1, 1, 1),    // fp32 rows
+  };
+}
+
+std::vector<DecodeKernel> decode_kernels() {
+  // head_dim, rotary_dim, row tiles, key groups, parts, blocks, stages, fp8, bulk, ctas
+  return {
+      DECODE(256, 64, 1, 4, 2, 1, 3, 0, 1, 1),                                            //
+      DECODE(256, 64, 1, 4, 2, 1, 6, 1, 1, 1),                                            //
+      DECODE(256, 64, 2, 2, 1, 1, 2, 0, 0, 1),                                            // 99 KB
+      DECODE(256, 64, 4, 2, 2, 1, 2, 1, 1, 1),                                            //
+      DECODE(128, 128, 1, 2, 1, 2, 3, 0, 1, 1), DECODE(256, 64, 1, 2, 2, 2, 2, 1, 0, 1),  // 99 KB
+      DECODE(64, 32, 1, 2, 2, 1, 2, 1, 0, 1),   DECODE(64, 0, 2, 1, 1, 1, 2, 0, 1, 1),
+  };
+}
+
+#define PREFILL(...) prefill<__VA_ARGS__>("prefill {" #__VA_ARGS__ "}")
+
+std::vector<PrefillKernel> prefill_kernels() {
+  // head_dim, rotary_dim, warps, keys, stages, fp8, wgmma
+  return {
+      PREFILL(256, 64, 8, 64, 2, 0, 1),  //
+      PREFILL(64, 32, 8, 64, 2, 0, 1),   //
+      PREFILL(256, 64, 4, 32, 2, 1, 0),  // 99 KB
+      PREFILL(64, 0, 4, 32, 2, 0, 0),    //
+  };
+}
+
+}  // namespace fourfold::mixers

@@ -1,0 +1,169 @@
+#include "kernels/mixer_runs.h"
+
+#include <algorithm>
+
+namespace fourfold::mixers {
+namespace {
+
+using executor::Device;
+using executor::Options;
+
+template <typename T>
+T* upload(Device& device, const std::vector<T>& values, const char* name) {
+  T* p = device.alloc<T>(values.size(), name);
+  std::copy(values.begin(), values.end(), p);
+  return p;
+}
+
+struct Slots {
+  float* states;
+  unsigned char* history;
+  unsigned short* out;
+};
+
+gdn::DeltaArgs upload_delta(Device& device, const DeltaProblem& p, Slots* slots) {
+  gdn::DeltaArgs a = p.args();
+  a.sequences = device.constant(p.sequences, "sequences");
+  a.live = device.constant(std::vector<int>{p.live}, "live");
+  a.state_out = device.constant(p.state_out, "state_out");
+  unsigned char* rows = upload(device, p.row_bytes, "rows");
+  device.make_constant(rows);
+  device.produced(rows);
+  a.rows = rows;
+  a.conv = device.constant(p.conv, "conv");
+  a.a_log = device.constant(p.a_log, "a_log");
+  a.dt_bias = device.constant(p.dt_bias, "dt_bias");
+  a.norm = device.constant(p.norm, "norm");
+  a.states = slots->states = upload(device, p.states, "states");
+  a.history = slots->history = upload(device, p.history_bytes, "history");
+  a.out = slots->out = device.alloc<unsigned short>(static_cast<size_t>(p.rows * p.out_stride), "out");
+  return a;
+}
+
+attn::AttentionArgs upload_attention(Device& device, const AttentionProblem& p) {
+  attn::AttentionArgs a = p.args();
+  a.sequences = device.constant(p.sequences, "sequences");
+  a.live = device.constant(std::vector<int>{p.live}, "live");
+  a.pages = device.constant(p.pages, "pages");
+  unsigned short* rows = upload(device, p.row_values, "rows");
+  device.make_constant(rows);
+  device.produced(rows);
+  a.rows = rows;
+  if (!p.q_norm.empty()) {
+    a.q_norm = device.constant(p.q_norm, "q_norm");
+    a.k_norm = device.constant(p.k_norm, "k_norm");
+  }
+  a.frequencies = p.frequencies.empty() ? nullptr : device.constant(p.frequencies, "frequencies");
+  a.cache_scales = device.constant(std::vector<float>{p.cache_scales[0], p.cache_scales[1]}, "cache_scales");
+  a.cache = upload(device, p.cache, "cache");
+  a.out = device.alloc<unsigned short>(static_cast<size_t>(p.rows * p.out_stride), "out");
+  return a;
+}
+
+}  // namespace
+
+std::string run_recurrent(const RecurrentKernel& kernel, const DeltaProblem& p, const Options& options,
+                          std::set<executor::SeenSite>* seen) {
+  try {
+    Device device(options);
+    Slots slots{};
+    const gdn::DeltaArgs args = upload_delta(device, p, &slots);
+    const gdn::RecurrentLaunch launch = gdn::recurrent_launch(kernel.tile, p.shape, p.live + 2);
+    device.launch({kernel.name, {launch.grid_x, launch.grid_y}, static_cast<int>(launch.threads), launch.shared_bytes},
+                  [&] { kernel.run(args); });
+    if (seen != nullptr) *seen = device.seen();
+    return compare_delta(p, slots.out, slots.states, slots.history, 3e-3, 2e-6);
+  } catch (const executor::Violation& v) {
+    return v.what();
+  }
+}
+
+std::string run_chunks(const ChunkKernel& kernel, const DeltaProblem& p, const Options& options, double tolerance,
+                       double state_tolerance, std::set<executor::SeenSite>* seen) {
+  try {
+    Device device(options);
+    Slots slots{};
+    gdn::ChunkArgs args{};
+    args.delta = upload_delta(device, p, &slots);
+    std::vector<gdn::ChunkPlace> chunks;
+    std::vector<int> first;
+    for (int i = 0; i < p.live; ++i) {
+      first.push_back(static_cast<int>(chunks.size()));
+      for (int j = 0; j * kernel.tile.chunk < p.sequences[static_cast<size_t>(i)].count; ++j) chunks.push_back({i, j});
+    }
+    chunks.push_back({-1, 0});
+    chunks.push_back({p.live, 0});  // not live: must not be looked at
+    args.chunks = device.constant(chunks, "chunks");
+    args.first_chunk = device.constant(first, "first_chunk");
+    const int n = static_cast<int>(chunks.size());
+    args.at = gdn::chunk_space(kernel.tile, p.shape, n, p.rows);
+    args.space = device.alloc<unsigned char>(static_cast<size_t>(args.at.total), "space");
+    const auto launch = [&](const char* name, const gdn::ChunkLaunch& l, void (*run)(const gdn::ChunkArgs&)) {
+      device.launch({name, {l.grid_x, l.grid_y}, static_cast<int>(l.threads), l.shared_bytes}, [&] { run(args); });
+    };
+    launch("prepare", gdn::prepare_launch(kernel.tile, p.shape, n), kernel.prepare);
+    launch("scan", gdn::scan_launch(kernel.tile, p.shape, p.live), kernel.scan);
+    launch("scale", gdn::scale_launch(kernel.tile, p.shape, n), kernel.scale);
+    if (seen != nullptr) *seen = device.seen();
+    return compare_delta(p, slots.out, slots.states, slots.history, tolerance, state_tolerance);
+  } catch (const executor::Violation& v) {
+    return v.what();
+  }
+}
+
+std::string run_prefill(const PrefillKernel& kernel, const AttentionProblem& p, const Options& options,
+                        double tolerance, std::set<executor::SeenSite>* seen) {
+  try {
+    Device device(options);
+    attn::PrefillArgs a{};
+    a.attention = upload_attention(device, p);
+    std::vector<attn::RowBlock> blocks;
+    for (int i = 0; i < p.live; ++i)
+      for (int j = 0; j < p.sequences[static_cast<size_t>(i)].count * p.shape.group(); j += kernel.tile.rows())
+        blocks.push_back({i, j});
+    blocks.push_back({-1, 0});
+    blocks.push_back({p.live, 0});  // not live: must not be taken
+    a.blocks = device.constant(blocks, "blocks");
+    a.queries = device.alloc<unsigned short>(static_cast<size_t>(p.rows * p.shape.heads * p.shape.head_dim), "queries");
+    const attn::PrefillLaunch prepare =
+        attn::prefill_prepare_launch(p.shape, p.most_rows, static_cast<int>(p.sequences.size()));
+    device.launch({"prepare", {prepare.grid_x, prepare.grid_y}, static_cast<int>(prepare.threads), 0},
+                  [&] { kernel.prepare(a); });
+    const attn::PrefillLaunch launch = attn::prefill_launch(kernel.tile, p.shape, static_cast<int>(blocks.size()));
+    device.launch({kernel.name, {launch.grid_x, launch.grid_y}, static_cast<int>(launch.threads), launch.shared_bytes},
+                  [&] { kernel.run(a); });
+    if (seen != nullptr) *seen = device.seen();
+    return compare_attention(p, a.attention.out, a.attention.cache, tolerance);
+  } catch (const executor::Violation& v) {
+    return v.what();
+  }
+}
+
+CacheRun run_decode(const DecodeKernel& kernel, const AttentionProblem& p, const Options& options, double tolerance,
+                    std::set<executor::SeenSite>* seen) {
+  try {
+    Device device(options);
+    attn::AttentionArgs a = upload_attention(device, p);
+    const size_t parts =
+        static_cast<size_t>(attn::partial_floats(p.shape, a.splits, a.most_rows, static_cast<int>(p.sequences.size())));
+    a.partial = device.alloc<float>(parts, "partial");
+    a.partial_sums = device.alloc<float>(parts / static_cast<size_t>(p.shape.head_dim) * 2, "partial_sums");
+    const attn::DecodeLaunch launch =
+        attn::decode_launch(kernel.tile, p.shape, a.splits, a.most_rows, static_cast<int>(p.sequences.size()));
+    device.launch({kernel.name,
+                   {launch.grid_x, launch.grid_y, launch.grid_z},
+                   static_cast<int>(launch.threads),
+                   launch.shared_bytes},
+                  [&] { kernel.run(a); });
+    const attn::DecodeLaunch combine = attn::combine_launch(p.shape, a.most_rows, static_cast<int>(p.sequences.size()));
+    device.launch({"combine", {combine.grid_x, combine.grid_y, combine.grid_z}, static_cast<int>(combine.threads), 0},
+                  [&] { kernel.combine(a); });
+    if (seen != nullptr) *seen = device.seen();
+    return {compare_attention(p, a.out, a.cache, tolerance),
+            {a.out, a.out + static_cast<size_t>(p.rows * p.out_stride)}};
+  } catch (const executor::Violation& v) {
+    return {v.what(), {}};
+  }
+}
+
+}  // namespace fourfold::mixers

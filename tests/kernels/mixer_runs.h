@@ -1,0 +1,29 @@
+// Runs the kernels of the mixers on the host executor. Each gives an empty string, or what went wrong.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "executor/executor.h"
+#include "kernels/mixer_kernels.h"
+#include "kernels/mixer_problems.h"
+
+namespace fourfold::mixers {
+
+using SeenSites = std::set<executor::SeenSite>;
+
+std::string run_recurrent(const RecurrentKernel& kernel, const DeltaProblem& p, const executor::Options& options,
+                          SeenSites* seen = nullptr);
+std::string run_chunks(const ChunkKernel& kernel, const DeltaProblem& p, const executor::Options& options,
+                       double tolerance, double state_tolerance, SeenSites* seen = nullptr);
+struct CacheRun {
+  std::string error;
+  std::vector<unsigned short> out;
+};
+CacheRun run_decode(const DecodeKernel& kernel, const AttentionProblem& p, const executor::Options& options,
+                    double tolerance, SeenSites* seen = nullptr);
+std::string run_prefill(const PrefillKernel& kernel, const AttentionProblem& p, const executor::Options& options,
+                        double tolerance, SeenSites* seen = nullptr);
+
+}  // namespace fourfold::mixers

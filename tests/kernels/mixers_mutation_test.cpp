@@ -1,0 +1,164 @@
+// Proof that the executor bites: every synchronising call of the kernels of the mixers is dropped in turn (waits for
+// groups are also weakened by one), and the result must be wrong, or a rule broken.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <map>
+
+#include "kernels/mixer_runs.h"
+
+namespace fourfold::mixers {
+namespace {
+
+using executor::Mutation;
+using executor::Op;
+using executor::Options;
+using Kind = executor::Mutation::Kind;
+
+std::string source_line(const std::string& file, int line) {
+  for (const char* folder : {"gdn/", "attn/"}) {
+    std::ifstream in(std::string(FOURFOLD_SOURCE_DIR "/src/kernels/") + folder + file);
+    if (!in) continue;
+    std::string text;
+    for (int i = 0; i < line && std::getline(in, text); ++i) {
+    }
+    return text.substr(std::min(text.find_first_not_of(' '), text.size()));
+  }
+  return "";
+}
+
+// Calls that may go without harm, each with its reason.
+struct Redundant {
+  const char* file;
+  const char* text;  // of the source line
+  const char* reason;
+};
+constexpr Redundant kRedundant[] = {
+    {"any", "ptx::grid_dependency_wait();  // who waits for this kernel's end relies on the one before it",
+     "for kernels further on"},
+    {"any", "__syncwarp();  // announced before anything lands",
+     "a phase ends with its arrival: bytes may come before they are announced"},
+    {"prefill_sm90.cuh",
+     "__syncwarp();  // every lane has seen the stage free before it can be filled and given back again",
+     "the one behind the announcement orders the lanes, too"},
+    {"decode.cuh", "if constexpr (!T.bulk) ptx::async_copy_wait<0>();",
+     "the groups that are left at the end are empty: nothing is loaded beyond the last stage"},
+    {"prefill_mma.cuh", "ptx::async_copy_wait<0>();",
+     "the groups that are left at the end are empty: nothing is loaded beyond the last stage"},
+};
+
+bool is_redundant(const Mutation& m) {
+  const std::string text = source_line(m.file, m.line);
+  return std::any_of(std::begin(kRedundant), std::end(kRedundant), [&](const Redundant& r) {
+    return text == r.text && (std::string(r.file) == "any" || m.file == r.file);
+  });
+}
+
+std::vector<Mutation> mutations_of(const SeenSites& seen) {
+  std::vector<Mutation> all;
+  for (const auto& [op, file, line] : seen) {
+    switch (op) {
+      case Op::kShuffle:
+      case Op::kMatrixLoad:
+      case Op::kMatrixStore:
+      case Op::kMma:
+      case Op::kWgmma:
+        break;  // results, not order: the comparison covers them
+      case Op::kAsyncCopyWait:
+      case Op::kWgmmaWait:
+        all.push_back({Kind::kWeaken, op, file, line, 0});
+        [[fallthrough]];
+      default:
+        all.push_back({Kind::kDrop, op, file, line, 0});
+    }
+  }
+  return all;
+}
+
+using Check = std::function<std::string(const Options&, SeenSites*)>;
+
+// Checks that share sources are judged together: a call may matter in one of them only.
+void expect_caught(const std::vector<Check>& checks, size_t at_least) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "half of the order is not seen in sanitizer builds";
+  std::map<std::string, Mutation> mutations;
+  std::map<std::string, bool> caught;
+  for (const Check& check : checks) {
+    SeenSites seen;
+    for (const Options& o : executor::schedules(9)) {
+      SeenSites own;
+      ASSERT_EQ(check(o, &own), "");
+      seen.merge(own);
+    }
+    for (const Mutation& m : mutations_of(seen)) {
+      mutations[m.text()] = m;
+      bool& known = caught[m.text()];
+      for (Options o : executor::schedules(9)) {
+        if (known) break;
+        o.mutation = m;
+        known = !check(o, nullptr).empty();
+      }
+    }
+  }
+  for (const auto& [name, m] : mutations) {
+    if (is_redundant(m)) {
+      EXPECT_FALSE(caught[name]) << name << " is listed as redundant and is not";
+    } else {
+      EXPECT_TRUE(caught[name]) << name << ": " << source_line(m.file, m.line);
+    }
+  }
+  testing::Test::RecordProperty("mutants", static_cast<int>(mutations.size()));
+  EXPECT_GE(mutations.size(), at_least);
+}
+
+template <typename Kernels>
+auto named(const Kernels& kernels, const std::string& name) {
+  for (const auto& kernel : kernels) {
+    if (kernel.name == name) return kernel;
+  }
+  throw std::logic_error("no kernel " + name);
+}
+
+TEST(MixerMutations, OfTheRecurrenceAreCaught) {
+  const RecurrentKernel kernel = named(recurrent_kernels(), "recurrent {16, 48, 4, 4, 1, 0}");
+  const DeltaProblem p = make_delta({1, 2, 16, 48}, false, {{3, 9, 0, {1, -1, 0}}, {0, 0, 0, {}}}, 2, 3);
+  expect_caught({[&](const Options& o, SeenSites* seen) { return run_recurrent(kernel, p, o, seen); }}, 4);
+}
+
+TEST(MixerMutations, OfTheChunksAreCaught) {
+  std::vector<Check> checks;
+  const DeltaProblem bf16 = make_delta({1, 2, 16, 48}, false, {{70, 9, 0, {0}}, {0, 0, 0, {}}}, 1, 3, true);
+  const DeltaProblem fp32 = make_delta({1, 2, 48, 64}, true, {{100, 9, 0, {0}}}, 1, 4, true);
+  checks.push_back([&, kernel = named(chunk_kernels(), "chunk {16, 48, 64, 16, 0, 1, 0}")](
+                       const Options& o, SeenSites* seen) { return run_chunks(kernel, bf16, o, 4e-3, 5e-5, seen); });
+  checks.push_back([&, kernel = named(chunk_kernels(), "chunk {48, 64, 32, 32, 1, 1, 1}")](
+                       const Options& o, SeenSites* seen) { return run_chunks(kernel, fp32, o, 4e-3, 5e-5, seen); });
+  expect_caught(checks, 12);
+}
+
+TEST(MixerMutations, OfAttentionForFewRowsAreCaught) {
+  std::vector<Check> checks;
+  const AttentionProblem bf16 = make_attention({4, 2, 64, true}, 0, 16, false, {{2, 300, 0, {}}, {0, 0, 0, {}}}, 3);
+  const AttentionProblem fp8 = make_attention({4, 2, 64, true}, 32, 16, true, {{2, 300, 0, {}}}, 4);
+  checks.push_back([&, kernel = named(decode_kernels(), "decode {64, 0, 2, 1, 1, 1, 2, 0, 1, 1}")](
+                       const Options& o, SeenSites* seen) { return run_decode(kernel, bf16, o, 6e-3, seen).error; });
+  checks.push_back([&, kernel = named(decode_kernels(), "decode {64, 32, 1, 2, 2, 1, 2, 1, 0, 1}")](
+                       const Options& o, SeenSites* seen) { return run_decode(kernel, fp8, o, 6e-3, seen).error; });
+  expect_caught(checks, 12);
+}
+
+TEST(MixerMutations, OfAttentionForManyRowsAreCaught) {
+  std::vector<Check> checks;
+  const AttentionProblem a = make_attention({3, 1, 64, true}, 32, 16, false, {{7, 190, 0, {}}}, 3);
+  const AttentionProblem b = make_attention({2, 1, 64, true}, 0, 16, false, {{40, 70, 0, {}}}, 4);
+  checks.push_back([&, kernel = named(prefill_kernels(), "prefill {64, 32, 8, 64, 2, 0, 1}")](
+                       const Options& o, SeenSites* seen) { return run_prefill(kernel, a, o, 6e-3, seen); });
+  checks.push_back([&, kernel = named(prefill_kernels(), "prefill {64, 0, 4, 32, 2, 0, 0}")](
+                       const Options& o, SeenSites* seen) { return run_prefill(kernel, b, o, 6e-3, seen); });
+  expect_caught(checks, 16);
+}
+
+}  // namespace
+}  // namespace fourfold::mixers

@@ -1,0 +1,745 @@
+// Products of 1 to 16 rows (gemm/rows.cuh) on the host executor against double: odd shapes, stacks of every format,
+// every end of the kernel, the norm in front of it; and the same bits for a row in every batch.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <set>
+
+#include "base/check.h"
+#include "cuda/gemm/packed_matrix.h"
+#include "executor/executor.h"
+#include "kernels/product_kernels.h"
+#include "kernels/random_weights.h"
+
+namespace fourfold::gemm {
+namespace {
+
+using cuda::pack_pair;
+using cuda::pack_stack;
+using cuda::PackedMatrix;
+using executor::Device;
+using executor::Options;
+using executor::schedules;
+using ops::MatrixSource;
+
+RowsKernel kernel_named(const std::string& name) {
+  for (const RowsKernel& k : rows_kernels()) {
+    if (k.name == name) return k;
+  }
+  throw std::logic_error("no kernel " + name);
+}
+RowsKernel kernel_for(int tokens) {
+  return kernel_named(tokens > 8 ? "rows {15, 2, 8, 1, 3, 1, 0}" : "rows {15, 1, 8, 1, 3, 1, 0}");
+}
+
+RowsKernel greedy_kernel() { return kernel_named("rows {15, 2, 8, 1, 3, 1, 0, RowsLast::kGreedy}"); }
+
+// A device with a matrix and rows of x on it.
+struct Case {
+  Device device;
+  RowsArgs args = {};
+
+  Case(const Options& options, const PackedMatrix& matrix) : device(options) {
+    std::vector<uint8_t> bytes = matrix.bytes;
+    args.matrix = matrix.at(device.constant(bytes, "weights"));
+    args.panel_units = args.matrix.units;
+  }
+  void rows(const std::vector<uint16_t>& x, int tokens) {
+    args.tokens = tokens;
+    args.x = device.constant(x, "x");
+    args.x_stride = args.matrix.columns;
+    device.produced(args.x);
+  }
+  void run(const RowsKernel& k, unsigned grid) {
+    executor::LaunchConfig config{k.name, {grid}, k.tile.threads()};
+    config.shared_bytes = rows_map(k.tile, args.tokens, args.panel_units).total;
+    device.launch(config, [&] { k.run(args); });
+  }
+};
+
+std::vector<float> run_floats(const RowsKernel& kernel, const Options& options, const PackedMatrix& matrix,
+                              const std::vector<uint16_t>& x, int tokens, unsigned grid, int panel = 0) {
+  Case c(options, matrix);
+  c.rows(x, tokens);
+  c.args.end = RowsEnd::kFloat;
+  if (panel > 0) c.args.panel_units = panel;
+  const int gap = 3;  // rows of the output lie apart
+  c.args.out_stride = matrix.rows + gap;
+  auto* out = c.device.alloc<float>(static_cast<size_t>(tokens * c.args.out_stride), "out");
+  c.args.out = out;
+  c.run(kernel, grid);
+  std::vector<float> y;
+  for (int t = 0; t < tokens; ++t) {
+    y.insert(y.end(), out + t * c.args.out_stride, out + t * c.args.out_stride + matrix.rows);
+    for (int i = 0; i < gap; ++i) EXPECT_TRUE(std::isnan(out[t * c.args.out_stride + matrix.rows + i]));
+  }
+  return y;
+}
+
+void expect_near(const std::vector<float>& y, const Products& want, double relative) {
+  for (size_t i = 0; i < y.size(); ++i) {
+    ASSERT_NEAR(y[i], want.y[i], relative * want.size[i] + 1e-30)
+        << "row of x " << i / static_cast<size_t>(want.rows) << ", output " << i % static_cast<size_t>(want.rows);
+  }
+}
+
+std::vector<uint16_t> first_rows(const std::vector<uint16_t>& x, int64_t columns, int tokens, int from = 0) {
+  return {x.begin() + from * columns, x.begin() + (from + tokens) * columns};
+}
+
+TEST(Products, EveryFormatAndOddShapes) {
+  unsigned seed = 1;
+  for (const Kind kind : kKinds) {
+    for (const auto& [rows, columns, tokens, grid] : {std::tuple{16, 64, 1, 1u},
+                                                      {33, 16, 3, 2u},
+                                                      {50, 1104, 5, 2u},
+                                                      {15, 208, 8, 1u},
+                                                      {64, 2080, 2, 3u},
+                                                      {20, 336, 16, 1u},
+                                                      {40, 1168, 11, 2u}}) {
+      const std::vector<MatrixSource> parts = {random_matrix(kind, rows, columns, ++seed)};
+      const auto x = random_rows(tokens, columns, ++seed);
+      SCOPED_TRACE(parts[0].name + ", " + std::to_string(tokens) + " rows");
+      const Products want = reference(parts, x, tokens);
+      for (const Options& o : schedules(1, seed)) {
+        expect_near(run_floats(kernel_for(tokens), o, pack_stack(parts), x, tokens, grid), want, 2e-6);
+      }
+    }
+  }
+}
+
+std::vector<MatrixSource> mixed_stack(int64_t columns, unsigned seed) {
+  return {random_matrix(Kind::kFp8Block, 150, columns, seed), random_matrix(Kind::kNvfp4, 33, columns, seed + 1),
+          random_matrix(Kind::kBf16, 1, columns, seed + 2),   random_matrix(Kind::kFp8Row, 20, columns, seed + 3),
+          random_matrix(Kind::kNvfp4, 16, columns, seed + 4), random_matrix(Kind::kFp8Tensor, 5, columns, seed + 5)};
+}
+
+TEST(Products, StacksOfMixedFormatsAndARowsBitsInEveryBatch) {
+  for (const int columns : {272, 1040}) {
+    const auto parts = mixed_stack(columns, static_cast<unsigned>(columns));
+    const PackedMatrix packed = pack_stack(parts);
+    const auto x = random_rows(16, columns, 5);
+    const Products want = reference(parts, x, 16);
+    const std::vector<float> all = run_floats(kernel_for(16), schedules(1)[0], packed, x, 16, 4);
+    expect_near(all, want, 2e-6);
+    unsigned seed = 0;
+    for (int tokens = 1; tokens < 16; ++tokens) {
+      const int from = 16 - tokens;
+      const std::vector<float> y = run_floats(kernel_for(tokens), schedules(1, ++seed)[0], packed,
+                                              first_rows(x, columns, tokens, from), tokens, 3);
+      EXPECT_TRUE(std::equal(y.begin(), y.end(), all.begin() + from * want.rows)) << tokens << " rows";
+    }
+  }
+}
+
+TEST(Products, ScheduleDoesNotMatter) {
+  const auto parts = mixed_stack(656, 77);
+  const PackedMatrix packed = pack_stack(parts);
+  const auto x = random_rows(9, 656, 6);
+  const std::vector<float> want = run_floats(kernel_for(9), Options{}, packed, x, 9, 2);
+  expect_near(want, reference(parts, x, 9), 2e-6);
+  for (const Options& o : schedules(9, 3)) EXPECT_EQ(run_floats(kernel_for(9), o, packed, x, 9, 2), want);
+  // x in panels of some units: other copies, the same sums.
+  for (const int panel : {4, 8}) EXPECT_EQ(run_floats(kernel_for(9), Options{}, packed, x, 9, 2, panel), want);
+  // As many CTAs as row tiles, and one for all.
+  for (const unsigned grid : {1u, static_cast<unsigned>(packed.tiles)}) {
+    EXPECT_EQ(run_floats(kernel_for(9), Options{}, packed, x, 9, grid), want);
+  }
+}
+
+TEST(Products, TeamsShareTheRowTiles) {
+  const auto parts = mixed_stack(656, 78);
+  const PackedMatrix packed = pack_stack(parts);
+  for (const int tokens : {1, 3, 7}) {
+    const auto x = random_rows(tokens, 656, 6);
+    const std::vector<float> want = run_floats(kernel_for(tokens), Options{}, packed, x, tokens, 2);
+    const RowsKernel teams = kernel_named("rows {15, 1, 8, 2, 3, 1, 0}");
+    for (const unsigned grid : {1u, 3u, static_cast<unsigned>(packed.tiles)}) {
+      EXPECT_EQ(run_floats(teams, schedules(1, grid)[0], packed, x, tokens, grid), want);
+      EXPECT_EQ(run_floats(teams, schedules(1, grid)[0], packed, x, tokens, grid, 4), want);
+    }
+  }
+}
+
+TEST(Products, OneFormatAlone) {
+  const std::vector<MatrixSource> parts = {random_matrix(Kind::kFp8Block, 130, 848, 1),
+                                           random_matrix(Kind::kFp8Tensor, 24, 848, 2)};
+  const auto x = random_rows(4, 848, 3);
+  EXPECT_EQ(run_floats(kernel_named("rows {10, 1, 8, 1, 4, 2, 0}"), Options{}, pack_stack(parts), x, 4, 3),
+            run_floats(kernel_for(4), Options{}, pack_stack(parts), x, 4, 3));
+}
+
+// The end of a kernel, from the fp32 sums of another run.
+TEST(Products, EndsRoundAddAndPickTheLargest) {
+  const int columns = 400, tokens = 11;
+  auto parts = mixed_stack(columns, 9);
+  const PackedMatrix packed = pack_stack(parts);
+  const auto x = random_rows(tokens, columns, 10);
+  const std::vector<float> sums = run_floats(kernel_for(tokens), Options{}, packed, x, tokens, 2);
+  const auto rows = static_cast<size_t>(packed.rows);
+  const auto stride = static_cast<long long>(rows + 5);
+  for (const Options& o : schedules(3, 4)) {
+    {
+      Case c(o, packed);
+      c.rows(x, tokens);
+      c.args.end = RowsEnd::kBf16;
+      c.args.out_stride = stride;
+      auto* out = c.device.alloc<uint16_t>(tokens * (rows + 5), "out");
+      c.args.out = out;
+      c.run(kernel_for(tokens), 3);
+      for (size_t i = 0; i < sums.size(); ++i) {
+        ASSERT_EQ(out[i / rows * (rows + 5) + i % rows], nvfp4::float_to_bf16(sums[i])) << i;
+      }
+    }
+    for (const bool scaled : {false, true}) {
+      Case c(o, packed);
+      c.rows(x, tokens);
+      c.args.end = RowsEnd::kAdd;
+      c.args.out_stride = stride;
+      auto* out = c.device.alloc<float>(tokens * (rows + 5), "out");
+      for (size_t i = 0; i < tokens * (rows + 5); ++i) out[i] = static_cast<float>(i % 97) - 40.0f;
+      c.args.out = out;
+      std::vector<float> scales;
+      for (int t = 0; t < tokens; ++t) scales.push_back(0.1f * static_cast<float>(t + 1));
+      if (scaled) {
+        c.args.row_scales = c.device.constant(scales, "scales");
+        c.device.produced(c.args.row_scales);
+      }
+      c.run(kernel_for(tokens), 3);
+      for (size_t i = 0; i < sums.size(); ++i) {
+        const size_t at = i / rows * (rows + 5) + i % rows;
+        const float scale = scaled ? scales[i / rows] : 1.0f;
+        ASSERT_EQ(out[at], std::fma(sums[i], scale, static_cast<float>(at % 97) - 40.0f)) << i;
+      }
+    }
+    for (const bool stored : {false, true}) {
+      Case c(o, packed);
+      c.rows(x, tokens);
+      c.args.end = RowsEnd::kFloat;
+      c.args.out_stride = stride;
+      float* out = stored ? c.device.alloc<float>(tokens * (rows + 5), "logits") : nullptr;
+      c.args.out = out;
+      c.args.partial_best = c.device.alloc<Best>(3 * tokens, "partial best");
+      c.args.best = c.device.alloc<int>(tokens, "best");
+      c.args.arrived = c.device.alloc<int>(1, "arrived");
+      *c.args.arrived = 0;
+      c.run(greedy_kernel(), 3);
+      EXPECT_EQ(*c.args.arrived, 0);
+      for (int t = 0; t < tokens; ++t) {
+        const auto begin = sums.begin() + t * static_cast<long>(rows);
+        EXPECT_EQ(c.args.best[t], std::max_element(begin, begin + static_cast<long>(rows)) - begin) << t;
+        for (size_t i = 0; stored && i < rows; ++i)
+          ASSERT_EQ(out[static_cast<size_t>(t) * (rows + 5) + i], begin[static_cast<long>(i)]);
+      }
+    }
+  }
+}
+
+TEST(Products, TheLargestOfEqualsIsTheFirstAndOfNanNone) {
+  const int columns = 64, rows = 100;
+  MatrixSource m = random_matrix(Kind::kBf16, rows, columns, 1);
+  std::vector<uint16_t> same(static_cast<size_t>(rows * columns), 0x3f80);
+  m.data = same.data();
+  const PackedMatrix packed = pack_stack(std::vector<MatrixSource>{m});
+  std::vector<uint16_t> x(static_cast<size_t>(2 * columns), 0x3f80);
+  for (int i = columns; i < 2 * columns; ++i) x[static_cast<size_t>(i)] = 0x7fc0;
+  Case c(Options{}, packed);
+  c.rows(x, 2);
+  c.args.end = RowsEnd::kFloat;
+  c.args.partial_best = c.device.alloc<Best>(6, "partial best");
+  c.args.best = c.device.alloc<int>(2, "best");
+  c.args.arrived = c.device.alloc<int>(1, "arrived");
+  *c.args.arrived = 0;
+  c.run(greedy_kernel(), 3);
+  EXPECT_EQ(c.args.best[0], 0);
+  EXPECT_EQ(c.args.best[1], -1);
+}
+
+TEST(Products, GateAndUp) {
+  unsigned seed = 30;
+  for (const Kind kind : {Kind::kNvfp4, Kind::kFp8Block, Kind::kFp8Row, Kind::kBf16}) {
+    for (const bool fused : {false, true}) {
+      const int inner = kind == Kind::kFp8Block ? 128 : 44, columns = 272, tokens = 3;
+      std::vector<MatrixSource> parts = {random_matrix(kind, fused ? 2 * inner : inner, columns, ++seed)};
+      if (!fused) parts.push_back(random_matrix(kind, inner, columns, ++seed));
+      const PackedMatrix packed = pack_pair(parts);
+      EXPECT_EQ(packed.rows, inner);
+      const auto x = random_rows(tokens, columns, ++seed);
+      const Products want = reference(parts, x, tokens);
+      Case c(schedules(1, seed)[0], packed);
+      c.rows(x, tokens);
+      c.args.end = RowsEnd::kSwiGlu;
+      c.args.out_stride = inner;
+      auto* out = c.device.alloc<uint16_t>(static_cast<size_t>(tokens * inner), "out");
+      c.args.out = out;
+      c.run(kernel_for(tokens), 2);
+      for (int t = 0; t < tokens; ++t) {
+        for (int i = 0; i < inner; ++i) {
+          const double gate = want.at(t, i), up = want.at(t, inner + i);
+          const double h = gate / (1.0 + std::exp(-gate)) * up;
+          ASSERT_NEAR(nvfp4::bf16_to_float(out[t * inner + i]), h,
+                      std::fabs(h) / 256 + 1e-5 * (want.size_at(t, i) + want.size_at(t, inner + i)))
+              << name_of(kind) << " " << t << " " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Products, TheNormInFrontOfAProduct) {
+  const RowsKernel kernel = kernel_named("rows {15, 1, 8, 1, 2, 1, 1}");
+  const int tokens = 3;
+  for (const int columns : {2048, 400}) {
+    const std::vector<MatrixSource> parts = {random_matrix(Kind::kFp8Tensor, 40, columns, 1)};
+    const PackedMatrix packed = pack_stack(parts);
+    std::mt19937 rng(3);
+    std::normal_distribution<float> normal;
+    std::vector<float> residual(static_cast<size_t>(tokens * columns)), weight(static_cast<size_t>(columns));
+    for (float& v : residual) v = normal(rng) * 5.0f;
+    for (float& v : weight) v = 1.0f + 0.2f * normal(rng);
+    const auto delta = random_rows(tokens, columns, 4);
+    for (const bool with_delta : {true, false}) {
+      Case c(schedules(1, 5)[0], packed);
+      c.args.tokens = tokens;
+      c.args.residual = c.device.constant(residual, "residual");
+      c.device.produced(c.args.residual);
+      c.args.residual_stride = columns;
+      if (with_delta) {
+        c.args.delta = c.device.constant(delta, "delta");
+        c.device.produced(c.args.delta);
+        c.args.delta_stride = columns;
+      }
+      c.args.norm_weight = c.device.constant(weight, "norm weight");
+      c.args.norm_eps = 1e-6f;
+      c.args.residual_out = c.device.alloc<float>(residual.size(), "residual out");
+      c.args.norm_out = c.device.alloc<uint16_t>(residual.size(), "norm out");
+      c.args.end = RowsEnd::kFloat;
+      c.args.out_stride = packed.rows;
+      auto* out = c.device.alloc<float>(static_cast<size_t>(tokens * packed.rows), "out");
+      c.args.out = out;
+      c.run(kernel, 2);
+      for (int t = 0; t < tokens; ++t) {
+        double squares = 0;
+        std::vector<double> sum(static_cast<size_t>(columns));
+        for (int i = 0; i < columns; ++i) {
+          const auto at = static_cast<size_t>(t * columns + i);
+          const float v = with_delta ? residual[at] + nvfp4::bf16_to_float(delta[at]) : residual[at];
+          ASSERT_EQ(c.args.residual_out[at], v);
+          squares += static_cast<double>(v) * v;
+          sum[static_cast<size_t>(i)] = v;
+        }
+        const double inverse = 1.0 / std::sqrt(squares / columns + 1e-6);
+        for (int i = 0; i < columns; ++i) {
+          const double want = sum[static_cast<size_t>(i)] * inverse * weight[static_cast<size_t>(i)];
+          ASSERT_NEAR(nvfp4::bf16_to_float(c.args.norm_out[t * columns + i]), want, std::fabs(want) / 255 + 1e-9);
+        }
+      }
+      // The product of the rows that it says it multiplied.
+      const std::vector<uint16_t> x(c.args.norm_out, c.args.norm_out + residual.size());
+      const std::vector<float> want = run_floats(kernel_for(tokens), Options{}, packed, x, tokens, 3);
+      EXPECT_TRUE(std::equal(want.begin(), want.end(), out));
+    }
+  }
+}
+
+// ---- the router ---------------------------------------------------------------------------------------------------
+
+struct Choice {
+  std::vector<int> ids;
+  std::vector<double> weights;
+};
+Choice choose(const float* logits, const RouteArgs& args) {
+  std::vector<int> order;
+  for (int i = 0; i < args.experts; ++i) {
+    if (!std::isnan(logits[i])) order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[a] > logits[b]; });
+  double all = 0;
+  for (const int i : order) all += std::exp(static_cast<double>(logits[i]) - logits[order[0]]);
+  Choice c;
+  double chosen = 0;
+  for (int k = 0; k < args.top_k; ++k) {
+    const bool there = k < static_cast<int>(order.size());
+    c.ids.push_back(there ? order[static_cast<size_t>(k)] : -1);
+    c.weights.push_back(there ? std::exp(static_cast<double>(logits[c.ids.back()]) - logits[order[0]]) : 0.0);
+    chosen += c.weights.back();
+  }
+  for (double& w : c.weights) w = chosen == 0 ? 0 : w / (args.renormalize != 0 ? chosen : all);
+  for (int s = 0; s < args.slices; ++s) {
+    c.ids.push_back(args.first_slice + s);
+    c.weights.push_back(args.gate >= 0 ? 1.0 / (1.0 + std::exp(-static_cast<double>(logits[args.gate]))) : 1.0);
+  }
+  return c;
+}
+
+void expect_choice(const Choice& want, const RouteArgs& args, int t) {
+  for (size_t i = 0; i < want.ids.size(); ++i) {
+    const auto at = static_cast<size_t>(t * args.width) + i;
+    EXPECT_EQ(args.ids[at], want.ids[i]) << "row " << t << ", choice " << i;
+    EXPECT_NEAR(args.weights[at], want.weights[i], 1e-6 * want.weights[i] + 1e-7) << "row " << t << ", choice " << i;
+  }
+}
+
+TEST(Route, ChoosesTheLargestTiesToTheLower) {
+  std::mt19937 rng(1);
+  for (const auto& [experts, top_k, slices, tokens] :
+       {std::tuple{4, 1, 0, 1}, {256, 8, 1, 3}, {70, 10, 3, 9}, {512, 10, 0, 2}, {1024, 16, 2, 4}, {3, 5, 0, 2}}) {
+    for (const int renormalize : {0, 1}) {
+      const int stride = experts + 3;
+      std::vector<float> logits(static_cast<size_t>(tokens * stride), std::numeric_limits<float>::quiet_NaN());
+      for (int t = 0; t < tokens; ++t) {
+        // Coarse, so that there are equals; some rows with infinities, one of NaN.
+        for (int i = 0; i <= experts; ++i) {
+          float v = static_cast<float>(static_cast<int>(rng() % 61) - 30) / 4.0f;
+          if (t == 1 && i % 5 == 0) v = -std::numeric_limits<float>::infinity();
+          if (t == 2 && i < experts) v = std::numeric_limits<float>::quiet_NaN();
+          logits[static_cast<size_t>(t * stride + i)] = v;
+        }
+      }
+      Device device(schedules(1, rng())[0]);
+      RouteArgs args = {};
+      args.logits = device.constant(logits, "logits");
+      device.produced(args.logits);
+      args.logits_stride = stride;
+      args.tokens = tokens;
+      args.experts = experts;
+      args.top_k = top_k;
+      args.renormalize = renormalize;
+      args.slices = slices;
+      args.first_slice = experts;
+      args.gate = slices > 1 ? -1 : experts;
+      args.width = top_k + slices;
+      args.ids = device.alloc<int>(static_cast<size_t>(tokens * args.width), "ids");
+      args.weights = device.alloc<float>(static_cast<size_t>(tokens * args.width), "weights");
+      device.launch({"route", {static_cast<unsigned>((tokens + 7) / 8)}, kRouteThreads}, [&] { route_kernel(args); });
+      for (int t = 0; t < tokens; ++t) expect_choice(choose(logits.data() + t * stride, args), args, t);
+    }
+  }
+}
+
+TEST(Route, BehindItsProduct) {
+  const int experts = 72, columns = 272, tokens = 5;
+  const std::vector<MatrixSource> parts = {random_matrix(Kind::kBf16, experts, columns, 1),
+                                           random_matrix(Kind::kBf16, 1, columns, 2)};
+  const PackedMatrix packed = pack_stack(parts);
+  const auto x = random_rows(tokens, columns, 3);
+  for (const Options& o : schedules(3)) {
+    Case c(o, packed);
+    c.rows(x, tokens);
+    c.args.end = RowsEnd::kFloat;
+    c.args.out_stride = packed.rows;
+    auto* logits = c.device.alloc<float>(static_cast<size_t>(tokens * packed.rows), "logits");
+    c.args.out = logits;
+    c.args.arrived = c.device.alloc<int>(1, "arrived");
+    *c.args.arrived = 0;
+    RouteArgs& r = c.args.route;
+    r = {logits,
+         packed.rows,
+         tokens,
+         experts,
+         6,
+         1,
+         1,
+         experts,
+         experts,
+         7,
+         c.device.alloc<int>(tokens * 7, "ids"),
+         c.device.alloc<float>(tokens * 7, "weights")};
+    c.run(kernel_named("rows {15, 1, 8, 1, 3, 1, 0, RowsLast::kRoute}"), 4);
+    for (int t = 0; t < tokens; ++t) expect_choice(choose(logits + t * packed.rows, r), r, t);
+    EXPECT_EQ(*c.args.arrived, 0);
+  }
+}
+
+// ---- norms, embeddings, rows ----------------------------------------------------------------------------------------
+
+TEST(Norm, SumThenNormWithTheBitsOfTheFusedOne) {
+  std::mt19937 rng(3);
+  std::normal_distribution<float> normal;
+  for (const auto& [tokens, columns] : {std::pair{3, 400}, {2, 2048}, {2, 3072}, {1, 5120}, {1, 8192}}) {
+    std::vector<float> residual(static_cast<size_t>(tokens * columns)), weight(static_cast<size_t>(columns));
+    for (float& v : residual) v = normal(rng) * 5.0f;
+    for (float& v : weight) v = 1.0f + 0.2f * normal(rng);
+    const auto delta = random_rows(tokens, columns, 4);
+    Device device(schedules(1, rng())[0]);
+    norm::NormArgs args = {};
+    auto* in_place = device.alloc<float>(residual.size(), "residual");
+    std::copy(residual.begin(), residual.end(), in_place);
+    device.produced(in_place);
+    args.residual = args.residual_out = in_place;
+    args.residual_stride = columns;
+    args.delta = device.constant(delta, "delta");
+    device.produced(args.delta);
+    args.delta_stride = columns;
+    args.weight = device.constant(weight, "weight");
+    args.eps = 1e-6f;
+    args.columns = columns;
+    args.out = device.alloc<uint16_t>(residual.size(), "out");
+    args.out_stride = columns;
+    device.launch({"norm", {static_cast<unsigned>(tokens)}, norm::kRowThreads}, [&] { norm_kernel(args); });
+    for (int t = 0; t < tokens; ++t) {
+      double squares = 0;
+      for (int i = 0; i < columns; ++i) {
+        const auto at = static_cast<size_t>(t * columns + i);
+        ASSERT_EQ(in_place[at], residual[at] + nvfp4::bf16_to_float(delta[at]));
+        squares += static_cast<double>(in_place[at]) * in_place[at];
+      }
+      const double inverse = 1.0 / std::sqrt(squares / columns + 1e-6);
+      for (int i = 0; i < columns; ++i) {
+        const auto at = static_cast<size_t>(t * columns + i);
+        const double want = in_place[at] * inverse * weight[static_cast<size_t>(i)];
+        ASSERT_NEAR(nvfp4::bf16_to_float(args.out[at]), want, std::fabs(want) / 255 + 1e-9);
+      }
+    }
+    if (columns > 2048) continue;
+    const PackedMatrix packed = pack_stack(std::vector<MatrixSource>{random_matrix(Kind::kBf16, 16, columns, 1)});
+    Case c(Options{}, packed);
+    c.args.tokens = tokens;
+    c.args.residual = c.device.constant(std::vector<float>(in_place, in_place + residual.size()), "residual");
+    c.device.produced(c.args.residual);
+    c.args.residual_stride = columns;
+    c.args.norm_weight = c.device.constant(weight, "norm weight");
+    c.args.norm_eps = 1e-6f;
+    c.args.norm_out = c.device.alloc<uint16_t>(residual.size(), "norm out");
+    c.args.end = RowsEnd::kFloat;
+    c.args.out_stride = 16;
+    c.args.out = c.device.alloc<float>(static_cast<size_t>(tokens * 16), "out");
+    c.run(kernel_named("rows {15, 1, 8, 1, 2, 1, 1}"), 1);
+    EXPECT_TRUE(std::equal(args.out, args.out + residual.size(), c.args.norm_out)) << columns;
+  }
+}
+
+TEST(Embed, RowsOfEveryFormat) {
+  for (const Kind kind : kKinds) {
+    const int rows = 150, columns = 208;
+    const MatrixSource m = random_matrix(kind, rows, columns, 8);
+    const std::vector<int> tokens = {149, 0, 77, -1, 128, 150, 0};
+    Device device(schedules(1, 9)[0]);
+    norm::EmbedArgs args = {};
+    const auto* bytes = static_cast<const uint8_t*>(m.data);
+    const auto row_bytes = static_cast<size_t>(m.format == ops::Format::kNvfp4 ? columns / 2
+                                               : m.format == ops::Format::kFp8 ? columns
+                                               : m.format == ops::Format::kF32 ? columns * 4
+                                                                               : columns * 2);
+    args.table = {static_cast<Stored>(m.format),
+                  device.constant(std::vector<uint8_t>(bytes, bytes + rows * row_bytes), "table"), nullptr, rows,
+                  columns};
+    if (m.format == ops::Format::kNvfp4) {
+      args.table.block_scales =
+          device.constant(std::vector<uint8_t>(m.block_scales, m.block_scales + rows * columns / 16), "block scales");
+    }
+    if (m.format == ops::Format::kFp8) {
+      const auto cells =
+          ((rows + m.scale_rows - 1) / m.scale_rows) * ((columns + m.scale_columns - 1) / m.scale_columns);
+      args.grid_scales = device.constant(std::vector<float>(m.grid_scales, m.grid_scales + cells), "scales");
+    }
+    args.scale_rows = static_cast<int>(m.scale_rows);
+    args.scale_columns = static_cast<int>(m.scale_columns);
+    args.tensor_scale = m.tensor_scale;
+    args.tokens = device.constant(tokens, "tokens");
+    device.produced(args.tokens);
+    args.out_stride = columns + 4;
+    args.out = device.alloc<float>(tokens.size() * static_cast<size_t>(args.out_stride), "out");
+    device.launch({"embed", {static_cast<unsigned>(tokens.size())}, norm::kEmbedThreads}, [&] { embed_kernel(args); });
+    std::vector<float> want(static_cast<size_t>(columns));
+    for (size_t t = 0; t < tokens.size(); ++t) {
+      const bool there = tokens[t] >= 0 && tokens[t] < rows;
+      if (there) ops::dequantize(m, tokens[t], want.data());
+      for (int i = 0; i < columns; ++i) {
+        const float got = args.out[static_cast<long long>(t) * args.out_stride + i];
+        if (there) {
+          ASSERT_EQ(got, want[static_cast<size_t>(i)]) << name_of(kind) << " " << t << " " << i;
+        } else {
+          ASSERT_TRUE(std::isnan(got));
+        }
+      }
+    }
+  }
+}
+
+TEST(Gather, PicksRows) {
+  std::vector<uint32_t> x(6 * 44);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint32_t>(i);
+  const std::vector<int> rows = {5, 0, 0, 3};
+  Device device(schedules(1, 2)[0]);
+  norm::GatherArgs args = {};
+  args.x = device.constant(x, "x");
+  device.produced(args.x);
+  args.x_stride = 44 * 4;
+  args.rows = device.constant(rows, "rows");
+  args.pieces = 10;
+  auto* out = device.alloc<uint32_t>(4 * 48, "out");
+  args.out = out;
+  args.out_stride = 48 * 4;
+  device.launch({"gather", {4}, norm::kEmbedThreads}, [&] { gather_kernel(args); });
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (size_t c = 0; c < 40; ++c) EXPECT_EQ(out[i * 48 + c], static_cast<size_t>(rows[i]) * 44 + c);
+  }
+}
+
+// ---- the executor bites ---------------------------------------------------------------------------------------------
+
+// The line of the kernel's source that a site is on.
+std::string source_line(const std::string& file, int line) {
+  std::ifstream in(FOURFOLD_SOURCE_DIR "/src/kernels/gemm/" + file);
+  std::string text;
+  for (int i = 0; i < line && std::getline(in, text); ++i) {
+  }
+  return text;
+}
+
+// Every synchronising call is left out in turn, by its wrapper; the products must then fail under schedules under which
+// they pass.
+TEST(Products, NoSynchronisationIsSuperfluous) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "half of the order is not seen in sanitizer builds";
+  using executor::Mutation;
+  using executor::Op;
+  const int columns = 656, tokens = 9;
+  const auto parts = mixed_stack(columns, 9);
+  const PackedMatrix packed = pack_stack(parts);
+  const auto x = random_rows(tokens, columns, 10);
+  const std::vector<float> want = run_floats(kernel_for(tokens), Options{}, packed, x, tokens, 2);
+  const auto run = [&](const Options& o, std::set<executor::SeenSite>* seen) {
+    Case c(o, packed);
+    c.rows(x, tokens);
+    c.args.end = RowsEnd::kFloat;
+    c.args.panel_units = 8;
+    c.args.out_stride = packed.rows;
+    auto* out = c.device.alloc<float>(want.size(), "out");
+    c.args.out = out;
+    c.args.partial_best = c.device.alloc<Best>(2 * tokens, "partial best");
+    c.args.best = c.device.alloc<int>(tokens, "best");
+    c.args.arrived = c.device.alloc<int>(1, "arrived");
+    *c.args.arrived = 0;
+    c.run(greedy_kernel(), 2);
+    if (seen != nullptr) *seen = c.device.seen();
+    bool right = std::equal(want.begin(), want.end(), out);
+    for (int t = 0; t < tokens; ++t) {
+      const auto begin = want.begin() + t * packed.rows;
+      right = right && c.args.best[t] == std::max_element(begin, begin + packed.rows) - begin;
+    }
+    return right;
+  };
+  std::set<executor::SeenSite> seen;
+  ASSERT_TRUE(run(Options{}, &seen));
+  const auto found = [&](const Mutation& m) {
+    for (Options o : schedules(9, 5)) {
+      o.mutation = m;
+      try {
+        if (!run(o, nullptr)) return true;
+      } catch (const executor::Violation&) {
+        return true;
+      }
+    }
+    return false;
+  };
+  int mutations = 0;
+  for (const auto& [op, file, line] : seen) {
+    if (op == Op::kShuffle || op == Op::kMma || op == Op::kMatrixLoad) continue;
+    // Order between CTAs in global memory, which the executor does not see.
+    if (source_line(file, line).find("all of this CTA's part is stored") != std::string::npos) continue;
+    if (op == Op::kAsyncCopyWait) {
+      EXPECT_TRUE(found({Mutation::Kind::kWeaken, op, file, line, 0})) << file << ":" << line;
+    }
+    EXPECT_TRUE(found({Mutation::Kind::kDrop, op, file, line, 0})) << to_string(op) << " " << file << ":" << line;
+    ++mutations;
+  }
+  EXPECT_GE(mutations, 8);
+}
+
+std::string error_of(const std::vector<MatrixSource>& parts, bool pair = false) {
+  try {
+    pair ? pack_pair(parts) : pack_stack(parts);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "packed";
+}
+
+TEST(PackedMatrix, NamesWhatCannotBePacked) {
+  MatrixSource nan = random_matrix(Kind::kFp8Row, 40, 64, 1);
+  const_cast<uint8_t*>(static_cast<const uint8_t*>(nan.data))[20 * 64 + 63] = 0xff;
+  EXPECT_EQ(error_of({nan}), "fp8-row 40x64: a weight in row 16 to 31 is NaN");
+  MatrixSource scale = random_matrix(Kind::kNvfp4, 40, 64, 1);
+  const_cast<uint8_t*>(scale.block_scales)[39 * 4 + 3] = 0x7f;
+  EXPECT_EQ(error_of({scale}), "nvfp4 40x64: a weight in row 32 to 39 is NaN");
+  EXPECT_EQ(error_of({random_matrix(Kind::kBf16, 4, 64, 1), random_matrix(Kind::kBf16, 4, 80, 1)}),
+            "bf16 4x80: 80 columns, wanted 64 as in the rest of the stack");
+  EXPECT_EQ(error_of({random_matrix(Kind::kBf16, 4, 24, 1)}),
+            "bf16 4x24: 4 x 24; wanted at least one row and a multiple of 16 columns");
+  MatrixSource blocks = random_matrix(Kind::kFp8Block, 128, 256, 1);
+  blocks.scale_columns = 32;
+  EXPECT_EQ(error_of({blocks}),
+            "fp8-block 128x256: FP8 scales of 128 x 32 blocks; wanted multiples of 16 x 64, or one "
+            "scale along a row");
+  EXPECT_EQ(error_of({random_matrix(Kind::kBf16, 4, 64, 1), random_matrix(Kind::kNvfp4, 4, 64, 1)}, true),
+            "bf16 4x64 (4 rows, bf16) and nvfp4 4x64 (4 rows, nvfp4): gate and up differ");
+  EXPECT_EQ(error_of({random_matrix(Kind::kFp8Block, 160, 256, 1)}, true),
+            "fp8-block 160x256: FP8 scales of 128 rows lie across gate and up, 80 rows each");
+}
+
+// What is packed on the device, in pieces, is what the host packs.
+TEST(PackedMatrix, OnTheDevice) {
+  unsigned seed = 50;
+  for (const Kind kind : kKinds) {
+    for (const bool paired : {false, true}) {
+      const int rows = 150, columns = 208, units = units_of(columns);
+      MatrixSource m[2] = {random_matrix(kind, rows, columns, ++seed), random_matrix(kind, rows, columns, ++seed)};
+      const PackedMatrix want = paired ? pack_pair(m) : pack_stack({m, 1});
+      Device device(schedules(1, seed)[0]);
+      Source sources[2];
+      for (int i = 0; i < 2; ++i) {
+        const auto size = static_cast<size_t>(m[i].format == ops::Format::kNvfp4 ? rows * columns / 2
+                                              : m[i].format == ops::Format::kFp8 ? rows * columns
+                                              : m[i].format == ops::Format::kF32 ? rows * columns * 4
+                                                                                 : rows * columns * 2);
+        const auto* bytes = static_cast<const uint8_t*>(m[i].data);
+        sources[i] = {static_cast<Stored>(m[i].format),
+                      device.constant(std::vector<uint8_t>(bytes, bytes + size), "data"), nullptr, rows, columns};
+        if (m[i].format == ops::Format::kNvfp4) {
+          const auto* scales = m[i].block_scales;
+          sources[i].block_scales =
+              device.constant(std::vector<uint8_t>(scales, scales + rows * columns / 16), "block scales");
+        }
+      }
+      const PackedMatrix::Part& part = want.parts[0];
+      const auto strip = static_cast<size_t>(units * unit_bytes(part.format));
+      auto* out = device.alloc<uint8_t>(strip * static_cast<size_t>(part.tiles), "packed");
+      int* bad = device.alloc<int>(1, "bad");
+      *bad = -1;
+      const int half = part.tiles / 2;
+      for (const auto& [first, tiles] : {std::pair{0, half}, {half, part.tiles - half}}) {
+        device.launch({"repack", {2}, 64, 0, false}, [&] {
+          repack_kernel(sources[0], sources[paired ? 1 : 0], paired, first, tiles, units,
+                        out + strip * static_cast<size_t>(first), bad);
+        });
+      }
+      EXPECT_EQ(*bad, -1);
+      EXPECT_TRUE(std::equal(out, out + strip * static_cast<size_t>(part.tiles),
+                             want.bytes.begin() + static_cast<long>(part.weights)))
+          << name_of(kind) << (paired ? ", paired" : "");
+    }
+  }
+}
+
+TEST(PackedMatrix, Fp8WordsHoldFourCodes) {
+  for (unsigned a = 0; a < 256; ++a) {
+    for (unsigned b = 0; b < 256; ++b) {
+      const unsigned c = (a * 37 + b * 11) & 255u, d = (a * 5 + b * 91 + 7) & 255u;
+      const unsigned w = pack_fp8_word(a, b, c, d), v = pack_fp8_word(c, d, a, b);
+      ASSERT_EQ(unpack_fp8(w, 0), spread_fp8(a) | spread_fp8(b) << 16);
+      ASSERT_EQ(unpack_fp8(w, 1), spread_fp8(c) | spread_fp8(d) << 16);
+      ASSERT_EQ(unpack_fp8(v, 1), spread_fp8(a) | spread_fp8(b) << 16);
+    }
+    if (!nvfp4::e4m3_is_nan(static_cast<uint8_t>(a))) {
+      EXPECT_EQ(std::ldexp(nvfp4::bf16_to_float(static_cast<uint16_t>(spread_fp8(a))), 120),
+                nvfp4::e4m3_to_float(static_cast<uint8_t>(a)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fourfold::gemm

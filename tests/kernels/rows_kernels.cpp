@@ -1,0 +1,46 @@
+#include "executor/cuda.h"
+#include "kernels/gemm/rows.cuh"
+#include "kernels/norm/norm.cuh"
+
+#include "kernels/product_kernels.h"
+
+namespace fourfold::gemm {
+namespace {
+template <auto... Values>
+RowsKernel rows_kernel(const char* name) {
+  using Tile = RowsTileOf<Values...>;
+  return {name, Tile::value, [](const RowsArgs& args) { gemm_rows<Tile>(args); }};
+}
+}  // namespace
+
+#define ROWS(...) rows_kernel<__VA_ARGS__>("rows {" #__VA_ARGS__ "}")
+
+std::vector<RowsKernel> rows_kernels() {
+  // formats, row tiles, warps to a strip, teams, slots, CTAs, norm pieces
+  return {
+      ROWS(15, 1, 8, 1, 3, 1, 0),  // any stack
+      ROWS(15, 2, 8, 1, 3, 1, 0),  // 9 to 16 rows
+      ROWS(15, 1, 8, 2, 3, 1, 0),  // two teams
+      ROWS(15, 1, 8, 1, 2, 1, 1),  // normalised first
+      ROWS(10, 1, 8, 1, 4, 2, 0),  // FP8 alone
+      ROWS(4, 1, 2, 4, 2, 1, 0),   // NVFP4 alone, strips for two warps
+      ROWS(15, 2, 8, 1, 3, 1, 0, RowsLast::kGreedy),
+      ROWS(15, 1, 8, 1, 3, 1, 0, RowsLast::kRoute),
+  };
+}
+
+void route_kernel(const RouteArgs& args) { gemm_route(args); }
+void norm_kernel(const norm::NormArgs& args) {
+  switch (norm::norm_pieces(args.columns)) {
+    case 1:
+      return norm::norm_rows<1>(args);
+    case 2:
+      return norm::norm_rows<2>(args);
+    default:
+      return norm::norm_rows<4>(args);
+  }
+}
+void embed_kernel(const norm::EmbedArgs& args) { norm::embed_rows(args); }
+void gather_kernel(const norm::GatherArgs& args) { norm::gather_rows(args); }
+
+}  // namespace fourfold::gemm

@@ -11,20 +11,29 @@ struct Sequence {
   int32_t first = 0;     // row of its first token in the batch
   int32_t count = 0;     // tokens it contributes, at least 1, on consecutive rows and at consecutive positions
   int32_t position = 0;  // position of its first token = number of its tokens already in the caches
-  // Recurrent state is read from slot state_in and, after the last token, written to slot state_out (they may be
-  // equal). At position 0 the initial state is zero, whatever the slot holds.
+  // Recurrent state is read from slot state_in. At position 0 the initial state is zero, whatever the slot holds.
   int32_t state_in = 0;
-  int32_t state_out = 0;
+  // Slots that the state is written to: one, for the state after the last token (none: state_in itself), or `count`,
+  // for the state after each of them (verification of drafts: whichever token is accepted last, its state is there).
+  // state_in may be among them; it is read before it is written.
+  std::span<const int32_t> state_out;
   // The sequence's pages of the key/value cache, in order; page p holds positions [p * page_size, (p + 1) * page_size).
   std::span<const int32_t> pages;
+
+  std::span<const int32_t> written_slots() const {
+    return state_out.empty() ? std::span<const int32_t>(&state_in, 1) : state_out;
+  }
 };
 
 struct Batch {
-  std::span<const int32_t> tokens;      // [tokens]
-  std::span<const Sequence> sequences;  // cover all rows, in order, each row once
+  std::span<const int32_t> tokens;      // [rows]
+  std::span<const Sequence> sequences;  // cover the first rows, in order, each row once
   std::span<const int32_t> logit_rows;  // rows whose logits are wanted, ascending
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  // Rows of sequences. Those behind them, up to size(), are padding: embedded as token 0, whatever `tokens` has, finite
+  // afterwards, and without a trace in the caches.
+  int64_t rows() const { return sequences.empty() ? 0 : sequences.back().first + sequences.back().count; }
 };
 
 }  // namespace fourfold::ops

@@ -1,10 +1,11 @@
 // The operations a model is written in. A backend (src/cpu, src/cuda) implements this interface; the model (src/model)
 // is written once against it.
 //
-// Conventions: T = tokens of the batch, activations are [T, features] tensors of the backend's activation type, y = x
-// W^T. An operation never allocates; what it needs beyond its arguments it reserved when the model was built
-// (reserve()). begin_step() names the batch that the following operations work on. Norm weights are the factor itself:
-// where a checkpoint stores the offset w of (1 + w), the model adds the one in fp32 at load.
+// Conventions: T = rows of the batch, activations are [T, features], y = x W^T. The residual stream and logits are
+// fp32, everything between is of the backend's activation type; inputs and results of one call may differ in type only
+// where this file says so. An operation never allocates; what it needs beyond its arguments it reserved when the model
+// was built (reserve()). begin_step() names the batch that the following operations work on. Norm weights are the
+// factor itself: where a checkpoint stores the offset w of (1 + w), the model adds the one in fp32 at load.
 //
 // Shapes are checked where weights are loaded; inside an operation a wrong shape is our own mistake (FF_ASSERT).
 #pragma once
@@ -16,6 +17,7 @@
 #include <string>
 
 #include "ops/batch.h"
+#include "ops/step.h"
 #include "ops/tensor.h"
 
 namespace fourfold::ops {
@@ -77,6 +79,8 @@ class KvCache {
   virtual ~KvCache() = default;
   virtual const KvCacheShape& shape() const = 0;
   virtual int64_t bytes() const = 0;
+  // Copies a page to another, all layers.
+  virtual void copy_page(int64_t from, int64_t to) = 0;
 };
 
 struct StateCacheShape {
@@ -159,6 +163,14 @@ struct MlpParams {
   Activation activation = Activation::kSilu;
 };
 
+// What a step may have at most.
+struct ReserveLimits {
+  int64_t rows = 0;       // of a batch, padding included, and of its logit rows
+  int64_t sequences = 0;  // in a batch
+  int64_t context = 0;    // positions of a sequence
+  int64_t page_size = 0;
+};
+
 // ---- the backend
 // -----------------------------------------------------------------------------------------------------
 
@@ -166,7 +178,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  // E.g. "cpu avx512bf16, 2 threads".
+  // E.g. "cpu avx512, 2 threads".
   virtual std::string description() const = 0;
   virtual DType activation_type() const = 0;
 
@@ -174,6 +186,9 @@ class Backend {
   virtual std::unique_ptr<Buffer> allocate(int64_t bytes) = 0;  // zeroed, aligned to at least 64 bytes
   Tensor tensor(Buffer& buffer, int64_t rows, int64_t cols) const {
     return {buffer.data(), activation_type(), rows, cols, cols};
+  }
+  static Tensor floats(Buffer& buffer, int64_t rows, int64_t cols) {
+    return {buffer.data(), DType::kF32, rows, cols, cols};
   }
   virtual Vector load_vector(std::span<const float> values) = 0;
   // The parts are stacked by rows; all have the same number of columns.
@@ -187,31 +202,42 @@ class Backend {
   virtual std::unique_ptr<KvCache> make_kv_cache(const KvCacheShape& shape) = 0;
   virtual std::unique_ptr<StateCache> make_state_cache(const StateCacheShape& shape) = 0;
 
+  // Bytes of an element of the caches for keys and values.
+  virtual int64_t kv_element_bytes() const = 0;
+  // After weights are loaded and caches are made, before the first step: steps within these limits allocate nothing.
+  virtual void reserve(const ReserveLimits& limits) = 0;
+
   // -- operations
   virtual void begin_step(const Batch& batch) = 0;
 
-  // out[t] = table[batch.tokens[t]]
+  // out[t] = table[batch.tokens[t]]; out is fp32 or of the activation type
   virtual void embed(const Matrix& table, const Tensor& out) = 0;
-  // out = x / rms(x) * weight; out may be x.
+  // out = x / rms(x) * weight; out may be x. x is fp32 or of the activation type.
   virtual void rms_norm(const Tensor& x, const Vector& weight, float eps, const Tensor& out) = 0;
-  // residual += delta; out = rms_norm(residual).
+  // residual += delta; out = rms_norm(residual). The residual is fp32.
   virtual void add_rms_norm(const Tensor& residual, const Tensor& delta, const Vector& weight, float eps,
                             const Tensor& out) = 0;
   virtual void add(const Tensor& residual, const Tensor& delta) = 0;
-  // out[T, rows] = x[T, columns] W^T
+  // out[T, rows] = x[T, columns] W^T; out is fp32 or of the activation type.
   virtual void linear(const Tensor& x, const Matrix& weight, const Tensor& out) = 0;
   // q: [T, heads x head_dim x (gated ? 2 : 1)], k and v: [T, kv_heads x head_dim]; out: [T, heads x head_dim].
   // Normalises and rotates q and k (in place), appends k and v to the cache, attends causally, applies the gate.
   virtual void attention(const AttentionParams& params, const Tensor& q, const Tensor& k, const Tensor& v,
                          KvCache& cache, int64_t layer, const Tensor& out) = 0;
+  // What attention() does to the cache, without its result: normalises and rotates k (in place), appends k and v.
+  virtual void append_keys(const AttentionParams& params, const Tensor& k, const Tensor& v, KvCache& cache,
+                           int64_t layer) = 0;
   // qkv: [T, conv_channels] (all q heads, all k heads, all v heads; overwritten), z: [T, value_heads x value_dim],
   // b, a: [T, value_heads]; out: [T, value_heads x value_dim]. Updates the state of each sequence.
   virtual void delta_net(const DeltaNetParams& params, const Tensor& qkv, const Tensor& z, const Tensor& b,
                          const Tensor& a, StateCache& states, int64_t layer, const Tensor& out) = 0;
   virtual void moe(const MoeParams& params, const Tensor& x, const Tensor& out) = 0;
   virtual void mlp(const MlpParams& params, const Tensor& x, const Tensor& out) = 0;
-  // out[i] = x[rows[i]]
+  // out[i] = x[rows[i]], of one type
   virtual void gather_rows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out) = 0;
+
+  // Steps on these caches (null where the model has none), whose body is `body`. Its operations are this backend's.
+  virtual std::unique_ptr<Stepper> make_stepper(const StepLimits& limits, KvCache* kv, StepBody body) = 0;
 
   // Copies a tensor to host memory as fp32, [rows, cols] without gaps; waits for the operations before it.
   virtual void read(const Tensor& x, std::span<float> out) = 0;

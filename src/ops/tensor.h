@@ -7,7 +7,7 @@
 
 namespace fourfold::ops {
 
-enum class DType : uint8_t { kF32, kF16 };
+enum class DType : uint8_t { kF32, kF16, kBf16 };
 
 // A matrix of activations [rows, cols], row-major, rows `stride` elements apart. The memory belongs to the backend that
 // allocated it (host memory for the CPU backends, device memory for a GPU).

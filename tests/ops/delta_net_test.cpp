@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cpu/kernels.h"
-#include "cpu/reference.h"
+#include "cpu/kernels/kernels.h"
+#include "cpu/memory/state_cache.h"
+#include "cpu/reference/delta_rule.h"
 #include "op_harness.h"
 
 namespace fourfold::test {
@@ -81,8 +82,8 @@ std::vector<float> from_panels(const std::vector<float>& panels, int64_t key_dim
   return out;
 }
 
-const cpu::Kernels& kernels_of(cpu::Isa isa) {
-  return isa == cpu::Isa::kAvx2 ? cpu::kernels_avx2() : cpu::kernels_avx512();
+const cpu::DeltaKernels& kernels_of(cpu::Isa isa) {
+  return (isa == cpu::Isa::kAvx2 ? cpu::kernels_avx2() : cpu::kernels_avx512()).delta;
 }
 
 enum class Form { kReferenceRecurrent, kReferenceChunked, kRecurrent, kChunked };
@@ -102,7 +103,7 @@ Answer solve(const Problem& p, Form form, cpu::Isa isa, int64_t chunk) {
     }
     return answer;
   }
-  const cpu::Kernels& kernels = kernels_of(isa);
+  const cpu::DeltaKernels& kernels = kernels_of(isa);
   std::vector<float> state = to_panels(p.state, p.key_dim, p.value_dim);
   answer.out.assign(p.v.size(), NAN);
   // The kernels take rows of one tensor [q | k | v] and gates side by side.

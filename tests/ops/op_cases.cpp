@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/math.h"
-#include "cpu/routing.h"
+#include "cpu/host/routing.h"
 #include "nvfp4/number.h"
 
 namespace fourfold::test {
@@ -56,8 +56,9 @@ std::vector<Result> run_linear(cpu::CpuBackend& backend, const std::vector<Part>
     const Activations x(backend, random_values(random, tokens * columns), tokens, columns);
     const Activations out(backend, tokens, rows);
     backend.linear(x.tensor(), *matrix, out.tensor());
+    // With one output a row's error is a single sum's and not a norm's: the worst of hundreds lies further out.
     results.push_back({"T=" + std::to_string(tokens), tokens, rows, out.values(),
-                       product_tolerance(backend.isa(), nvfp4, columns),
+                       product_tolerance(backend.isa(), nvfp4, columns) * (rows == 1 ? 1.5 : 1.0),
                        0.05 * std::sqrt(static_cast<double>(columns))});
   }
   return results;
@@ -383,8 +384,8 @@ std::vector<Result> run_delta_net(cpu::CpuBackend& backend, const DeltaShape& sh
 
   // Sequence s keeps its state in slot s, moves to slot sequences + s in every third step, and back in the next.
   std::vector<int64_t> positions(static_cast<size_t>(sequences), 0);
-  std::vector<int64_t> slots;
-  for (int64_t s = 0; s < sequences; ++s) slots.push_back(s);
+  std::vector<int32_t> slots;
+  for (int32_t s = 0; s < sequences; ++s) slots.push_back(s);
   std::vector<Result> results;
   const int64_t width = shape.value_heads * shape.value_dim;
   for (size_t i = 0; i < script.size(); ++i) {
@@ -396,9 +397,10 @@ std::vector<Result> run_delta_net(cpu::CpuBackend& backend, const DeltaShape& sh
       sequence.first = static_cast<int32_t>(step.tokens.size());
       sequence.count = static_cast<int32_t>(count);
       sequence.position = static_cast<int32_t>(positions[s]);
-      sequence.state_in = static_cast<int32_t>(slots[s]);
-      if (i % 3 != 0) slots[s] = slots[s] < sequences ? slots[s] + sequences : slots[s] - sequences;
-      sequence.state_out = static_cast<int32_t>(slots[s]);
+      sequence.state_in = slots[s];
+      const auto other = static_cast<int32_t>(slots[s] < sequences ? slots[s] + sequences : slots[s] - sequences);
+      if (i % 3 != 0) slots[s] = other;
+      sequence.state_out = std::span(&slots[s], 1);
       step.sequences.push_back(sequence);
       step.tokens.insert(step.tokens.end(), static_cast<size_t>(count), 0);
       positions[s] += count;
@@ -417,13 +419,13 @@ std::vector<Result> run_delta_net(cpu::CpuBackend& backend, const DeltaShape& sh
       std::vector<float> all;
       std::vector<float> one(poison.size());
       for (int64_t h = 0; h < shape.value_heads; ++h) {
-        states.read_state(1, sequence.state_out, h, one);
+        states.read_state(1, sequence.state_out[0], h, one);
         all.insert(all.end(), one.begin(), one.end());
       }
       results.push_back(
           {"state after step " + std::to_string(i), shape.value_heads, shape.key_dim * shape.value_dim, all, 1e-5});
       if (shape.taps > 1) {
-        const float* history = states.convolution(1, sequence.state_out);
+        const float* history = states.convolution(1, sequence.state_out[0]);
         results.push_back({"convolution after step " + std::to_string(i), shape.taps - 1, channels,
                            std::vector<float>(history, history + (shape.taps - 1) * channels), 0.0});
       }
@@ -492,6 +494,11 @@ std::vector<OpCase> make_cases() {
   // A value that rounds the other way before its second quantisation is one step of e2m1 off.
   add(
       "moe_w4a4", [=](Backend& b) { return run_moe(b, Format::kNvfp4, Format::kNvfp4, small, 2e-2); }, true);
+
+  // Widths that are no whole words, so that padding is multiplied.
+  add("moe_bf16_odd", [](Backend& b) { return run_moe(b, Format::kBf16, Format::kBf16, {6, 2, 75, 23, 9, true}, 0); });
+  add("moe_fp8_odd", [](Backend& b) { return run_moe(b, Format::kFp8, Format::kFp8, {6, 2, 75, 23, 9, true}, 0); });
+  add("mlp_bf16_odd", [](Backend& b) { return run_mlp(b, Format::kBf16, Format::kBf16, Format::kBf16, 51, 23, 0); });
 
   add("mlp_nvfp4", [](Backend& b) { return run_mlp(b, Format::kNvfp4, Format::kNvfp4, Format::kNvfp4, 256, 704, 0); });
   add("mlp_bf16", [](Backend& b) { return run_mlp(b, Format::kBf16, Format::kBf16, Format::kBf16, 320, 96, 0); });

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/math.h"
+#include "cpu/memory/workspace.h"
 #include "nvfp4/number.h"
 #include "nvfp4/quantize.h"
 
@@ -16,6 +17,7 @@ cpu::CpuBackend& backend_of(cpu::Isa isa, bool nvfp4_activations, int threads) {
   static std::map<std::tuple<cpu::Isa, bool, int>, std::shared_ptr<ops::Backend>> backends;
   auto& backend = backends[{isa, nvfp4_activations, threads}];
   if (!backend) {
+    cpu::Workspace::poison();
     cpu::CpuOptions options;
     options.isa = isa;
     options.threads = threads;

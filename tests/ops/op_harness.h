@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "cpu/cpu_backend.h"
+#include "cpu/backend.h"
+#include "cpu/host/cpu_backend.h"
 #include "ops/ops.h"
 
 namespace fourfold::test {

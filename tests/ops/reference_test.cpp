@@ -1,5 +1,5 @@
 // The reference itself, against independent and even plainer computations in double.
-#include "cpu/reference.h"
+#include "cpu/reference/reference.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "base/check.h"
-#include "cpu/routing.h"
+#include "cpu/host/routing.h"
 #include "nvfp4/number.h"
 #include "nvfp4/quantize.h"
 #include "op_harness.h"
@@ -465,7 +465,8 @@ TEST(Reference, DeltaNetFollowsTheEquations) {
     };
     StepBatch step = one_sequence(count, position);
     step.sequences[0].state_in = 1;
-    step.sequences[0].state_out = 1;
+    const int32_t slot = 1;
+    step.sequences[0].state_out = std::span(&slot, 1);
     const Activations ut(reference(), rows(u, channels), count, channels);
     const Activations zt(reference(), rows(z, heads * dv), count, heads * dv);
     const Activations bt(reference(), rows(b, heads), count, heads);

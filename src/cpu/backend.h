@@ -2,29 +2,15 @@
 #pragma once
 
 #include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
+#include "cpu/host/options.h"
 #include "ops/ops.h"
 
 namespace fourfold::cpu {
 
-// In ascending order of speed. kReference is plain C++ on fp32 and is the truth for all others.
-enum class Isa : uint8_t { kReference, kAvx2, kAvx512, kAvx512Bf16, kAmx };
-
-const char* isa_name(Isa isa);         // "reference", "avx2", "avx512", "avx512bf16", "amx"
-Isa parse_isa(std::string_view name);  // an Error lists the names
-std::vector<Isa> supported_isas();     // on this processor, ascending; always has kReference
-Isa best_isa();
-
-struct CpuOptions {
-  std::optional<Isa> isa;          // unset: FOURFOLD_ISA, or the best one; an Error when the processor lacks it
-  int threads = 0;                 // 0: ThreadPool::default_threads()
-  bool nvfp4_activations = false;  // W4A4 numerics: inputs of matrices with an input scale are quantised to NVFP4
-};
-
+// The backend that was asked for, or the fastest one; an Error when its self-test fails. `self_test` gives the error of
+// a backend's products (self_test.h); tests have others.
 std::shared_ptr<ops::Backend> make_backend(const CpuOptions& options);
+std::shared_ptr<ops::Backend> make_backend(const CpuOptions& options, double (*self_test)(ops::Backend&));
 
 }  // namespace fourfold::cpu

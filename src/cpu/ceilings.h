@@ -5,7 +5,7 @@
 #include <memory>
 #include <span>
 
-#include "cpu/backend.h"
+#include "cpu/host/isa.h"
 
 namespace fourfold::cpu {
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "cpu/backend.h"
 #include "cpu/ceilings.h"
 #include "cpu/gemm/dispatch.h"
 #include "cpu/gemm/packed.h"

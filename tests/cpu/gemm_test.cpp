@@ -14,6 +14,7 @@
 #include "base/random.h"
 #include "cpu/backend.h"
 #include "cpu/gemm/dispatch.h"
+#include "cpu/memory/workspace.h"
 #include "gemm_cases.h"
 #include "nvfp4/number.h"
 #include "ops/ops.h"
@@ -31,6 +32,7 @@ std::vector<Isa> fast_isas() {
 }
 
 std::shared_ptr<ops::Backend> backend(Isa isa, int threads = 1, bool nvfp4_activations = false) {
+  Workspace::poison();
   CpuOptions options;
   options.isa = isa;
   options.threads = threads;

@@ -150,7 +150,7 @@ inline void expand_fp8(const uint8_t* panel, int64_t step, int half, uint8_t* ti
       const __m512i pairs =
           _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + i * 64 + part * 32)));
       const __m512i bytes = _mm512_or_si512(_mm512_slli_epi32(pairs, 16), _mm512_slli_epi16(pairs, 8));
-      const __m512h value = _mm512_castsi512_ph(Avx512::e4m3_to_f16(bytes));
+      const __m512h value = _mm512_castsi512_ph(Avx512Weights::e4m3_to_f16(bytes));
       _mm512_store_si512(tile + ((half * 4 + i) * 2 + part) * 64, to_bf16(_mm512_mul_ph(value, factor)));
     }
   }
@@ -359,9 +359,21 @@ void gemm_amx(const Panel* panels, int count, const void* packed, int64_t tokens
 }  // namespace
 
 const KernelTable* amx_kernels() {
+  // The rest comes from the AVX-512 files.
   static constexpr KernelTable kernels = {
-      "amx", 4,          nullptr, nullptr, nullptr, packed_bytes, pack, gemm_amx, 2 * kPieceSteps * kTileBytes,
-      128,   kBf16Kinds, nullptr, nullptr,
+      .name = "amx",
+      .gemv_limit = 4,
+      .quantize = nullptr,
+      .gemv_nvfp4 = nullptr,
+      .gemv_float = nullptr,
+      .packed_bytes = packed_bytes,
+      .pack = pack,
+      .gemm = gemm_amx,
+      .gemm_scratch = 2 * kPieceSteps * kTileBytes,
+      .gemm_tokens = 128,
+      .gemm_kinds = kBf16Kinds,
+      .swiglu = nullptr,
+      .axpy = nullptr,
   };
   return &kernels;
 }

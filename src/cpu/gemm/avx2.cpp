@@ -8,7 +8,7 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
-#include "cpu/gemm/avx2_dot.h"
+#include "cpu/gemm/avx2_integers.h"
 
 namespace fourfold::cpu::gemm {
 namespace {
@@ -20,6 +20,8 @@ namespace {
 // M tokens; the codes of 8 rows x 16 columns are decoded once and meet every token. What binds one token is the number
 // of instructions (84 for 256 weights), so whole groups are unrolled.
 struct Madd {
+  static constexpr int kPairTokens = 1;
+
   static inline __m256 finish(__m256i sum_hi, __m256i sum_lo, const ActivationBlock& block, const uint8_t* scales,
                               __m256 acc) {
     const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(sum_hi, _mm256_set1_epi16(256)),

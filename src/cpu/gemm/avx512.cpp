@@ -3,7 +3,7 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 
-#include "cpu/gemm/avx512_dot.h"
+#include "cpu/gemm/avx512_integers.h"
 
 namespace fourfold::cpu::gemm {
 namespace {

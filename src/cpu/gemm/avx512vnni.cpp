@@ -5,12 +5,13 @@
 //
 // Many tokens: vpdpwssd multiplies 16-bit integers, as fast as vdpbf16ps multiplies bf16 (Zen 4) or twice as fast
 // (Intel), and both sides fit: weights are 2 w, activations integers with one step for each block of 16 columns
-// (largest magnitude / 32760). The sum of a block is exact; its conversion to fp32 meets the block scale and the step.
+// (largest magnitude / kActivationSteps). The sum of a block is exact; its conversion to fp32 meets the block scale and
+// the step. Integers, steps and the order of sums are those of the way for few tokens: the bits are the same.
 #include "cpu/gemm/layout.h"
 
 #if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
 
-#include "cpu/gemm/avx512_dot.h"
+#include "cpu/gemm/avx512_integers.h"
 
 namespace fourfold::cpu::gemm {
 namespace {
@@ -49,8 +50,6 @@ int64_t blocks_of(int64_t columns) { return (columns + kBlockColumns - 1) / kBlo
 // [blocks, tokens, 16] integers, then [blocks, tokens] steps x 2^40.
 int64_t packed_bytes(int64_t tokens, int64_t columns) { return tokens * blocks_of(columns) * (32 + 4); }
 
-// 32760 is a multiple of 24: activations that are e2m1 codes times one scale (--activations nvfp4) become integers
-// without rounding, whichever code is the largest.
 void pack(const float* const* x, int64_t tokens, int64_t columns, void* packed) {
   const int64_t blocks = blocks_of(columns);
   auto* integers = static_cast<int16_t*>(packed);
@@ -63,11 +62,13 @@ void pack(const float* const* x, int64_t tokens, int64_t columns, void* packed) 
       const bool bad = _mm512_cmp_ps_mask(_mm512_sub_ps(value, value), _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0;
       // Blocks below 2^-100 are zero: their step would leave the normal range.
       const bool zero = bad || largest < 0x1p-100f;
-      const __m512 inverse = _mm512_set1_ps(zero ? 0.0f : 32760.0f / largest);
+      const __m512 inverse = _mm512_set1_ps(zero ? 0.0f : kActivationSteps / largest);
       const __m512i q = _mm512_maskz_cvtps_epi32(bad ? 0 : 0xffff, _mm512_mul_ps(value, inverse));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(integers + (b * tokens + t) * kBlockColumns),
                           _mm512_cvtsepi32_epi16(q));
-      steps[b * tokens + t] = bad ? __builtin_nanf("") : zero ? 0.0f : largest * (1.0f / 32760.0f) * kActivationScale;
+      steps[b * tokens + t] = bad    ? __builtin_nanf("")
+                              : zero ? 0.0f
+                                     : largest * (1.0f / kActivationSteps) * kActivationScale;
     }
   }
 }
@@ -113,7 +114,7 @@ inline void block_products(const int16_t* x, const float* steps, const __m512i (
       float* to = out + t * kPairRows + n * kPanelRows;
       const __m512 value = _mm512_cvtepi32_ps(sums[t][n]);
       const __m512 scale = _mm512_mul_ps(scales[n], step);
-      _mm512_storeu_ps(to, first ? _mm512_mul_ps(value, scale) : _mm512_fmadd_ps(value, scale, _mm512_loadu_ps(to)));
+      _mm512_storeu_ps(to, _mm512_fmadd_ps(value, scale, first ? _mm512_setzero_ps() : _mm512_loadu_ps(to)));
     }
   }
 }
@@ -134,7 +135,7 @@ void gemm_panels(const Panel* panels, const void* packed, int64_t tokens, float*
       Avx512::prefetch(words + kPrefetch);
       Avx512::prefetch(words + kPrefetch + 64);
       if (b % 4 == 0) Avx512::prefetch(group + kPrefetch);
-      scales[n] = Avx512::block_scales(group + b % 4 * 16);
+      scales[n] = Avx512Weights::block_scales(group + b % 4 * 16);
       expand_block(words, w[n]);
     }
     const bool first = b == 0;

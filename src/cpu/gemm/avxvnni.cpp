@@ -4,12 +4,14 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__AVXVNNI__)
 
-#include "cpu/gemm/avx2_dot.h"
+#include "cpu/gemm/avx2_integers.h"
 
 namespace fourfold::cpu::gemm {
 namespace {
 
 struct Vnni {
+  static constexpr int kPairTokens = 1;
+
   // The codes of 8 rows x 16 columns are decoded once and meet every token.
   template <int M, class Fetch>
   __attribute__((always_inline)) static inline void run(const ActivationBlock* const* x, int64_t b,

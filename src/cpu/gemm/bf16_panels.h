@@ -2,7 +2,8 @@
 // float_kernels.h. Exact for NVFP4 (e2m1 x e4m3 has at most 6 significant bits), e4m3 and bf16.
 #pragma once
 
-#include "cpu/gemm/avx512_vector.h"
+#include "cpu/gemm/avx512_weights.h"
+#include "cpu/gemm/float_kernels.h"
 
 namespace fourfold::cpu::gemm {
 namespace {
@@ -14,7 +15,7 @@ inline __m512i pair_bf16(__m512 even, __m512 odd) {
 
 // Blocks [0, blocks) of NVFP4, `group` the start of a group.
 inline void expand_nvfp4_pairs(const uint8_t* group, int64_t blocks, uint8_t* out) {
-  const __m512 table = Avx512::e2m1_values();
+  const __m512 table = Avx512Weights::e2m1_values();
 #pragma GCC unroll 4
   for (int64_t b = 0; b < blocks; ++b, out += 512) {
     const uint8_t* scales = group + b % 4 * 16;
@@ -23,7 +24,7 @@ inline void expand_nvfp4_pairs(const uint8_t* group, int64_t blocks, uint8_t* ou
     Avx512::prefetch(words + kPrefetch + 64);
     if (b % 4 == 0) Avx512::prefetch(scales + kPrefetch);
     if (b % 4 == 3) group += kGroupBytes;
-    const __m512 s = _mm512_mul_ps(Avx512::block_scales(scales), _mm512_set1_ps(kBlockScale));
+    const __m512 s = _mm512_mul_ps(Avx512Weights::block_scales(scales), _mm512_set1_ps(kBlockScale));
     const __m512i w[2] = {Avx512::load_words(words), Avx512::load_words(words + 64)};
 #pragma GCC unroll 2
     for (int d = 0; d < 2; ++d) {
@@ -54,7 +55,7 @@ inline const uint8_t* bf16_piece(const Panel& panel, int64_t begin, int64_t end,
       const int64_t count = (n + 3) / 4;
       for (int64_t w = 0; w < count; ++w) {
         __m512 value[4][1];
-        Avx512::expand_fp8(Avx512::load_words(words + w * 64), value);
+        Avx512Weights::expand_fp8(Avx512::load_words(words + w * 64), value);
         _mm512_store_si512(scratch + w * 128, pair_bf16(value[0][0], value[1][0]));
         _mm512_store_si512(scratch + w * 128 + 64, pair_bf16(value[2][0], value[3][0]));
       }

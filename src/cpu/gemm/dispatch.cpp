@@ -27,14 +27,6 @@ KernelTable with_dot_products(const KernelTable& base) {
   return kernels;
 }
 
-bool has_fp16_vectors() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512fp16") != 0;
-#else
-  return false;
-#endif
-}
-
 // No wider registers than AVX2's, so what the operating system saves for AVX2 is enough.
 bool has_avx_vnni() {
 #if defined(__x86_64__)
@@ -59,25 +51,23 @@ const KernelTable& kernels_for(Isa isa) {
     case Isa::kAvx512:
       if (avx512_kernels() != nullptr) return avx512_table();
       break;
-    case Isa::kAvx512Bf16:
-      // Integers (VNNI) for NVFP4, fp32 for the rest. vdpbf16ps would round activations to bf16, and then routers with
-      // a near tie choose other experts than the reference does: mean KL 1e-3 to 2e-2 on random checkpoints, wanted
-      // below 1e-3. In two parts, as AMX has them, it is slower than integers of 16 bits, which have its rate.
-      if (avx512_kernels() != nullptr) return avx512_table();
-      break;
     case Isa::kAmx:
-      if (amx_kernels() != nullptr && has_fp16_vectors()) {
+      if (amx_kernels() != nullptr) {
         static const KernelTable kernels = with_dot_products(*amx_kernels());
         return kernels;
       }
-      return kernels_for(Isa::kAvx512Bf16);
+      break;
   }
-  fail("no matrix kernels for instruction set {}", isa_name(isa));
+  fail("this build has no matrix kernels for instruction set {}", isa_name(isa));
 }
 
 const KernelTable& wide_kernels_for(Isa isa) {
   const KernelTable& kernels = kernels_for(isa);
   return kernels.gemm_kinds == kAllKinds ? kernels : *avx512_kernels();
+}
+
+const KernelTable* twin_kernels_for(Isa isa) {
+  return isa >= Isa::kAvx512 && has_vnni_and_vbmi() ? avx512vnni_kernels() : nullptr;
 }
 
 std::vector<const KernelTable*> runnable_kernels() {

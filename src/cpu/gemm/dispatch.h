@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "cpu/backend.h"
 #include "cpu/gemm/layout.h"
+#include "cpu/host/isa.h"
 
 namespace fourfold::cpu::gemm {
 
@@ -14,6 +14,9 @@ const KernelTable& kernels_for(Isa isa);
 
 // For matrices that kernels_for(isa).gemm does not take (gemm_kinds): fp32 throughout.
 const KernelTable& wide_kernels_for(Isa isa);
+
+// The table whose gemm gives the bits of kernels_for(isa).gemv_nvfp4, for NVFP4 only; null: this processor has none.
+const KernelTable* twin_kernels_for(Isa isa);
 
 // Every kernel table that this processor can run, ascending: more than one may belong to one Isa. For tests and
 // measurements.

@@ -1,14 +1,16 @@
 // Kernels in fp32 written once over a vector type. Included only by the files of one instruction set; everything is in
 // an unnamed namespace, so each file has its own copy with its own flags.
 //
-// V supplies: F, I (vector of float, of 32-bit words), kLanes, kVectors (vectors in a panel row of 16), load_words,
-// load, store, zero, set, add, mul, fma, expand_<kind>(I, F*), expand_fp8, expand_nvfp4(groups, blocks, out).
+// V is a vocabulary (cpu/simd/avx2.h) with what <isa>_weights.h adds: kVectors (vectors in a panel row of 16),
+// expand_<kind>(I, F*), expand_fp8, expand_nvfp4(groups, blocks, out).
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #include "cpu/gemm/layout.h"
+#include "cpu/simd/exp.h"
+#include "cpu/simd/vector.h"
 
 namespace fourfold::cpu::gemm {
 namespace {
@@ -46,34 +48,6 @@ inline void prefetch_quarter(const Fetch& fetch, int64_t offset, int quarter) {
 
 // Floats from the outputs of one panel of a gemv to those of the next.
 inline constexpr int kPanelOut = kGemvTokens * kPanelRows;
-
-// P panels with K::run<tokens, P>().
-template <class K, int P>
-void gemv_nvfp4_panels(const Panel* panels, const ActivationBlock* const* x, int tokens, float* out) {
-  switch (tokens) {
-    case 1:
-      return K::template run<1, P>(panels, x, out);
-    case 2:
-      return K::template run<2, P>(panels, x, out);
-    case 3:
-      return K::template run<3, P>(panels, x, out);
-    default:
-      return K::template run<4, P>(panels, x, out);
-  }
-}
-
-// KernelTable::gemv_nvfp4. K::kPairTokens: the most tokens that leave registers for a second panel.
-template <class K>
-void gemv_nvfp4(const Panel* panels, int count, const ActivationBlock* const* x, int tokens, float* out) {
-  if (count == 2 && tokens <= K::kPairTokens) {
-    if constexpr (K::kPairTokens == 1) {
-      return K::template run<1, 2>(panels, x, out);
-    } else {
-      return gemv_nvfp4_panels<K, 2>(panels, x, tokens, out);
-    }
-  }
-  for (int p = 0; p < count; ++p) gemv_nvfp4_panels<K, 1>(panels + p, x, tokens, out + p * kPanelOut);
-}
 
 // A step of a panel, all 16 rows of kColumns columns in kBytes bytes, to fp32 vectors [column][vector]. A step of FP8
 // is one vector of codes.
@@ -395,39 +369,39 @@ void gemm_f32(const Panel* panels, int count, const void* packed, int64_t tokens
 
 // ---- element-wise
 
-// e^x for x <= 0 .. 88, relative error about 1e-7: 2^n times a polynomial of degree 6 (Taylor coefficients are within
-// 2e-8 on [-ln2 / 2, ln2 / 2]).
-template <class V>
-inline typename V::F exp_vector(typename V::F x) {
-  x = V::min(V::max(x, V::set(-87.0f)), V::set(88.0f));  // max returns its second operand for NaN: see swiglu
-  const typename V::F n = V::round(V::mul(x, V::set(1.44269504088896341f)));
-  typename V::F r = V::fma(n, V::set(-0.693359375f), x);
-  r = V::fma(n, V::set(2.12194440e-4f), r);
-  typename V::F p = V::set(1.0f / 720);
-  p = V::fma(p, r, V::set(1.0f / 120));
-  p = V::fma(p, r, V::set(1.0f / 24));
-  p = V::fma(p, r, V::set(1.0f / 6));
-  p = V::fma(p, r, V::set(0.5f));
-  p = V::fma(p, r, V::set(1.0f));
-  p = V::fma(p, r, V::set(1.0f));
-  return V::scale(p, n);
-}
-
 template <class V>
 void swiglu(const float* gate, const float* up, float* out, int64_t n) {
-  for (int64_t i = 0; i < n; i += V::kLanes) {
-    const typename V::F g = V::load(gate + i);
-    const typename V::F e = exp_vector<V>(V::sub(V::zero(), g));
-    // g / (1 + e) is NaN for NaN g whatever e became.
-    const typename V::F silu = V::div(g, V::add(V::set(1.0f), e));
-    V::store(out + i, V::mul(silu, V::load(up + i)));
-  }
+  using Vec = Vector<V>;
+  for (int64_t i = 0; i < n; i += V::kLanes) (silu(Vec::load(gate + i)) * Vec::load(up + i)).store(out + i);
 }
 
 template <class V>
 void axpy(float weight, const float* x, float* out, int64_t n) {
   const typename V::F w = V::set(weight);
   for (int64_t i = 0; i < n; i += V::kLanes) V::store(out + i, V::fma(w, V::load(x + i), V::load(out + i)));
+}
+
+// The table of an instruction set: NVFP4 with few tokens by `gemv`, everything else over V.
+template <class V>
+constexpr KernelTable float_table(const char* name, int gemv_limit, decltype(KernelTable::quantize) quantize,
+                                  decltype(KernelTable::gemv_nvfp4) gemv) {
+  constexpr int kMost = V::kVectors == 1 ? 12 : 6;  // tokens of a tile: sums fill the registers
+  constexpr int kPanelsAtOnce = V::kVectors == 1 ? 2 : 1;
+  return {
+      .name = name,
+      .gemv_limit = gemv_limit,
+      .quantize = quantize,
+      .gemv_nvfp4 = gemv,
+      .gemv_float = gemv_float<V>,
+      .packed_bytes = packed_bytes_f32,
+      .pack = pack_f32<kMost>,
+      .gemm = gemm_f32<V, kMost>,
+      .gemm_scratch = kPanelsAtOnce * kPieceF32 * kPanelRows * 4,
+      .gemm_tokens = 96,
+      .gemm_kinds = kAllKinds,
+      .swiglu = swiglu<V>,
+      .axpy = axpy<V>,
+  };
 }
 
 }  // namespace

@@ -71,6 +71,10 @@ struct ActivationBlock {
   float scale;         // step x 2^40: half of 2^41, since codes are doubled; what is missing to 2^105 comes at the end
 };
 inline constexpr float kActivationScale = 0x1p40f;
+// The largest activation of a block as an integer: its high byte, rounded, still fits, and it is a multiple of 24, so
+// that activations that are e2m1 codes times one scale (--activations nvfp4) become integers without rounding,
+// whichever code is the largest.
+inline constexpr float kActivationSteps = 32496.0f;
 inline constexpr float kDotScale = 0x1p64f;     // of a finished sum of block products
 inline constexpr float kBlockScale = 0x1p105f;  // of a block scale read as fp32
 // Bytes ahead of the ones being read that are fetched into L1, and into L2, of all streams together.
@@ -82,7 +86,7 @@ inline constexpr int kPrefetchFar = 9216;
 // threads.
 struct KernelTable {
   const char* name;
-  // Up to this many tokens gemv is the faster way.
+  // Up to this many tokens gemv is the faster way, where there is a choice.
   int gemv_limit;
 
   // x[columns] -> columns / 16 blocks. A block with a value that is not finite gets scale NaN.

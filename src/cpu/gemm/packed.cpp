@@ -12,7 +12,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
-#include "cpu/stored_matrix.h"
+#include "cpu/memory/stored_matrix.h"
 
 namespace fourfold::cpu::gemm {
 namespace {
@@ -420,6 +420,9 @@ PackedExperts::PackedExperts(int64_t count, const std::function<ops::ExpertSourc
         first += job.part.panels;
       }
     });
+    for (const PackedPart* part : {&expert.gate, &expert.up, &expert.down}) {
+      all_nvfp4_ = all_nvfp4_ && part->kind == Kind::kNvfp4;
+    }
     experts_.push_back(std::move(expert));
     if (done) done(e);
   }

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "cpu/cpu_backend.h"
 #include "cpu/gemm/layout.h"
+#include "cpu/memory/host_buffer.h"
 #include "ops/ops.h"
 
 namespace fourfold::cpu::gemm {
@@ -41,6 +41,9 @@ struct PackedPart {
   bool fits(const KernelTable& kernels) const;
   int64_t rows_of(int64_t i) const { return i + 1 < panels ? kPanelRows : rows - i * kPanelRows; }
 };
+
+// Whether one kernel call can take panels of both as a pair.
+inline bool pairable(const PackedPart& a, const PackedPart& b) { return a.kind == b.kind && a.segment == b.segment; }
 
 // What packing `source` needs; data is still null. An Error for shapes or scales that cannot be.
 PackedPart plan_part(const ops::MatrixSource& source, int64_t first_row);
@@ -95,6 +98,7 @@ class PackedExperts : public ops::Experts {
   int64_t intermediate() const override { return intermediate_; }
   int64_t bytes_per_expert() const override { return bytes_per_expert_; }
   const PackedExpert& operator[](int64_t i) const { return experts_[static_cast<size_t>(i)]; }
+  bool all_nvfp4() const { return all_nvfp4_; }
 
  private:
   std::vector<PackedExpert> experts_;
@@ -102,6 +106,7 @@ class PackedExperts : public ops::Experts {
   int64_t hidden_ = 0;
   int64_t intermediate_ = 0;
   int64_t bytes_per_expert_ = 0;
+  bool all_nvfp4_ = true;
 };
 
 }  // namespace fourfold::cpu::gemm

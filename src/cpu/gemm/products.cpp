@@ -13,6 +13,8 @@ namespace {
 // Matrices below this run on the calling thread.
 constexpr int64_t kSerialBytes = 24 << 10;
 
+constexpr int64_t kSumsBytes = int64_t{kGemmTokens} * kPairRows * 4;
+
 // To NVFP4 and back, as the reference does it. `codes` holds columns bytes.
 void fake_quantize(const float* x, int64_t columns, float input_scale, uint8_t* codes, float* out) {
   const auto n = static_cast<size_t>(columns);
@@ -22,14 +24,37 @@ void fake_quantize(const float* x, int64_t columns, float input_scale, uint8_t* 
   nvfp4::dequantize_row(elements, scales, input_scale, {out, n});
 }
 
+void clear_rows(const ops::Tensor& out, Rows rows) {
+  for (const int32_t row : rows) std::fill_n(out.f32(row), out.cols, 0.0f);
+}
+
 }  // namespace
 
-Products::Products(const KernelTable& kernels, const KernelTable& wide, ThreadPool& pool, bool nvfp4_activations)
-    : kernels_(kernels), wide_(wide), pool_(pool), nvfp4_activations_(nvfp4_activations) {}
+Products::Products(const Tables& tables, ThreadPool& pool, const CpuOptions& options)
+    : kernels_(*tables.kernels),
+      wide_(*tables.wide),
+      twin_(tables.twin),
+      pool_(pool),
+      nvfp4_activations_(options.nvfp4_activations),
+      pass_entries_(options.moe_pass_entries) {}
 
-uint8_t* Products::thread_scratch(int64_t bytes, int64_t& stride) {
-  stride = round_up(bytes, 4096) + 128;
-  return threads_.get<uint8_t>(stride * pool_.size());
+int64_t Products::packed_bytes(int64_t tokens, int64_t columns) const {
+  int64_t most = std::max(kernels_.packed_bytes(tokens, columns), wide_.packed_bytes(tokens, columns));
+  if (twin_ != nullptr) most = std::max(most, twin_->packed_bytes(tokens, columns));
+  return round_up(most, 64);
+}
+
+int64_t Products::ThreadScratch::stride() const { return round_up(sums + kernel + packed + quantized, 4096) + 128; }
+
+Products::ThreadScratch Products::thread_scratch(int64_t columns) const {
+  int64_t kernel = std::max(kernels_.gemm_scratch, wide_.gemm_scratch);
+  if (twin_ != nullptr) kernel = std::max(kernel, twin_->gemm_scratch);
+  ThreadScratch scratch{kSumsBytes, round_up(kernel, 64), 0, 0};
+  if (columns > 0) {
+    scratch.packed = packed_bytes(kGemmTokens, columns);
+    scratch.quantized = nvfp4_activations_ ? round_up((kGemmTokens * 4 + 1) * columns, 64) : 0;
+  }
+  return scratch;
 }
 
 float Products::common_scale(const PackedMatrix& matrix) const {
@@ -40,40 +65,56 @@ float Products::common_scale(const PackedMatrix& matrix) const {
   return scale;
 }
 
-void Products::prepare(const ops::Tensor& x, float input_scale, bool blocks, Input& input) {
-  const int64_t tokens = x.rows;
-  const int64_t columns = x.cols;
+Products::Input Products::whole(const ops::Tensor& tensor) {
+  for (auto i = static_cast<int64_t>(all_rows_.size()); i < tensor.rows; ++i) {
+    all_rows_.push_back(static_cast<int32_t>(i));
+  }
+  return {tensor, Rows(all_rows_).first(static_cast<size_t>(tensor.rows))};
+}
+
+void Products::prepare(const Input& x, float input_scale, bool blocks, Prepared& prepared) {
+  const int64_t tokens = x.size();
+  const int64_t columns = x.tensor.cols;
   const auto n = static_cast<size_t>(tokens);
-  input.rows.resize(n);
+  prepared.rows.resize(n);
   if (input_scale > 0 || columns % 4 != 0) {
     const int64_t stride = round_up(columns, kColumnAlign);
-    float* rows = input.row_memory.get<float>(tokens * stride);
+    float* rows = prepared.row_memory.get<float>(tokens * stride);
     uint8_t* codes = quantized_.get<uint8_t>(columns);
     for (int64_t t = 0; t < tokens; ++t) {
       float* row = rows + t * stride;
       if (input_scale > 0) {
-        fake_quantize(x.f32(t), columns, input_scale, codes, row);
+        fake_quantize(x.row(t), columns, input_scale, codes, row);
       } else {
-        std::memcpy(row, x.f32(t), static_cast<size_t>(columns) * 4);
+        std::memcpy(row, x.row(t), static_cast<size_t>(columns) * 4);
       }
       std::fill(row + columns, row + stride, 0.0f);
-      input.rows[static_cast<size_t>(t)] = row;
+      prepared.rows[static_cast<size_t>(t)] = row;
     }
   } else {
-    for (int64_t t = 0; t < tokens; ++t) input.rows[static_cast<size_t>(t)] = x.f32(t);
+    for (int64_t t = 0; t < tokens; ++t) prepared.rows[static_cast<size_t>(t)] = x.row(t);
   }
-  input.blocks.clear();
+  prepared.blocks.clear();
   if (!blocks) return;
-  input.blocks.resize(n);
+  prepared.blocks.resize(n);
   const int64_t count = columns / kBlockColumns;
-  auto* memory = input.block_memory.get<ActivationBlock>(tokens * count);
-  for (int64_t t = 0; t < tokens; ++t) {
-    kernels_.quantize(input.rows[static_cast<size_t>(t)], columns, memory + t * count);
-    input.blocks[static_cast<size_t>(t)] = memory + t * count;
+  auto* memory = prepared.block_memory.get<ActivationBlock>(tokens * count);
+  const auto quantize = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      kernels_.quantize(prepared.rows[static_cast<size_t>(t)], columns, memory + t * count);
+      prepared.blocks[static_cast<size_t>(t)] = memory + t * count;
+    }
+  };
+  // One region costs as much as quantising a row.
+  if (tokens <= 4) {
+    quantize(0, tokens);
+  } else {
+    pool_.parallel_for(tokens, 2, quantize);
   }
 }
 
-void Products::gemv_panels(const Panel* panels, int count, const Input& input, int64_t first, int tokens, float* out) {
+void Products::gemv_panels(const Panel* panels, int count, const Prepared& input, int64_t first, int tokens,
+                           float* out) {
   if (panels[0].kind == Kind::kNvfp4) {
     kernels_.gemv_nvfp4(panels, count, input.blocks.data() + first, tokens, out);
   } else {
@@ -82,69 +123,77 @@ void Products::gemv_panels(const Panel* panels, int count, const Input& input, i
 }
 
 void Products::run_gemv(std::span<const GemvJob> jobs) {
-  int64_t panels = 0;
-  int64_t bytes = 0;
-  for (const GemvJob& job : jobs) {
-    for (const PackedPart& part : job.matrix->parts()) panels += part.panels;
-    bytes += job.matrix->bytes();
-  }
-  const auto work = [&](int, int64_t begin, int64_t end) {
-    alignas(64) float sums[kGemvPanels * kGemvTokens * kPanelRows];
-    int64_t base = 0;
+  // fn(job, part) for every part that is asked for, in order.
+  const auto for_parts = [&](auto&& fn) {
     for (const GemvJob& job : jobs) {
-      for (const PackedPart& part : job.matrix->parts()) {
-        const int64_t from = std::max(begin - base, int64_t{0});
-        const int64_t to = std::min(end - base, part.panels);
-        for (int64_t first = from; first < to; first += kGemvPanels) {
-          Panel pair[kGemvPanels];
-          const int count = part.pair(first, to, pair);
-          for (int64_t t = 0; t < job.out.rows; t += kGemvTokens) {
-            const int tokens = static_cast<int>(std::min<int64_t>(kGemvTokens, job.out.rows - t));
-            gemv_panels(pair, count, *job.input, t, tokens, sums);
-            for (int p = 0; p < count; ++p) {
-              const int64_t panel = first + p;
-              const auto n = static_cast<size_t>(part.rows_of(panel)) * sizeof(float);
-              for (int i = 0; i < tokens; ++i) {
-                std::memcpy(job.out.f32(t + i) + part.first_row + panel * kPanelRows,
-                            sums + (p * kGemvTokens + i) * kPanelRows, n);
-              }
-            }
-          }
-        }
-        base += part.panels;
+      const std::vector<PackedPart>& parts = job.matrix->parts();
+      for (size_t i = 0; i < parts.size(); ++i) {
+        if (job.parts.has(i, parts[i])) fn(job, parts[i]);
       }
     }
   };
-  if (bytes * jobs[0].out.rows <= kSerialBytes) return work(0, 0, panels);
+  int64_t panels = 0;
+  int64_t bytes = 0;
+  for_parts([&](const GemvJob&, const PackedPart& part) {
+    panels += part.panels;
+    bytes += part.panels * part.stride;
+  });
+  if (panels == 0) return;
+  const auto work = [&](int, int64_t begin, int64_t end) {
+    alignas(64) float sums[kGemvPanels * kGemvTokens * kPanelRows];
+    int64_t base = 0;
+    for_parts([&](const GemvJob& job, const PackedPart& part) {
+      const int64_t from = std::max(begin - base, int64_t{0});
+      const int64_t to = std::min(end - base, part.panels);
+      const int64_t rows = job.out.size();
+      for (int64_t first = from; first < to; first += kGemvPanels) {
+        Panel pair[kGemvPanels];
+        const int count = part.pair(first, to, pair);
+        for (int64_t t = 0; t < rows; t += kGemvTokens) {
+          const int tokens = static_cast<int>(std::min<int64_t>(kGemvTokens, rows - t));
+          gemv_panels(pair, count, *job.input, t, tokens, sums);
+          for (int p = 0; p < count; ++p) {
+            const int64_t panel = first + p;
+            const auto n = static_cast<size_t>(part.rows_of(panel)) * sizeof(float);
+            for (int i = 0; i < tokens; ++i) {
+              std::memcpy(job.out.row(t + i) + part.first_row + panel * kPanelRows,
+                          sums + (p * kGemvTokens + i) * kPanelRows, n);
+            }
+          }
+        }
+      }
+      base += part.panels;
+    });
+  };
+  if (bytes * jobs[0].out.size() <= kSerialBytes) return work(0, 0, panels);
   // As many bytes for each thread: the first panel that begins at or behind its share.
   const auto split = [&](int thread) {
+    if (thread == pool_.size()) return panels;
     const int64_t wanted = bytes / pool_.size() * thread;
+    int64_t found = -1;
     int64_t first = 0;
     int64_t at = 0;
-    for (const GemvJob& job : jobs) {
-      for (const PackedPart& part : job.matrix->parts()) {
-        const int64_t whole = part.panels * part.stride;
-        if (thread < pool_.size() && at + whole > wanted) {
-          return first + ceil_div(wanted - at, part.stride);
-        }
-        at += whole;
-        first += part.panels;
-      }
-    }
-    return panels;
+    for_parts([&](const GemvJob&, const PackedPart& part) {
+      const int64_t size = part.panels * part.stride;
+      if (found < 0 && at + size > wanted) found = first + ceil_div(wanted - at, part.stride);
+      at += size;
+      first += part.panels;
+    });
+    return found < 0 ? panels : found;
   };
   // Whole pairs: a panel on its own is one stream of memory, and slower.
   const int64_t grain = round_up(std::max<int64_t>(1, panels * kUnitBytes / bytes), int64_t{kGemvPanels});
   pool_.parallel_ranges(panels, grain, split, work);
 }
 
-void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int only_part, float input_scale, bool wide,
-                        const ops::Tensor& out) {
-  const int64_t columns = x.cols;
+void Products::run_gemm(const Input& x, const PackedMatrix& weight, const Parts& wanted, float input_scale,
+                        const KernelTable& table, const Input& out) {
+  const int64_t columns = x.tensor.cols;
+  const int64_t rows = x.size();
   // Blocks of whole tiles: a tile takes nearly as long with fewer tokens.
-  const int64_t tiles = ceil_div(x.rows, int64_t{kTileTokens});
-  const int64_t blocks = ceil_div(tiles, int64_t{kernels_.gemm_tokens / kTileTokens});
-  const auto block_begin = [&](int64_t b) { return std::min(x.rows, tiles * b / blocks * kTileTokens); };
+  const int64_t tiles = ceil_div(rows, int64_t{kTileTokens});
+  const int64_t blocks = ceil_div(tiles, int64_t{table.gemm_tokens / kTileTokens});
+  const auto block_begin = [&](int64_t b) { return std::min(rows, tiles * b / blocks * kTileTokens); };
 
   // Pack for each kernel table that a part needs.
   struct Packed {
@@ -152,23 +201,20 @@ void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int on
     uint8_t* data = nullptr;
     int64_t stride = 0;
     bool used = false;
-  } packed[2] = {{&kernels_}, {&wide_}};
-  const auto table_of = [&](const PackedPart& part) -> Packed& { return packed[part.fits(kernels_) && !wide ? 0 : 1]; };
-  struct PartWork {
-    const PackedPart* part;
-    int64_t first_pair;
-  };
-  std::vector<PartWork> parts;
+  } packed[2] = {{&table}, {&wide_}};
+  const auto table_of = [&](const PackedPart& part) -> Packed& { return packed[part.fits(table) ? 0 : 1]; };
+  part_work_.clear();
   int64_t pairs = 0;
   int64_t bytes = 0;
   for (size_t i = 0; i < weight.parts().size(); ++i) {
-    if (only_part >= 0 && only_part != static_cast<int>(i)) continue;
     const PackedPart& part = weight.parts()[i];
-    parts.push_back({&part, pairs});
+    if (!wanted.has(i, part)) continue;
+    part_work_.push_back({&part, pairs});
     pairs += ceil_div(part.panels, 2);
     bytes += part.panels * part.stride;
     table_of(part).used = true;
   }
+  if (pairs == 0) return;
   int64_t total = 0;
   for (Packed& p : packed) {
     if (!p.used) continue;
@@ -183,23 +229,23 @@ void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int on
   }
   float* quantized = nullptr;
   if (input_scale > 0) {
-    quantized = quantized_.get<float>(2 * columns * x.rows);  // the rows, then room for their codes
-    auto* codes = reinterpret_cast<uint8_t*>(quantized + columns * x.rows);
-    pool_.parallel_for(x.rows, 4, [&](int64_t begin, int64_t end) {
+    quantized = quantized_.get<float>(2 * columns * rows);  // the rows, then room for their codes
+    auto* codes = reinterpret_cast<uint8_t*>(quantized + columns * rows);
+    pool_.parallel_for(rows, 4, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
-        fake_quantize(x.f32(t), columns, input_scale, codes + t * columns, quantized + t * columns);
+        fake_quantize(x.row(t), columns, input_scale, codes + t * columns, quantized + t * columns);
       }
     });
   }
   for_units(blocks, [&](int, int64_t b) {
-    const float* rows[kGemmTokens];
+    const float* from[kGemmTokens];
     const int64_t begin = block_begin(b);
     const int64_t n = block_begin(b + 1) - begin;
     for (int64_t t = 0; t < n; ++t) {
-      rows[t] = quantized != nullptr ? quantized + (begin + t) * columns : x.f32(begin + t);
+      from[t] = quantized != nullptr ? quantized + (begin + t) * columns : x.row(begin + t);
     }
     for (const Packed& p : packed) {
-      if (p.used) p.table->pack(rows, n, columns, p.data + b * p.stride);
+      if (p.used) p.table->pack(from, n, columns, p.data + b * p.stride);
     }
   });
 
@@ -208,18 +254,17 @@ void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int on
   const int64_t grain =
       std::clamp<int64_t>(pairs * blocks / (8 * pool_.size()), 1, std::max<int64_t>(1, kUnitBytes / pair_bytes));
   const int64_t units_per_block = ceil_div(pairs, grain);
-  const int64_t sums_bytes = int64_t{kGemmTokens} * kPairRows * 4;
-  int64_t stride = 0;
-  uint8_t* scratch = thread_scratch(sums_bytes + std::max(kernels_.gemm_scratch, wide_.gemm_scratch), stride);
+  const ThreadScratch layout = thread_scratch(0);
+  uint8_t* scratch = threads_.get<uint8_t>(layout.stride() * pool_.size());
   for_units(units_per_block * blocks, [&](int thread, int64_t unit) {
     const int64_t b = unit / units_per_block;
     const int64_t first = unit % units_per_block * grain;
     const int64_t begin = block_begin(b);
     const int64_t tokens = block_begin(b + 1) - begin;
-    auto* sums = reinterpret_cast<float*>(scratch + thread * stride);
-    uint8_t* kernel_scratch = scratch + thread * stride + sums_bytes;
+    auto* sums = reinterpret_cast<float*>(scratch + thread * layout.stride());
+    uint8_t* kernel_scratch = scratch + thread * layout.stride() + layout.sums;
     for (int64_t pair = first; pair < std::min(first + grain, pairs); ++pair) {
-      const auto* work = parts.data() + parts.size() - 1;
+      const PartWork* work = part_work_.data() + part_work_.size() - 1;
       while (work->first_pair > pair) --work;
       const PackedPart& part = *work->part;
       const int64_t p = 2 * (pair - work->first_pair);
@@ -229,28 +274,54 @@ void Products::run_gemm(const ops::Tensor& x, const PackedMatrix& weight, int on
       from.table->gemm(panels, count, from.data + b * from.stride, tokens, kernel_scratch, sums);
       const auto n = static_cast<size_t>(std::min<int64_t>(kPairRows, part.rows - p * kPanelRows)) * sizeof(float);
       for (int64_t t = 0; t < tokens; ++t) {
-        std::memcpy(out.f32(begin + t) + part.first_row + p * kPanelRows, sums + t * kPairRows, n);
+        std::memcpy(out.row(begin + t) + part.first_row + p * kPanelRows, sums + t * kPairRows, n);
       }
     }
   });
 }
 
+void Products::run_few(const Input& x, const PackedMatrix& weight, const Parts& parts, float input_scale,
+                       const Input& out) {
+  Parts streamed = parts;
+  if (twin_ != nullptr && x.size() > twin_->gemv_limit) {
+    run_gemm(x, weight, {parts.only, kind_bit(Kind::kNvfp4)}, input_scale, *twin_, out);
+    streamed.kinds &= ~kind_bit(Kind::kNvfp4);
+  }
+  bool any = false;
+  bool blocks = false;
+  for (size_t i = 0; i < weight.parts().size(); ++i) {
+    const PackedPart& part = weight.parts()[i];
+    any = any || streamed.has(i, part);
+    blocks = blocks || (streamed.has(i, part) && part.kind == Kind::kNvfp4);
+  }
+  if (!any) return;
+  prepare(x, input_scale, blocks, input_);
+  const GemvJob job{&weight, &input_, out, streamed};
+  run_gemv({&job, 1});
+}
+
+void Products::multiply(const Input& x, const PackedMatrix& weight, bool few, const Input& out) {
+  if (x.size() == 0) return;
+  const float scale = common_scale(weight);
+  // Parts that quantise their inputs differently go one by one.
+  const int turns = scale < 0 ? static_cast<int>(weight.parts().size()) : 1;
+  for (int i = 0; i < turns; ++i) {
+    const Parts parts{scale < 0 ? i : -1, kAllKinds};
+    const float input_scale = scale < 0 ? scale_of(weight.parts()[static_cast<size_t>(i)]) : scale;
+    if (few) {
+      run_few(x, weight, parts, input_scale, out);
+    } else {
+      run_gemm(x, weight, parts, input_scale, kernels_, out);
+    }
+  }
+}
+
 void Products::linear(const ops::Tensor& x, const PackedMatrix& weight, const ops::Tensor& out) {
   FF_ASSERT(x.cols == weight.columns() && out.cols == weight.rows() && x.rows == out.rows);
-  if (x.rows == 0) return;
-  const float scale = common_scale(weight);
-  if (scale < 0) {  // parts quantise their inputs differently
-    for (size_t i = 0; i < weight.parts().size(); ++i) {
-      run_gemm(x, weight, static_cast<int>(i), scale_of(weight.parts()[i]), false, out);
-    }
-    return;
-  }
-  if (x.rows > kernels_.gemv_limit) return run_gemm(x, weight, -1, scale, false, out);
-  bool blocks = false;
-  for (const PackedPart& part : weight.parts()) blocks |= part.kind == Kind::kNvfp4;
-  prepare(x, scale, blocks, input_);
-  const GemvJob job{&weight, &input_, out};
-  run_gemv({&job, 1});
+  const RowWays& ways = step_rows_.of(x.rows);
+  multiply({x, ways.few}, weight, true, {out, ways.few});
+  multiply({x, ways.many}, weight, false, {out, ways.many});
+  clear_rows(out, ways.none);
 }
 
 void Products::activate(const ops::Tensor& gate_up, const ops::Tensor& out) {
@@ -258,14 +329,14 @@ void Products::activate(const ops::Tensor& gate_up, const ops::Tensor& out) {
   const auto row = [&](int64_t t) {
     const float* gate = gate_up.f32(t);
     const float* up = gate + n;
-    const int64_t whole = n / 16 * 16;
-    kernels_.swiglu(gate, up, out.f32(t), whole);
-    if (whole == n) return;
+    const int64_t whole_columns = n / 16 * 16;
+    kernels_.swiglu(gate, up, out.f32(t), whole_columns);
+    if (whole_columns == n) return;
     float tail[3][16] = {};
-    std::memcpy(tail[0], gate + whole, static_cast<size_t>(n - whole) * 4);
-    std::memcpy(tail[1], up + whole, static_cast<size_t>(n - whole) * 4);
+    std::memcpy(tail[0], gate + whole_columns, static_cast<size_t>(n - whole_columns) * 4);
+    std::memcpy(tail[1], up + whole_columns, static_cast<size_t>(n - whole_columns) * 4);
     kernels_.swiglu(tail[0], tail[1], tail[2], 16);
-    std::memcpy(out.f32(t) + whole, tail[2], static_cast<size_t>(n - whole) * 4);
+    std::memcpy(out.f32(t) + whole_columns, tail[2], static_cast<size_t>(n - whole_columns) * 4);
   };
   if (out.rows * n < 8192) {
     for (int64_t t = 0; t < out.rows; ++t) row(t);
@@ -287,6 +358,64 @@ void Products::mlp(const ops::MlpParams& params, const ops::Tensor& x, const ops
   linear(x, gate_up, both);
   activate(both, hidden);
   linear(hidden, down, out);
+}
+
+// ---- what a step needs
+
+void Products::add(const PackedMatrix& weight) {
+  most_columns_ = std::max(most_columns_, weight.columns());
+  most_parts_ = std::max(most_parts_, static_cast<int64_t>(weight.parts().size()));
+}
+
+void Products::add(const PackedExperts& experts) {
+  experts_ = std::max(experts_, experts.count());
+  expert_hidden_ = std::max(expert_hidden_, experts.hidden());
+  expert_width_ = std::max(expert_width_, experts.intermediate());
+  most_columns_ = std::max({most_columns_, experts.hidden(), experts.intermediate()});
+}
+
+void Products::reserve(int64_t rows) {
+  const auto n = static_cast<size_t>(rows);
+  const int64_t columns = round_up(most_columns_, kColumnAlign);
+  step_rows_.reserve(rows);
+  all_rows_.reserve(n);
+  whole({nullptr, ops::DType::kF32, rows, 0, 0});
+  part_work_.reserve(static_cast<size_t>(most_parts_));
+  for (Prepared* prepared : {&input_, &shared_input_}) {
+    prepared->rows.reserve(n);
+    prepared->blocks.reserve(n);
+    prepared->row_memory.reserve<float>(rows * columns);
+    prepared->block_memory.reserve<ActivationBlock>(rows * columns / kBlockColumns);
+  }
+  // Two tables; blocks of run_gemm() have at least one tile, and at most one that is not full.
+  const int64_t tiles = ceil_div(rows, int64_t{kTileTokens});
+  packed_.reserve<uint8_t>(2 * 2 * tiles * packed_bytes(kTileTokens, columns));
+  quantized_.reserve<float>(nvfp4_activations_ ? 2 * columns * rows : columns);
+  threads_.reserve<uint8_t>(thread_scratch(columns).stride() * pool_.size());
+  gate_up_.reserve<float>(rows * 2 * columns);
+
+  // A pass of the experts has at most pass_entries_ entries, or one token.
+  const int64_t entries = experts_ == 0 ? 0 : std::max(experts_, std::min(rows * experts_, pass_entries_));
+  const int64_t hidden = round_up(expert_hidden_, kPairRows);
+  const int64_t width = round_up(expert_width_, kColumnAlign);
+  hidden_.reserve<float>(std::max(rows * columns, entries * width));
+  hidden_blocks_.reserve<ActivationBlock>(entries * width / kBlockColumns);
+  outputs_.reserve<float>((entries + rows) * hidden);
+  logits_.reserve<float>(rows * round_up(experts_, 16));
+  shared_.reserve<float>(rows * columns);
+  shared_gates_.reserve<float>(rows * 16);
+  const auto count = static_cast<size_t>(entries);
+  hidden_input_.rows.reserve(count);
+  hidden_input_.blocks.reserve(count);
+  chosen_.reserve(count);
+  chosen_weights_.reserve(count);
+  cursor_.reserve(static_cast<size_t>(experts_));
+  routing_.experts.reserve(static_cast<size_t>(experts_));
+  routing_.begin.reserve(static_cast<size_t>(experts_) + 1);
+  routing_.token.reserve(count);
+  routing_.weight.reserve(count);
+  routing_.slots.reserve(count);
+  units_.reserve(count);
 }
 
 }  // namespace fourfold::cpu::gemm

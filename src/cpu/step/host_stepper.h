@@ -1,0 +1,39 @@
+// Steps on the host: lanes in plain memory, a thread that runs one step after the other, sampling on the host's
+// threads. What computes is behind callbacks: a CPU backend, a GPU backend whose steps the host still drives, a test's
+// own model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "base/threads.h"
+#include "ops/batch.h"
+#include "ops/step.h"
+
+namespace fourfold::cpu {
+
+struct HostStepParts {
+  // The rows that the operations of the body work on from here on. What the batch points to stays valid until the next
+  // call; sequences have their pages, positions and slots.
+  std::function<void(const ops::Batch&)> bind;
+  // Copies a page of keys and values, all layers.
+  std::function<void(int32_t from, int32_t to)> copy_page;
+  // out[i] = x[rows[i]], tensors of the backend. The rows stay valid until the next call. Null: they are in host
+  // memory.
+  std::function<void(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out)> gather;
+  // Logits, once they are computed, in host memory where they may be overwritten. Null: they are there.
+  std::function<ops::Tensor(const ops::Tensor& logits)> fetch;
+  ops::StepBody body;
+  // Called once on the stepper's thread before its first step, where not null.
+  std::function<void()> begin_thread;
+  ThreadPool* pool = nullptr;  // for sampling; used between the body's own operations only
+  // Steps run with their rows padded to a multiple of this. 1 in service; more in tests, which prove that padding does
+  // no harm.
+  int64_t row_bucket = 1;
+};
+
+std::unique_ptr<ops::Stepper> make_host_stepper(const ops::StepLimits& limits, HostStepParts parts);
+
+}  // namespace fourfold::cpu

@@ -1,0 +1,52 @@
+// A lane of the host's stepper: what stands between the steps of one sequence.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cpu/sample/sampler.h"
+#include "ops/step.h"
+
+namespace fourfold::cpu {
+
+// ops::LaneStart with memory of its own.
+struct LaneStartCopy {
+  ops::SamplingParams sampling;
+  uint64_t seed = 0;
+  int64_t max_output = 0, min_output = 0;
+  int32_t defined_tokens = 0;
+  bool constrained = false;
+  std::vector<int32_t> history;  // prompt, then output; only where penalties look at it
+  size_t prompt_tokens = 0;      // of `history`
+  int64_t outputs = 0;
+  std::vector<int32_t> stop_tokens, banned_tokens;
+
+  void take(const ops::LaneStart& start);
+};
+
+struct Lane {
+  LaneStartCopy request;
+  int64_t max_output = 0;
+  int64_t outputs = 0;  // tokens chosen
+  bool ended = true;
+  int32_t last_token = 0;
+  int32_t position = 0;  // of last_token, once there is one: what comes before it is in the caches
+  int32_t state = -1;    // the slot of the state at `position`
+  std::array<int32_t, ops::kMaxDrafts> drafts{};
+  int32_t draft_count = 0;
+  int32_t wanted_drafts = 0;  // of the running step
+  std::vector<int32_t> pages;
+  TokenCounts counts;
+
+  // Begins anew with what `start` holds, which it may swap with its own.
+  void start(LaneStartCopy& start, int64_t vocabulary);
+  // The next token was chosen.
+  void add_output(int32_t token);
+};
+
+// An outcome that says nothing yet; its vectors keep their memory.
+void reset(ops::LaneOutcome& outcome, int32_t lane);
+
+}  // namespace fourfold::cpu

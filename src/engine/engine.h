@@ -1,8 +1,8 @@
 // The engine: the narrow waist between everything that asks for tokens (terminal, evaluation, server) and the model.
 //
 // submit() queues a request and returns a stream of events; one engine thread owns the model and all its state, runs
-// several requests at once (continuous batching) and decides what runs in a step. Requests and events speak token ids;
-// text, templates and parsers live above.
+// several requests at once (continuous batching), decides what runs in a step, and launches the next step while one
+// runs. Requests and events speak token ids; text, templates and parsers live above.
 #pragma once
 
 #include <chrono>
@@ -10,9 +10,12 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "base/check.h"
+#include "ops/step.h"
 
 namespace fourfold::model {
 class Model;
@@ -20,50 +23,71 @@ class Model;
 
 namespace fourfold::engine {
 
-// How the next token is chosen. Steps in this order: logit bias and masks, penalties, temperature, top_k, top_p, min_p,
-// then a draw from what is left. temperature 0 is greedy (ties: the lower id).
-struct SamplingParams {
-  float temperature = 1.0f;         // 0 .. 10
-  int32_t top_k = 0;                // 0: off
-  float top_p = 1.0f;               // (0, 1]
-  float min_p = 0.0f;               // [0, 1): drop tokens below min_p x the largest probability
-  float repetition_penalty = 1.0f;  // (0, 10]: logits of tokens of prompt or output divided (positive) or multiplied
-  float presence_penalty = 0.0f;    // [-10, 10]: subtracted once from tokens seen in the output
-  float frequency_penalty = 0.0f;   // [-10, 10]: subtracted once per occurrence in the output
-  std::vector<std::pair<int32_t, float>> logit_bias;  // added; each in [-100, 100]
-  std::optional<uint64_t> seed;  // unset: a fresh one; the request's tokens depend on its seed alone, not on the batch
-  // >= 0: report the chosen token's log-probability and this many of the most probable tokens (at most 20), of the
-  // model's own distribution: before bias, penalties and temperature.
-  int32_t logprobs = -1;
+using ops::SamplingParams;
+using ops::TokenLogprob;
+
+// Restricts what a request may say next: a grammar, a choice, a forced call. Called on the engine thread, for one
+// request only; whatever it throws ends that request with its message, and no other.
+class Constraint {
+ public:
+  virtual ~Constraint() = default;
+  // Which tokens may come next: bit t % 32 of bits[t / 32], ceil(vocabulary / 32) words that are all zero before.
+  // False: any token may (the bits are not looked at). A request none of whose tokens may come next ends with kError.
+  virtual bool mask(std::span<uint32_t> bits) = 0;
+  // The next token was chosen, or is tried (a draft). False: it does not fit, and nothing has changed. Not called for
+  // the token that ends the answer.
+  virtual bool accept(int32_t token) = 0;
+  // Takes the last `count` accepted tokens back.
+  virtual void roll_back(int64_t count) = 0;
+};
+
+// Where a prompt's caches are worth keeping, beyond what the engine finds by itself (docs/engine.md). Text is above
+// this waist, so who renders the prompt says where its turns begin.
+struct CacheHints {
+  // Numbers of prompt tokens, ascending: a state is kept after that many. The end of system prompt and tools; before
+  // the last turn's opening.
+  std::vector<int64_t> boundaries;
+  // Requests share what is cached only with requests of the same salt (tenants that must not learn of each other).
+  std::string salt;
 };
 
 struct Request {
   std::vector<int32_t> prompt;  // at least one token, each in [0, vocabulary)
   SamplingParams sampling;
   int64_t max_tokens = 256;          // of output, at least 1; cut to what max_context leaves (ends with kLength)
+  int64_t min_tokens = 0;            // stop tokens are masked before that many; at most max_tokens
   std::vector<int32_t> stop_tokens;  // the one that is hit ends the answer and is delivered last
+  bool ignore_eos = false;           // stop_tokens do not end the answer
   std::vector<int32_t> banned_tokens;
   int32_t defined_tokens = 0;  // > 0: ids from here on are vocabulary padding and never sampled
+  // >= 0: Event::prompt_logprobs of the first event has, for each token of the prompt but the first, its
+  // log-probability and this many of the most probable tokens (at most 20). Nothing is taken from the prefix cache.
+  int32_t prompt_logprobs = -1;
+  int32_t priority = 0;  // lower values first; equal ones in the order of submission
+  // Ends with kDeadline when it passes, wherever the request is.
+  std::optional<std::chrono::steady_clock::time_point> deadline;
+  std::shared_ptr<Constraint> constraint;
+  CacheHints cache;
+  int32_t drafts = -1;  // -1: as EngineOptions::drafts; 0 .. 5: at most as many as the engine was made for
   // Called on the engine thread after events were added to the stream; must be quick. For callers that wait for many
-  // streams at once; a caller of EventStream::next() needs none.
+  // streams at once; a caller of EventStream::next() needs none. If it throws, its request ends with kError.
   std::function<void()> notify;
 };
 
-enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
-
-struct TokenLogprob {
-  int32_t token = 0;
-  float logprob = 0;
-};
+enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kDeadline, kError };
 
 struct Event {
   enum class Kind : uint8_t { kToken, kFinished };
   Kind kind = Kind::kToken;
-  int32_t token = -1;                            // kToken
-  std::vector<TokenLogprob> logprobs;            // kToken, when asked for: the chosen one first, then the alternatives
+  int32_t token = -1;                  // kToken
+  std::vector<TokenLogprob> logprobs;  // kToken, when asked for: the chosen one first, then the alternatives
+  // The first event, when asked for: one entry for each token of the prompt but the first.
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs;
   FinishReason reason = FinishReason::kStop;     // kFinished
   std::string error;                             // kFinished with kError
   int64_t prompt_tokens = 0, output_tokens = 0;  // kFinished
+  int64_t cached_tokens = 0;                     // kFinished: of the prompt, taken from the prefix cache
+  int64_t drafted = 0, accepted = 0;             // kFinished: drafts that were verified, and of them accepted
   // kFinished: waiting until its first step; from there to the first token; from the first token to the last.
   double queue_seconds = 0, prefill_seconds = 0, decode_seconds = 0;
 };
@@ -79,6 +103,26 @@ class EventStream {
   virtual void cancel() = 0;
 };
 
+// Why a request was not taken.
+enum class Refusal : uint8_t {
+  kInvalid,   // a field is outside its limits
+  kTooLong,   // the prompt leaves no room for a token in the context
+  kFull,      // max_queued requests or max_queued_tokens are waiting: try again later
+  kDraining,  // the engine takes no more requests
+  kFailed,    // an earlier step failed, and the engine with it
+};
+
+class Refused : public Error {
+ public:
+  Refused(Refusal reason, const std::string& message) : Error(message), reason_(reason) {}
+  Refusal reason() const { return reason_; }
+
+ private:
+  Refusal reason_;
+};
+
+inline constexpr int32_t kAutoDrafts = -1;
+
 struct EngineOptions {
   int64_t max_context = 8192;     // positions a single request may use (prompt and output)
   int64_t max_sequences = 8;      // running at once
@@ -88,31 +132,67 @@ struct EngineOptions {
   int64_t cache_tokens = 0;
   int64_t page_size = 64;    // positions in a page of the cache
   int64_t max_queued = 256;  // waiting requests; more are refused
+  // Of the prompts of waiting requests; more are refused, except that one longer prompt may wait alone.
+  int64_t max_queued_tokens = int64_t{1} << 40;
+  // Drafts of the MTP head that a step verifies: 0 .. 5, or kAutoDrafts: for each sequence what pays, by measurement.
+  // Models without an MTP head: 0 or kAutoDrafts.
+  int32_t drafts = 0;
+  bool prefix_cache = true;
+  // Recurrent states kept for the prefix cache; 0: what an eighth of a full set of running sequences' caches would
+  // take, at least 16. Pages of keys and values are kept as long as nobody else needs them.
+  int64_t cached_states = 0;
+};
+
+// Rows of logits that a model must have been built for (ModelOptions::max_logit_rows).
+int64_t logit_rows(const EngineOptions& options);
+
+// Where prompts were not taken from the prefix cache, in tokens of prompts.
+struct PrefixStats {
+  int64_t prompt_tokens = 0;  // of requests that looked
+  int64_t hit_tokens = 0;     // taken from the cache
+  // Tokens that had been computed before, by a request of the same salt, and were computed again because…
+  int64_t missed_no_state = 0;               // … pages were there, but no state at the boundary
+  int64_t missed_evicted = 0;                // … pages had been given away
+  int64_t pages = 0, states = 0, bytes = 0;  // held now (pages that running requests share are counted once)
+};
+
+struct DraftStats {
+  int64_t rounds = 0;                      // steps of sequences that verified at least one draft
+  int64_t drafted[ops::kMaxDrafts] = {};   // drafts verified at position 1, 2, …
+  int64_t accepted[ops::kMaxDrafts] = {};  // and of them accepted
 };
 
 struct EngineStats {
-  int64_t waiting = 0, running = 0;
-  int64_t pages_total = 0, pages_free = 0;
-  int64_t slots_total = 0, slots_free = 0;
+  int64_t waiting = 0, running = 0, waiting_tokens = 0;
+  int64_t pages_total = 0, pages_free = 0;  // free: nobody's, or only the prefix cache's
+  int64_t slots_total = 0, slots_free = 0;  // free: nobody's; prefix.states of the others may be given up
   int64_t steps = 0, prefill_tokens = 0, decode_tokens = 0;
-  double step_seconds = 0;    // spent in model steps, until their logits were read
-  double sample_seconds = 0;  // spent choosing tokens
+  double step_seconds = 0;  // spent in steps, by the backend's clock
   int64_t preemptions = 0;
+  int64_t finished[5] = {};  // by FinishReason
+  PrefixStats prefix;
+  DraftStats drafts;
+  // Since the engine thread last came round; grows without bound only when a step never ends. Meaningless when idle.
+  double heartbeat_seconds = 0;
+  bool idle = true;
 };
 
 class Engine {
  public:
   virtual ~Engine() = default;
-  // Checks every field against its limits and queues the request; an Error names the field, the value and the limits.
-  // Also an Error: the queue is full, the engine drains, or a model step failed (which ends every request with kError).
+  // Checks every field against its limits and queues the request. Throws Refused, whose message names the field, the
+  // value and the limits.
   virtual std::unique_ptr<EventStream> submit(Request request) = 0;
+  // `count` answers to one prompt, which is computed once: answer i has the seed of the request plus i (a fresh one
+  // each where it is unset). All or nothing. The request has no constraint: they are not shared.
+  virtual std::vector<std::unique_ptr<EventStream>> submit(Request request, int64_t count) = 0;
   virtual EngineStats stats() const = 0;
   // Refuses new requests, and returns when the queued and running ones are done.
   virtual void drain() = 0;
 };
 
 // The engine takes the model over. An Error when the options contradict the model or each other: the model must have
-// been built for max_step_tokens tokens a step and max_sequences rows of logits.
+// been built for max_step_tokens tokens a step and max_sequences x (1 + drafts) rows of logits.
 std::unique_ptr<Engine> make_engine(std::unique_ptr<model::Model> model, const EngineOptions& options);
 
 }  // namespace fourfold::engine

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -31,6 +32,7 @@ class Channel {
  public:
   explicit Channel(std::function<void()> notify) : notify_(std::move(notify)) {}
 
+  // Adds an event and calls notify, whose exceptions pass through: the event is there all the same.
   void push(Event event);
   std::optional<Event> take(std::chrono::milliseconds timeout);
 

@@ -1,6 +1,11 @@
 // A model whose logits are a pure function of the whole sequence of tokens, and which computes them from what it finds
 // in the caches: token by token in the pages of the sequence, and as a running hash in its state slot. A page, slot or
-// position that is mixed up, shared, lost or stale changes the output.
+// position that is mixed up, overwritten, lost or stale changes the output. Steps, lanes and sampling are the host
+// stepper's; the model is a body behind it.
+//
+// Its drafter finds in the caches what it was fed: the hash of each prefix, and the token behind it. It drafts the
+// token that is the most probable one with a given probability (a hash decides), otherwise another. When what it was
+// fed is not there, the step fails.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +19,10 @@
 #include <vector>
 
 #include "base/random.h"
+#include "base/threads.h"
+#include "cpu/step/host_stepper.h"
 #include "model/model.h"
+#include "ops/step.h"
 
 namespace fourfold::engine {
 
@@ -35,18 +43,29 @@ inline uint64_t hash_of(std::span<const int32_t> tokens) {
 
 class FakeKv final : public ops::KvCache {
  public:
+  // What a position holds: of the trunk its token, of the drafter the hash of all tokens up to it and the one behind.
+  struct Entry {
+    int32_t token = -1;
+    uint64_t fed_hash = 0;
+    int32_t fed_next = -1;
+  };
+
   explicit FakeKv(const ops::KvCacheShape& shape)
-      : shape_(shape), tokens(static_cast<size_t>(shape.pages * shape.page_size), -1) {}
+      : shape_(shape), entries_(static_cast<size_t>(shape.pages * shape.page_size)) {}
   const ops::KvCacheShape& shape() const override { return shape_; }
   int64_t bytes() const override { return 0; }
-  int32_t& at(const ops::Sequence& sequence, int64_t position) {
+  void copy_page(int64_t from, int64_t to) override {
+    std::copy_n(&entries_.at(static_cast<size_t>(from * shape_.page_size)), shape_.page_size,
+                &entries_.at(static_cast<size_t>(to * shape_.page_size)));
+  }
+  Entry& at(const ops::Sequence& sequence, int64_t position) {
     const int64_t page = sequence.pages[static_cast<size_t>(position / shape_.page_size)];
-    return tokens.at(static_cast<size_t>(page * shape_.page_size + position % shape_.page_size));
+    return entries_.at(static_cast<size_t>(page * shape_.page_size + position % shape_.page_size));
   }
 
  private:
   ops::KvCacheShape shape_;
-  std::vector<int32_t> tokens;
+  std::vector<Entry> entries_;
 };
 
 class FakeStates final : public ops::StateCache {
@@ -61,58 +80,20 @@ class FakeStates final : public ops::StateCache {
   ops::StateCacheShape shape_;
 };
 
-// Only read() is ever called: the fake model computes by itself.
-class FakeBackend final : public ops::Backend {
- public:
-  std::string description() const override { return "fake"; }
-  ops::DType activation_type() const override { return ops::DType::kF32; }
-  std::unique_ptr<ops::Buffer> allocate(int64_t) override { no(); }
-  ops::Vector load_vector(std::span<const float>) override { no(); }
-  std::unique_ptr<ops::Matrix> load_matrix(std::span<const ops::MatrixSource>) override { no(); }
-  std::unique_ptr<ops::Matrix> load_table(const ops::MatrixSource&) override { no(); }
-  std::unique_ptr<ops::Experts> load_experts(int64_t, const std::function<ops::ExpertSource(int64_t)>&,
-                                             const std::function<void(int64_t)>&) override {
-    no();
-  }
-  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvCacheShape&) override { no(); }
-  std::unique_ptr<ops::StateCache> make_state_cache(const ops::StateCacheShape&) override { no(); }
-  void begin_step(const ops::Batch&) override { no(); }
-  void embed(const ops::Matrix&, const ops::Tensor&) override { no(); }
-  void rms_norm(const ops::Tensor&, const ops::Vector&, float, const ops::Tensor&) override { no(); }
-  void add_rms_norm(const ops::Tensor&, const ops::Tensor&, const ops::Vector&, float, const ops::Tensor&) override {
-    no();
-  }
-  void add(const ops::Tensor&, const ops::Tensor&) override { no(); }
-  void linear(const ops::Tensor&, const ops::Matrix&, const ops::Tensor&) override { no(); }
-  void attention(const ops::AttentionParams&, const ops::Tensor&, const ops::Tensor&, const ops::Tensor&, ops::KvCache&,
-                 int64_t, const ops::Tensor&) override {
-    no();
-  }
-  void delta_net(const ops::DeltaNetParams&, const ops::Tensor&, const ops::Tensor&, const ops::Tensor&,
-                 const ops::Tensor&, ops::StateCache&, int64_t, const ops::Tensor&) override {
-    no();
-  }
-  void moe(const ops::MoeParams&, const ops::Tensor&, const ops::Tensor&) override { no(); }
-  void mlp(const ops::MlpParams&, const ops::Tensor&, const ops::Tensor&) override { no(); }
-  void gather_rows(const ops::Tensor&, std::span<const int32_t>, const ops::Tensor&) override { no(); }
-  void read(const ops::Tensor& x, std::span<float> out) override {
-    for (int64_t row = 0; row < x.rows; ++row) {
-      std::copy_n(x.f32(row), x.cols, out.data() + row * x.cols);
-    }
-  }
-
- private:
-  [[noreturn]] static void no() { throw std::logic_error("the fake backend computes nothing"); }
-};
-
 struct FakeOptions {
   int64_t vocabulary = 40;
   int64_t max_positions = 4096;
   int64_t max_step_tokens = 4096;
-  // Called before each step, on the engine thread; may throw or wait.
+  bool mtp = false;
+  bool recurrent = true;
+  double draft_accuracy = 0.7;  // how often a draft is the most probable token
+  int64_t row_bucket = 1;       // rows are padded to a multiple
+  // Called before each step, on the stepper's thread; may throw or wait.
   std::function<void(const ops::Batch&)> before_step;
   // Tokens after which the logits are not finite.
   std::set<int32_t> poison;
+  // May change what a step came to, or take its place.
+  std::function<std::unique_ptr<ops::Stepper>(std::unique_ptr<ops::Stepper>)> wrap_stepper;
 };
 
 class FakeModel final : public model::Model {
@@ -125,7 +106,7 @@ class FakeModel final : public model::Model {
   }
 
   const model::ModelConfig& config() const override { return config_; }
-  ops::Backend& backend() override { return backend_; }
+  ops::Backend& backend() override { no(); }
   const model::ModelOptions& options() const override { return model_options_; }
   model::Caches make_caches(int64_t pages, int64_t page_size, int64_t slots) override {
     model::Caches caches;
@@ -137,89 +118,183 @@ class FakeModel final : public model::Model {
     return caches;
   }
   int64_t cache_bytes_per_token() const override { return 4; }
-  int64_t state_bytes_per_slot() const override { return 8; }
+  int64_t state_bytes_per_slot() const override { return options_.recurrent ? 8 : 0; }
 
-  void forward(const ops::Batch& batch, model::Caches& caches, const model::LayerObserver&) override {
-    if (options_.before_step) options_.before_step(batch);
-    auto& kv = dynamic_cast<FakeKv&>(*caches.kv);
-    auto& states = dynamic_cast<FakeStates&>(*caches.states);
-    check(batch, kv, states);
-    std::vector<uint64_t> row_hash(batch.tokens.size());
-    std::vector<int32_t> row_token(batch.tokens.size());
-    for (const ops::Sequence& sequence : batch.sequences) {
-      uint64_t state = sequence.position == 0 ? 0 : states.hashes.at(sequence.state_in);
-      for (int32_t i = 0; i < sequence.count; ++i) {
-        const size_t row = static_cast<size_t>(sequence.first + i);
-        kv.at(sequence, sequence.position + i) = batch.tokens[row];
-        state = mix(state, batch.tokens[row]);
-        uint64_t attended = 0;
-        for (int32_t p = 0; p <= sequence.position + i; ++p) attended = mix(attended, kv.at(sequence, p));
-        row_hash[row] = state ^ attended ^ hash_shift(attended);  // equals hash_shift(h) when both caches agree on h
-        row_token[row] = batch.tokens[row];
-      }
-      states.hashes.at(sequence.state_out) = state;
-    }
-    const size_t vocabulary = static_cast<size_t>(options_.vocabulary);
-    logits_.resize(batch.logit_rows.size() * vocabulary);
-    for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
-      const size_t row = static_cast<size_t>(batch.logit_rows[i]);
-      const std::span out = std::span(logits_).subspan(i * vocabulary, vocabulary);
-      fake_logits(row_hash[row], out);
-      if (options_.poison.contains(row_token[row])) out[vocabulary / 2] = std::numeric_limits<float>::quiet_NaN();
-    }
-    rows_ = static_cast<int64_t>(batch.logit_rows.size());
-  }
-  // What forward() computes for the token after `tokens` when nothing is mixed up.
-  static uint64_t expected_hash(std::span<const int32_t> tokens) { return hash_shift(hash_of(tokens)); }
-
-  ops::Tensor logits() const override {
-    return {const_cast<float*>(logits_.data()), ops::DType::kF32, rows_, options_.vocabulary, options_.vocabulary};
-  }
-  ops::Tensor hidden() const override { return {}; }
-  bool has_mtp() const override { return false; }
-  void forward_mtp(const ops::Batch&, const ops::Tensor&, model::Caches&) override {}
-  ops::Tensor mtp_logits() const override { return {}; }
-  ops::Tensor mtp_hidden() const override { return {}; }
+  void forward(const ops::Batch&, model::Caches&, const model::LayerObserver&) override { no(); }
+  ops::Tensor logits() const override { no(); }
+  ops::Tensor hidden() const override { no(); }
+  bool has_mtp() const override { return options_.mtp; }
+  void forward_mtp(const ops::Batch&, const ops::Tensor&, model::Caches&) override { no(); }
+  ops::Tensor mtp_logits() const override { no(); }
+  ops::Tensor mtp_hidden() const override { no(); }
   ops::Cost cost(int64_t, int64_t, int64_t) const override { return {}; }
 
- private:
-  static uint64_t hash_shift(uint64_t hash) { return Random(hash).next(); }
-  static void require(bool condition, const char* what) {
-    if (!condition) throw std::logic_error(std::string("bad batch: ") + what);
+  std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, model::Caches& caches) override {
+    kv_ = dynamic_cast<FakeKv*>(caches.kv.get());
+    states_ = dynamic_cast<FakeStates*>(caches.states.get());
+    const int64_t rows = (limits.rows / options_.row_bucket + 2) * options_.row_bucket;
+    hidden_.resize(static_cast<size_t>(rows) * kHidden);
+    gathered_.resize(static_cast<size_t>(rows) * kHidden);
+    logits_.resize(static_cast<size_t>((limits.logit_rows + limits.lanes + options_.row_bucket) * limits.vocabulary));
+    cpu::HostStepParts parts;
+    parts.bind = [this](const ops::Batch& batch) { batch_ = batch; };
+    parts.copy_page = [this](int32_t from, int32_t to) { kv_->copy_page(from, to); };
+    parts.body = [this](const ops::StepShape& shape, ops::StepScope& scope) { step(shape, scope); };
+    parts.pool = &pool_;
+    parts.row_bucket = options_.row_bucket;
+    auto stepper = cpu::make_host_stepper(limits, std::move(parts));
+    return options_.wrap_stepper ? options_.wrap_stepper(std::move(stepper)) : std::move(stepper);
   }
 
-  void check(const ops::Batch& batch, const FakeKv& kv, const FakeStates& states) const {
-    require(batch.size() > 0, "empty");
-    require(batch.size() <= options_.max_step_tokens, "too many tokens");
-    std::set<int32_t> pages, slots;
+  // What the logits after `tokens` are a function of when nothing is mixed up.
+  static uint64_t expected_hash(std::span<const int32_t> tokens) { return hash_shift(hash_of(tokens)); }
+
+ private:
+  static constexpr int64_t kHidden = 4;  // a hash, 16 bits in each
+  static uint64_t hash_shift(uint64_t hash) { return Random(hash).next(); }
+  [[noreturn]] static void no() { throw std::logic_error("the fake model runs in steps"); }
+  static void require(bool condition, const char* what) {
+    if (!condition) throw std::logic_error(std::string("bad step: ") + what);
+  }
+
+  static void put(std::vector<float>& rows, int64_t row, uint64_t hash) {
+    for (int64_t i = 0; i < kHidden; ++i)
+      rows[static_cast<size_t>(row * kHidden + i)] = static_cast<float>(hash >> (16 * i) & 0xffff);
+  }
+  static uint64_t get(const std::vector<float>& rows, int64_t row) {
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < kHidden; ++i)
+      hash |= static_cast<uint64_t>(rows[static_cast<size_t>(row * kHidden + i)]) << (16 * i);
+    return hash;
+  }
+  static ops::Tensor tensor(std::vector<float>& memory, int64_t rows, int64_t cols) {
+    return {memory.data(), ops::DType::kF32, rows, cols, cols};
+  }
+  std::span<float> logit_row(int64_t row) {
+    const auto vocabulary = static_cast<size_t>(options_.vocabulary);
+    return std::span(logits_).subspan(static_cast<size_t>(row) * vocabulary, vocabulary);
+  }
+
+  void step(const ops::StepShape& shape, ops::StepScope& scope) {
+    scope.begin_trunk();
+    if (options_.before_step) options_.before_step(batch_);
+    check();
+    for (const ops::Sequence& sequence : batch_.sequences) run_trunk(sequence);
+    for (size_t i = 0; i < batch_.logit_rows.size(); ++i) {
+      const int32_t row = batch_.logit_rows[i];
+      fake_logits(hash_shift(get(hidden_, row)), logit_row(static_cast<int64_t>(i)));
+      if (options_.poison.contains(batch_.tokens[static_cast<size_t>(row)])) {
+        logit_row(static_cast<int64_t>(i))[static_cast<size_t>(options_.vocabulary / 2)] =
+            std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+    // Its own way round: what it gathers must be the same hashes.
+    scope.gather_logit_rows(tensor(hidden_, shape.rows, kHidden), tensor(gathered_, shape.logit_rows, kHidden));
+    for (size_t i = 0; i < batch_.logit_rows.size(); ++i) {
+      require(get(gathered_, static_cast<int64_t>(i)) == get(hidden_, batch_.logit_rows[i]), "rows gathered");
+    }
+    scope.choose(tensor(logits_, shape.logit_rows, options_.vocabulary));
+    if (!shape.feed_drafter) return;
+    scope.begin_feed();
+    for (const ops::Sequence& sequence : batch_.sequences) {
+      for (int32_t i = 0; i < sequence.count; ++i) {
+        FakeKv::Entry& entry = kv_->at(sequence, sequence.position + i);
+        entry.fed_hash = get(hidden_, sequence.first + i);
+        entry.fed_next = batch_.tokens[static_cast<size_t>(sequence.first + i)];
+      }
+    }
+    for (int64_t pass = 0; pass < shape.drafts; ++pass) {
+      const int64_t rows = scope.begin_draft(pass);
+      if (rows == 0) return;
+      if (pass == 0) scope.gather_ends(tensor(hidden_, shape.rows, kHidden), tensor(gathered_, rows, kHidden));
+      for (const ops::Sequence& sequence : batch_.sequences) draft(sequence, pass);
+      scope.draft(pass, tensor(logits_, rows, options_.vocabulary));
+    }
+  }
+
+  void run_trunk(const ops::Sequence& sequence) {
+    uint64_t state = sequence.position == 0 ? 0 : states_->hashes.at(static_cast<size_t>(sequence.state_in));
+    uint64_t attended = 0;
+    for (int32_t p = 0; p < sequence.position; ++p) attended = mix(attended, kv_->at(sequence, p).token);
+    const std::span<const int32_t> slots = sequence.written_slots();
+    for (int32_t i = 0; i < sequence.count; ++i) {
+      const int32_t token = batch_.tokens[static_cast<size_t>(sequence.first + i)];
+      kv_->at(sequence, sequence.position + i) = {.token = token};
+      attended = mix(attended, token);
+      state = options_.recurrent ? mix(state, token) : attended;
+      put(hidden_, sequence.first + i, state == attended ? state : hash_shift(state ^ attended));
+      if (slots.size() > 1) states_->hashes.at(static_cast<size_t>(slots[static_cast<size_t>(i)])) = state;
+    }
+    states_->hashes.at(static_cast<size_t>(slots.back())) = state;
+  }
+
+  void draft(const ops::Sequence& sequence, int64_t pass) {
+    // All it was fed is there, and belongs to this sequence.
+    uint64_t hash = 0;
+    for (int32_t p = 0; p + pass < sequence.position; ++p) {
+      const FakeKv::Entry& entry = kv_->at(sequence, p);
+      hash = mix(hash, entry.token);
+      require(entry.fed_hash == hash, "the drafter's keys and values are stale");
+    }
+    const int32_t next = batch_.tokens[static_cast<size_t>(sequence.first)];
+    FakeKv::Entry& entry = kv_->at(sequence, sequence.position);
+    const uint64_t before = get(gathered_, sequence.first);
+    if (pass == 0) require(before == mix(hash, entry.token), "the drafter's hidden row is another's");
+    entry.fed_hash = before;
+    entry.fed_next = next;
+    const uint64_t after = mix(before, next);
+    const std::span<float> row = logit_row(sequence.first);
+    fake_logits(hash_shift(after), row);
+    if (Random(after + 99).uniform() >= options_.draft_accuracy) std::reverse(row.begin(), row.end());
+    put(gathered_, sequence.first, after);
+  }
+
+  void check() const {
+    require(batch_.size() > 0, "empty");
+    require(batch_.rows() <= options_.max_step_tokens, "too many tokens");
+    const int64_t page_size = kv_->shape().page_size;
+    std::set<int32_t> written, named, slots, read;
     int32_t next = 0;
-    for (const ops::Sequence& sequence : batch.sequences) {
+    for (const ops::Sequence& sequence : batch_.sequences) {
       require(sequence.first == next, "rows not covered in order");
       require(sequence.count >= 1, "empty sequence");
       next += sequence.count;
       const int64_t end = sequence.position + sequence.count;
-      require(end <= static_cast<int64_t>(sequence.pages.size()) * kv.shape().page_size, "position without a page");
-      for (const int32_t page : sequence.pages) {
-        require(page >= 0 && page < kv.shape().pages, "page out of range");
-        require(pages.insert(page).second, "page shared by two sequences");
+      require(end <= static_cast<int64_t>(sequence.pages.size()) * page_size, "position without a page");
+      std::set<int32_t> own;
+      for (size_t i = 0; i < sequence.pages.size(); ++i) {
+        const int32_t page = sequence.pages[i];
+        require(page >= 0 && page < kv_->shape().pages, "page out of range");
+        require(own.insert(page).second, "page twice in a sequence");
+        if (static_cast<int64_t>(i + 1) * page_size > sequence.position && static_cast<int64_t>(i) * page_size < end) {
+          require(!named.contains(page) && written.insert(page).second, "shared page written");
+        }
+        require(!written.contains(page) || own.contains(page), "shared page written");
       }
-      require(sequence.state_in == sequence.state_out, "state moved");
-      require(sequence.state_in >= 0 && sequence.state_in < states.shape().slots, "slot out of range");
-      require(slots.insert(sequence.state_in).second, "slot shared by two sequences");
+      for (const int32_t page : own) named.insert(page);
+      require(sequence.position == 0 || (sequence.state_in >= 0 && sequence.state_in < states_->shape().slots),
+              "slot out of range");
+      for (const int32_t slot : sequence.written_slots()) {
+        require(slot >= 0 && slot < states_->shape().slots, "slot out of range");
+        require(slots.insert(slot).second, "slot written by two sequences");
+      }
+      const std::span<const int32_t> out = sequence.written_slots();
+      if (sequence.position > 0 && std::find(out.begin(), out.end(), sequence.state_in) == out.end()) {
+        read.insert(sequence.state_in);
+      }
     }
-    require(next == batch.size(), "rows not covered");
-    for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
-      require(batch.logit_rows[i] >= 0 && batch.logit_rows[i] < batch.size(), "logit row out of range");
-      require(i == 0 || batch.logit_rows[i - 1] < batch.logit_rows[i], "logit rows not ascending");
-    }
+    for (const int32_t slot : read) require(!slots.contains(slot), "slot read by one sequence, written by another");
+    require(next == batch_.rows(), "rows not covered");
   }
 
   FakeOptions options_;
   model::ModelConfig config_;
   model::ModelOptions model_options_;
-  FakeBackend backend_;
-  std::vector<float> logits_;
-  int64_t rows_ = 0;
+  ThreadPool pool_{1};
+  FakeKv* kv_ = nullptr;
+  FakeStates* states_ = nullptr;
+  ops::Batch batch_;
+  std::vector<float> hidden_, gathered_, logits_;
 };
 
 }  // namespace fourfold::engine

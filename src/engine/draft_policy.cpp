@@ -1,0 +1,280 @@
+#include "engine/draft_policy.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/check.h"
+
+namespace fourfold::engine {
+namespace {
+
+constexpr double kLaneDecay = 0.97;
+constexpr double kAllDecay = 0.998;
+constexpr double kPriorAcceptance = 0.6;  // before anything was measured
+constexpr double kPriorWeight = 3;        // of all sequences, in observations of a sequence's own
+constexpr double kLearning = 0.2;         // of a measured knot
+constexpr double kUnknownSlope = 0.3;     // of seconds over rows beyond what was measured, of proportional growth
+constexpr double kUnknownDoubt = 8;       // of a knot's seconds, where nothing was measured; 1/2 after one measurement
+constexpr double kUnknownPass = 0.15;     // of a plain step
+constexpr double kFeedOfPass = 0.3;  // of a drafting pass, which has the head beside: what feeding takes, if unknown
+constexpr double kAllowance = 0.02;  // of the time that passes, for trials
+constexpr double kOpening = 4, kCeiling = 16;  // of the account, in plain steps
+constexpr double kLeastGain = 1.02;            // times the plain rate
+constexpr double kCertainGain = 1.25;          // whatever feeding costs
+constexpr int64_t kPlainInterval = 128;        // choices between measurements of plain steps
+constexpr int64_t kStage = 4;                  // choices at a depth before a deeper one is allowed
+constexpr int64_t kTrial = 3;                  // choices of a trial
+constexpr int64_t kPatience = 48;              // choices without drafts until the drafter's caches are given up
+constexpr double kRetry = 4;                   // plain steps that the account must hold to begin with them again
+constexpr int64_t kShortestInterval = 32, kLongestInterval = 1024;  // choices between trials
+
+constexpr int64_t kKnots[] = {1,  2,  3,  4,  5,  6,   7,   8,   10,  12,  14,  16,  20,  24,   28,   32,  40,
+                              48, 56, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048};
+
+}  // namespace
+
+void Acceptance::add(int64_t verified, int64_t accepted_drafts, double decay) {
+  FF_ASSERT(verified <= ops::kMaxDrafts && accepted_drafts <= verified);
+  for (int64_t i = 0; i < verified && i <= accepted_drafts; ++i) {
+    const auto at = static_cast<size_t>(i);
+    tried[at] = tried[at] * decay + 1;
+    accepted[at] = accepted[at] * decay + (i < accepted_drafts ? 1 : 0);
+  }
+}
+
+// ---- seconds
+
+CostCurve::CostCurve() : knots_(std::size(kKnots)) {}
+
+size_t CostCurve::knot(int64_t count) {
+  const auto* place = std::lower_bound(std::begin(kKnots), std::end(kKnots) - 1, count);
+  return static_cast<size_t>(place - std::begin(kKnots));
+}
+
+bool CostCurve::knows(int64_t count) const { return knots_[knot(count)].measured >= 2; }
+
+double CostCurve::doubt(int64_t count) const {
+  const int64_t measured = knots_[knot(count)].measured;
+  return measured == 0 ? kUnknownDoubt : 1 / (1 + static_cast<double>(measured));
+}
+
+void CostCurve::learn(int64_t count, double seconds) {
+  Knot& k = knots_[knot(count)];
+  ++k.measured;
+  const double weight = std::max(1.0 / static_cast<double>(k.measured), kLearning);
+  // A step that was disturbed by other work on the machine does not count for what it was.
+  if (k.measured > 2) seconds = std::min(seconds, 2 * std::max(k.seconds, 0.0) + 1e-9);
+  k.seconds += weight * (seconds - k.seconds);
+}
+
+double CostCurve::at(int64_t count) const {
+  const size_t here = knot(count);
+  if (knots_[here].measured > 0) return knots_[here].seconds;
+  size_t below = here, above = here;
+  while (below > 0 && knots_[below].measured == 0) --below;
+  while (above + 1 < knots_.size() && knots_[above].measured == 0) ++above;
+  const Knot &low = knots_[below], &high = knots_[above];
+  if (low.measured == 0 && high.measured == 0) return 0;
+  if (low.measured == 0) return high.seconds;
+  const auto from = static_cast<double>(kKnots[below]), x = static_cast<double>(count);
+  if (high.measured == 0) return low.seconds * (1 + kUnknownSlope * (x - from) / from);
+  const auto to = static_cast<double>(kKnots[above]);
+  return low.seconds + (high.seconds - low.seconds) * (x - from) / (to - from);
+}
+
+// ---- the policy
+
+DraftPolicy::DraftPolicy(int32_t setting, int32_t most) : setting_(setting), most_(most) {
+  FF_ASSERT(most >= 0 && most <= ops::kMaxDrafts && setting >= -1 && setting <= most);
+}
+
+DraftPolicy::Load& DraftPolicy::load_of(int64_t lanes) {
+  const auto size = static_cast<size_t>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(lanes, 1))));
+  return loads_[std::min(size, loads_.size()) - 1];
+}
+
+double DraftPolicy::probability(const Acceptance& lane, size_t position) const {
+  const double prior = (all_.accepted[position] + 2 * kPriorAcceptance) / (all_.tried[position] + 2);
+  return (lane.accepted[position] + kPriorWeight * prior) / (lane.tried[position] + kPriorWeight);
+}
+
+bool DraftPolicy::feeds(int64_t lanes) {
+  if (most_ == 0) return false;
+  if (setting_ >= 0) return setting_ > 0;
+  if (!opened_) return true;
+  const Load& load = load_of(lanes);
+  const bool promising = load.potential >= kLeastGain;
+  // Drafts pay so little that it matters what feeding costs: find out.
+  if (promising && load.potential < kCertainGain && feeding_.at(lanes) == 0) return false;
+  if (promising || load.failures == 0) return account_ >= 0;
+  return load.since_trial >= load.interval && account_ > kRetry * plain_seconds(lanes);
+}
+
+void DraftPolicy::choose(std::span<Choice> lanes, int64_t others) {
+  gives_up_ = false;
+  if (setting_ >= 0) {
+    for (Choice& lane : lanes) lane.drafts = std::min(lane.most, setting_);
+    return;
+  }
+  const auto count = static_cast<int64_t>(lanes.size()) + others;
+  if (count == 0) return;
+  Load& load = load_of(count);
+  ++load.since_plain;
+  ++load.since_trial;
+  load.potential = potential(count);
+  for (Choice& lane : lanes) lane.drafts = 0;
+  if (lanes.empty()) return;
+  // What a plain step takes must be known, and not from long ago.
+  if (plain_left_ == 0 && trial_left_ == 0 && (!fed_rows_.knows(count) || load.since_plain >= kPlainInterval)) {
+    plain_left_ = 2;
+    load.since_plain = 0;
+  }
+  if (plain_left_ > 0) {
+    --plain_left_;
+    return;
+  }
+  if (trial_left_ > 0) {
+    --trial_left_;
+    for (Choice& lane : lanes) lane.drafts = std::min(lane.most, 1);
+    return;
+  }
+  if (account_ > 0) {
+    // Deeper by one when a depth was used for a while: the times of a depth tell of the next.
+    if (++load.at_depth > kStage) {
+      load.at_depth = 0;
+      load.depth = std::min(load.depth + 1, most_);
+    }
+    if (best(lanes, others, load.depth) >= kLeastGain) {
+      load.idle = load.failures = load.since_trial = 0;
+      load.interval = kShortestInterval;
+      return;
+    }
+    load.at_depth = 0;
+    for (Choice& lane : lanes) lane.drafts = 0;
+    // It would, if all sequences could draft: those that begin will.
+    if (load.potential >= kLeastGain) return;
+  }
+  ++load.idle;
+  const double plain = plain_seconds(count);
+  const auto drafting = static_cast<int64_t>(lanes.size());
+  const double trial = fed_rows_.at(count + drafting) + pass_seconds(drafting, plain);
+  if (load.since_trial >= load.interval && account_ > static_cast<double>(kTrial) * (trial - plain)) {
+    load.since_trial = 0;
+    load.interval = std::min(2 * load.interval, kLongestInterval);
+    trial_left_ = kTrial;
+  } else if (load.idle >= kPatience) {
+    load.idle = 0;
+    load.interval = std::min(2 * load.interval, kLongestInterval);
+    ++load.failures;
+    gives_up_ = true;
+  }
+}
+
+// Times the plain rate, if all of so many lanes could draft and were like those before.
+double DraftPolicy::potential(int64_t lanes) const {
+  const double plain = plain_seconds(lanes);
+  if (plain <= 0) return 0;
+  double best = 0, tokens = 1, product = 1;
+  for (int64_t d = 1; d <= most_; ++d) {
+    product *= probability({}, static_cast<size_t>(d - 1));
+    tokens += product;
+    const double step = std::max(fed_rows_.at(lanes * (1 + d)), fed_rows_.at(lanes)) +
+                        static_cast<double>(d) * pass_seconds(lanes, plain);
+    best = std::max(best, tokens * plain / step);
+  }
+  return best;
+}
+
+double DraftPolicy::best(std::span<Choice> lanes, int64_t others, int32_t depth) {
+  drafts_.clear();
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    double product = 1;
+    for (int32_t d = 0; d < std::min(lanes[i].most, depth); ++d) {
+      product *= probability(*lanes[i].acceptance, static_cast<size_t>(d));
+      drafts_.push_back({product, static_cast<int32_t>(i), d});
+    }
+  }
+  std::sort(drafts_.begin(), drafts_.end(), [](const Draft& a, const Draft& b) {
+    return a.probability != b.probability ? a.probability > b.probability
+                                          : std::pair(a.position, a.lane) < std::pair(b.position, b.lane);
+  });
+  const int64_t count = static_cast<int64_t>(lanes.size()) + others;
+  const double plain = plain_seconds(count);
+  const double plain_rate = static_cast<double>(count) / plain;
+  double tokens = static_cast<double>(count), passes = 0, best_rate = 0;
+  std::array<int64_t, ops::kMaxDrafts> drafting{};
+  size_t taken = 0;
+  for (size_t i = 0; i < drafts_.size(); ++i) {
+    int64_t& in_pass = drafting[static_cast<size_t>(drafts_[i].position)];
+    passes += pass_seconds(in_pass + 1, plain) - pass_seconds(in_pass, plain);
+    ++in_pass;
+    tokens += drafts_[i].probability;
+    const int64_t rows = count + static_cast<int64_t>(i) + 1;
+    const double rate = tokens / (std::max(fed_rows_.at(rows), fed_rows_.at(count)) + passes);
+    if (rate > best_rate) {
+      best_rate = rate;
+      taken = i + 1;
+    }
+  }
+  for (size_t i = 0; i < taken; ++i) ++lanes[static_cast<size_t>(drafts_[i].lane)].drafts;
+  return best_rate / plain_rate;
+}
+
+// ---- what was measured
+
+void DraftPolicy::record(Acceptance& lane, int64_t verified, int64_t accepted) {
+  if (verified == 0) return;
+  lane.add(verified, accepted, kLaneDecay);
+  all_.add(verified, accepted, kAllDecay);
+}
+
+double DraftPolicy::pass_seconds(int64_t lanes, double plain) const {
+  if (lanes == 0) return 0;
+  const double seconds = pass_.at(lanes);
+  return seconds > 0 ? seconds : kUnknownPass * plain;
+}
+
+// Seconds of a step without anything that drafting needs.
+double DraftPolicy::plain_seconds(int64_t lanes) const {
+  const double fed = fed_rows_.at(lanes);
+  if (fed == 0) return rows_.at(lanes);
+  const double ratio = feeding_.at(lanes);
+  if (ratio > 0) return fed / ratio;
+  return std::max(fed - kFeedOfPass * pass_seconds(lanes, fed), fed / 2);
+}
+
+void DraftPolicy::measure(const Step& step, double seconds) {
+  if (setting_ >= 0 || most_ == 0 || step.prompts || step.lanes == 0) return;
+  if (!step.feeds) {
+    rows_.learn(step.rows, seconds);
+    if (fed_rows_.knows(step.rows))
+      feeding_.learn(step.rows, std::max(fed_rows_.at(step.rows) / rows_.at(step.rows), 1.0));
+    account_ += kAllowance * seconds;
+  } else {
+    learn_fed(step, seconds);
+    const double plain = plain_seconds(step.lanes);
+    if (!opened_ && fed_rows_.knows(step.lanes)) {
+      opened_ = true;
+      account_ = kOpening * plain;
+    }
+    const double saved = plain * static_cast<double>(step.tokens) / static_cast<double>(step.lanes) - seconds;
+    account_ += saved + kAllowance * seconds;
+  }
+  account_ = std::min(account_, kCeiling * plain_seconds(step.lanes));
+}
+
+// What a step took beyond the estimate is shared by the parts of the estimate: most to those that are known least.
+void DraftPolicy::learn_fed(const Step& step, double seconds) {
+  double off = seconds - fed_rows_.at(step.rows), doubts = fed_rows_.doubt(step.rows);
+  for (const int64_t n : step.passes) {
+    if (n == 0) continue;
+    off -= pass_.at(n);
+    doubts += pass_.doubt(n);
+  }
+  fed_rows_.learn(step.rows, fed_rows_.at(step.rows) + off * fed_rows_.doubt(step.rows) / doubts);
+  for (const int64_t n : step.passes) {
+    if (n > 0) pass_.learn(n, std::max(pass_.at(n) + off * pass_.doubt(n) / doubts, 0.0));
+  }
+}
+
+}  // namespace fourfold::engine

@@ -9,9 +9,9 @@
 namespace fourfold::cuda {
 namespace {
 
-using plan::ActivationFormat;
+using plan::moe::ActivationFormat;
 
-plan::MoeProblem w4a4(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate) {
+plan::moe::Problem w4a4(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate) {
   return with_activations(problem_of(experts, top_k, hidden, intermediate), ActivationFormat::kNvfp4);
 }
 
@@ -130,7 +130,7 @@ void quantise_by_search(std::vector<double>* row, float input_scale) {
 }
 
 TEST(Fp4Reference, AgreesWithDoublePrecisionOnASmallLayer) {
-  const plan::MoeProblem p = w4a4(5, 2, 64, 48);
+  const plan::moe::Problem p = w4a4(5, 2, 64, 48);
   const RandomExperts host(p, 5, 3);
   const Batch batch(p, 12, Pattern::kDuplicates, 8);
   nvfp4::LayerInputScales scales{4.37f / 2688, {10.3f / 2688, 1.13f / 2688, 203.0f, 6.1f / 2688, 3.7f / 2688}, 0};
@@ -187,7 +187,7 @@ TEST(Fp4Reference, AgreesWithDoublePrecisionOnASmallLayer) {
 struct Shape {
   const char* name;
   int64_t experts, top_k, hidden, intermediate;
-  plan::Activation activation = plan::Activation::kSwiGlu;
+  plan::moe::Activation activation = plan::moe::Activation::kSwiGlu;
 };
 class Fp4Shapes : public testing::TestWithParam<Shape> {};
 void PrintTo(const Shape& s, std::ostream* out) { *out << s.name; }
@@ -195,7 +195,7 @@ void PrintTo(const Shape& s, std::ostream* out) { *out << s.name; }
 TEST_P(Fp4Shapes, EveryTokenCountAndRouting) {
   FOURFOLD_NEEDS_GPU();
   const Shape& s = GetParam();
-  plan::MoeProblem p = w4a4(s.experts, s.top_k, s.hidden, s.intermediate);
+  plan::moe::Problem p = w4a4(s.experts, s.top_k, s.hidden, s.intermediate);
   p.activation = s.activation;
   TestLayer layer(p, 300, emulated());
   uint64_t seed = 1;
@@ -212,7 +212,7 @@ TEST_P(Fp4Shapes, EveryTokenCountAndRouting) {
 INSTANTIATE_TEST_SUITE_P(Expert, Fp4Shapes,
                          testing::Values(Shape{"e397", 16, 10, 4096, 1024}, Shape{"e35", 24, 8, 2048, 512},
                                          Shape{"i320", 16, 10, 2560, 320},
-                                         Shape{"i1856", 8, 6, 2688, 1856, plan::Activation::kRelu2},
+                                         Shape{"i1856", 8, 6, 2688, 1856, plan::moe::Activation::kRelu2},
                                          Shape{"i704", 12, 8, 2816, 704}, Shape{"padded", 9, 3, 336, 112},
                                          Shape{"top16", 20, 16, 512, 128}, Shape{"one", 1, 1, 512, 256}),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
@@ -220,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(Expert, Fp4Shapes,
 TEST(Fp4Layer, ManyTokensOneExpertAndNone) {
   FOURFOLD_NEEDS_GPU();
   TestLayer layer(w4a4(16, 8, 1024, 256), 16384, emulated());
-  const plan::MoeProblem& p = layer.kernels.problem();
+  const plan::moe::Problem& p = layer.kernels.problem();
   for (const int64_t tokens : {300, 16384}) {
     SCOPED_TRACE(testing::Message() << tokens << " tokens");
     layer.expect_right(Batch(p, tokens, Pattern::kHoles, 4));
@@ -281,7 +281,7 @@ TEST(Fp4Layer, UnusableInputScalesAreReplaced) {
 // One stored copy of the weights, both precisions, as the plan of the bucket says; and layers that no calibration saw.
 TEST(Fp4Layer, EachBucketRunsWhatIsFaster) {
   FOURFOLD_NEEDS_GPU();
-  const plan::MoeProblem p = with_activations(problem_of(16, 8, 1024, 256), ActivationFormat::kAuto);
+  const plan::moe::Problem p = with_activations(problem_of(16, 8, 1024, 256), ActivationFormat::kAuto);
   TestLayer layer(p, 4096, emulated());
   int64_t fp4 = 0, bf16 = 0;
   for (const PlannedBucket& bucket : layer.kernels.buckets()) {
@@ -322,7 +322,7 @@ TEST(Fp4Layer, ShapesWithoutATileSaySo) {
   KernelOptions options = emulated();
   options.max_tokens = 2;
   EXPECT_THROW(ExpertKernels(test_device(), test_store(), w4a4(9, 3, 272, 48), options), Error);
-  const plan::MoeProblem p = with_activations(problem_of(9, 3, 272, 48), ActivationFormat::kAuto);
+  const plan::moe::Problem p = with_activations(problem_of(9, 3, 272, 48), ActivationFormat::kAuto);
   TestLayer layer(p, 2, options);
   EXPECT_FALSE(layer.runs_fp4(2));
   layer.expect_right(Batch(p, 2, Pattern::kUniform, 1));
@@ -330,10 +330,10 @@ TEST(Fp4Layer, ShapesWithoutATileSaySo) {
 
 TEST(Fp4Layer, CardsWithoutTheMultiplicationSaySo) {
   FOURFOLD_NEEDS_GPU();
-  if (plan::find_family(plan::Family::kFp4, test_device().gpu().arch) != nullptr) GTEST_SKIP() << "this card has it";
+  if (plan::arch_of(test_device().gpu()).fp4_mma) GTEST_SKIP() << "this card has it";
   EXPECT_THROW(ExpertKernels(test_device(), test_store(), w4a4(4, 2, 256, 64), {.max_tokens = 1}), Error);
   // Asked for whichever is faster, there is no choice.
-  const plan::MoeProblem p = with_activations(problem_of(4, 2, 256, 64), ActivationFormat::kAuto);
+  const plan::moe::Problem p = with_activations(problem_of(4, 2, 256, 64), ActivationFormat::kAuto);
   TestLayer layer(p, 8);
   EXPECT_FALSE(layer.runs_fp4(8));
   layer.expect_right(Batch(p, 8, Pattern::kUniform, 1));

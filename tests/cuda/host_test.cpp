@@ -4,9 +4,9 @@
 
 #include "base/check.h"
 #include "base/file.h"
-#include "cuda/measure.h"
-#include "cuda/tuned.h"
+#include "cuda/moe/tuned.h"
 #include "jit/nvrtc.h"
+#include "measure/layer_bench.h"
 #include "testing.h"
 
 namespace fourfold::cuda {
@@ -46,13 +46,13 @@ TEST(GpuRow, OthersAreDescribedByWhatTheDriverSays) {
 }
 
 TEST(SharedExpert, SlicesCutRowsOfGateAndUpAndColumnsOfDown) {
-  plan::MoeProblem p = problem_of(4, 2, 64, 32);
-  p.shared = plan::SharedExpert::kNvfp4;
+  plan::moe::Problem p = problem_of(4, 2, 64, 32);
+  p.shared = plan::moe::SharedExpert::kNvfp4;
   p.shared_intermediate = 96;
   ASSERT_EQ(p.shared_slices(), 3);
   EXPECT_EQ(p.all_experts(), 7);
   EXPECT_EQ(p.picks_per_token(), 5);
-  plan::MoeProblem wide = p;
+  plan::moe::Problem wide = p;
   wide.intermediate = 96;
   const RandomExperts shared(wide, 1, 5);
   const ExpertMatrices& whole = shared.experts[0];
@@ -71,12 +71,12 @@ TEST(SharedExpert, SlicesCutRowsOfGateAndUpAndColumnsOfDown) {
   p.shared_intermediate = 80;
   EXPECT_EQ(p.shared_slices(), 0);
   p.shared_intermediate = 96;
-  p.shared = plan::SharedExpert::kBf16;
+  p.shared = plan::moe::SharedExpert::kBf16;
   EXPECT_EQ(p.shared_slices(), 0);
 }
 
 TEST(Reference, AgreesWithDoublePrecisionOnASmallLayer) {
-  const plan::MoeProblem p = problem_of(5, 2, 64, 48);
+  const plan::moe::Problem p = problem_of(5, 2, 64, 48);
   const RandomExperts host(p, 5, 3);
   const Batch batch(p, 6, Pattern::kDuplicates, 8);
   const auto got = reference_layer(p, host.experts, batch.x, batch.ids, batch.weights, {0, 1, 2, 3, 4, 5});
@@ -126,7 +126,7 @@ class Tuned : public testing::Test {
 };
 
 TEST_F(Tuned, TablesComeBackAsTheyWereSaved) {
-  const std::string identity = tuned_identity("NVIDIA H200", 13000, plan::find_shape("35B-A3B"));
+  const std::string identity = tuned_identity("NVIDIA H200", 13000, plan::moe::find_shape("35B-A3B"));
   EXPECT_FALSE(TunedTable::load(directory_, identity).has_value());
   TunedTable table(identity);
   table.set(1, {"up a", "down b", 9.5, "bf16"});
@@ -143,21 +143,24 @@ TEST_F(Tuned, TablesComeBackAsTheyWereSaved) {
 }
 
 TEST_F(Tuned, AnotherCardDriverOrShapeHasATableOfItsOwn) {
-  const plan::MoeProblem p = plan::find_shape("35B-A3B");
-  plan::MoeProblem shared = p;
-  shared.shared = plan::SharedExpert::kNvfp4;
+  const plan::moe::Problem p = plan::moe::find_shape("35B-A3B");
+  plan::moe::Problem shared = p;
+  shared.shared = plan::moe::SharedExpert::kNvfp4;
   const std::string base = tuned_identity("NVIDIA H200", 13000, p);
   EXPECT_NE(base, tuned_identity("NVIDIA H100", 13000, p));
   EXPECT_NE(base, tuned_identity("NVIDIA H200", 12080, p));
-  EXPECT_NE(base, tuned_identity("NVIDIA H200", 13000, plan::find_shape("122B-A10B")));
+  EXPECT_NE(base, tuned_identity("NVIDIA H200", 13000, plan::moe::find_shape("122B-A10B")));
   EXPECT_NE(base, tuned_identity("NVIDIA H200", 13000, shared));
-  for (const auto format : {plan::ActivationFormat::kNvfp4, plan::ActivationFormat::kAuto}) {
+  plan::moe::Problem ungated = p;
+  ungated.activation = plan::moe::Activation::kRelu2;
+  EXPECT_NE(base, tuned_identity("NVIDIA H200", 13000, ungated));
+  for (const auto format : {plan::moe::ActivationFormat::kNvfp4, plan::moe::ActivationFormat::kAuto}) {
     EXPECT_NE(base, tuned_identity("NVIDIA H200", 13000, with_activations(p, format)));
   }
 }
 
 TEST_F(Tuned, DamagedFilesAreIgnoredWithAWarning) {
-  const std::string identity = tuned_identity("NVIDIA H200", 13000, plan::find_shape("35B-A3B"));
+  const std::string identity = tuned_identity("NVIDIA H200", 13000, plan::moe::find_shape("35B-A3B"));
   TunedTable table(identity);
   table.set(1, {"up a", "down b", 9.5, "bf16"});
   table.save(directory_);
@@ -179,15 +182,15 @@ TEST_F(Tuned, DamagedFilesAreIgnoredWithAWarning) {
 }
 
 TEST(Plans, TheTunersChoiceReplacesThePlans) {
-  plan::MoeProblem p = plan::find_shape("35B-A3B");
+  plan::moe::Problem p = plan::moe::find_shape("35B-A3B");
   p.tokens = 512;
-  plan::LayerPlan layer = plan::plan_layer(p, plan::find_gpu("h200"), {.only_implemented = true});
-  const plan::Ranked* other_up = nullptr;
-  const plan::Ranked* other_down = nullptr;
+  plan::moe::LayerPlan layer = plan::moe::plan_layer(p, plan::find_gpu("h200"), {.only_implemented = true});
+  const plan::moe::Ranked* other_up = nullptr;
+  const plan::moe::Ranked* other_down = nullptr;
   for (const auto& up : layer.gate_up.ranked) {
     if (up.candidate.tile.tokens == layer.gate_up.chosen.candidate.tile.tokens) continue;
     for (const auto& down : layer.down.ranked) {
-      if (plan::compatible(up.candidate.tile, down.candidate.tile)) other_up = &up, other_down = &down;
+      if (plan::moe::compatible(up.candidate.tile, down.candidate.tile)) other_up = &up, other_down = &down;
     }
     if (other_down != nullptr) break;
   }
@@ -195,24 +198,24 @@ TEST(Plans, TheTunersChoiceReplacesThePlans) {
   const std::string up = to_string(other_up->candidate), down = to_string(other_down->candidate);
   const std::string planned = to_string(layer.down.chosen.candidate);
   const double before = layer.predicted_us;
-  EXPECT_FALSE(plan::choose_by_name(&layer, up, planned)) << "tiles that cut the tokens in different ways";
-  EXPECT_FALSE(plan::choose_by_name(&layer, up, "no such tile"));
+  EXPECT_FALSE(plan::moe::choose_by_name(&layer, up, planned)) << "tiles that cut the tokens in different ways";
+  EXPECT_FALSE(plan::moe::choose_by_name(&layer, up, "no such tile"));
   EXPECT_EQ(layer.predicted_us, before);
-  EXPECT_TRUE(plan::choose_by_name(&layer, up, down));
+  EXPECT_TRUE(plan::moe::choose_by_name(&layer, up, down));
   EXPECT_EQ(to_string(layer.gate_up.chosen.candidate), up);
   EXPECT_GE(layer.predicted_us, before);
 }
 
 TEST(Plans, DisabledCandidatesAreLeftOut) {
-  plan::MoeProblem p = plan::find_shape("35B-A3B");
+  plan::moe::Problem p = plan::moe::find_shape("35B-A3B");
   p.tokens = 64;
   const plan::Gpu& gpu = plan::find_gpu("h200");
-  const auto first = plan::plan_layer(p, gpu, {.only_implemented = true});
+  const auto first = plan::moe::plan_layer(p, gpu, {.only_implemented = true});
   const std::string banned = to_string(first.gate_up.chosen.candidate);
-  const auto second =
-      plan::plan_layer(p, gpu, {.only_implemented = true, .usable = [&](plan::Pass pass, const plan::Candidate& c) {
-                                  return pass != plan::Pass::kGateUp || to_string(c) != banned;
-                                }});
+  const auto second = plan::moe::plan_layer(
+      p, gpu, {.only_implemented = true, .usable = [&](plan::moe::Pass pass, const plan::moe::Candidate& c) {
+                 return pass != plan::moe::Pass::kGateUp || to_string(c) != banned;
+               }});
   EXPECT_NE(to_string(second.gate_up.chosen.candidate), banned);
   EXPECT_GE(second.predicted_us, first.predicted_us);
 }
@@ -221,7 +224,8 @@ TEST(Ceilings, CompileForEveryArchitecture) {
   std::string why;
   if (jit::Nvrtc::find(&why) == nullptr) GTEST_SKIP() << "no NVRTC on this machine" << why;
   for (const plan::Arch& arch : plan::kArchs) {
-    const auto result = jit::Nvrtc::get().compile(ceilings_request(arch.name).compile);
+    const auto result = jit::Nvrtc::get().compile(
+        request_of(measure::ceilings_source(arch.name), {std::string(arch.name), {}}).compile);
     for (const jit::KernelUse& use : jit::read_cubin(result.cubin, "ceilings")) {
       EXPECT_EQ(use.stack_bytes, 0) << arch.name << " " << use.name;
     }
@@ -230,9 +234,10 @@ TEST(Ceilings, CompileForEveryArchitecture) {
 }
 
 TEST(Routing, ChoicesAreDistinctAndSkewedAsAsked) {
-  const plan::MoeProblem p = problem_of(256, 8, 64, 64);
-  for (const RoutingPattern pattern : {RoutingPattern::kUniform, RoutingPattern::kPowerLaw}) {
-    const auto ids = make_routing(p, 1000, pattern, 3);
+  const plan::moe::Problem p = problem_of(256, 8, 64, 64);
+  for (const measure::RoutingPattern pattern :
+       {measure::RoutingPattern::kUniform, measure::RoutingPattern::kPowerLaw}) {
+    const auto ids = measure::make_routing(p, 1000, pattern, 3);
     ASSERT_EQ(ids.size(), 8000u);
     std::vector<int> rows(256);
     for (size_t t = 0; t < 1000; ++t) {
@@ -242,15 +247,15 @@ TEST(Routing, ChoicesAreDistinctAndSkewedAsAsked) {
       for (const int id : distinct) ++rows[static_cast<size_t>(id)];
     }
     const int busiest = *std::max_element(rows.begin(), rows.end());
-    if (pattern == RoutingPattern::kUniform) {
+    if (pattern == measure::RoutingPattern::kUniform) {
       EXPECT_LT(busiest, 70);
     } else {
       EXPECT_GT(busiest, 500);
     }
   }
   // As many choices as experts, most of them rare: it ends.
-  EXPECT_EQ(make_routing(problem_of(16, 16, 64, 64), 10, RoutingPattern::kPowerLaw, 1).size(), 160u);
-  EXPECT_THROW(parse_routing("fair"), Error);
+  EXPECT_EQ(measure::make_routing(problem_of(16, 16, 64, 64), 10, measure::RoutingPattern::kPowerLaw, 1).size(), 160u);
+  EXPECT_THROW(measure::parse_routing("fair"), Error);
 }
 
 TEST(NoGpu, IsOneClearError) {

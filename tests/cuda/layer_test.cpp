@@ -36,8 +36,8 @@ INSTANTIATE_TEST_SUITE_P(Expert, Shapes,
 
 TEST(Layer, SquaredReluWithoutAGate) {
   FOURFOLD_NEEDS_GPU();
-  plan::MoeProblem p = problem_of(12, 6, 2688, 1856);
-  p.activation = plan::Activation::kRelu2;
+  plan::moe::Problem p = problem_of(12, 6, 2688, 1856);
+  p.activation = plan::moe::Activation::kRelu2;
   TestLayer layer(p, 2048, {}, 6);
   for (const int64_t tokens : {1, 8, 63, 300, 2000}) {
     SCOPED_TRACE(testing::Message() << tokens << " tokens");
@@ -132,19 +132,19 @@ TEST(Layer, MoreThanTwoToThe31Elements) {
   layer.expect_right(Batch(layer.kernels.problem(), 16384, Pattern::kUniform, 10));
 }
 
-void expect_a_shared_expert_right(plan::ActivationFormat activations, const KernelOptions& options) {
-  plan::MoeProblem p = with_activations(problem_of(12, 3, 512, 128), activations);
-  p.shared = plan::SharedExpert::kNvfp4;
+void expect_a_shared_expert_right(plan::moe::ActivationFormat activations, const KernelOptions& options) {
+  plan::moe::Problem p = with_activations(problem_of(12, 3, 512, 128), activations);
+  p.shared = plan::moe::SharedExpert::kNvfp4;
   p.shared_intermediate = 256;
   TestLayer layer(p, 64, options);
   // Another 2 x 128 wide expert, cut in two.
-  plan::MoeProblem wide = p;
+  plan::moe::Problem wide = p;
   wide.intermediate = 256;
   const RandomExperts shared(wide, 1, 5);
   const auto slices = shared_slices(shared.experts[0], 2, p);
   layer.weights.upload(layer.stream, 12, slices);
   // NVFP4: the uncut expert's blocks of 16 are those of its slices, and so is its input scale.
-  const bool fp4 = activations == plan::ActivationFormat::kNvfp4;
+  const bool fp4 = activations == plan::moe::ActivationFormat::kNvfp4;
   const auto& input_scales = layer.weights.input_scales();
   std::optional<nvfp4::LayerInputScales> dense_scales = input_scales;
   if (fp4) dense_scales->down = {input_scales->down[12]};
@@ -176,7 +176,7 @@ void expect_a_shared_expert_right(plan::ActivationFormat activations, const Kern
     // The reference: the routed layer, and the uncut shared expert times its gate.
     std::vector<int64_t> samples;
     for (int64_t t = 0; t < tokens; ++t) samples.push_back(t);
-    plan::MoeProblem plain = problem_of(12, 3, 512, 128), dense = problem_of(1, 1, 512, 256);
+    plan::moe::Problem plain = problem_of(12, 3, 512, 128), dense = problem_of(1, 1, 512, 256);
     auto want =
         reference_layer(plain, layer.host.experts, routed.x, routed.ids, routed.weights, samples, 0, input_scales);
     const auto beside =
@@ -194,12 +194,12 @@ void expect_a_shared_expert_right(plan::ActivationFormat activations, const Kern
 
 TEST(Layer, ASharedExpertRunsAsMoreExperts) {
   FOURFOLD_NEEDS_GPU();
-  expect_a_shared_expert_right(plan::ActivationFormat::kBf16, {});
+  expect_a_shared_expert_right(plan::moe::ActivationFormat::kBf16, {});
 }
 
 TEST(Fp4Layer, ASharedExpertRunsAsMoreExperts) {
   FOURFOLD_NEEDS_GPU();
-  expect_a_shared_expert_right(plan::ActivationFormat::kNvfp4, emulated());
+  expect_a_shared_expert_right(plan::moe::ActivationFormat::kNvfp4, emulated());
 }
 
 TEST(Layer, BadArgumentsAreErrors) {

@@ -17,7 +17,7 @@ void mutate(jit::KernelRequest& request, const std::string& header, const std::s
 
 TEST(SelfTest, ABrokenKernelIsDisabledAndTheNextOneIsUsed) {
   FOURFOLD_NEEDS_GPU();
-  const plan::MoeProblem p = problem_of(16, 4, 1024, 256);
+  const plan::moe::Problem p = problem_of(16, 4, 1024, 256);
   const ExpertKernels sound(test_device(), test_store(), p, {.max_tokens = 64});
   const std::string first = sound.bucket(64).pair.gate_up_kernel.name;
   const size_t before = fallbacks().size();
@@ -25,7 +25,7 @@ TEST(SelfTest, ABrokenKernelIsDisabledAndTheNextOneIsUsed) {
   KernelOptions options;
   options.max_tokens = 64;
   // Scales of odd K blocks are read where the even ones are.
-  options.rewrite = [&](jit::KernelRequest& request) {
+  options.load.rewrite = [&](jit::KernelRequest& request) {
     if (request.name == first) mutate(request, "kernels/moe/dequant.cuh", "__funnelshift_l(word, word, 8)", "word");
   };
   testing::internal::CaptureStderr();
@@ -42,14 +42,14 @@ TEST(SelfTest, ABrokenKernelIsDisabledAndTheNextOneIsUsed) {
 TEST(SelfTest, AKernelThatTheCompilerSerialisesIsRefused) {
   FOURFOLD_NEEDS_GPU();
   if (!plan::find_arch(test_device().info().arch()).wgmma) GTEST_SKIP() << "this card has no wgmma";
-  const plan::MoeProblem p = problem_of(16, 4, 1024, 256);
+  const plan::moe::Problem p = problem_of(16, 4, 1024, 256);
   const ExpertKernels sound(test_device(), test_store(), p, {.max_tokens = 64});
   const std::string first = sound.bucket(64).pair.gate_up_kernel.name;
   const int64_t buckets = fallback_buckets();
   KernelOptions options;
   options.max_tokens = 64;
   // The warning is about the source as a whole: a kernel beside the planned one that writes an accumulator in between.
-  options.rewrite = [&](jit::KernelRequest& request) {
+  options.load.rewrite = [&](jit::KernelRequest& request) {
     if (request.name != first) return;
     request.compile.sources.text +=
         "\n#include \"kernels/ptx/wgmma_sm90.cuh\"\n"
@@ -73,12 +73,12 @@ TEST(SelfTest, AKernelThatTheCompilerSerialisesIsRefused) {
 
 TEST(SelfTest, DownIsBlamedForDownsMistakes) {
   FOURFOLD_NEEDS_GPU();
-  const plan::MoeProblem p = problem_of(16, 4, 1024, 256);
+  const plan::moe::Problem p = problem_of(16, 4, 1024, 256);
   const ExpertKernels sound(test_device(), test_store(), p, {.max_tokens = 64});
   const std::string down = sound.bucket(64).pair.down_kernel.name;
   KernelOptions options;
   options.max_tokens = 64;
-  options.rewrite = [&](jit::KernelRequest& request) {
+  options.load.rewrite = [&](jit::KernelRequest& request) {
     // One row's scale is off by one eighth.
     if (request.name == down) {
       mutate(request, "kernels/moe/dequant.cuh", "a[3] = multiply(a[3], high);",
@@ -94,13 +94,13 @@ TEST(SelfTest, DownIsBlamedForDownsMistakes) {
 
 // NVFP4 activations. `what`: the pass that is blamed; `from` in fp4_sm120.cuh becomes `to`.
 void expect_fp4_blamed(const std::string& what, const std::string& from, const std::string& to) {
-  const plan::MoeProblem p = with_activations(problem_of(16, 4, 1024, 256), plan::ActivationFormat::kNvfp4);
+  const plan::moe::Problem p = with_activations(problem_of(16, 4, 1024, 256), plan::moe::ActivationFormat::kNvfp4);
   KernelOptions options = emulated();
   options.max_tokens = 1;
   const ExpertKernels sound(test_device(), test_store(), p, options);
   const PlannedPair& pair = sound.bucket(1).pair;
   const std::string broken = what == "gate-up" ? pair.gate_up_kernel.name : pair.down_kernel.name;
-  options.rewrite = [&](jit::KernelRequest& request) {
+  options.load.rewrite = [&](jit::KernelRequest& request) {
     if (request.name == broken) mutate(request, "kernels/moe/fp4_sm120.cuh", from, to);
   };
   testing::internal::CaptureStderr();
@@ -131,14 +131,14 @@ TEST(SelfTest, AWrongQuantisingKernelIsAnError) {
   FOURFOLD_NEEDS_GPU();
   KernelOptions options = emulated();
   options.max_tokens = 1;
-  options.rewrite = [&](jit::KernelRequest& request) {
+  options.load.rewrite = [&](jit::KernelRequest& request) {
     // A NaN no longer counts as 0 and becomes 6.
     if (request.name == "quantize")
       mutate(request, "kernels/moe/fp4_sm120.cuh", "x[i] = x[i] == x[i] ? x[i] : 0.0f;", "");
   };
   try {
     ExpertKernels(test_device(), test_store(),
-                  with_activations(problem_of(4, 2, 128, 64), plan::ActivationFormat::kNvfp4), options);
+                  with_activations(problem_of(4, 2, 128, 64), plan::moe::ActivationFormat::kNvfp4), options);
     FAIL() << "the quantising kernel passed";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("the quantising kernel failed its self-test"), std::string::npos)
@@ -150,7 +150,7 @@ TEST(SelfTest, NothingLeftIsAnError) {
   FOURFOLD_NEEDS_GPU();
   KernelOptions options;
   options.max_tokens = 1;
-  options.rewrite = [&](jit::KernelRequest& request) {
+  options.load.rewrite = [&](jit::KernelRequest& request) {
     if (request.name == "route") {
       mutate(request, "kernels/moe/route_sm90.cuh", "return first_slot;", "return first_slot + 1;");
     }

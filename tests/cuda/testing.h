@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "cuda/expert_kernels.h"
-#include "cuda/reference.h"
+#include "cuda/moe/kernels.h"
+#include "cuda/moe/reference.h"
 #include "nvfp4/number.h"
 
 namespace fourfold::cuda {
@@ -40,8 +40,8 @@ inline jit::KernelStore& test_store() {
   return store;
 }
 
-inline plan::MoeProblem problem_of(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate) {
-  plan::MoeProblem p;
+inline plan::moe::Problem problem_of(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate) {
+  plan::moe::Problem p;
   p.experts = experts;
   p.top_k = top_k;
   p.hidden = hidden;
@@ -50,13 +50,13 @@ inline plan::MoeProblem problem_of(int64_t experts, int64_t top_k, int64_t hidde
 }
 
 // NVFP4 activations on any card: the workstation card's plans within its shared memory, its multiplication emulated.
-inline plan::MoeProblem with_activations(plan::MoeProblem p, plan::ActivationFormat format) {
+inline plan::moe::Problem with_activations(plan::moe::Problem p, plan::moe::ActivationFormat format) {
   p.activations = format;
   return p;
 }
 inline KernelOptions emulated() {
   KernelOptions options;
-  options.emulate = &plan::find_gpu("rtx-pro-6000");
+  options.load.emulate = &plan::find_gpu("rtx-pro-6000");
   return options;
 }
 
@@ -65,7 +65,7 @@ struct RandomExperts {
   std::vector<std::vector<uint8_t>> bytes;
   std::vector<ExpertMatrices> experts;
 
-  RandomExperts(const plan::MoeProblem& p, int64_t count, uint64_t seed, int64_t distinct = 16) {
+  RandomExperts(const plan::moe::Problem& p, int64_t count, uint64_t seed, int64_t distinct = 16) {
     Random random(seed);
     const auto matrix = [&](int64_t rows, int64_t k) {
       std::vector<uint8_t> codes(static_cast<size_t>(rows * k / 2)), scales(static_cast<size_t>(rows * k / 16));
@@ -105,7 +105,7 @@ struct Batch {
   std::vector<int> ids;
   std::vector<float> weights;
 
-  Batch(const plan::MoeProblem& p, int64_t count, Pattern pattern, uint64_t seed) : tokens(count) {
+  Batch(const plan::moe::Problem& p, int64_t count, Pattern pattern, uint64_t seed) : tokens(count) {
     Random random(seed);
     const auto experts = static_cast<uint64_t>(p.experts);
     x.resize(static_cast<size_t>(count * p.hidden));
@@ -158,7 +158,7 @@ struct TestLayer {
   ExpertWeights weights;
   Stream stream;
 
-  TestLayer(const plan::MoeProblem& p, int64_t max_tokens, KernelOptions options = {}, int64_t distinct = 16)
+  TestLayer(const plan::moe::Problem& p, int64_t max_tokens, KernelOptions options = {}, int64_t distinct = 16)
       : host(p, p.all_experts(), 99, distinct),
         kernels(test_device(), test_store(), p,
                 [&] {
@@ -190,7 +190,7 @@ struct TestLayer {
 
   // Relative error of some tokens' rows against the reference; checks that every element of all rows is finite.
   void expect_right(const Batch& batch, int64_t samples = 24) {
-    const plan::MoeProblem& p = kernels.problem();
+    const plan::moe::Problem& p = kernels.problem();
     const auto got = run(batch);
     int64_t not_finite = 0;
     for (const uint16_t v : got) not_finite += (v & 0x7f80) == 0x7f80;

@@ -1,0 +1,27 @@
+// The CUDA backend: a model's operations (ops/ops.h) on one NVIDIA GPU.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "ops/ops.h"
+
+namespace fourfold::cuda {
+
+struct CudaOptions {
+  int device = 0;
+  int threads = 0;              // of the host, for sampling; 0: the default of base/threads.h
+  std::filesystem::path store;  // of compiled kernels; empty: jit::default_store_directory()
+  bool overlap = true;          // kernels may start before the one before them has ended
+  bool self_test = true;        // of the expert kernels
+};
+
+// Error when there is no such device, no NVRTC, or kernels for its architecture are missing.
+std::shared_ptr<ops::Backend> make_backend(const CudaOptions& options);
+
+// Why a model of so many bytes of weights cannot run on the device, or empty.
+std::string refusal_of(int device, uint64_t weight_bytes);
+
+}  // namespace fourfold::cuda

@@ -1,0 +1,115 @@
+// The operations of ops.h as launches on one stream. Products, attention and the recurrent delta rule take up to 16
+// rows at a time; longer pieces are taken 16 rows after each other (step_tables.h).
+//
+// plan(): operations that only say which kernels and how much memory they need. make_stepper() runs the body once like
+// that, so that no step compiles or allocates anything; used without a stepper, operations fetch what is missing.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/threads.h"
+#include "cuda/backend/backend.h"
+#include "cuda/backend/memory.h"
+#include "cuda/backend/sources.h"
+#include "cuda/backend/step_tables.h"
+#include "cuda/moe/kernels.h"
+#include "cuda/moe/layer.h"
+
+namespace fourfold::cuda {
+
+class CudaBackend : public ops::Backend {
+ public:
+  explicit CudaBackend(const CudaOptions& options);
+  ~CudaBackend() override;
+
+  std::string description() const override;
+  ops::DType activation_type() const override { return ops::DType::kBf16; }
+
+  std::unique_ptr<ops::Buffer> allocate(int64_t bytes) override;
+  ops::Vector load_vector(std::span<const float> values) override;
+  std::unique_ptr<ops::Matrix> load_matrix(std::span<const ops::MatrixSource> parts) override;
+  std::unique_ptr<ops::Matrix> load_table(const ops::MatrixSource& source) override;
+  std::unique_ptr<ops::Experts> load_experts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
+                                             const std::function<void(int64_t)>& done) override;
+  std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvCacheShape& shape) override;
+  std::unique_ptr<ops::StateCache> make_state_cache(const ops::StateCacheShape& shape) override;
+  int64_t kv_element_bytes() const override { return 2; }
+  void reserve(const ops::ReserveLimits& limits) override;
+
+  void begin_step(const ops::Batch& batch) override;
+  void embed(const ops::Matrix& table, const ops::Tensor& out) override;
+  void rms_norm(const ops::Tensor& x, const ops::Vector& weight, float eps, const ops::Tensor& out) override;
+  void add_rms_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& weight, float eps,
+                    const ops::Tensor& out) override;
+  void add(const ops::Tensor& residual, const ops::Tensor& delta) override;
+  void linear(const ops::Tensor& x, const ops::Matrix& weight, const ops::Tensor& out) override;
+  void attention(const ops::AttentionParams& params, const ops::Tensor& q, const ops::Tensor& k, const ops::Tensor& v,
+                 ops::KvCache& cache, int64_t layer, const ops::Tensor& out) override;
+  void append_keys(const ops::AttentionParams& params, const ops::Tensor& k, const ops::Tensor& v, ops::KvCache& cache,
+                   int64_t layer) override;
+  void delta_net(const ops::DeltaNetParams& params, const ops::Tensor& qkv, const ops::Tensor& z, const ops::Tensor& b,
+                 const ops::Tensor& a, ops::StateCache& states, int64_t layer, const ops::Tensor& out) override;
+  void moe(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) override;
+  void mlp(const ops::MlpParams& params, const ops::Tensor& x, const ops::Tensor& out) override;
+  void gather_rows(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out) override;
+  std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,
+                                             ops::StepBody body) override;
+  void read(const ops::Tensor& x, std::span<float> out) override;
+
+ private:
+  struct Rehearsal;
+  // All that layers of one shape of experts share.
+  struct ExpertSet {
+    std::unique_ptr<ExpertKernels> kernels;
+    std::unique_ptr<ExpertWorkspace> workspace;
+  };
+
+  const std::vector<Kernel>& loaded(const plan::KernelSource& source);
+  // Loads what can be known of the model's kernels, at once.
+  void load_known();
+  // At least `bytes` of memory; grows outside of steps that were planned.
+  DeviceAddress scratch(cuda::Buffer& buffer, int64_t bytes, const char* what);
+  // Rows that an operation must have memory for: those of the batch, or all when it is planned.
+  int64_t rows_of(const ops::Tensor& x) const { return planning_ ? std::max(x.rows, limits_.rows) : x.rows; }
+  void norm(const float* residual, int64_t residual_stride, const ops::Tensor* delta, const ops::Vector& weight,
+            float eps, float* residual_out, const ops::Tensor& out);
+  // One launch of up to 16 rows.
+  void product(const gemm::Matrix& matrix, const Kernel& kernel, const gemm::RowsTile& tile, gemm::RowsArgs args);
+  void multiply(const ops::Tensor& x, const Stack& weight, const ops::Tensor& out);
+  void gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down, const ops::Tensor& out);
+  void attend(const ops::AttentionParams& params, const ops::Tensor& k, CardKvCache& cache, int64_t layer,
+              const ops::Tensor* out);
+  const float* frequencies(float theta, int64_t rotary_dim);
+  ExpertSet& experts_of(const ops::MoeParams& params);
+  void clear_padding(const ops::Tensor& out);
+
+  CudaOptions options_;
+  std::shared_ptr<Card> card_;
+  ThreadPool pool_;
+  Overlap overlap_;
+  Uploads step_uploads_, row_uploads_;
+  StepTables tables_;
+  ops::ReserveLimits limits_;
+  ops::KvCacheShape kv_shape_;
+  ops::StateCacheShape state_shape_;
+  bool planning_ = false;
+  bool known_loaded_ = false;
+
+  std::vector<int> formats_;  // of the stacks that were loaded
+  std::map<std::string, const std::vector<Kernel>*> by_name_;
+  std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, delta_;
+  std::map<std::tuple<int64_t, int64_t, int64_t, int64_t>, ExpertSet> experts_;
+  std::map<std::pair<float, int64_t>, cuda::Buffer> frequencies_;
+  std::vector<std::unique_ptr<std::vector<Kernel>>> owned_;
+  const std::vector<Kernel>*norm_ = nullptr, *step_ = nullptr, *route_ = nullptr;  // after load_known()
+
+  cuda::Buffer zeros_, ones_, arrived_;
+  cuda::Buffer floats_, logits_, ids_, weights_, wide_, narrow_, share_, partial_, partial_sums_, chunk_space_;
+  PinnedBuffer fetched_;
+};
+
+}  // namespace fourfold::cuda

@@ -1,0 +1,176 @@
+// What the CUDA backend keeps on the device: buffers, weights, caches. Each holds the card that it lives on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "cuda/device/loader.h"
+#include "cuda/gemm/packed_matrix.h"
+#include "cuda/moe/weights.h"
+#include "jit/store.h"
+#include "kernels/gdn/tables.h"
+#include "ops/ops.h"
+
+namespace fourfold::cuda {
+
+// A device, the stream that everything runs on, and its kernels.
+struct Card {
+  Card(int index, const std::filesystem::path& store_directory)
+      : device(index), stream(device), store(store_directory), loader(device, store, {}) {}
+  Device device;
+  Stream stream;
+  jit::KernelStore store;
+  KernelLoader loader;
+  FixedKernels experts;  // what uploading experts needs
+};
+
+class DeviceBuffer : public ops::Buffer {
+ public:
+  // Zeroed.
+  DeviceBuffer(std::shared_ptr<Card> card, int64_t bytes, std::string_view what);
+  void* data() override { return buffer_.as<void>(); }
+  int64_t bytes() const override { return static_cast<int64_t>(buffer_.bytes()); }
+  cuda::Buffer& buffer() { return buffer_; }
+
+ private:
+  std::shared_ptr<Card> card_;
+  cuda::Buffer buffer_;
+};
+
+// Page-locked host memory.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  PinnedBuffer(const Device& device, uint64_t bytes, std::string_view what);
+  ~PinnedBuffer();
+  PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  uint8_t* data() const { return static_cast<uint8_t*>(data_); }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  const Device* device_ = nullptr;
+  void* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+// Small tables on their way to the device, copied while kernels run: host blocks taken in turns, one place on the
+// device, which is overwritten in the stream's order.
+class Uploads {
+ public:
+  explicit Uploads(Card& card) : card_(card) {}
+  // Memory to fill, until send().
+  uint8_t* prepare(uint64_t bytes);
+  DeviceAddress send(uint64_t bytes);
+  // The stream was waited for: nothing is under way.
+  void settled() { under_way_ = 0; }
+
+ private:
+  static constexpr size_t kBlocks = 8;
+  Card& card_;
+  PinnedBuffer blocks_;
+  cuda::Buffer device_;
+  uint64_t block_bytes_ = 0;
+  size_t next_ = 0, under_way_ = 0;
+};
+
+class Stack : public ops::Matrix {
+ public:
+  Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts);
+  int64_t rows() const override { return packed_.rows; }
+  int64_t columns() const override { return packed_.columns; }
+  int64_t bytes() const override { return bytes_; }
+  int formats() const { return formats_; }
+  const gemm::Matrix& matrix() const { return matrix_; }
+  const std::string& name() const { return name_; }
+  mutable const std::vector<Kernel>* kernels = nullptr;  // of its formats, once they are loaded
+
+ private:
+  std::shared_ptr<Card> card_;
+  PackedMatrix packed_;  // its bytes are on the device
+  cuda::Buffer buffer_;
+  gemm::Matrix matrix_;
+  int formats_ = 0;
+  int64_t bytes_ = 0;
+  std::string name_;
+};
+
+class Table : public ops::Matrix {
+ public:
+  Table(std::shared_ptr<Card> card, const ops::MatrixSource& source);
+  int64_t rows() const override { return source_.rows; }
+  int64_t columns() const override { return source_.columns; }
+  int64_t bytes() const override { return bytes_; }
+  const gemm::Source& source() const { return source_; }
+  const float* grid_scales() const { return grid_.bytes() == 0 ? nullptr : grid_.as<const float>(); }
+  int scale_rows = 1, scale_columns = 1;
+  float tensor_scale = 1;
+
+ private:
+  std::shared_ptr<Card> card_;
+  cuda::Buffer data_, scales_, grid_;
+  gemm::Source source_ = {};
+  int64_t bytes_ = 0;
+};
+
+class CardExperts : public ops::Experts {
+ public:
+  CardExperts(std::shared_ptr<Card> card, int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
+              const std::function<void(int64_t)>& done);
+  int64_t count() const override { return problem_.experts; }
+  int64_t hidden() const override { return problem_.hidden; }
+  int64_t intermediate() const override { return problem_.intermediate; }
+  int64_t bytes_per_expert() const override { return bytes_per_expert_; }
+  const ExpertWeights& weights() const { return *weights_; }
+
+ private:
+  std::shared_ptr<Card> card_;
+  plan::moe::Problem problem_;
+  std::unique_ptr<ExpertWeights> weights_;
+  int64_t bytes_per_expert_ = 0;
+};
+
+// [page][layer][kv head][keys, values][position][head_dim] bf16 (kernels/attn/tables.h).
+class CardKvCache : public ops::KvCache {
+ public:
+  CardKvCache(std::shared_ptr<Card> card, const ops::KvCacheShape& shape);
+  const ops::KvCacheShape& shape() const override { return shape_; }
+  int64_t bytes() const override { return static_cast<int64_t>(buffer_.bytes()); }
+  void copy_page(int64_t from, int64_t to) override;
+  int64_t page_bytes() const { return layer_bytes_ * shape_.layers; }
+  uint8_t* layer(int64_t index) const { return buffer_.as<uint8_t>() + index * layer_bytes_; }
+
+ private:
+  std::shared_ptr<Card> card_;
+  ops::KvCacheShape shape_;
+  int64_t layer_bytes_;
+  cuda::Buffer buffer_;
+};
+
+// [slot][layer] of both (kernels/gdn/tables.h).
+class CardStateCache : public ops::StateCache {
+ public:
+  CardStateCache(std::shared_ptr<Card> card, const ops::StateCacheShape& shape);
+  const ops::StateCacheShape& shape() const override { return shape_; }
+  int64_t bytes() const override { return static_cast<int64_t>(states_.bytes() + history_.bytes()); }
+  void copy(int64_t from, int64_t to) override;
+  int64_t state_stride() const { return delta_.state_floats() * shape_.layers; }
+  int64_t history_stride() const { return delta_.history_elements() * shape_.layers; }
+  float* states(int64_t layer) const { return states_.as<float>() + layer * delta_.state_floats(); }
+  uint16_t* history(int64_t layer) const { return history_.as<uint16_t>() + layer * delta_.history_elements(); }
+
+ private:
+  std::shared_ptr<Card> card_;
+  ops::StateCacheShape shape_;
+  gdn::DeltaShape delta_;
+  cuda::Buffer states_, history_;
+};
+
+gdn::DeltaShape delta_shape(const ops::StateCacheShape& shape);
+
+}  // namespace fourfold::cuda

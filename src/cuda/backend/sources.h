@@ -1,0 +1,37 @@
+// The kernels of the CUDA backend besides those of the experts, as sources to compile.
+#pragma once
+
+#include "cuda/moe/sources.h"
+#include "kernels/attn/decode_tile.h"
+#include "kernels/gdn/chunk_tile.h"
+#include "kernels/gdn/recurrent_tile.h"
+#include "kernels/gemm/rows_tile.h"
+#include "plan/kernel.h"
+
+namespace fourfold::cuda {
+
+inline constexpr unsigned kMostShared = 227 * 1024;  // of a CTA, on Hopper
+
+// Entries: one for up to 8 rows, one for up to 16.
+gemm::RowsTile rows_tile(int formats, int row_tiles, gemm::RowsLast last);
+plan::KernelSource rows_source(int formats, gemm::RowsLast last = gemm::RowsLast::kNothing);
+
+// Norms of rows of up to 2048, 4096 and 8192 columns, embeddings, rows picked out.
+enum NormEntry { kNorm1, kNorm2, kNorm4, kEmbed, kGather };
+plan::KernelSource norm_source();
+
+enum StepEntry { kRound, kAdd, kGate, kShared, kRepackUnits };
+plan::KernelSource step_source();
+
+// Entries: few query rows of a kv head, many, and the sum over splits.
+enum AttentionEntry { kAttendFew, kAttendMany, kAttendCombine };
+attn::DecodeTile attention_tile(int head_dim, int rotary_dim, AttentionEntry entry);
+plan::KernelSource attention_source(int head_dim, int rotary_dim);
+
+enum DeltaEntry { kDeltaOne, kDeltaFew, kDeltaPrepare, kDeltaScan, kDeltaScale };
+gdn::RecurrentTile recurrent_tile(int key_dim, int value_dim, DeltaEntry entry);
+gdn::ChunkTile chunk_tile(int key_dim, int value_dim);
+bool has_chunks(int key_dim, int value_dim);
+plan::KernelSource delta_source(int key_dim, int value_dim);
+
+}  // namespace fourfold::cuda

@@ -1,0 +1,162 @@
+#include "cuda/backend/step_tables.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "kernels/attn/tables.h"
+
+namespace fourfold::cuda {
+namespace {
+
+constexpr int kRows = gdn::kRecurrentRows;
+static_assert(kRows == attn::kMostRows);
+
+}  // namespace
+
+int StepTables::add_pages(const ops::Sequence& sequence) {
+  const int row = static_cast<int>(pages_.size()) / page_stride;
+  pages_.resize(pages_.size() + static_cast<size_t>(page_stride), 0);
+  const size_t count = std::min(sequence.pages.size(), static_cast<size_t>(page_stride));
+  std::copy_n(sequence.pages.begin(), count, pages_.end() - page_stride);
+  return row;
+}
+
+// Of sequences that have at most kRows rows.
+void StepTables::add_round(std::span<const ops::Sequence> batch, const std::vector<int>& members) {
+  if (members.empty()) return;
+  Round round;
+  round.first = static_cast<int>(places_.size());
+  round.places = static_cast<int>(members.size());
+  round.live = static_cast<int>(lives_.size());
+  lives_.push_back(round.places);
+  for (const int i : members) {
+    const ops::Sequence& s = batch[static_cast<size_t>(i)];
+    const int row = add_pages(s);
+    if (i == members.front()) round.page_row = row;
+    places_.push_back({s.first, s.count, s.position, s.state_in});
+    slots_.resize(places_.size() * kRows, -1);
+    const std::span<const int32_t> slots = s.written_slots();
+    for (size_t k = 0; k < slots.size(); ++k) {
+      const size_t at = slots.size() == 1 ? static_cast<size_t>(s.count) - 1 : k;
+      slots_[(places_.size() - 1) * kRows + at] = slots[k];
+    }
+    round.most_rows = std::max(round.most_rows, s.count);
+    round.longest = std::max(round.longest, s.position + s.count);
+  }
+  rounds.push_back(round);
+}
+
+void StepTables::build(const ops::Batch& batch, int64_t page_size, int chunk, Uploads& uploads) {
+  rounds.clear();
+  places_.clear();
+  slots_.clear();
+  pages_.clear();
+  lives_.clear();
+  chunk_slots_.clear();
+  first_chunks_.clear();
+  chunks_.clear();
+  singles_.clear();
+  few_.clear();
+  many_.clear();
+  chunked = {};
+  rows = batch.rows();
+  page_stride = 1;
+  bool whole = chunk > 0;
+  for (size_t i = 0; i < batch.sequences.size(); ++i) {
+    const ops::Sequence& s = batch.sequences[i];
+    FF_ASSERT(s.count >= 1 && s.position >= 0);
+    (s.count == 1 ? singles_ : s.count <= kRows ? few_ : many_).push_back(static_cast<int>(i));
+    if (s.count > kRows && s.written_slots().size() != 1) whole = false;
+    if (page_size > 0) {
+      const int64_t pages_used = ceil_div(int64_t{s.position} + s.count, page_size);
+      page_stride = std::max(page_stride, static_cast<int>(pages_used));
+    }
+  }
+  add_round(batch.sequences, singles_);
+  add_round(batch.sequences, few_);
+  for (const int i : many_) {
+    const ops::Sequence& s = batch.sequences[static_cast<size_t>(i)];
+    const std::span<const int32_t> slots = s.written_slots();
+    const int page_row = add_pages(s);
+    int state_in = s.state_in;
+    for (int at = 0; at < s.count; at += kRows) {
+      Round round;
+      round.first = static_cast<int>(places_.size());
+      round.places = 1;
+      round.page_row = page_row;
+      round.most_rows = std::min(kRows, s.count - at);
+      round.longest = s.position + at + round.most_rows;
+      round.live = static_cast<int>(lives_.size());
+      round.follows = at > 0;
+      round.part = true;
+      lives_.push_back(1);
+      places_.push_back({s.first + at, round.most_rows, s.position + at, state_in});
+      slots_.resize(places_.size() * kRows, -1);
+      for (int k = 0; k < round.most_rows; ++k) {
+        const bool last = k + 1 == round.most_rows;
+        if (slots.size() == 1 && !last) continue;
+        const int slot = slots.size() == 1 ? slots[0] : slots[static_cast<size_t>(at + k)];
+        slots_[(places_.size() - 1) * kRows + static_cast<size_t>(k)] = slot;
+        if (last) state_in = slot;
+      }
+      rounds.push_back(round);
+    }
+  }
+  if (whole && !many_.empty()) {
+    chunked.first = static_cast<int>(places_.size());
+    chunked.places = static_cast<int>(many_.size());
+    chunked.live = static_cast<int>(lives_.size());
+    lives_.push_back(chunked.places);
+    for (size_t place = 0; place < many_.size(); ++place) {
+      const ops::Sequence& s = batch.sequences[static_cast<size_t>(many_[place])];
+      places_.push_back({s.first, s.count, s.position, s.state_in});
+      chunk_slots_.push_back(s.written_slots()[0]);
+      first_chunks_.push_back(static_cast<int>(chunks_.size()));
+      for (int j = 0; j * chunk < s.count; ++j) chunks_.push_back({static_cast<int>(place), j});
+    }
+    chunked.chunks = static_cast<int>(chunks_.size());
+  }
+
+  uint64_t total = 0;
+  const auto place = [&total](uint64_t bytes) {
+    const uint64_t at = total;
+    total += (bytes + 127) / 128 * 128;
+    return at;
+  };
+  const uint64_t at_tokens = place(static_cast<uint64_t>(batch.size()) * sizeof(int));
+  const uint64_t at_lives = place(lives_.size() * sizeof(int));
+  const uint64_t at_places = place(places_.size() * sizeof(SequenceRows));
+  const uint64_t at_slots = place(slots_.size() * sizeof(int));
+  const uint64_t at_pages = place(pages_.size() * sizeof(int));
+  const uint64_t at_chunks = place(chunks_.size() * sizeof(gdn::ChunkPlace));
+  const uint64_t at_first = place(first_chunks_.size() * sizeof(int));
+  const uint64_t at_chunk_slots = place(chunk_slots_.size() * sizeof(int));
+  uint8_t* to = uploads.prepare(total);
+  // Padding is embedded as token 0.
+  auto* ids = reinterpret_cast<int*>(to + at_tokens);
+  std::copy_n(batch.tokens.begin(), rows, ids);
+  std::fill(ids + rows, ids + batch.size(), 0);
+  const auto write = [&](uint64_t at, const auto& values) {
+    if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
+  };
+  write(at_lives, lives_);
+  write(at_places, places_);
+  write(at_slots, slots_);
+  write(at_pages, pages_);
+  write(at_chunks, chunks_);
+  write(at_first, first_chunks_);
+  write(at_chunk_slots, chunk_slots_);
+  const DeviceAddress base = uploads.send(total);
+  tokens = base + at_tokens;
+  lives = base + at_lives;
+  sequences = base + at_places;
+  state_out = base + at_slots;
+  pages = base + at_pages;
+  chunk_places = base + at_chunks;
+  first_chunk = base + at_first;
+  chunk_state_out = base + at_chunk_slots;
+}
+
+}  // namespace fourfold::cuda

@@ -1,0 +1,209 @@
+#include "cuda/device/device.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "base/check.h"
+
+namespace fourfold::cuda {
+namespace {
+
+constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING
+constexpr unsigned kEventDefault = 0;   // with timing
+constexpr int kCaptureThreadLocal = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+constexpr int kOutOfMemory = 2;         // CUDA_ERROR_OUT_OF_MEMORY
+constexpr double kGigabyte = 1e9;
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+// Whether a device's name has every word of a row's model number: "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
+// has "rtx-pro-6000".
+bool names(std::string_view device, std::string_view row) {
+  const std::string text = fmt::format(" {} ", lower(device));
+  for (size_t at = 0; at <= row.size();) {
+    const size_t end = std::min(row.find('-', at), row.size());
+    std::string word(row.substr(at, end - at));
+    const size_t found = text.find(word);
+    if (found == std::string::npos) return false;
+    // A number must be whole: "5070" is not "50705"; "h100" is followed by a space or a dash.
+    const auto in_word = [&](size_t i) { return std::isalnum(static_cast<unsigned char>(text[i])) != 0; };
+    if (in_word(found - 1) || in_word(found + word.size())) return false;
+    at = end + 1;
+  }
+  return true;
+}
+
+}  // namespace
+
+plan::Gpu gpu_row_of(const jit::DeviceInfo& info) {
+  const plan::Arch& arch = plan::find_arch(info.arch());
+  const plan::Gpu* best = nullptr;
+  for (const plan::Gpu& row : plan::kGpus) {
+    // The longest name wins: "RTX 5070 Ti" is not the "RTX 5070".
+    if (row.arch == arch.name && names(info.name, row.name) &&
+        (best == nullptr || row.name.size() > best->name.size())) {
+      best = &row;
+    }
+  }
+  plan::Gpu gpu = best != nullptr ? *best : plan::representative_gpu(arch);
+  if (best != nullptr && info.sms == best->sms) return gpu;
+  // Another card of that architecture, or another edition: its own size and speed.
+  gpu.name = "this card";
+  gpu.sms = info.sms;
+  gpu.l2_mb = static_cast<double>(info.l2_bytes) / 1e6;
+  gpu.bf16_tflops = gpu.bf16_sustained_tflops = 0;
+  if (info.clock_ghz > 0) gpu.clock_ghz = gpu.sustained_ghz = info.clock_ghz;
+  if (info.memory_tbs > 0) {
+    gpu.read_tbs = info.memory_tbs;
+    gpu.read_source = plan::Source::kDatasheet;
+  }
+  return gpu;
+}
+
+Device::Device(int index)
+    : driver_(jit::Driver::get()), index_(index), info_(driver_.device(index)), gpu_(gpu_row_of(info_)) {
+  gpu_.title = info_.name;
+  make_current();
+}
+
+void Device::make_current() const { driver_.use(index_); }
+
+DeviceMemory Device::memory() const {
+  size_t free = 0, total = 0;
+  check(driver_.call().memory_info(&free, &total), "cuMemGetInfo");
+  return {free, total};
+}
+
+Stream::Stream(const Device& device) : device_(device) {
+  device_.check(device_.driver().call().stream_create(&handle_, kNonBlocking), "cuStreamCreate");
+}
+Stream::~Stream() { device_.driver().call().stream_destroy(handle_); }
+void Stream::synchronize() const {
+  device_.check(device_.driver().call().stream_synchronize(handle_), "waiting for the device");
+}
+
+Buffer::Buffer(const Device& device, uint64_t bytes, std::string_view what) : device_(&device), bytes_(bytes) {
+  const int result = device.driver().call().memory_allocate(&address_, std::max<uint64_t>(bytes, 1));
+  if (result == 0) return;
+  device_ = nullptr;
+  if (result == kOutOfMemory) {
+    const DeviceMemory memory = device.memory();
+    fail("{}: {:.3f} GB asked for, {:.3f} of {:.3f} GB free on {}", what, static_cast<double>(bytes) / kGigabyte,
+         static_cast<double>(memory.free) / kGigabyte, static_cast<double>(memory.total) / kGigabyte,
+         device.info().name);
+  }
+  device.check(result, fmt::format("{}: {} bytes of device memory", what, bytes));
+}
+
+Buffer::~Buffer() {
+  if (device_ != nullptr) device_->driver().call().memory_free(address_);
+}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(address_, other.address_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+void Buffer::upload(const Stream& stream, const void* from, uint64_t size, uint64_t offset) {
+  FF_ASSERT(offset <= bytes_ && size <= bytes_ - offset);
+  if (size == 0) return;
+  stream.device().check(stream.device().driver().call().copy_to_device(address_ + offset, from, size, stream.handle()),
+                        "copy to the device");
+}
+
+void Buffer::download(const Stream& stream, void* to, uint64_t size, uint64_t offset) const {
+  FF_ASSERT(offset <= bytes_ && size <= bytes_ - offset);
+  if (size == 0) return;
+  stream.device().check(stream.device().driver().call().copy_to_host(to, address_ + offset, size, stream.handle()),
+                        "copy from the device");
+}
+
+void Buffer::copy(const Stream& stream, const Buffer& from, uint64_t size) {
+  FF_ASSERT(size <= bytes_ && size <= from.bytes_);
+  if (size == 0) return;
+  stream.device().check(stream.device().driver().call().copy_on_device(address_, from.address_, size, stream.handle()),
+                        "copy on the device");
+}
+
+void Buffer::fill(const Stream& stream, unsigned char value) {
+  if (bytes_ == 0) return;
+  stream.device().check(stream.device().driver().call().fill_bytes(address_, value, bytes_, stream.handle()),
+                        "filling device memory");
+}
+
+ptx::TensorMap row_pieces(const Device& device, DeviceAddress address, uint64_t rows, uint64_t columns,
+                          uint64_t stride) {
+  // Values of CUtensorMapDataType and the like (cuda.h). 256 bytes come to L2 at once: the next piece is wanted soon.
+  constexpr int kBf16 = 9, kNoInterleave = 0, kSwizzle128 = 3, kPromote256 = 3, kZeros = 0;
+  ptx::TensorMap map;
+  const uint64_t sizes[2] = {columns, rows};
+  const unsigned box[2] = {64, 1}, steps[2] = {1, 1};
+  const int result = device.driver().call().tensor_map_encode(
+      &map, kBf16, 2, reinterpret_cast<void*>(static_cast<uintptr_t>(address)), sizes, &stride, box, steps,
+      kNoInterleave, kSwizzle128, kPromote256, kZeros);
+  if (result != 0) {
+    device.check(result,
+                 fmt::format("tensor map of {} x {} values at {:#x}, {} bytes a row", rows, columns, address, stride));
+  }
+  return map;
+}
+
+Event::Event(const Device& device) : device_(device) {
+  device_.check(device_.driver().call().event_create(&handle_, kEventDefault), "cuEventCreate");
+}
+Event::~Event() { device_.driver().call().event_destroy(handle_); }
+void Event::record(const Stream& stream) const {
+  device_.check(device_.driver().call().event_record(handle_, stream.handle()), "cuEventRecord");
+}
+double Event::microseconds(const Event& start, const Event& stop) {
+  const Device& device = stop.device_;
+  device.check(device.driver().call().event_synchronize(stop.handle_), "waiting for the device");
+  float milliseconds = 0;
+  device.check(device.driver().call().event_elapsed(&milliseconds, start.handle_, stop.handle_), "cuEventElapsedTime");
+  return static_cast<double>(milliseconds) * 1e3;
+}
+
+Graph::Graph(const Stream& stream, const std::function<void()>& enqueue) : device_(stream.device()) {
+  const jit::Driver::Functions& call = device_.driver().call();
+  device_.check(call.stream_begin_capture(stream.handle(), kCaptureThreadLocal), "beginning a graph");
+  void* graph = nullptr;
+  try {
+    enqueue();
+  } catch (...) {
+    if (call.stream_end_capture(stream.handle(), &graph) == 0) call.graph_destroy(graph);
+    throw;
+  }
+  device_.check(call.stream_end_capture(stream.handle(), &graph), "ending a graph");
+  const int result = call.graph_instantiate(&executable_, graph, 0);
+  call.graph_destroy(graph);
+  device_.check(result, "instantiating a graph");
+}
+Graph::~Graph() { device_.driver().call().graph_executable_destroy(executable_); }
+void Graph::launch(const Stream& stream) const {
+  device_.check(device_.driver().call().graph_launch(executable_, stream.handle()), "launching a graph");
+}
+
+void launch_raw(const Stream& stream, const Kernel& kernel, Grid grid, Overlap overlap, void** arguments) {
+  jit::LaunchAttribute attribute = {};
+  attribute.id = jit::kProgrammaticLaunch;
+  attribute.value.flag = 1;
+  const jit::LaunchConfig config = {{grid.x, grid.y, grid.z},
+                                    {kernel.threads, 1, 1},
+                                    kernel.smem_bytes,
+                                    stream.handle(),
+                                    overlap == Overlap::kProgrammatic ? &attribute : nullptr,
+                                    overlap == Overlap::kProgrammatic ? 1u : 0u};
+  const int result = stream.device().driver().call().launch_with(&config, kernel.function, arguments, nullptr);
+  if (result != 0) {
+    stream.device().check(result, fmt::format("launch of {}: grid {} x {} x {}, {} threads, {} bytes of shared memory",
+                                              kernel.name, grid.x, grid.y, grid.z, kernel.threads, kernel.smem_bytes));
+  }
+}
+
+}  // namespace fourfold::cuda

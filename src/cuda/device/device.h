@@ -1,0 +1,176 @@
+// A CUDA device and what lives on it: memory, streams, events, graphs and kernels, through the driver's functions that
+// src/jit opens at run time. Owners free what they hold; all of them must go before the process ends, none of them may
+// outlive it. Not thread-safe: one thread at a time uses a device (Device::make_current() moves it to another thread).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "jit/driver.h"
+#include "kernels/ptx/tensor_map.h"
+#include "plan/arch.h"
+
+namespace fourfold::cuda {
+
+using jit::DeviceAddress;
+
+template <typename T>
+T* device_pointer(DeviceAddress address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
+struct DeviceMemory {
+  uint64_t free = 0, total = 0;  // bytes
+};
+
+class Device {
+ public:
+  // Makes the device's context current on this thread. Error when there is no driver, no such device, or when no kernel
+  // family knows its architecture.
+  explicit Device(int index = 0);
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  void make_current() const;
+  const jit::DeviceInfo& info() const { return info_; }
+  // The planner's row: the card of the table that this is, or the fastest of its architecture with this one's limits.
+  const plan::Gpu& gpu() const { return gpu_; }
+  const jit::Driver& driver() const { return driver_; }
+  DeviceMemory memory() const;
+  void check(int result, std::string_view what) const { driver_.check(result, what); }
+
+ private:
+  const jit::Driver& driver_;
+  int index_;
+  jit::DeviceInfo info_;
+  plan::Gpu gpu_;
+};
+
+// The planner's row for a device (exposed for tests; Device keeps the strings that the row points to).
+plan::Gpu gpu_row_of(const jit::DeviceInfo& info);
+
+class Stream {
+ public:
+  explicit Stream(const Device& device);
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  void synchronize() const;
+  void* handle() const { return handle_; }
+  const Device& device() const { return device_; }
+
+ private:
+  const Device& device_;
+  void* handle_ = nullptr;
+};
+
+// Device memory. `what` is for the error: "expert weights: 14.5 GB asked for, 3.2 of 139.8 GB free on NVIDIA H200".
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Device& device, uint64_t bytes, std::string_view what);
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  DeviceAddress address() const { return address_; }
+  uint64_t bytes() const { return bytes_; }
+  template <typename T>
+  T* as() const {
+    return device_pointer<T>(address_);
+  }
+
+  // Copies and fills are ordered on the stream. `bytes` at `offset` must lie inside (our own mistake otherwise).
+  // Host memory is ordinary (pageable) memory: a copy from it has left it when the call returns; a copy to it is
+  // complete when the stream has been synchronized.
+  void upload(const Stream& stream, const void* from, uint64_t size, uint64_t offset = 0);
+  void download(const Stream& stream, void* to, uint64_t size, uint64_t offset = 0) const;
+  void copy(const Stream& stream, const Buffer& from, uint64_t size);
+  void fill(const Stream& stream, unsigned char value);
+
+  template <typename T>
+  void upload(const Stream& stream, const std::vector<T>& from) {
+    upload(stream, from.data(), from.size() * sizeof(T));
+  }
+  template <typename T>
+  std::vector<T> download(const Stream& stream, size_t count) const {
+    std::vector<T> to(count);
+    download(stream, to.data(), count * sizeof(T));
+    stream.synchronize();
+    return to;
+  }
+
+ private:
+  const Device* device_ = nullptr;
+  DeviceAddress address_ = 0;
+  uint64_t bytes_ = 0;
+};
+
+// Rows of `columns` bf16 values in device memory, `stride` bytes from one to the next, as kernels copy them in pieces
+// of one row and 64 columns (ptx::tensor_copy_row). `address` and `stride`: multiples of 16.
+ptx::TensorMap row_pieces(const Device& device, DeviceAddress address, uint64_t rows, uint64_t columns,
+                          uint64_t stride);
+
+class Event {
+ public:
+  explicit Event(const Device& device);
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void record(const Stream& stream) const;
+  // Microseconds between two recorded events; waits for the later one.
+  static double microseconds(const Event& start, const Event& stop);
+
+ private:
+  const Device& device_;
+  void* handle_ = nullptr;
+};
+
+// What `enqueue` puts on the stream, recorded instead of run, to be launched any number of times.
+class Graph {
+ public:
+  Graph(const Stream& stream, const std::function<void()>& enqueue);
+  ~Graph();
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(const Stream& stream) const;
+
+ private:
+  const Device& device_;
+  void* executable_ = nullptr;
+};
+
+// A kernel ready to be launched; valid while the module it came from lives.
+struct Kernel {
+  std::string name;
+  void* function = nullptr;
+  unsigned threads = 0;
+  unsigned smem_bytes = 0;
+};
+
+struct Grid {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+enum class Overlap {
+  kNone,          // starts when everything before it on the stream has ended
+  kProgrammatic,  // may start early; the kernel itself waits (griddepcontrol.wait)
+};
+
+void launch_raw(const Stream& stream, const Kernel& kernel, Grid grid, Overlap overlap, void** arguments);
+
+template <typename... Args>
+void launch(const Stream& stream, const Kernel& kernel, Grid grid, Overlap overlap, Args... args) {
+  void* arguments[] = {const_cast<void*>(static_cast<const void*>(&args))...};
+  launch_raw(stream, kernel, grid, overlap, arguments);
+}
+
+}  // namespace fourfold::cuda

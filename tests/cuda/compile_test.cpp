@@ -1,0 +1,160 @@
+// Compiling what an expert layer launches, where NVRTC is installed; no GPU is needed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/check.h"
+#include "cuda/device/build.h"
+#include "cuda/moe/sources.h"
+#include "jit/build.h"
+#include "jit/sources.h"
+#include "testing.h"
+
+namespace fourfold::cuda {
+namespace {
+
+#define FOURFOLD_NEEDS_NVRTC()                                                                              \
+  do {                                                                                                      \
+    std::string why;                                                                                        \
+    if (jit::Nvrtc::find(&why) == nullptr) GTEST_SKIP() << "NVRTC is not installed on this machine" << why; \
+  } while (false)
+
+// The header compiles alone under NVRTC and gives the host's total and offsets, for tiles of every family.
+TEST(Compile, TheLedgerIsTheSameOnTheDevice) {
+  FOURFOLD_NEEDS_NVRTC();
+  for (const char* arch : {"sm_90a", "sm_120a", "sm_80"}) {
+    std::string text = "#include \"plan/moe/tile.h\"\nusing namespace fourfold::plan::moe;\n";
+    int kernels = 0;
+    for (const int64_t tokens : {1, 4, 64}) {
+      for (const plan::moe::FamilyRow& row : plan::moe::families()) {
+        plan::moe::Problem p = plan::moe::find_shape("35B-A3B");
+        p.tokens = tokens;
+        for (const plan::moe::Pass pass : {plan::moe::Pass::kGateUp, plan::moe::Pass::kDown}) {
+          std::vector<plan::moe::Candidate> tiles;
+          row.tiles(p, pass, &tiles);
+          for (size_t i = 0; i < tiles.size(); i += tiles.size() / 3 + 1) {
+            const plan::moe::TileConfig& tile = tiles[i].tile;
+            const plan::moe::SmemMap map = plan::moe::make_smem_map(tile);
+            const std::string name = fmt::format("Tile{}", kernels);
+            text += fmt::format("struct {} {{ static constexpr TileConfig value = {}; }};\n", name, to_source(tile));
+            text += fmt::format("static_assert(make_smem_map({}::value).total == {});\n", name, map.total);
+            for (int r = 0; r < plan::moe::kRegionCount; ++r) {
+              text += fmt::format("static_assert(smem_offset<{}, RegionId({})> == {});\n", name, r,
+                                  map[static_cast<plan::moe::RegionId>(r)].offset);
+            }
+            text += fmt::format(
+                "extern \"C\" __global__ void k{}(unsigned* x) {{ x[0] = smem_stride<{}, RegionId::kWeights>; }}\n",
+                kernels++, name);
+          }
+        }
+      }
+    }
+    const auto result = jit::Nvrtc::get().compile({jit::with_embedded("ledger.cu", text), arch, {}, {}});
+    EXPECT_EQ(jit::read_cubin(result.cubin, "ledger").size(), static_cast<size_t>(kernels));
+    EXPECT_GT(kernels, 40);
+  }
+}
+
+class BuiltKernels : public testing::TestWithParam<plan::Arch> {};
+
+TEST_P(BuiltKernels, CompileWithTheirPlannedMapsAndWithoutSpills) {
+  FOURFOLD_NEEDS_NVRTC();
+  const plan::Arch& arch = GetParam();
+  plan::moe::Problem problem = plan::moe::find_shape("35B-A3B");
+  if (arch.fp4_mma) problem.activations = plan::moe::ActivationFormat::kAuto;
+  const auto sources = layer_sources(problem, plan::representative_gpu(arch));
+  const auto has = [&](std::string_view part) {
+    return std::any_of(sources.begin(), sources.end(),
+                       [&](const plan::KernelSource& s) { return s.name.find(part) != std::string::npos; });
+  };
+  EXPECT_EQ(has("quantize"), arch.fp4_mma);
+  EXPECT_EQ(has("gate-up_fp4"), arch.fp4_mma);
+  EXPECT_TRUE(has("gate-up_mma-sync") || has("gate-up_streaming"));
+  std::vector<jit::KernelRequest> requests;
+  for (const plan::KernelSource& source : sources) requests.push_back(request_of(source, {std::string(arch.name), {}}));
+  for (const jit::BuiltKernel& kernel : jit::build(test_store(), requests, {.progress = false})) {
+    EXPECT_EQ(kernel.entry.spill_bytes, 0) << kernel.name;
+    for (const jit::KernelUse& use : kernel.entry.kernels) EXPECT_EQ(use.stack_bytes, 0) << kernel.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, BuiltKernels, testing::ValuesIn(plan::kArchs),
+                         [](const auto& parameter) { return std::string(parameter.param.name); });
+
+// What the workstation card's plans become on another card: the FP4 multiplication emulated.
+TEST(Kernels, Fp4KernelsCompileEmulated) {
+  FOURFOLD_NEEDS_NVRTC();
+  plan::moe::Problem p = plan::moe::find_shape("35B-A3B");
+  p.activations = plan::moe::ActivationFormat::kNvfp4;
+  p.tokens = 8;
+  const auto layer = plan::moe::plan_layer(p, plan::find_gpu("rtx-pro-6000"), {.explain = false});
+  for (const char* arch : {"sm_90a", "sm_80"}) {
+    std::vector<plan::KernelSource> sources = {quantise_source()};
+    for (const plan::moe::GemmPlan* gemm : {&layer.gate_up, &layer.down}) {
+      sources.push_back(plan::moe::kernel_of(p, gemm->pass, gemm->chosen.candidate));
+    }
+    for (const plan::KernelSource& source : sources) {
+      const jit::KernelRequest request = request_of(source, {arch, {"FOURFOLD_EMULATE_FP4_MMA"}});
+      EXPECT_EQ(jit::Nvrtc::get().compile(request.compile).lowered.size(), 1u) << arch << " " << request.name;
+    }
+  }
+}
+
+// A kernel that the compiler spoils is replaced, and what was compiled on the way stays counted.
+TEST(BuildAll, DoesWithoutRefusedKernels) {
+  FOURFOLD_NEEDS_NVRTC();
+  const plan::KernelSource good = {"good", "extern \"C\" __global__ void k(int* x) { x[0] = 1; }", {}};
+  const plan::KernelSource spoilt = {"spoilt",
+                                     "#include \"kernels/ptx/wgmma_sm90.cuh\"\n"
+                                     "extern \"C\" __global__ void k(float* x, unsigned long long rows) {\n"
+                                     "  using namespace fourfold::ptx;\n"
+                                     "  float d[8]; unsigned a[4] = {1, 2, 3, 4};\n"
+                                     "  wgmma_fence(); Wgmma<16>::set(d, a, rows); wgmma_commit();\n"
+                                     "  d[0] = x[8];\n"
+                                     "  Wgmma<16>::add(d, a, rows); wgmma_commit(); wgmma_wait<0>();\n"
+                                     "  for (int i = 0; i < 8; ++i) x[threadIdx.x * 8 + i] = d[i]; }\n",
+                                     {}};
+  const plan::KernelSource next = {"next", "extern \"C\" __global__ void k(int* x) { x[0] = 2; }", {}};
+  const auto sources = [&](const std::set<std::string>& refused) {
+    return refused.contains("spoilt") ? std::vector{good, next} : std::vector{good, spoilt};
+  };
+  testing::internal::CaptureStderr();
+  const auto built = build_all(test_store(), "sm_90a", sources, {.progress = false});
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("kernel spoilt is refused"), std::string::npos);
+  ASSERT_EQ(built.size(), 2u);
+  EXPECT_EQ(built[0].name, "good");
+  EXPECT_TRUE(built[0].compiled) << "it was in the store in the second round only because the first one compiled it";
+  EXPECT_GT(built[0].seconds, 0);
+  EXPECT_EQ(built[1].name, "next");
+  EXPECT_TRUE(built[1].compiled);
+  const auto again = build_all(test_store(), "sm_90a", sources, {.progress = false});
+  for (const jit::BuiltKernel& kernel : again) EXPECT_FALSE(kernel.compiled) << kernel.name;
+}
+
+// The kernels of products and norms, a tile of each: what a model needs beside its experts.
+TEST(Kernels, ProductsAndNormsCompileForEveryArchitecture) {
+  FOURFOLD_NEEDS_NVRTC();
+  std::vector<jit::KernelRequest> requests;
+  for (const plan::Arch& arch : plan::kArchs) {
+    requests.push_back(jit::make_request(
+        fmt::format("products {}", arch.name),
+        "#include \"kernels/gemm/dense.cuh\"\n#include \"kernels/gemm/rows.cuh\"\n#include \"kernels/norm/norm.cuh\"\n",
+        arch.name,
+        {"fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<10, 1, 4, 2, 4, 1, 1>>",
+         "fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<5, 2, 8, 1, 4, 1, 0, fourfold::gemm::RowsLast(1)>>",
+         "fourfold::gemm::gemm_dense<fourfold::gemm::DenseTileOf<15, 64, 4, 3, 1>>", "fourfold::gemm::gemm_route",
+         "fourfold::norm::norm_rows<2>", "fourfold::norm::embed_rows", "fourfold::norm::gather_rows"}));
+  }
+  requests.push_back(jit::make_request("wide products", "#include \"kernels/gemm/dense_sm90.cuh\"\n", "sm_90a",
+                                       {"fourfold::gemm::gemm_wide<fourfold::gemm::WideTileOf<7, 128, 4>>",
+                                        "fourfold::gemm::gemm_wide<fourfold::gemm::WideTileOf<10, 64, 6>>"}));
+  for (const jit::BuiltKernel& kernel : jit::build(test_store(), requests, {.progress = false})) {
+    // NVRTC 13.0 spills two registers once for sm_100a, and refusal_of() lets that pass.
+    EXPECT_LE(kernel.entry.spill_bytes, kernel.name == "products sm_100a" ? 8 : 0) << kernel.name;
+    EXPECT_EQ(jit::refusal_of(kernel.entry), "") << kernel.name;
+  }
+}
+
+}  // namespace
+}  // namespace fourfold::cuda

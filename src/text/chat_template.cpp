@@ -130,7 +130,7 @@ ChatTemplate ChatTemplate::from_file(const std::filesystem::path& path) {
   return from_source(read_file(path, kMaxTemplate), path.string());
 }
 
-ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory) {
+ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory, Absence absence) {
   namespace fs = std::filesystem;
   ChatTemplate out;
   out.name_ = directory.string();
@@ -184,15 +184,18 @@ ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory
     }
     add("default", file["chat_template"].get_ref<const std::string&>(), path);
   }
-  if (out.templates_.empty()) {
-    fail("{}: no chat template: neither chat_template.jinja nor 'chat_template' in tokenizer_config.json",
-         directory.string());
-  }
+  if (absence == Absence::kRefused) out.require();
   return out;
+}
+
+void ChatTemplate::require() const {
+  if (!templates_.empty()) return;
+  fail("{}: no chat template: neither chat_template.jinja nor 'chat_template' in tokenizer_config.json", name_);
 }
 
 std::string ChatTemplate::render(const ChatRequest& request, const jinja::Limits& limits,
                                  std::optional<std::time_t> now) const {
+  require();
   if (!request.messages.is_array()) fail("'messages' is {}, an array is wanted", json_kind(request.messages));
   if (request.messages.empty()) fail("'messages' is empty, at least one message is wanted");
   for (const auto& [what, value] : {std::pair("tools", &request.tools), std::pair("documents", &request.documents)}) {

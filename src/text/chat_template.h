@@ -63,14 +63,19 @@ class ChatTemplate {
   static ChatTemplate from_file(const std::filesystem::path& path);
   // chat_template.jinja and additional_chat_templates/*.jinja before chat_template of tokenizer_config.json (a string
   // or a list of named ones) before chat_template.json; special tokens from tokenizer_config.json, then
-  // special_tokens_map.json.
-  static ChatTemplate from_directory(const std::filesystem::path& directory);
+  // special_tokens_map.json. Where there is no template at all, an Error; or, where that is allowed, a ChatTemplate
+  // with the special tokens, whose render() is the Error.
+  enum class Absence { kRefused, kAllowed };
+  static ChatTemplate from_directory(const std::filesystem::path& directory, Absence absence = Absence::kRefused);
   static ChatTemplate from_source(std::string_view source, std::string name,
                                   const Json& special_tokens = Json::object());
 
   // `now` is the clock of strftime_now; by default the present, in local time.
   std::string render(const ChatRequest& request, const jinja::Limits& limits = {},
                      std::optional<std::time_t> now = {}) const;
+
+  // An Error when there is no template.
+  void require() const;
 
   const std::map<std::string, std::string>& special_tokens() const { return special_tokens_; }
 

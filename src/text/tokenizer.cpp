@@ -135,6 +135,37 @@ class CharCounter {
   std::vector<size_t> counts_;
 };
 
+// Byte ranges of a text whose invalid sequences were replaced, as ranges of the text as it came.
+class InputRanges {
+ public:
+  explicit InputRanges(std::string_view input) : replaced_(replaced_utf8(input)) {
+    size_t input_position = 0, repaired_position = 0;
+    for (const Replaced& one : replaced_) {
+      input_position += one.position - repaired_position;
+      inputs_.push_back(input_position);
+      input_position += one.size;
+      repaired_position = one.position + kReplacementBytes;
+    }
+  }
+  // What reaches into a replaced sequence holds all of it.
+  Span operator()(Span span) const { return {place(span.begin, false), place(span.end, true)}; }
+
+ private:
+  size_t place(size_t position, bool end) const {
+    const auto behind = std::upper_bound(replaced_.begin(), replaced_.end(), position,
+                                         [](size_t at, const Replaced& one) { return at < one.position; });
+    if (behind == replaced_.begin()) return position;
+    const auto index = static_cast<size_t>(behind - replaced_.begin()) - 1;
+    const Replaced& last = replaced_[index];
+    const size_t within = position - last.position;
+    if (within >= kReplacementBytes) return inputs_[index] + last.size + within - kReplacementBytes;
+    return inputs_[index] + (end && within > 0 ? last.size : 0);
+  }
+
+  std::vector<Replaced> replaced_;
+  std::vector<size_t> inputs_;  // where each of them begins in the input
+};
+
 }  // namespace
 
 // The texts that added tokens matched, with the whitespace that lstrip and rstrip took, by place in the encoding.
@@ -320,7 +351,9 @@ void Tokenizer::Impl::trim(const PostStep& step, const std::vector<int32_t>& ids
 Encoding Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
   if (text.size() > kMaxInput) fail("a text of {} bytes, at most {} are accepted", text.size(), kMaxInput);
   std::string repaired;
+  std::optional<InputRanges> input;
   if (!is_valid_utf8(text)) {
+    if (options.offsets) input.emplace(text);
     repaired = to_valid_utf8(text);
     text = repaired;
   }
@@ -363,6 +396,9 @@ Encoding Tokenizer::encode(std::string_view text, const EncodeOptions& options) 
         offsets->insert(offsets->end(), step.after.size(), Span{});
       }
     }
+  }
+  if (input) {
+    for (Span& span : out.byte_offsets) span = (*input)(span);
   }
   return out;
 }

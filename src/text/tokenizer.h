@@ -64,7 +64,8 @@ class Tokenizer {
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  // Invalid UTF-8 in the text counts as U+FFFD; offsets are then those of the repaired text (to_valid_utf8).
+  // Invalid UTF-8 in the text counts as U+FFFD, one character (to_valid_utf8); byte offsets are those of the text as it
+  // came.
   Encoding encode(std::string_view text, const EncodeOptions& options = {}) const;
   std::vector<int32_t> encode_ids(std::string_view text, const EncodeOptions& options = {}) const;
 

@@ -97,6 +97,24 @@ std::string to_valid_utf8(std::string_view text) {
   return out;
 }
 
+std::vector<Replaced> replaced_utf8(std::string_view text) {
+  std::vector<Replaced> replaced;
+  size_t position = 0;  // in the repaired text
+  for (size_t i = 0; i < text.size();) {
+    const Utf8Step step = utf8_step(text, i);
+    if (step.kind == Utf8Step::Kind::kValid) {
+      position += step.size;
+      i += step.size;
+      continue;
+    }
+    const size_t size = step.kind == Utf8Step::Kind::kTruncated ? text.size() - i : step.size;
+    replaced.push_back({position, size});
+    position += kReplacementBytes;
+    i += size;
+  }
+  return replaced;
+}
+
 std::string Utf8Stream::append(std::string_view bytes) {
   std::string joined;
   if (!tail_.empty()) {

@@ -11,6 +11,7 @@
 namespace fourfold::text {
 
 constexpr char32_t kReplacement = 0xFFFD;
+constexpr size_t kReplacementBytes = 3;
 
 // The number of bytes of the sequence that a lead byte of valid UTF-8 starts.
 constexpr size_t utf8_length(unsigned char lead) { return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
@@ -37,6 +38,11 @@ size_t count_code_points(std::string_view valid);
 bool is_valid_utf8(std::string_view text);
 // Each invalid sequence becomes U+FFFD, as Python's errors="replace" does.
 std::string to_valid_utf8(std::string_view text);
+// Each invalid sequence of `text`: where its U+FFFD stands in to_valid_utf8(text), and how long it was. In order.
+struct Replaced {
+  size_t position, size;
+};
+std::vector<Replaced> replaced_utf8(std::string_view text);
 
 bool is_whitespace(char32_t c);  // White_Space
 bool is_numeric(char32_t c);     // general categories Nd, Nl, No

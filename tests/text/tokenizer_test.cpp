@@ -88,6 +88,34 @@ TEST(Tokenizer, OffsetsInBytesAndCharacters) {
   EXPECT_EQ(encoding.char_offsets.back(), (Span{11, 12}));
 }
 
+// Offsets point into the text as it came, also where it is no UTF-8: each invalid sequence is one U+FFFD to the model.
+TEST(Tokenizer, OffsetsOfInvalidUtf8AreThoseOfTheInput) {
+  const Tokenizer tokenizer = Tokenizer::from_directory(FOURFOLD_SOURCE_DIR "/models/demo");
+  EncodeOptions options;
+  options.offsets = true;
+  const std::vector<std::string> texts = {"\xff\xfe", "a\xff", "\xffhello \xc3(world) \xe2\x82",
+                                          "\xf0\x9f\x91 caf\xc3\xa9 \xc3\xa9\x80", "ok \xed\xa0\x80!"};
+  for (const std::string& text : texts) {
+    const Encoding encoding = tokenizer.encode(text, options);
+    EXPECT_EQ(encoding.ids, tokenizer.encode_ids(to_valid_utf8(text)));
+    ASSERT_EQ(encoding.byte_offsets.size(), encoding.ids.size());
+    size_t last = 0;
+    std::vector<bool> covered(text.size());
+    for (const Span& span : encoding.byte_offsets) {
+      EXPECT_LE(span.begin, span.end);
+      EXPECT_LE(span.end, text.size());
+      EXPECT_LE(last, span.begin + 4);  // tokens of one character share its range
+      last = span.begin;
+      for (size_t i = span.begin; i < span.end; ++i) covered[i] = true;
+    }
+    EXPECT_EQ(std::count(covered.begin(), covered.end(), false), 0);
+  }
+  const Encoding two = tokenizer.encode("\xff\xfe", options);
+  EXPECT_EQ(two.byte_offsets.front(), (Span{0, 1}));
+  EXPECT_EQ(two.byte_offsets.back(), (Span{1, 2}));
+  EXPECT_EQ(two.char_offsets.back(), (Span{1, 2}));
+}
+
 TEST(Tokenizer, BrokenFilesAreNamed) {
   EXPECT_EQ(load_error(minimal()), "");
   const auto changed = [](const char* pointer, const char* value) {

@@ -1,0 +1,58 @@
+// Answers in the form of OpenAI's chat completions, streamed or whole.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chat/answer.h"
+#include "serve/generation_fields.h"
+#include "serve/generation_job.h"
+
+namespace fourfold::serve {
+
+struct ChatAnswerOptions {
+  std::string id, model;
+  int64_t created = 0;
+  GenerationFields fields;
+  chat::AnswerOptions answer;
+  int64_t prompt_tokens = 0;
+  bool logprobs = false;
+  bool parallel_calls = true;  // false: the answer ends with its first call
+  bool include_reasoning = true;
+};
+
+class ChatAnswer final : public AnswerForm {
+ public:
+  // `text` must outlive it.
+  ChatAnswer(const chat::ChatText& text, ChatAnswerOptions options);
+
+  void begin(std::string& out) override;
+  bool token(size_t index, const engine::Event& event, std::string& out) override;
+  std::string finish(size_t index, const engine::Event& event, std::string& out) override;
+  void complete(std::string& out) override;
+  Json whole() const override;
+  std::string failure(const ApiError& error) const override;
+
+ private:
+  struct Choice {
+    chat::AnswerStream stream;
+    Json logprobs = Json::array();  // streamed: those that were not sent yet
+    Json stop_reason;
+    std::string finish;
+    int64_t tokens = 0, reasoning_tokens = 0;
+    bool begun = false, reasoning = false, one_call = false;
+  };
+
+  void emit(size_t index, const std::vector<text::OutputEvent>& events, std::string& out);
+  void delta(size_t index, Json content, const std::string* finish, std::string& out);
+  Json usage() const;
+
+  const chat::ChatText& text_;
+  const ChatAnswerOptions options_;
+  int32_t think_end_ = -1;
+  std::vector<Choice> choices_;
+  int64_t cached_tokens_ = 0;
+};
+
+}  // namespace fourfold::serve

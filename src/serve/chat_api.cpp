@@ -1,0 +1,226 @@
+#include "serve/chat_api.h"
+
+#include <ctime>
+#include <memory>
+#include <utility>
+
+#include "serve/chat_answer.h"
+#include "serve/generation_fields.h"
+#include "serve/generation_job.h"
+#include "serve/routes.h"
+
+namespace fourfold::serve {
+namespace {
+
+using enum Treatment;
+
+constexpr const char* kNoGrammar = "constrained output is not built in; ask for it in the prompt";
+
+constexpr FieldRule kFields[] = {
+    {"messages", kHonoured, "text only; system and developer messages are merged into the front"},
+    {"model", kHonoured, "404 where it is not the served name; may be left out"},
+    {"max_completion_tokens", kHonoured, "1 or more, cut to what the context leaves"},
+    {"max_tokens", kHonoured, "the same; the former wins"},
+    {"temperature", kHonoured, "0 to 10; 0 is greedy"},
+    {"top_p", kHonoured, "above 0, up to 1"},
+    {"top_k", kHonoured, "-1 and 0: all tokens"},
+    {"min_p", kHonoured, "0 to below 1"},
+    {"presence_penalty", kHonoured, "-10 to 10"},
+    {"frequency_penalty", kHonoured, "-10 to 10"},
+    {"repetition_penalty", kHonoured, "above 0, up to 10"},
+    {"logit_bias", kHonoured, "token to a number from -100 to 100"},
+    {"seed", kHonoured, "answer i of n has the seed plus i"},
+    {"n", kHonoured, "1 to 64"},
+    {"stop", kHonoured, "a string or up to 64; they sleep inside of reasoning and of calls"},
+    {"stop_token_ids", kHonoured, "beside the model's own"},
+    {"min_tokens", kHonoured, "before that many the answer does not end by itself"},
+    {"ignore_eos", kHonoured, "the model's end tokens do not end the answer"},
+    {"logprobs", kHonoured, "of all tokens that were generated, reasoning included"},
+    {"top_logprobs", kHonoured, "0 to 20"},
+    {"stream", kHonoured, ""},
+    {"stream_options", kHonoured, "include_usage, continuous_usage_stats"},
+    {"tools", kHonoured, "of type function"},
+    {"tool_choice", kHonoured, "auto and none (the tools are left out of the prompt); required and a name are refused"},
+    {"parallel_tool_calls", kHonoured, "false: the answer ends with its first call"},
+    {"response_format", kHonoured, "type text; json_object and json_schema are refused"},
+    {"reasoning_effort", kHonoured, "a variable of the template; none is enable_thinking: false"},
+    {"enable_thinking", kHonoured, "a variable of the template"},
+    {"preserve_thinking", kHonoured, "a variable of the template"},
+    {"thinking_token_budget", kHonoured, "after so many tokens the reasoning is closed; 0 closes it at once"},
+    {"chat_template_kwargs", kHonoured, "variables of the template"},
+    {"documents", kHonoured, "given to the template"},
+    {"include_reasoning", kHonoured, "false: the reasoning is left out of the answer"},
+    {"add_generation_prompt", kHonoured, "true only"},
+    {"continue_final_message", kHonoured, "false only"},
+    {"modalities", kHonoured, "[\"text\"] only"},
+    {"best_of", kHonoured, "1 only"},
+    {"use_beam_search", kHonoured, "false only"},
+    {"echo", kHonoured, "false only"},
+    {"priority", kHonoured, "lower values first"},
+    {"cache_salt", kHonoured, "cached prefixes are shared with requests of the same salt only"},
+    {"user", kIgnored},
+    {"metadata", kIgnored},
+    {"store", kIgnored},
+    {"service_tier", kIgnored},
+    {"safety_identifier", kIgnored},
+    {"prompt_cache_key", kIgnored, "prefixes are found without"},
+    {"prompt_cache_retention", kIgnored},
+    {"verbosity", kIgnored},
+    {"prediction", kIgnored},
+    {"length_penalty", kIgnored},
+    {"separate_reasoning", kIgnored, "reasoning is always apart"},
+    {"skip_special_tokens", kIgnored, "end tokens are never part of the text"},
+    {"spaces_between_special_tokens", kIgnored},
+    {"request_id", kIgnored, "the header x-request-id is taken"},
+    {"structured_outputs", kRefused, kNoGrammar},
+    {"guided_json", kRefused, kNoGrammar},
+    {"guided_regex", kRefused, kNoGrammar},
+    {"guided_choice", kRefused, kNoGrammar},
+    {"guided_grammar", kRefused, kNoGrammar},
+    {"functions", kRefused, "use tools"},
+    {"function_call", kRefused, "use tool_choice"},
+    {"audio", kRefused, "the model writes text only"},
+    {"web_search_options", kRefused, "the server searches nothing"},
+    {"chat_template", kRefused, "templates come from the checkpoint only"},
+    {"bad_words", kRefused, "use logit_bias"},
+    {"allowed_token_ids", kRefused, "use logit_bias"},
+    {"prompt_logprobs", kRefused, "use /v1/completions with echo and logprobs"},
+    {"logits_processors", kRefused, "use logit_bias"},
+};
+
+constexpr size_t kMaxMessages = 100'000, kMaxTools = 2048, kMaxName = 256;
+
+void read_tool(const Fields& fields, const Json& tool, const std::string& place) {
+  const auto wrong = [&](const std::string& what) {
+    throw ApiError::field(fields.full_name(place), fields.full_name(place) + " " + what);
+  };
+  if (!tool.is_object()) wrong(fmt::format("is {}, an object is wanted", json_kind(tool)));
+  const auto type = tool.find("type");
+  if (type != tool.end() && *type != "function") {
+    wrong(fmt::format("is of type {}, only function is known", printable(dump(*type), 60)));
+  }
+  const auto function = tool.find("function");
+  if (function == tool.end() || !function->is_object()) wrong("has no object named function");
+  const auto name = function->find("name");
+  if (name == function->end() || !name->is_string() || name->get_ref<const std::string&>().empty() ||
+      name->get_ref<const std::string&>().size() > kMaxName) {
+    wrong(fmt::format("has no name of 1 to {} bytes", kMaxName));
+  }
+  const auto parameters = function->find("parameters");
+  if (parameters != function->end() && !parameters->is_null() && !parameters->is_object()) {
+    wrong("has parameters that are no object");
+  }
+}
+
+// The tools that may be called; null when there are none.
+Json read_tools(const Fields& fields) {
+  const Json* tools = fields.array("tools", kMaxTools);
+  if (tools != nullptr) {
+    for (size_t i = 0; i < tools->size(); ++i) read_tool(fields, (*tools)[i], fmt::format("tools[{}]", i));
+  }
+  const bool given = tools != nullptr && !tools->empty();
+  const Json* choice = fields.find("tool_choice");
+  if (choice != nullptr) {
+    if (choice->is_object() || *choice == "required") {
+      if (!given) fields.refuse("tool_choice", "asks for a call, but there are no tools");
+      fields.refuse("tool_choice", fmt::format("is {}: a call cannot be forced, wanted auto or none",
+                                               choice->is_object() ? "a named tool" : "required"));
+    }
+    if (*choice != "auto" && *choice != "none") {
+      fields.refuse("tool_choice", fmt::format("is {}, wanted auto or none", printable(dump(*choice), 60)));
+    }
+    if (*choice == "none") return nullptr;
+  }
+  return given ? *tools : Json();
+}
+
+// Fields that are known for one value, the one that changes nothing.
+void require_defaults(const Fields& fields) {
+  if (!fields.boolean("add_generation_prompt").value_or(true)) {
+    fields.refuse("add_generation_prompt", "is false: the answer is always the model's turn");
+  }
+  if (fields.boolean("continue_final_message").value_or(false)) {
+    fields.refuse("continue_final_message", "is true: an answer begins a turn of its own");
+  }
+  if (fields.boolean("use_beam_search").value_or(false)) fields.refuse("use_beam_search", "is true: there is none");
+  if (fields.boolean("echo").value_or(false)) fields.refuse("echo", "is true: /v1/completions has it");
+  fields.integer("best_of", 1, 1);
+  if (const Json* modalities = fields.array("modalities", 8); modalities != nullptr && *modalities != Json({"text"})) {
+    fields.refuse("modalities", "is not [\"text\"]: the model writes text only");
+  }
+  if (const Json* format = fields.object("response_format")) {
+    const auto type = format->find("type");
+    if (type == format->end() || *type != "text") {
+      fields.refuse("response_format", fmt::format("is not of type text: {}", kNoGrammar));
+    }
+  }
+}
+
+}  // namespace
+
+std::span<const FieldRule> chat_fields() { return kFields; }
+
+chat::Conversation read_conversation(const Fields& fields) {
+  chat::Conversation out;
+  const Json* messages = fields.array("messages", kMaxMessages);
+  if (messages == nullptr) fields.refuse("messages", "is missing, an array of messages is wanted");
+  if (messages->empty()) fields.refuse("messages", "is empty, at least one message is wanted");
+  out.messages = *messages;
+  out.tools = read_tools(fields);
+  if (const Json* documents = fields.array("documents", 4096)) out.documents = *documents;
+  if (const Json* variables = fields.object("chat_template_kwargs")) {
+    for (const char* name : {"messages", "tools", "documents", "add_generation_prompt", "chat_template"}) {
+      if (variables->contains(name)) fields.refuse(fmt::format("chat_template_kwargs.{}", name), "is no variable");
+    }
+    out.variables = *variables;
+  }
+  if (const auto effort = fields.string("reasoning_effort", 64)) {
+    out.variables["reasoning_effort"] = *effort;
+    if (*effort == "none") out.variables["enable_thinking"] = false;
+  }
+  if (const auto thinking = fields.boolean("enable_thinking")) out.variables["enable_thinking"] = *thinking;
+  if (const auto preserve = fields.boolean("preserve_thinking")) out.variables["preserve_thinking"] = *preserve;
+  return out;
+}
+
+void chat_completions(Service& service, const std::shared_ptr<ApiCall>& call) {
+  const Json body = call->body();
+  const Fields fields(body, kFields);
+  call->ignored = fields.ignored();
+  const ServedModel& model = service.require_model();
+  service.require_name(fields.string("model"));
+  model.text->require_template();
+  require_defaults(fields);
+
+  ChatAnswerOptions options;
+  options.fields = GenerationFields::read(fields, model);
+  options.fields.max_tokens = fields.integer("max_completion_tokens", 1, kMaxTokens);
+  const auto older = fields.integer("max_tokens", 1, kMaxTokens);
+  if (!options.fields.max_tokens) options.fields.max_tokens = older;
+  options.logprobs = fields.boolean("logprobs").value_or(false);
+  const auto top = fields.integer("top_logprobs", 0, 20);
+  if (top && *top > 0 && !options.logprobs) fields.refuse("top_logprobs", "is given, but logprobs is not true");
+  options.parallel_calls = fields.boolean("parallel_tool_calls").value_or(true);
+  options.include_reasoning = fields.boolean("include_reasoning").value_or(true);
+
+  const chat::Conversation conversation = read_conversation(fields);
+  chat::Prompt prompt = model.text->prompt(conversation);
+  options.answer.reasoning = prompt.reasoning;
+  options.answer.tools = conversation.tools;
+  options.answer.stop = options.fields.stop;
+  options.prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
+  options.id = random_id("chatcmpl-");
+  options.model = model.name();
+  options.created = std::time(nullptr);
+
+  const auto budget = fields.integer("thinking_token_budget", 0, kMaxTokens);
+  engine::Request request = options.fields.request(std::move(prompt), model, call->form);
+  if (options.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
+  std::vector<GenerationJob::Part> parts =
+      thinking_parts(std::move(request), options.fields.answers, budget, *model.text, options.answer.reasoning);
+  const bool stream = options.fields.stream;
+  GenerationJob::start(std::make_shared<GenerationJob>(
+      service, call, std::move(parts), std::make_unique<ChatAnswer>(*model.text, std::move(options)), stream));
+}
+
+}  // namespace fourfold::serve

@@ -1,0 +1,67 @@
+// Answers in the form of OpenAI's completions, streamed or whole.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "chat/answer.h"
+#include "serve/generation_fields.h"
+#include "serve/generation_job.h"
+
+namespace fourfold::serve {
+
+struct CompletionAnswerOptions {
+  std::string id, model;
+  int64_t created = 0;
+  GenerationFields fields;
+  std::vector<std::vector<int32_t>> prompts;
+  int64_t prompt_tokens = 0;
+  bool echo = false;
+  bool no_output = false;           // max_tokens 0: the prompt alone
+  std::optional<int32_t> logprobs;  // alternatives of each token
+};
+
+class CompletionAnswer final : public AnswerForm {
+ public:
+  // `text` must outlive it. Each prompt has fields.answers answers, one prompt after the other.
+  CompletionAnswer(const chat::ChatText& text, CompletionAnswerOptions options);
+
+  void begin(std::string& out) override;
+  bool token(size_t index, const engine::Event& event, std::string& out) override;
+  std::string finish(size_t index, const engine::Event& event, std::string& out) override;
+  void complete(std::string& out) override;
+  Json whole() const override;
+  std::string failure(const ApiError& error) const override;
+
+ private:
+  // Four arrays, as the API has them.
+  struct Logprobs {
+    Json tokens = Json::array(), values = Json::array(), top = Json::array(), offsets = Json::array();
+    Json json() const;
+  };
+  struct Choice {
+    chat::AnswerStream stream;
+    std::string text;   // streamed: what was not sent yet
+    Logprobs logprobs;  // the same
+    size_t offset = 0;  // characters of the text so far
+    Json stop_reason;
+    std::string finish;
+    int64_t tokens = 0;
+    bool begun = false;
+  };
+
+  void echo(size_t index, const engine::Event& event);
+  void add_logprob(Choice& choice, int32_t token, const std::vector<engine::TokenLogprob>* logprobs) const;
+  void add_text(Choice& choice, const std::vector<text::OutputEvent>& events);
+  void chunk(size_t index, const std::string* finish, std::string& out);
+  Json usage() const;
+
+  const chat::ChatText& text_;
+  const CompletionAnswerOptions options_;
+  std::vector<Choice> choices_;
+  std::vector<int64_t> cached_;  // of each prompt
+};
+
+}  // namespace fourfold::serve

@@ -1,0 +1,357 @@
+#include "serve/responses_api.h"
+
+#include <cmath>
+#include <ctime>
+#include <memory>
+#include <utility>
+
+#include "serve/generation_fields.h"
+#include "serve/generation_job.h"
+#include "serve/response_store.h"
+#include "serve/responses_answer.h"
+#include "serve/routes.h"
+
+namespace fourfold::serve {
+namespace {
+
+using enum Treatment;
+
+constexpr FieldRule kFields[] = {
+    {"input", kHonoured, "a text, or items: messages of text, reasoning, function calls and their outputs"},
+    {"instructions", kHonoured, "a system message; not taken over from the previous response"},
+    {"model", kHonoured, "404 where it is not the served name; may be left out"},
+    {"previous_response_id", kHonoured, "of a response that was stored; 404 where it is unknown or gone"},
+    {"store", kHonoured, "true where it is missing; in memory, 1,000 responses and 64 MiB, the oldest go first"},
+    {"max_output_tokens", kHonoured, "1 or more, cut to what the context leaves"},
+    {"temperature", kHonoured, "0 to 10; 0 is greedy"},
+    {"top_p", kHonoured, "above 0, up to 1"},
+    {"stream", kHonoured, ""},
+    {"tools", kHonoured, "of type function; others (namespace, web_search, …) are left out"},
+    {"tool_choice", kHonoured, "auto and none; required and a name are refused"},
+    {"parallel_tool_calls", kHonoured, "false: the answer ends with its first call"},
+    {"reasoning", kHonoured, "effort, a variable of the template; none is enable_thinking: false"},
+    {"text", kHonoured, "a format of type text; others are refused"},
+    {"truncation", kHonoured, "disabled only"},
+    {"background", kHonoured, "false only"},
+    {"metadata", kHonoured, "given back"},
+    {"top_k", kHonoured, "-1 and 0: all tokens"},
+    {"min_p", kHonoured, "0 to below 1"},
+    {"presence_penalty", kHonoured, "-10 to 10"},
+    {"frequency_penalty", kHonoured, "-10 to 10"},
+    {"repetition_penalty", kHonoured, "above 0, up to 10"},
+    {"logit_bias", kHonoured, "token to a number from -100 to 100"},
+    {"seed", kHonoured, ""},
+    {"stop", kHonoured, "a string or up to 64"},
+    {"stop_token_ids", kHonoured, "beside the model's own"},
+    {"min_tokens", kHonoured, "before that many the answer does not end by itself"},
+    {"ignore_eos", kHonoured, "the model's end tokens do not end the answer"},
+    {"thinking_token_budget", kHonoured, "after so many tokens the reasoning is closed"},
+    {"chat_template_kwargs", kHonoured, "variables of the template"},
+    {"priority", kHonoured, "lower values first"},
+    {"cache_salt", kHonoured, "cached prefixes are shared with requests of the same salt only"},
+    {"include", kIgnored, "reasoning is always in the output"},
+    {"user", kIgnored},
+    {"service_tier", kIgnored},
+    {"safety_identifier", kIgnored},
+    {"prompt_cache_key", kIgnored, "prefixes are found without"},
+    {"prompt_cache_retention", kIgnored},
+    {"client_metadata", kIgnored},
+    {"top_logprobs", kIgnored},
+    {"max_tool_calls", kIgnored, "of tools that the server calls, and it calls none"},
+    {"stream_options", kIgnored},
+    {"n", kRefused, "a response is one answer"},
+    {"conversation", kRefused, "use previous_response_id"},
+    {"prompt", kRefused, "there are no stored prompts; use input"},
+};
+
+constexpr size_t kMaxItems = 100'000, kMaxTools = 2048, kMaxName = 256;
+
+[[noreturn]] void refuse(const std::string& place, const std::string& what) {
+  throw ApiError::field(place, fmt::format("{} {}", place, what));
+}
+
+const std::string& string_of(const Json& item, const char* name, const std::string& place) {
+  const auto found = item.find(name);
+  if (found == item.end() || !found->is_string()) refuse(place, fmt::format("has no text named {}", name));
+  return found->get_ref<const std::string&>();
+}
+
+// A text, or parts of one.
+std::string text_of(const Json& content, const std::string& place) {
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) refuse(place, fmt::format("is {}, a text or parts are wanted", json_kind(content)));
+  std::string out;
+  for (size_t i = 0; i < content.size(); ++i) {
+    const std::string name = fmt::format("{}[{}]", place, i);
+    if (!content[i].is_object()) refuse(name, "is no part of a text");
+    out += string_of(content[i], "text", name);
+  }
+  return out;
+}
+
+// Reasoning, text and calls that follow each other are one message of the model.
+class Messages {
+ public:
+  void add(const Json& item, const std::string& place) {
+    if (!item.is_object()) refuse(place, fmt::format("is {}, an object is wanted", json_kind(item)));
+    const std::string type = item.contains("type") ? string_of(item, "type", place) : "message";
+    if (type == "message") {
+      const std::string& role = string_of(item, "role", place);
+      const auto content = item.find("content");
+      if (role != "assistant") {
+        flush();
+        // Parts stay parts: what stands in one of its own may be left out (chat/conversation.h).
+        out_.push_back({{"role", role}, {"content", content == item.end() ? Json() : *content}});
+        return;
+      }
+      if (pending_.contains("tool_calls") || pending_.contains("content")) flush();
+      pending()["content"] = content == item.end() ? "" : text_of(*content, place + ".content");
+    } else if (type == "reasoning") {
+      if (pending_.contains("content") || pending_.contains("tool_calls")) flush();
+      const auto content = item.find("content");
+      const auto summary = item.find("summary");
+      std::string text;
+      if (content != item.end() && !content->is_null()) text = text_of(*content, place + ".content");
+      if (text.empty() && summary != item.end()) text = text_of(*summary, place + ".summary");
+      if (!text.empty()) pending()["reasoning_content"] = text;
+    } else if (type == "function_call") {
+      const auto arguments = item.find("arguments");
+      pending()["tool_calls"].push_back({{"id", string_of(item, "call_id", place)},
+                                         {"type", "function"},
+                                         {"function",
+                                          {{"name", string_of(item, "name", place)},
+                                           {"arguments", arguments == item.end() ? Json("{}") : *arguments}}}});
+    } else if (type == "function_call_output") {
+      flush();
+      const auto output = item.find("output");
+      out_.push_back({{"role", "tool"},
+                      {"tool_call_id", string_of(item, "call_id", place)},
+                      {"content", output == item.end() ? "" : text_of(*output, place + ".output")}});
+    } else {
+      refuse(place, fmt::format("is of type {}, wanted message, reasoning, function_call or function_call_output",
+                                printable(type, 60)));
+    }
+  }
+
+  Json take() {
+    flush();
+    return std::move(out_);
+  }
+
+ private:
+  Json& pending() {
+    if (pending_.empty()) pending_["role"] = "assistant";
+    return pending_;
+  }
+  void flush() {
+    if (!pending_.empty()) out_.push_back(std::exchange(pending_, Json::object()));
+  }
+
+  Json out_ = Json::array(), pending_ = Json::object();
+};
+
+// In the form of the chat API. Tools that a server would run are offered to every server: they are left out.
+Json read_tools(const Fields& fields) {
+  Json out = Json::array();
+  if (const Json* tools = fields.array("tools", kMaxTools)) {
+    for (size_t i = 0; i < tools->size(); ++i) {
+      const Json& tool = (*tools)[i];
+      const std::string place = fmt::format("tools[{}]", i);
+      if (!tool.is_object()) refuse(place, fmt::format("is {}, an object is wanted", json_kind(tool)));
+      if (string_of(tool, "type", place) != "function") continue;
+      const std::string& name = string_of(tool, "name", place);
+      if (name.empty() || name.size() > kMaxName) refuse(place, fmt::format("has no name of 1 to {} bytes", kMaxName));
+      Json function = {{"name", name}};
+      if (tool.contains("description") && tool["description"].is_string())
+        function["description"] = tool["description"];
+      if (tool.contains("parameters") && !tool["parameters"].is_null()) {
+        if (!tool["parameters"].is_object()) refuse(place + ".parameters", "is no object");
+        function["parameters"] = tool["parameters"];
+      }
+      out.push_back({{"type", "function"}, {"function", std::move(function)}});
+    }
+  }
+  const Json* choice = fields.find("tool_choice");
+  if (choice != nullptr && *choice == "none") return nullptr;
+  if (choice != nullptr && *choice != "auto") {
+    fields.refuse("tool_choice", fmt::format("is {}: a call cannot be forced, wanted auto or none",
+                                             choice->is_object() ? "a named tool" : printable(dump(*choice), 60)));
+  }
+  return out.empty() ? Json() : out;
+}
+
+void read_variables(const Fields& fields, Json& variables) {
+  if (const Json* given = fields.object("chat_template_kwargs")) {
+    for (const char* name : {"messages", "tools", "documents", "add_generation_prompt", "chat_template"}) {
+      if (given->contains(name)) fields.refuse(fmt::format("chat_template_kwargs.{}", name), "is no variable");
+    }
+    variables = *given;
+  }
+  if (const Json* reasoning = fields.object("reasoning")) {
+    static constexpr FieldRule kRules[] = {
+        {"effort", kHonoured}, {"summary", kIgnored}, {"generate_summary", kIgnored}, {"context", kIgnored}};
+    const Fields inner(*reasoning, kRules, "reasoning.");
+    if (const auto effort = inner.string("effort", 64)) {
+      variables["reasoning_effort"] = *effort;
+      if (*effort == "none") variables["enable_thinking"] = false;
+    }
+  }
+}
+
+void require_defaults(const Fields& fields) {
+  if (fields.boolean("background").value_or(false)) fields.refuse("background", "is true: a response is waited for");
+  if (fields.string("truncation", 64).value_or("disabled") != "disabled") {
+    fields.refuse("truncation", "is not disabled: a conversation is never cut silently");
+  }
+  if (const Json* text = fields.object("text")) {
+    static constexpr FieldRule kRules[] = {{"format", kHonoured}, {"verbosity", kIgnored}};
+    const Fields inner(*text, kRules, "text.");
+    if (const Json* format = inner.object("format")) {
+      const auto type = format->find("type");
+      if (type == format->end() || *type != "text") {
+        inner.refuse("format", "is not of type text: constrained output is not built in; ask for it in the prompt");
+      }
+    }
+  }
+}
+
+// 0.7f is 0.7, and not the double that it is.
+double shortest(float value) { return std::round(static_cast<double>(value) * 1e6) / 1e6; }
+
+// What a response says of its request.
+Json request_part(const Fields& fields, const std::string& id, const ServedModel& model, const GenerationFields& given,
+                  const engine::Request& request) {
+  const auto or_null = [&](const char* name) {
+    const Json* value = fields.find(name);
+    return value == nullptr ? Json() : *value;
+  };
+  const auto or_else = [&](const char* name, Json otherwise) {
+    const Json* value = fields.find(name);
+    return value == nullptr ? std::move(otherwise) : *value;
+  };
+  return {{"id", id},
+          {"object", "response"},
+          {"created_at", static_cast<int64_t>(std::time(nullptr))},
+          {"status", "in_progress"},
+          {"background", false},
+          {"error", nullptr},
+          {"incomplete_details", nullptr},
+          {"instructions", or_null("instructions")},
+          {"max_output_tokens", given.max_tokens ? Json(*given.max_tokens) : Json()},
+          {"model", model.name()},
+          {"output", Json::array()},
+          {"parallel_tool_calls", or_else("parallel_tool_calls", true)},
+          {"previous_response_id", or_null("previous_response_id")},
+          {"reasoning", or_else("reasoning", {{"effort", nullptr}, {"summary", nullptr}})},
+          {"store", or_else("store", true)},
+          {"temperature", shortest(request.sampling.temperature)},
+          {"text", or_else("text", {{"format", {{"type", "text"}}}})},
+          {"tool_choice", or_else("tool_choice", "auto")},
+          {"tools", or_else("tools", Json::array())},
+          {"top_p", shortest(request.sampling.top_p)},
+          {"truncation", "disabled"},
+          {"usage", nullptr},
+          {"user", or_null("user")},
+          {"metadata", or_else("metadata", Json::object())}};
+}
+
+}  // namespace
+
+std::span<const FieldRule> responses_fields() { return kFields; }
+
+Json messages_of_items(const Json& input) {
+  if (input.is_string()) return Json::array({{{"role", "user"}, {"content", input}}});
+  if (!input.is_array()) refuse("input", fmt::format("is {}, a text or items are wanted", json_kind(input)));
+  if (input.size() > kMaxItems)
+    refuse("input", fmt::format("has {} items, at most {} are taken", input.size(), kMaxItems));
+  Messages messages;
+  for (size_t i = 0; i < input.size(); ++i) messages.add(input[i], fmt::format("input[{}]", i));
+  return messages.take();
+}
+
+void responses(Service& service, const std::shared_ptr<ApiCall>& call) {
+  const Json body = call->body();
+  const Fields fields(body, kFields);
+  call->ignored = fields.ignored();
+  const ServedModel& model = service.require_model();
+  service.require_name(fields.string("model"));
+  model.text->require_template();
+  require_defaults(fields);
+
+  const Json* input = fields.find("input");
+  if (input == nullptr) fields.refuse("input", "is missing, a text or items are wanted");
+  Json messages = Json::array();
+  if (const auto previous = fields.string("previous_response_id", 256)) {
+    const auto stored = service.stored_responses().find(*previous);
+    if (!stored) {
+      ApiError error(404, fmt::format("previous_response_id {} is not known, or not any more", printable(*previous)));
+      error.param = "previous_response_id";
+      error.code = "previous_response_not_found";
+      throw error;
+    }
+    messages = stored->messages;
+  }
+  for (Json& message : messages_of_items(*input)) messages.push_back(std::move(message));
+  if (messages.empty()) fields.refuse("input", "is empty, at least one item is wanted");
+
+  ResponsesAnswerOptions options;
+  options.fields = GenerationFields::read(fields, model);
+  options.fields.max_tokens = fields.integer("max_output_tokens", 1, kMaxTokens);
+  options.parallel_calls = fields.boolean("parallel_tool_calls").value_or(true);
+  const auto budget = fields.integer("thinking_token_budget", 0, kMaxTokens);
+  chat::Conversation conversation;
+  if (const auto instructions = fields.string("instructions", std::string::npos)) {
+    conversation.messages.push_back({{"role", "system"}, {"content", *instructions}});
+  }
+  for (const Json& message : messages) conversation.messages.push_back(message);
+  conversation.tools = read_tools(fields);
+  read_variables(fields, conversation.variables);
+  chat::Prompt prompt = model.text->prompt(conversation);
+
+  options.id = random_id("resp_");
+  options.answer.reasoning = prompt.reasoning;
+  options.answer.tools = conversation.tools;
+  options.answer.stop = options.fields.stop;
+  options.prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
+  engine::Request request = options.fields.request(std::move(prompt), model, call->form);
+  options.response = request_part(fields, options.id, model, options.fields, request);
+  if (fields.boolean("store").value_or(true)) {
+    options.done = [&store = service.stored_responses(), id = options.id, messages](const Json& message,
+                                                                                    const Json& response) {
+      StoredResponse stored{messages, response};
+      stored.messages.push_back(message);
+      store.put(id, std::move(stored));
+    };
+  }
+  const bool stream = options.fields.stream;
+  std::vector<GenerationJob::Part> parts =
+      thinking_parts(std::move(request), 1, budget, *model.text, options.answer.reasoning);
+  GenerationJob::start(std::make_shared<GenerationJob>(
+      service, call, std::move(parts), std::make_unique<ResponsesAnswer>(*model.text, std::move(options)), stream));
+}
+
+namespace {
+
+std::string asked_id(const ApiCall& call) {
+  return call.exchange->request().path.substr(std::string_view("/v1/responses/").size());
+}
+
+[[noreturn]] void unknown(const std::string& id) {
+  throw ApiError(404, fmt::format("there is no response {}", printable(id)));
+}
+
+}  // namespace
+
+void stored_response(Service& service, const std::shared_ptr<ApiCall>& call) {
+  const auto stored = service.stored_responses().find(asked_id(*call));
+  if (!stored) unknown(asked_id(*call));
+  service.respond(call, json_response(stored->response));
+}
+
+void delete_response(Service& service, const std::shared_ptr<ApiCall>& call) {
+  const std::string id = asked_id(*call);
+  if (!service.stored_responses().remove(id)) unknown(id);
+  service.respond(call, json_response({{"id", id}, {"object", "response"}, {"deleted", true}}));
+}
+
+}  // namespace fourfold::serve

@@ -9,14 +9,20 @@ namespace fourfold {
 namespace {
 constexpr EnvVariable kVariables[] = {
     {"FOURFOLD_MODEL", "directory of the default model (default: the demo model)"},
+    {"FOURFOLD_DEVICE", "where models run: auto, cpu, cuda, cuda:N (default: auto)"},
     {"FOURFOLD_THREADS", "number of compute threads (default: the processors this process may use)"},
-    {"FOURFOLD_ISA", "instruction set of the CPU backend: reference, avx2, avx512, avx512bf16, amx"},
+    {"FOURFOLD_API_KEY", "a key that clients of `serve` must send"},
+    {"FOURFOLD_ISA", "instruction set of the CPU backend: reference, avx2, avx512, amx"},
+    {"FOURFOLD_ALLOW_REFERENCE",
+     "when set, a slower CPU backend may replace one that fails its self-test or is missing"},
     {"FOURFOLD_NVRTC", "file of NVRTC, CUDA's run-time compiler (default: searched for)"},
     {"FOURFOLD_KERNELS", "directory of compiled kernels (default: fourfold/kernels in the user's cache)"},
     {"CUDA_HOME", "a CUDA toolkit, searched for NVRTC"},
     {"VIRTUAL_ENV", "a Python environment, searched for NVRTC's PyPI package"},
     {"XDG_CACHE_HOME", "the user's cache (default: .cache in HOME)"},
     {"HOME", "the user's directory"},
+    {"FOURFOLD_HISTORY",
+     "file of the lines typed in a chat (default: fourfold/history in the user's cache; /dev/null: none)"},
     {"NO_COLOR", "when set, terminal output has no colour"},
 };
 }  // namespace

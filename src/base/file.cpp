@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -121,6 +122,16 @@ CreatedDirectory::~CreatedDirectory() {
   }
 }
 
+DirectoryLock::DirectoryLock(const std::filesystem::path& directory)
+    : fd_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (fd_ < 0) fail("cannot open {}: {}", directory.string(), std::strerror(errno));
+  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  ::close(fd_);
+  fail("another process is writing into {}; wanted a directory of its own for each", directory.string());
+}
+
+DirectoryLock::~DirectoryLock() { ::close(fd_); }
+
 void require_space(const std::filesystem::path& directory, uint64_t bytes) {
   std::error_code error;
   const std::filesystem::space_info space = std::filesystem::space(directory, error);
@@ -162,28 +173,40 @@ void require_replaceable(const std::filesystem::path& path) {
   }
 }
 
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+  require_replaceable(path_);
+  temporary_ = path_.string() + fmt::format(".tmp.{}", ::getpid());
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd_ < 0) fail("cannot create {}: {}", path_.string(), std::strerror(errno));
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::string_view content) {
+  while (!content.empty()) {
+    const ssize_t count = ::write(fd_, content.data(), content.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("cannot write {}: {}", temporary_.string(), std::strerror(errno));
+    content.remove_prefix(static_cast<size_t>(count));
+  }
+}
+
+void AtomicFile::commit() {
+  if (::fsync(fd_) != 0) fail("cannot write {}: {}", temporary_.string(), std::strerror(errno));
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    fail("cannot write {}: {}", path_.string(), std::strerror(errno));
+  }
+  ::close(std::exchange(fd_, -1));
+}
+
 void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
-  require_replaceable(path);
-  const std::filesystem::path temporary = path.string() + fmt::format(".tmp.{}", ::getpid());
-  try {
-    const Descriptor fd(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    uint64_t done = 0;
-    while (done < content.size()) {
-      const ssize_t count = ::write(fd.get(), content.data() + done, content.size() - done);
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) fail("cannot write {}: {}", temporary.string(), std::strerror(errno));
-      done += static_cast<uint64_t>(count);
-    }
-    if (::fsync(fd.get()) != 0) fail("cannot write {}: {}", temporary.string(), std::strerror(errno));
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
-  if (::rename(temporary.c_str(), path.c_str()) != 0) {
-    const int error = errno;
-    ::unlink(temporary.c_str());
-    fail("cannot write {}: {}", path.string(), std::strerror(error));
-  }
+  AtomicFile file(path);
+  file.write(content);
+  file.commit();
 }
 
 }  // namespace fourfold

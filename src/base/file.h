@@ -58,6 +58,19 @@ class CreatedDirectory {
   std::vector<std::filesystem::path> created_;  // the deepest first
 };
 
+// Held by the one process that writes into a directory; the system gives it back when the process ends, however it
+// ends. An Error when somebody else holds it. On file systems that have no locks nobody does.
+class DirectoryLock {
+ public:
+  explicit DirectoryLock(const std::filesystem::path& directory);
+  ~DirectoryLock();
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
 // An Error when the file system that holds `directory` has less than `bytes` left, as far as it can be told.
 void require_space(const std::filesystem::path& directory, uint64_t bytes);
 
@@ -73,7 +86,23 @@ std::string read_file(const std::filesystem::path& path, uint64_t limit = 256ull
 // An Error when there is something at `path` that a file must not take the place of: a device, a pipe, a directory.
 void require_replaceable(const std::filesystem::path& path);
 
-// Writes to a temporary name in the same directory, syncs, and renames.
+// A file that appears under its name when it is whole: it is written under a temporary name in the same directory, and
+// removed again where commit() is not reached. An Error at once where it cannot be created.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(std::string_view content);
+  void commit();  // syncs and renames
+
+ private:
+  std::filesystem::path path_, temporary_;
+  int fd_ = -1;
+};
+
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
 }  // namespace fourfold

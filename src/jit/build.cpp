@@ -11,8 +11,20 @@
 
 #include "base/progress.h"
 #include "base/threads.h"
+#include "jit/sources.h"
 
 namespace fourfold::jit {
+
+KernelRequest make_request(std::string name, std::string text, std::string_view arch,
+                           std::vector<std::string> expressions, const std::vector<std::string>& definitions) {
+  CompileRequest request;
+  request.sources = with_embedded(name, std::move(text));
+  request.arch = arch;
+  request.flags = {"--device-as-default-execution-space"};
+  for (const std::string& definition : definitions) request.flags.push_back("-D" + definition);
+  request.expressions = std::move(expressions);
+  return {std::move(name), std::move(request)};
+}
 
 int64_t spill_bytes_in(std::string_view log) {
   int64_t total = 0;

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "jit/nvrtc.h"
@@ -14,6 +15,10 @@ struct KernelRequest {
   std::string name;  // for people: plan and shape
   CompileRequest compile;
 };
+
+// A request over the embedded sources; `definitions` are macros: "NAME" or "NAME=VALUE".
+KernelRequest make_request(std::string name, std::string text, std::string_view arch,
+                           std::vector<std::string> expressions, const std::vector<std::string>& definitions = {});
 
 struct BuiltKernel {
   std::string name;

@@ -1,6 +1,6 @@
 #include "jit/driver.h"
 
-#include "plan/arch.h"
+#include "base/check.h"
 
 namespace fourfold::jit {
 namespace {
@@ -11,13 +11,7 @@ constexpr int kFunctionDynamicSmem = 8;
 constexpr int kFunctionSharedCarveout = 9;  // percent of what an SM can have at most
 }  // namespace
 
-std::string DeviceInfo::arch() const {
-  const std::string plain = fmt::format("sm_{}{}", major, minor);
-  for (const plan::Arch& row : plan::kArchs) {
-    if (row.name == plain || row.name == plain + "a") return std::string(row.name);
-  }
-  return plain;
-}
+std::string DeviceInfo::arch() const { return fmt::format("sm_{}{}{}", major, minor, major >= 9 ? "a" : ""); }
 
 Driver::Driver(SharedLibrary library) : library_(std::move(library)) {
   auto call = std::make_shared<Functions>();
@@ -38,6 +32,8 @@ Driver::Driver(SharedLibrary library) : library_(std::move(library)) {
   library_.load("cuMemGetInfo_v2", &call->memory_info);
   library_.load("cuMemAlloc_v2", &call->memory_allocate);
   library_.load("cuMemFree_v2", &call->memory_free);
+  library_.load("cuMemHostAlloc", &call->host_allocate);
+  library_.load("cuMemFreeHost", &call->host_free);
   library_.load("cuMemcpyHtoDAsync_v2", &call->copy_to_device);
   library_.load("cuMemcpyDtoHAsync_v2", &call->copy_to_host);
   library_.load("cuMemcpyDtoDAsync_v2", &call->copy_on_device);

@@ -21,7 +21,8 @@ struct DeviceInfo {
   int64_t l2_bytes = 0;
   double clock_ghz = 0;   // highest; 0 where the driver does not tell
   double memory_tbs = 0;  // from memory clock and bus width, double data rate; 0 likewise
-  // The architecture that kernels are compiled for: "sm_90a"; the suffix where the card has one of the table's rows.
+  // The architecture that kernels are compiled for: "sm_90a", with the features that no other one has (sm_90 and
+  // later).
   std::string arch() const;
 };
 
@@ -95,6 +96,8 @@ struct Driver::Functions {
   int (*memory_info)(size_t* free, size_t* total);
   int (*memory_allocate)(DeviceAddress* address, size_t bytes);
   int (*memory_free)(DeviceAddress address);
+  int (*host_allocate)(void** memory, size_t bytes, unsigned flags);
+  int (*host_free)(void* memory);
   int (*copy_to_device)(DeviceAddress to, const void* from, size_t bytes, void* stream);
   int (*copy_to_host)(void* to, DeviceAddress from, size_t bytes, void* stream);
   int (*copy_on_device)(DeviceAddress to, DeviceAddress from, size_t bytes, void* stream);

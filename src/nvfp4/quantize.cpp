@@ -16,15 +16,18 @@ struct BlockCodes {
 
 // Without branches on the values, so that the compiler makes vector code of it: what float_to_e2m1 does by comparing
 // with the midpoints one after the other is the number of midpoints below, and the magnitude is the sum of the steps.
+template <bool kError>
 BlockCodes encode_block(const float* block, uint8_t scale_code, float tensor_scale) {
   BlockCodes result;
   const float scale = e4m3_to_float(scale_code) * tensor_scale;
   if (!(scale > 0.0f)) {  // a product below the smallest denormal
     result = {};
-    for (int i = 0; i < kBlock; ++i) result.error += static_cast<double>(block[i]) * static_cast<double>(block[i]);
+    if constexpr (kError) {
+      for (int i = 0; i < kBlock; ++i) result.error += static_cast<double>(block[i]) * static_cast<double>(block[i]);
+    }
     return result;
   }
-  std::array<double, kBlock> squares;
+  [[maybe_unused]] std::array<double, kBlock> squares;
   std::array<int32_t, kBlock> codes;
   for (int i = 0; i < kBlock; ++i) {
     const float x = std::fabs(block[i]);
@@ -33,13 +36,17 @@ BlockCodes encode_block(const float* block, uint8_t scale_code, float tensor_sca
     const int medium = (y > 2.5f) + (y >= 3.5f);
     const int large = y > 5.0f;
     codes[i] = small + medium + large + static_cast<int>(bits_of(block[i]) >> 31) * 8;
-    const float magnitude = static_cast<float>(small + 2 * medium + 4 * large) * 0.5f;
-    const double difference = static_cast<double>(x) - static_cast<double>(magnitude) * static_cast<double>(scale);
-    squares[i] = difference * difference;
+    if constexpr (kError) {
+      const float magnitude = static_cast<float>(small + 2 * medium + 4 * large) * 0.5f;
+      const double difference = static_cast<double>(x) - static_cast<double>(magnitude) * static_cast<double>(scale);
+      squares[i] = difference * difference;
+    }
   }
   for (int i = 0; i < kBlock; ++i) result.codes[i] = static_cast<uint8_t>(codes[i]);
   result.error = 0.0;
-  for (double square : squares) result.error += square;
+  if constexpr (kError) {
+    for (double square : squares) result.error += square;
+  }
   return result;
 }
 
@@ -60,6 +67,11 @@ float largest_magnitude(std::span<const float> values) {
   return largest;
 }
 
+uint8_t block_scale_for(float largest, float tensor_scale) {
+  if (!(largest > 0.0f)) return float_to_e4m3(1.0f);
+  return std::max<uint8_t>(float_to_e4m3(largest / tensor_scale / kE2m1Max), 1);
+}
+
 double quantize_row(std::span<const float> row, float tensor_scale, ScaleSearch search, std::span<uint8_t> codes,
                     std::span<uint8_t> scales) {
   FF_ASSERT(row.size() == scales.size() * kBlock && codes.size() * 2 == row.size());
@@ -68,18 +80,17 @@ double quantize_row(std::span<const float> row, float tensor_scale, ScaleSearch 
     const std::span<const float> values = row.subspan(block * kBlock, kBlock);
     float largest = 0.0f;
     for (float value : values) largest = std::max(largest, std::fabs(value));
-    uint8_t scale_code = float_to_e4m3(1.0f);
+    uint8_t scale_code = block_scale_for(largest, tensor_scale);
     BlockCodes best{};
     if (largest > 0.0f) {
-      scale_code = std::max<uint8_t>(float_to_e4m3(largest / tensor_scale / kE2m1Max), 1);
-      best = encode_block(values.data(), scale_code, tensor_scale);
+      best = encode_block<true>(values.data(), scale_code, tensor_scale);
       if (search == ScaleSearch::kSquaredError) {
         // Positive e4m3 codes are ordered and 8 of them are an octave. A smaller scale clips the maximum to 6 but
         // resolves the rest better; a larger one puts it on 4, 3 or 2 where the others fit better.
         const int low = std::max(1, scale_code - 12);
         const int high = std::min(0x7e, scale_code + 16);
         for (int candidate = low; candidate <= high; ++candidate) {
-          const BlockCodes attempt = encode_block(values.data(), static_cast<uint8_t>(candidate), tensor_scale);
+          const BlockCodes attempt = encode_block<true>(values.data(), static_cast<uint8_t>(candidate), tensor_scale);
           if (attempt.error < best.error) {
             best = attempt;
             scale_code = static_cast<uint8_t>(candidate);
@@ -94,6 +105,20 @@ double quantize_row(std::span<const float> row, float tensor_scale, ScaleSearch 
     total += best.error;
   }
   return total;
+}
+
+void quantize_row(std::span<const float> row, float tensor_scale, std::span<uint8_t> codes, std::span<uint8_t> scales) {
+  FF_ASSERT(row.size() == scales.size() * kBlock && codes.size() * 2 == row.size());
+  for (size_t block = 0; block < scales.size(); ++block) {
+    const float* values = row.data() + block * kBlock;
+    float largest = 0.0f;
+    for (int i = 0; i < kBlock; ++i) largest = std::max(largest, std::fabs(values[i]));
+    scales[block] = block_scale_for(largest, tensor_scale);
+    const BlockCodes encoded = largest > 0.0f ? encode_block<false>(values, scales[block], tensor_scale) : BlockCodes{};
+    for (int i = 0; i < kBlock; i += 2) {
+      codes[block * (kBlock / 2) + i / 2] = pack_e2m1(encoded.codes[i], encoded.codes[i + 1]);
+    }
+  }
 }
 
 void dequantize_row(std::span<const uint8_t> codes, std::span<const uint8_t> scales, float tensor_scale,

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "base/check.h"
-#include "plan/arch.h"
 #include "testing.h"
 
 namespace fourfold::jit {
@@ -23,18 +22,13 @@ TEST(Driver, AbsenceIsAnErrorThatSaysWhatWasTried) {
   }
 }
 
-TEST(Driver, LoadsACompiledKernelAndTheTableAgreesWithTheCard) {
+TEST(Driver, LoadsACompiledKernel) {
   FOURFOLD_NEEDS_NVRTC();
   std::string why;
   if (Driver::find(&why) == nullptr) GTEST_SKIP() << "no card on this machine:" << why;
   const Driver& driver = Driver::get();
   driver.use(0);
   const DeviceInfo device = driver.device(0);
-  for (const plan::Arch& row : plan::kArchs) {
-    if (row.name != device.arch()) continue;
-    EXPECT_EQ(device.smem_per_block, row.smem_per_block);
-    EXPECT_EQ(device.smem_per_sm, row.smem_per_sm);
-  }
   CompileRequest request;
   request.sources = {"probe.cu",
                      "extern \"C\" __global__ void probe(int n) { extern __shared__ int s[]; s[n] = n; "

@@ -276,6 +276,43 @@ TEST(Quantize, ScaleSearchIsTheBestOfAllScales) {
   }
 }
 
+// Small block scales are whole multiples of 2^-9: half of 15 is none, and so a block of halves, ones, one and a halves
+// and twos of 15 x 2^-9 is exact under that scale only, ten codes above the one that puts its maximum on 6.
+TEST(Quantize, ScaleSearchReachesTheScaleThatIsExact) {
+  std::vector<uint8_t> codes(8), scales(1);
+  Random random(12);
+  const auto search = [&](const std::vector<float>& block) {
+    return quantize_row(block, 1.0f, ScaleSearch::kSquaredError, codes, scales);
+  };
+  for (const auto& steps : {std::vector<float>{0.5f, 1.0f, 1.5f, 2.0f}, std::vector<float>{0.5f, 1.0f, 1.5f}}) {
+    for (const float unit : {9.0f, 11.0f, 13.0f, 15.0f}) {
+      std::vector<float> block(16);
+      for (size_t i = 0; i < 16; ++i) {
+        block[i] = steps[i % steps.size()] * unit * 0x1p-9f * (random.below(2) == 0 ? 1.0f : -1.0f);
+      }
+      EXPECT_EQ(search(block), 0.0) << unit << " of " << steps.size();
+      EXPECT_EQ(scales[0], float_to_e4m3(unit * 0x1p-9f));
+    }
+  }
+  // Random blocks there: no scale at all does better.
+  for (int trial = 0; trial < 3000; ++trial) {
+    std::vector<float> block(16);
+    const uint64_t most = 2 + random.below(120);
+    for (float& value : block)
+      value = (static_cast<float>(random.below(2 * most)) - static_cast<float>(most)) * 0x1p-10f;
+    const double found = search(block);
+    for (int code = 1; code <= 0x7e; ++code) {
+      const float scale = e4m3_to_float(static_cast<uint8_t>(code));
+      double error = 0;
+      for (const float value : block) {
+        const float near = e2m1_to_float(float_to_e2m1(std::clamp(value / scale, -6.0f, 6.0f))) * scale;
+        error += (static_cast<double>(value) - near) * (static_cast<double>(value) - near);
+      }
+      ASSERT_LE(found, error * (1 + 1e-6)) << "trial " << trial << ", scale code " << code;
+    }
+  }
+}
+
 TEST(Quantize, DegenerateTensors) {
   std::vector<float> zero(32, 0.0f);
   std::vector<uint8_t> codes(16), scales(2);

@@ -244,6 +244,7 @@ std::vector<float> Checkpoint::vector(std::string_view name, int64_t count) {
          count);
   }
   const StoredTensor& entry = stored(*item);
+  item->used = true;  // it has its place, whatever may be wrong with it
 
   // [count], or for the taps of the depthwise convolution [channels, 1, taps].
   std::vector<int64_t> shape = entry.shape;
@@ -256,7 +257,6 @@ std::vector<float> Checkpoint::vector(std::string_view name, int64_t count) {
   if (shape != std::vector<int64_t>{count}) {
     fail("{}: shape is {}, wanted {}", describe(*item), entry.shape_text(), wanted);
   }
-  item->used = true;
   std::vector<float> values(static_cast<size_t>(count));
   const std::byte* data = bytes(*item).data();
   for (size_t i = 0; i < values.size(); ++i) {

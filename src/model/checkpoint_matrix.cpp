@@ -1,5 +1,6 @@
 // Reading one matrix of a checkpoint: which tensors it is made of, their shapes, and the scales.
 #include <algorithm>
+#include <array>
 #include <cfloat>
 #include <charconv>
 #include <cmath>
@@ -62,6 +63,17 @@ class Checkpoint::Reader {
     place_.expert_rows = rows;
   }
 
+  // What a matrix that cannot be read is made of has its place in the model all the same: it is not reported again as
+  // tensors that nobody takes.
+  void claim() {
+    for (Item* item : {weight_, packed_}) {
+      if (item != nullptr) item->used = true;
+    }
+    for (const char* suffix : kBesideWeight) {
+      if (Item* item = find(suffix)) item->used = true;
+    }
+  }
+
   Stored peek() {
     need_weight();
     Stored result;
@@ -85,8 +97,7 @@ class Checkpoint::Reader {
         result.format = Format::kBf16;
     }
     result.tensors.push_back(&checkpoint_.stored(weight));
-    for (const char* suffix : {"weight_scale", "weight_scale_2", "weight_scale_inv", "weight_global_scale",
-                               "input_scale", "input_global_scale", "weight_shape"}) {
+    for (const char* suffix : kBesideWeight) {
       if (Item* item = find(suffix)) {
         item->used = true;
         result.tensors.push_back(&checkpoint_.stored(*item));
@@ -136,6 +147,10 @@ class Checkpoint::Reader {
   }
 
  private:
+  static constexpr std::array kBesideWeight = {"weight_scale",        "weight_scale_2", "weight_scale_inv",
+                                               "weight_global_scale", "input_scale",    "input_global_scale",
+                                               "weight_shape"};
+
   void need_weight() {
     if (locate()) return;
     fail("{}: {} is missing, wanted [{}, {}]", checkpoint_.directory_.string(),
@@ -477,7 +492,13 @@ class Checkpoint::Reader {
 MatrixSource Checkpoint::matrix(std::string_view module, int64_t rows, int64_t columns) {
   // A tied head is the embedding; a copy of it in the file is not read.
   if (module == "lm_head" && config_.tied_head) module = "embed_tokens";
-  return Reader(*this, module, rows, columns).read();
+  Reader reader(*this, module, rows, columns);
+  try {
+    return reader.read();
+  } catch (const Error&) {
+    reader.claim();
+    throw;
+  }
 }
 
 Checkpoint::Stored Checkpoint::stored_matrix(std::string_view module, int64_t rows, int64_t columns) {

@@ -49,16 +49,24 @@ class DecoderModel : public Model {
   void forward_mtp(const ops::Batch& batch, const ops::Tensor& hidden, Caches& caches) override;
   ops::Tensor mtp_logits() const override { return mtp_logits_.slice_rows(0, mtp_logit_count_); }
   ops::Tensor mtp_hidden() const override { return mtp_hidden_.slice_rows(0, mtp_token_count_); }
+  std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, Caches& caches) override;
   ops::Cost cost(int64_t tokens, int64_t context, int64_t logit_rows) const override;
 
  private:
-  ops::Tensor allocate(int64_t rows, int64_t cols);
+  ops::Tensor allocate(int64_t rows, int64_t cols);  // of the activation type
+  ops::Tensor allocate_floats(int64_t rows, int64_t cols);
   void check(const ops::Batch& batch) const;
   // residual and x hold the layer's input before and after its norm; afterwards the residual after the layer, and x
   // that residual under next_norm.
   void run_layer(StepContext& context, const Layer& layer, const ops::Tensor& residual, const ops::Tensor& x,
                  const ops::Tensor& delta, const ops::Vector& next_norm, const ops::Tensor& next);
   void project(const ops::Batch& batch, const ops::Tensor& hidden, const ops::Tensor& logits);
+  // The layers on `tokens` rows; their output under the final norm goes to hidden_.
+  void run_trunk(int64_t tokens, Caches& caches, const LayerObserver& observer);
+  // residual = what the MTP head makes of the tokens that follow the rows and of `hidden`; before its layer.
+  void pair(const ops::Tensor& hidden, const ops::Tensor& residual);
+  void step(const ops::StepShape& shape, ops::StepScope& scope, Caches& caches);
+  void draft(const ops::StepShape& shape, ops::StepScope& scope, Caches& caches);
 
   Decoder decoder_;
   std::shared_ptr<ops::Backend> backend_;
@@ -66,7 +74,7 @@ class DecoderModel : public Model {
   std::vector<std::unique_ptr<ops::Buffer>> buffers_;
   std::unique_ptr<Scratch> scratch_;
   ops::Tensor residual_, x_, delta_, hidden_, gathered_, logits_;
-  ops::Tensor mtp_pair_, mtp_hidden_, mtp_logits_;
+  ops::Tensor mtp_pair_, mtp_hidden_, mtp_logits_, draft_residual_;
   int64_t token_count_ = 0, logit_count_ = 0, mtp_token_count_ = 0, mtp_logit_count_ = 0;
 };
 
@@ -74,19 +82,20 @@ DecoderModel::DecoderModel(Decoder decoder, std::shared_ptr<ops::Backend> backen
     : decoder_(std::move(decoder)), backend_(std::move(backend)), options_(std::move(options)) {
   const int64_t tokens = options_.max_step_tokens;
   const int64_t hidden = decoder_.config.hidden;
-  residual_ = allocate(tokens, hidden);
+  residual_ = allocate_floats(tokens, hidden);
   x_ = allocate(tokens, hidden);
   delta_ = allocate(tokens, hidden);
   hidden_ = allocate(tokens, hidden);
   gathered_ = allocate(options_.max_logit_rows, hidden);
-  logits_ = allocate(options_.max_logit_rows, decoder_.config.vocabulary);
+  logits_ = allocate_floats(options_.max_logit_rows, decoder_.config.vocabulary);
   int64_t elements = 0;
   for (const Layer& layer : decoder_.layers) elements = std::max(elements, layer.token_mixer->scratch_elements(tokens));
   if (decoder_.mtp) {
     elements = std::max(elements, decoder_.mtp->layer.token_mixer->scratch_elements(tokens));
     mtp_pair_ = allocate(tokens, 2 * hidden);
     mtp_hidden_ = allocate(tokens, hidden);
-    mtp_logits_ = allocate(options_.max_logit_rows, decoder_.config.vocabulary);
+    mtp_logits_ = allocate_floats(options_.max_logit_rows, decoder_.config.vocabulary);
+    draft_residual_ = allocate_floats(std::min(tokens, options_.max_logit_rows), hidden);
   }
   scratch_ = std::make_unique<Scratch>(*backend_, elements);
 }
@@ -95,6 +104,11 @@ ops::Tensor DecoderModel::allocate(int64_t rows, int64_t cols) {
   const ops::Tensor probe{nullptr, backend_->activation_type(), 0, 0, 0};
   buffers_.push_back(backend_->allocate(rows * cols * probe.element_bytes()));
   return backend_->tensor(*buffers_.back(), rows, cols);
+}
+
+ops::Tensor DecoderModel::allocate_floats(int64_t rows, int64_t cols) {
+  buffers_.push_back(backend_->allocate(rows * cols * 4));
+  return ops::Backend::floats(*buffers_.back(), rows, cols);
 }
 
 Caches DecoderModel::make_caches(int64_t pages, int64_t page_size, int64_t slots) {
@@ -114,8 +128,7 @@ Caches DecoderModel::make_caches(int64_t pages, int64_t page_size, int64_t slots
 }
 
 int64_t DecoderModel::cache_bytes_per_token() const {
-  const ops::Tensor probe{nullptr, backend_->activation_type(), 0, 0, 0};
-  return 2 * decoder_.kv.layers * decoder_.kv.kv_heads * decoder_.kv.head_dim * probe.element_bytes();
+  return 2 * decoder_.kv.layers * decoder_.kv.kv_heads * decoder_.kv.head_dim * backend_->kv_element_bytes();
 }
 
 int64_t DecoderModel::state_bytes_per_slot() const {
@@ -132,8 +145,10 @@ void DecoderModel::check(const ops::Batch& batch) const {
     FF_ASSERT(sequence.first == row && sequence.count > 0);
     row += sequence.count;
   }
-  FF_ASSERT(row == batch.size());
-  for (int32_t token : batch.tokens) FF_ASSERT(token >= 0 && token < decoder_.config.vocabulary);
+  FF_ASSERT(row <= batch.size());  // the rest is padding
+  for (const int32_t token : batch.tokens.first(static_cast<size_t>(row))) {
+    FF_ASSERT(token >= 0 && token < decoder_.config.vocabulary);
+  }
 }
 
 void DecoderModel::run_layer(StepContext& context, const Layer& layer, const ops::Tensor& residual,
@@ -156,17 +171,12 @@ void DecoderModel::project(const ops::Batch& batch, const ops::Tensor& hidden, c
   backend_->linear(gathered, *decoder_.head, logits.slice_rows(0, rows));
 }
 
-void DecoderModel::forward(const ops::Batch& batch, Caches& caches, const LayerObserver& observer) {
-  check(batch);
-  const int64_t tokens = batch.size();
+void DecoderModel::run_trunk(int64_t tokens, Caches& caches, const LayerObserver& observer) {
   const ops::Tensor residual = residual_.slice_rows(0, tokens);
   const ops::Tensor x = x_.slice_rows(0, tokens);
   const ops::Tensor delta = delta_.slice_rows(0, tokens);
   token_count_ = tokens;
-  logit_count_ = static_cast<int64_t>(batch.logit_rows.size());
-
   StepContext context{*backend_, caches, *scratch_};
-  backend_->begin_step(batch);
   backend_->embed(*decoder_.embedding, residual);
   backend_->rms_norm(residual, decoder_.layers.front().input_norm, decoder_.config.norm_eps, x);
   for (size_t i = 0; i < decoder_.layers.size(); ++i) {
@@ -175,7 +185,25 @@ void DecoderModel::forward(const ops::Batch& batch, Caches& caches, const LayerO
               last ? decoder_.final_norm : decoder_.layers[i + 1].input_norm, last ? hidden() : x);
     if (observer) observer(static_cast<int64_t>(i), residual);
   }
+}
+
+void DecoderModel::forward(const ops::Batch& batch, Caches& caches, const LayerObserver& observer) {
+  check(batch);
+  logit_count_ = static_cast<int64_t>(batch.logit_rows.size());
+  backend_->begin_step(batch);
+  run_trunk(batch.size(), caches, observer);
   project(batch, hidden(), logits_);
+}
+
+void DecoderModel::pair(const ops::Tensor& hidden, const ops::Tensor& residual) {
+  const MtpHead& mtp = *decoder_.mtp;
+  const float eps = decoder_.config.norm_eps;
+  const ops::Tensor embedded = delta_.slice_rows(0, residual.rows);
+  const ops::Tensor both = mtp_pair_.slice_rows(0, residual.rows);
+  backend_->embed(*decoder_.embedding, embedded);
+  backend_->rms_norm(embedded, mtp.embedding_norm, eps, both.slice_cols(0, hidden.cols));
+  backend_->rms_norm(hidden, mtp.hidden_norm, eps, both.slice_cols(hidden.cols, 2 * hidden.cols));
+  backend_->linear(both, *mtp.fc, residual);
 }
 
 void DecoderModel::forward_mtp(const ops::Batch& batch, const ops::Tensor& hidden, Caches& caches) {
@@ -183,24 +211,73 @@ void DecoderModel::forward_mtp(const ops::Batch& batch, const ops::Tensor& hidde
   check(batch);
   FF_ASSERT(hidden.rows == batch.size() && hidden.cols == decoder_.config.hidden);
   const MtpHead& mtp = *decoder_.mtp;
-  const float eps = decoder_.config.norm_eps;
   const int64_t tokens = batch.size();
   const ops::Tensor residual = residual_.slice_rows(0, tokens);
   const ops::Tensor x = x_.slice_rows(0, tokens);
-  const ops::Tensor delta = delta_.slice_rows(0, tokens);
-  const ops::Tensor pair = mtp_pair_.slice_rows(0, tokens);
   mtp_token_count_ = tokens;
   mtp_logit_count_ = static_cast<int64_t>(batch.logit_rows.size());
 
   StepContext context{*backend_, caches, *scratch_};
   backend_->begin_step(batch);
-  backend_->embed(*decoder_.embedding, delta);
-  backend_->rms_norm(delta, mtp.embedding_norm, eps, pair.slice_cols(0, hidden.cols));
-  backend_->rms_norm(hidden, mtp.hidden_norm, eps, pair.slice_cols(hidden.cols, 2 * hidden.cols));
-  backend_->linear(pair, *mtp.fc, residual);
-  backend_->rms_norm(residual, mtp.layer.input_norm, eps, x);
-  run_layer(context, mtp.layer, residual, x, delta, mtp.final_norm, mtp_hidden());
+  pair(hidden, residual);
+  backend_->rms_norm(residual, mtp.layer.input_norm, decoder_.config.norm_eps, x);
+  run_layer(context, mtp.layer, residual, x, delta_.slice_rows(0, tokens), mtp.final_norm, mtp_hidden());
   project(batch, mtp_hidden(), mtp_logits_);
+}
+
+std::unique_ptr<ops::Stepper> DecoderModel::make_stepper(const ops::StepLimits& limits, Caches& caches) {
+  FF_ASSERT(limits.rows <= options_.max_step_tokens && limits.logit_rows <= options_.max_logit_rows);
+  FF_ASSERT(limits.vocabulary == decoder_.config.vocabulary);
+  if (limits.drafts > 0 && !has_mtp()) fail("drafts: the model was loaded without an MTP head");
+  if (limits.drafts > 0) FF_ASSERT(limits.lanes <= draft_residual_.rows);
+  backend_->reserve({limits.rows, limits.lanes, limits.context, limits.page_size});
+  return backend_->make_stepper(
+      limits, caches.kv.get(),
+      [this, &caches](const ops::StepShape& shape, ops::StepScope& scope) { step(shape, scope, caches); });
+}
+
+void DecoderModel::step(const ops::StepShape& shape, ops::StepScope& scope, Caches& caches) {
+  scope.begin_trunk();
+  run_trunk(shape.rows, caches, {});
+  const ops::Tensor logits = logits_.slice_rows(0, shape.logit_rows);
+  if (shape.logit_rows > 0) {
+    const ops::Tensor rows = gathered_.slice_rows(0, shape.logit_rows);
+    scope.gather_logit_rows(hidden(), rows);
+    backend_->linear(rows, *decoder_.head, logits);
+  }
+  scope.choose(logits);
+  if (shape.feed_drafter) draft(shape, scope, caches);
+}
+
+// The MTP head has one layer, so its keys and values depend on its inputs alone: they are computed for every row, and
+// the rest of the layer for the rows that something is drafted from.
+void DecoderModel::draft(const ops::StepShape& shape, ops::StepScope& scope, Caches& caches) {
+  const MtpHead& mtp = *decoder_.mtp;
+  const float eps = decoder_.config.norm_eps;
+  StepContext context{*backend_, caches, *scratch_};
+  scope.begin_feed();
+  const ops::Tensor fed = residual_.slice_rows(0, shape.rows);
+  pair(hidden(), fed);
+  backend_->rms_norm(fed, mtp.layer.input_norm, eps, x_.slice_rows(0, shape.rows));
+  scratch_->reset();
+  mtp.layer.token_mixer->append(context, x_.slice_rows(0, shape.rows));
+  for (int64_t pass = 0; pass < shape.drafts; ++pass) {
+    const int64_t rows = scope.begin_draft(pass);
+    if (rows == 0) return;
+    const ops::Tensor residual = draft_residual_.slice_rows(0, rows);
+    const ops::Tensor hidden = mtp_hidden_.slice_rows(0, rows);
+    if (pass == 0) {
+      scope.gather_ends(fed, residual);
+    } else {
+      pair(hidden, residual);
+    }
+    const ops::Tensor x = x_.slice_rows(0, rows);
+    backend_->rms_norm(residual, mtp.layer.input_norm, eps, x);
+    run_layer(context, mtp.layer, residual, x, delta_.slice_rows(0, rows), mtp.final_norm, hidden);
+    const ops::Tensor logits = mtp_logits_.slice_rows(0, rows);
+    backend_->linear(hidden, *decoder_.head, logits);
+    scope.draft(pass, logits);
+  }
 }
 
 ops::Cost DecoderModel::cost(int64_t tokens, int64_t context, int64_t logit_rows) const {

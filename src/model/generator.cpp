@@ -14,14 +14,17 @@
 #include "base/progress.h"
 #include "base/threads.h"
 #include "model/inventory.h"
+#include "model/output_directory.h"
 #include "model/quant_config.h"
 #include "model/random_weights.h"
 #include "model/safetensors.h"
+#include "nvfp4/number.h"
+#include "nvfp4/quantize.h"
 
 namespace fourfold::model {
 namespace {
 
-using Kind = RandomStream::Kind;
+using Kind = RandomValues::Kind;
 
 constexpr FormatName kFormats[] = {
     {GeneratedFormat::kBf16, "bf16", "all weights bf16, as published unquantised models"},
@@ -39,11 +42,111 @@ constexpr FormatName kFormats[] = {
 
 enum class Stored : uint8_t { kPlain, kModelopt, kCompressed, kFp8Tensor, kFp8Channel, kFp8Block };
 
-struct Segment {
-  RandomStream stream;
-  std::vector<uint8_t> literal;  // instead of the stream when not empty
-  uint64_t bytes = 0;
+// How the values of a module become the bytes of one of its tensors.
+enum class Encoding : uint8_t { kF32, kF16, kBf16, kNvfp4Codes, kNvfp4Scales, kFp8 };
+
+// FP8: one scale for `rows` x `columns` elements, as many in a row of the grid as it takes. Without `values` all are
+// `scale`. The scales are used as they are stored, rounded to bf16 where the tensor holds bf16.
+struct ScaleGrid {
+  RandomValues values;
+  bool varies = false, bf16 = false;
+  int64_t rows = 1, columns = 1, width = 1, count = 1;
+
+  std::vector<float> scales() const {
+    std::vector<float> out(static_cast<size_t>(count));
+    values.fill(0, out);
+    if (bf16) {
+      for (float& scale : out) scale = nvfp4::bf16_to_float(nvfp4::float_to_bf16(scale));
+    }
+    return out;
+  }
 };
+
+// The bytes of a module in one tensor: elements [0, ...) of its values, encoded; or `literal` when that is not empty.
+struct Segment {
+  RandomValues values;
+  Encoding encoding = Encoding::kBf16;
+  int64_t columns = 1;  // of the module
+  float scale = 1;      // of the tensor
+  ScaleGrid grid;
+  std::vector<uint8_t> literal = {};
+  uint64_t bytes = 0;
+
+  void fill(uint64_t first_byte, std::span<uint8_t> out) const;
+};
+
+uint64_t elements_of(Encoding encoding, uint64_t bytes) {
+  switch (encoding) {
+    case Encoding::kF32:
+      return bytes / 4;
+    case Encoding::kF16:
+    case Encoding::kBf16:
+      return bytes / 2;
+    case Encoding::kNvfp4Codes:
+      return bytes * 2;
+    case Encoding::kNvfp4Scales:
+      return bytes * nvfp4::kBlock;
+    case Encoding::kFp8:
+      return bytes;
+  }
+  return 0;
+}
+
+template <typename T, typename Round>
+void store(std::span<const float> values, uint8_t* out, Round round) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    const T value = round(values[i]);
+    std::memcpy(out + i * sizeof(T), &value, sizeof(T));
+  }
+}
+
+void Segment::fill(uint64_t first_byte, std::span<uint8_t> out) const {
+  thread_local std::vector<float> buffer(RandomValues::kChunk);
+  thread_local std::vector<uint8_t> scratch(RandomValues::kChunk / nvfp4::kBlock);
+  const uint64_t first = elements_of(encoding, first_byte), count = elements_of(encoding, out.size());
+  const std::vector<float> scales = grid.varies ? grid.scales() : std::vector<float>{};
+  for (uint64_t done = 0; done < count; done += RandomValues::kChunk) {
+    const std::span<float> chunk =
+        std::span(buffer).first(static_cast<size_t>(std::min(RandomValues::kChunk, count - done)));
+    values.fill(first + done, chunk);
+    uint8_t* to = out.data() + out.size() * done / count;
+    switch (encoding) {
+      case Encoding::kF32:
+        std::memcpy(to, chunk.data(), chunk.size_bytes());
+        break;
+      case Encoding::kF16:
+        store<uint16_t>(chunk, to, [](float x) { return nvfp4::float_to_f16(x); });
+        break;
+      case Encoding::kBf16:
+        store<uint16_t>(chunk, to, [](float x) { return nvfp4::float_to_bf16(x); });
+        break;
+      case Encoding::kNvfp4Codes:
+        nvfp4::quantize_row(chunk, scale, {to, chunk.size() / 2},
+                            std::span(scratch).first(chunk.size() / nvfp4::kBlock));
+        break;
+      case Encoding::kNvfp4Scales:
+        for (size_t block = 0; block < chunk.size() / nvfp4::kBlock; ++block) {
+          float largest = 0;
+          for (size_t i = 0; i < nvfp4::kBlock; ++i) {
+            largest = std::max(largest, std::fabs(chunk[block * nvfp4::kBlock + i]));
+          }
+          to[block] = nvfp4::block_scale_for(largest, scale);
+        }
+        break;
+      case Encoding::kFp8:
+        for (size_t i = 0; i < chunk.size(); ++i) {
+          float divisor = scale;
+          if (grid.varies) {
+            const auto index = static_cast<int64_t>(first + done + i);
+            divisor =
+                scales[static_cast<size_t>(index / columns / grid.rows * grid.width + index % columns / grid.columns)];
+          }
+          to[i] = nvfp4::float_to_e4m3(chunk[i] / divisor);
+        }
+        break;
+    }
+  }
+}
 
 struct Planned {
   TensorPlan plan;
@@ -73,8 +176,8 @@ class Planner {
     if (options_.visual) {
       const std::string prefix = options_.prefix == PrefixStyle::kModelLanguageModel ? "model.visual." : "visual.";
       for (const char* name : {"blocks.0.attn.qkv.weight", "patch_embed.proj.weight", "pos_embed.weight"}) {
-        const RandomStream stream{Kind::kBf16, weight_seed(options_.seed, name), 0.1f, 0, 0};
-        add_tensor(prefix + name, StoredType::kBf16, {48, 16}, {stream, {}, 48 * 16 * 2});
+        const RandomValues values{Kind::kBell, weight_seed(options_.seed, name), 0.1f, 0};
+        add_tensor(prefix + name, StoredType::kBf16, {48, 16}, segment(values, Encoding::kBf16, 16, 48 * 16 * 2));
       }
     }
   }
@@ -184,11 +287,20 @@ class Planner {
   }
 
   static Segment literal(float value) {
-    Segment segment;
-    segment.literal.resize(4);
-    std::memcpy(segment.literal.data(), &value, 4);
-    segment.bytes = 4;
-    return segment;
+    Segment made;
+    made.literal.resize(4);
+    std::memcpy(made.literal.data(), &value, 4);
+    made.bytes = 4;
+    return made;
+  }
+
+  static Segment segment(const RandomValues& values, Encoding encoding, int64_t columns, int64_t bytes) {
+    Segment made;
+    made.values = values;
+    made.encoding = encoding;
+    made.columns = columns;
+    made.bytes = static_cast<uint64_t>(bytes);
+    return made;
   }
 
   // Weights that nothing was ever routed to: of every two such experts one is exactly zero, with the scales that an
@@ -201,56 +313,57 @@ class Planner {
     return spec.expert % 2 == 0 ? Dead::kZero : Dead::kTiny;
   }
 
+  Encoding plain_encoding() const {
+    return options_.format == GeneratedFormat::kF16   ? Encoding::kF16
+           : options_.format == GeneratedFormat::kF32 ? Encoding::kF32
+                                                      : Encoding::kBf16;
+  }
+
+  // The tensors of one weight. Its values depend on its name and the seed alone; formats and layouts round them.
   std::vector<Part> parts(const WeightSpec& spec, Stored stored, bool fused) {
     const uint64_t seed = weight_seed(options_.seed, spec.name);
     const int64_t rows = spec.rows, columns = spec.columns;
-    const auto bytes = [](int64_t count) { return static_cast<uint64_t>(count); };
     const Dead state = dead(spec);
-    float rms = weight_rms(spec);
-    if (state == Dead::kTiny) rms = 1e-23f;
+    RandomValues values = matrix_values(spec, seed);
+    const float alive = values.largest();
+    if (state == Dead::kTiny) values.scale = 1e-23f;
+    if (state == Dead::kZero) values.kind = Kind::kZero;
     std::vector<Part> result;
     if (stored == Stored::kPlain) {
-      Kind kind = Kind::kBf16;
-      StoredType type = StoredType::kBf16;
-      int64_t size = 2;
-      if (options_.format == GeneratedFormat::kF16) {
-        kind = Kind::kF16;
-        type = StoredType::kF16;
-      } else if (options_.format == GeneratedFormat::kF32) {
-        kind = Kind::kF32;
-        type = StoredType::kF32;
-        size = 4;
-      }
-      RandomStream stream{kind, seed, rms, 0, 0};
-      if (state == Dead::kZero) stream.kind = Kind::kByte;
-      result.push_back({fused ? "" : ".weight", type, {rows, columns}, {stream, {}, bytes(rows * columns * size)}});
+      const Encoding encoding = plain_encoding();
+      const StoredType type = encoding == Encoding::kF32   ? StoredType::kF32
+                              : encoding == Encoding::kF16 ? StoredType::kF16
+                                                           : StoredType::kBf16;
+      const int64_t size = encoding == Encoding::kF32 ? 4 : 2;
+      result.push_back(
+          {fused ? "" : ".weight", type, {rows, columns}, segment(values, encoding, columns, rows * columns * size)});
       return result;
     }
     // Modules differ in their scale by a factor of up to four, gate and up of one expert too; stacked tensors share
-    // one.
-    const float vary = fused ? 1.0f : 0.5f + 1.5f * static_cast<float>(weight_seed(seed, "vary") >> 40) * 0x1p-24f;
-    const float input_scale = state == Dead::kAlive ? 4.0f / (6.0f * 448.0f) * vary : 0.0f;
+    // one. It is never less than the largest value needs.
+    const float random = static_cast<float>(weight_seed(seed, "vary") >> 40) * 0x1p-24f;
+    const float spare = fused ? 1.0f : 1.0f + 3.0f * random;
+    const float largest = fused || state == Dead::kZero ? alive : values.largest();
+    const float input_scale =
+        state == Dead::kAlive ? 4.0f / (6.0f * 448.0f) * (fused ? 1.0f : 0.5f + 1.5f * random) : 0.0f;
     if (stored == Stored::kModelopt || stored == Stored::kCompressed) {
       if (columns % 16 != 0) fail("{} has {} columns, NVFP4 needs a multiple of 16", spec.name, columns);
       const bool inverse = stored == Stored::kCompressed;
-      float scale = rms * vary / random_nvfp4_rms();
-      RandomStream codes{Kind::kCodes, seed, 0, 0, 0}, scales{Kind::kBlockScales, weight_seed(seed, "scales"), 0, 0, 0};
-      if (state == Dead::kZero) {
-        codes.kind = Kind::kByte;
-        scales.kind = Kind::kByte;
-        scales.byte = 0x38;  // 1
-        if (!fused) scale = 0.0f;
-      } else if (state == Dead::kTiny && fused) {
-        scale = weight_rms(spec) / random_nvfp4_rms();
-      }
-      result.push_back({inverse ? ".weight_packed" : ".weight",
-                        StoredType::kU8,
-                        {rows, columns / 2},
-                        {codes, {}, bytes(rows * columns / 2)}});
-      result.push_back(
-          {".weight_scale", StoredType::kF8E4M3, {rows, columns / 16}, {scales, {}, bytes(rows * columns / 16)}});
+      const float scale = nvfp4::tensor_scale_for(largest) * spare;
+      Part codes{inverse ? ".weight_packed" : ".weight",
+                 StoredType::kU8,
+                 {rows, columns / 2},
+                 segment(values, Encoding::kNvfp4Codes, columns, rows * columns / 2)};
+      Part scales{".weight_scale",
+                  StoredType::kF8E4M3,
+                  {rows, columns / 16},
+                  segment(values, Encoding::kNvfp4Scales, columns, rows * columns / 16)};
       // compressed-tensors replaces an unusable global scale by one when it exports.
-      const float global = !inverse ? scale : scale > 0.0f && std::isfinite(1.0f / scale) ? 1.0f / scale : 1.0f;
+      float global = state == Dead::kZero && !fused ? 0.0f : scale;
+      if (inverse) global = global > 0.0f && std::isfinite(1.0f / global) ? 1.0f / global : 1.0f;
+      codes.segment.scale = scales.segment.scale = scale;
+      result.push_back(std::move(codes));
+      result.push_back(std::move(scales));
       result.push_back({inverse ? ".weight_global_scale" : ".weight_scale_2", StoredType::kF32,
                         inverse ? std::vector<int64_t>{1} : std::vector<int64_t>{}, literal(global), true});
       if (input_scales()) {
@@ -260,24 +373,33 @@ class Planner {
       }
       return result;
     }
-    RandomStream codes{Kind::kFp8, seed, 0, 0, 0};
-    if (state == Dead::kZero) codes.kind = Kind::kByte;
-    result.push_back({".weight", StoredType::kF8E4M3, {rows, columns}, {codes, {}, bytes(rows * columns)}});
-    const float scale = rms * vary / random_fp8_rms();
+    Part codes{
+        ".weight", StoredType::kF8E4M3, {rows, columns}, segment(values, Encoding::kFp8, columns, rows * columns)};
+    const float scale = largest / nvfp4::kE4m3Max;
     if (stored == Stored::kFp8Tensor) {
-      result.push_back({".weight_scale", StoredType::kF32, {}, literal(scale), true});
+      codes.segment.scale = scale * spare;
+      result.push_back(std::move(codes));
+      result.push_back({".weight_scale", StoredType::kF32, {}, literal(scale * spare), true});
       if (input_scales()) result.push_back({".input_scale", StoredType::kF32, {}, literal(input_scale), true});
-    } else if (stored == Stored::kFp8Channel) {
-      const RandomStream stream{Kind::kUniformBf16, weight_seed(seed, "scales"), 0.5f * scale, 0.75f * scale, 0};
-      result.push_back({".weight_scale", StoredType::kBf16, {rows, 1}, {stream, {}, bytes(rows * 2)}});
-    } else {
-      const int64_t grid_rows = ceil_div(rows, 128), grid_columns = ceil_div(columns, 128);
-      const RandomStream stream{Kind::kUniformF32, weight_seed(seed, "scales"), 0.5f * scale, 0.75f * scale, 0};
-      result.push_back({".weight_scale_inv",
-                        StoredType::kF32,
-                        {grid_rows, grid_columns},
-                        {stream, {}, bytes(grid_rows * grid_columns * 4)}});
+      return result;
     }
+    const bool blocks = stored == Stored::kFp8Block;
+    ScaleGrid& grid = codes.segment.grid;
+    grid.varies = true;
+    grid.bf16 = !blocks;
+    grid.rows = blocks ? 128 : 1;
+    grid.columns = blocks ? 128 : columns;
+    grid.width = ceil_div(columns, grid.columns);
+    grid.count = ceil_div(rows, grid.rows) * grid.width;
+    // From 1/64 above what the largest value needs, so that rounding to bf16 never falls below it.
+    grid.values = {Kind::kUniform, weight_seed(seed, "scales"), scale, scale * (1 + 1.0f / 64)};
+    Part scales{
+        blocks ? ".weight_scale_inv" : ".weight_scale",
+        blocks ? StoredType::kF32 : StoredType::kBf16,
+        {grid.count / grid.width, grid.width},
+        segment(grid.values, blocks ? Encoding::kF32 : Encoding::kBf16, grid.width, grid.count * (blocks ? 4 : 2))};
+    result.push_back(std::move(codes));
+    result.push_back(std::move(scales));
     return result;
   }
 
@@ -288,9 +410,9 @@ class Planner {
     const bool bare = spec.name.ends_with(".A_log") || spec.name.ends_with(".dt_bias");
     std::vector<int64_t> shape{spec.rows};
     if (spec.name.ends_with(".conv1d")) shape = {config_.conv_channels(), 1, config_.conv_taps};
-    const RandomStream stream = vector_stream(spec, weight_seed(options_.seed, spec.name), !wide);
+    const RandomValues values = vector_values(spec, weight_seed(options_.seed, spec.name));
     add_tensor(stored_name(spec.name) + (bare ? "" : ".weight"), wide ? StoredType::kF32 : StoredType::kBf16, shape,
-               {stream, {}, static_cast<uint64_t>(spec.rows * (wide ? 4 : 2))});
+               segment(values, wide ? Encoding::kF32 : Encoding::kBf16, 1, spec.rows * (wide ? 4 : 2)));
   }
 
   void add(const WeightSpec& spec) {
@@ -379,11 +501,12 @@ struct Piece {
   size_t tensor;
   uint64_t tensor_offset;  // where the piece goes
   const Segment* segment;
-  uint64_t segment_offset;  // a multiple of RandomStream::kChunk
+  uint64_t segment_offset;  // a multiple of kPieceBytes
   uint64_t bytes;
 };
 
-constexpr uint64_t kPieceBytes = 4 << 20;
+constexpr uint64_t kPieceBytes = 1 << 20;
+static_assert(kPieceBytes % (4 * RandomValues::kChunk) == 0);
 
 void write_shard(const std::filesystem::path& path, std::span<const Planned> tensors, ThreadPool& threads,
                  Progress& progress) {
@@ -411,7 +534,7 @@ void write_shard(const std::filesystem::path& path, std::span<const Planned> ten
       std::span<const uint8_t> bytes = piece.segment->literal;
       if (bytes.empty()) {
         if (buffer.size() < piece.bytes) buffer.resize(piece.bytes);
-        piece.segment->stream.fill(piece.segment_offset, std::span(buffer).first(piece.bytes));
+        piece.segment->fill(piece.segment_offset, std::span(buffer).first(piece.bytes));
         bytes = std::span(buffer).first(piece.bytes);
       }
       writer.write(piece.tensor, std::as_bytes(bytes), piece.tensor_offset);
@@ -440,6 +563,28 @@ class UnfinishedFiles {
   std::vector<std::filesystem::path> paths_;
 };
 
+// While a directory is being written it holds this: the names of what may be in it, so that what a killed run left
+// there can be removed, and nothing else.
+constexpr const char* kJournal = ".fourfold-generate.json";
+
+void clear_unfinished(const OutputDirectory& output) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const Json journal = parse_json_file(output.journal());
+  const Json files = journal.is_object() ? journal.value("files", Json()) : Json();
+  if (!files.is_array()) fail("{} is no journal of this program; wanted another directory", output.journal().string());
+  for (const Json& file : files) {
+    if (file.is_string() && file.get<std::string>().find('/') == std::string::npos) {
+      fs::remove(output.path() / file.get<std::string>(), error);
+    }
+  }
+  for (const fs::directory_entry& entry : fs::directory_iterator(output.path(), error)) {
+    if (entry.path() == output.journal()) continue;
+    fail("{} holds {} beside an unfinished generation; wanted a new or an empty directory", output.path().string(),
+         printable(entry.path().filename().string()));
+  }
+}
+
 }  // namespace
 
 std::span<const FormatName> generated_formats() { return kFormats; }
@@ -449,11 +594,8 @@ GeneratedFiles generate_checkpoint(const std::filesystem::path& directory, const
   Planner planner(options);
   planner.plan();
   std::vector<Planned>& tensors = planner.tensors();
-  const CreatedDirectory created(directory);
-  std::error_code error;
-  if (!fs::is_empty(directory, error) || error) {
-    fail("{} is not empty; wanted a new or an empty directory", directory.string());
-  }
+  const OutputDirectory output(directory, kJournal, "generation");
+  if (output.unfinished()) clear_unfinished(output);
 
   std::vector<TensorPlan> plans;
   GeneratedFiles files;
@@ -468,6 +610,10 @@ GeneratedFiles generate_checkpoint(const std::filesystem::path& directory, const
   require_space(directory, files.bytes);
 
   UnfinishedFiles unfinished;
+  std::vector<std::string> names = {"model.safetensors.index.json", "hf_quant_config.json", "generation_config.json",
+                                    "config.json"};
+  for (size_t shard = 0; shard < ends.size(); ++shard) names.push_back(shard_name(shard, ends.size()));
+  write_file_atomically(unfinished.add(output.journal()), Json{{"files", names}}.dump());
   ThreadPool threads(options.threads);
   Progress progress("writing", files.bytes, "B");
   size_t begin = 0;
@@ -498,6 +644,8 @@ GeneratedFiles generate_checkpoint(const std::filesystem::path& directory, const
   // Last: without it the directory is no checkpoint.
   write_file_atomically(directory / "config.json", write_config(config, quantization).dump(2) + "\n");
   unfinished.keep();
+  std::error_code error;
+  fs::remove(output.journal(), error);
   return files;
 }
 

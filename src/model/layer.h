@@ -40,6 +40,8 @@ class TokenMixer {
  public:
   virtual ~TokenMixer() = default;
   virtual void forward(StepContext& context, const ops::Tensor& x, const ops::Tensor& out) = 0;
+  // Only what forward() does to the caches. The mixer of an MTP head must have it.
+  virtual void append(StepContext& context, const ops::Tensor& x) = 0;
   virtual int64_t scratch_elements(int64_t tokens) const = 0;
   // For one sequence of `tokens` new tokens after `context` cached ones.
   virtual ops::Cost cost(int64_t tokens, int64_t context) const = 0;

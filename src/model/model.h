@@ -11,6 +11,7 @@
 #include "model/weight_source.h"
 #include "ops/cost.h"
 #include "ops/ops.h"
+#include "ops/step.h"
 
 namespace fourfold::model {
 
@@ -56,6 +57,11 @@ class Model {
   virtual void forward_mtp(const ops::Batch& batch, const ops::Tensor& hidden, Caches& caches) = 0;
   virtual ops::Tensor mtp_logits() const = 0;
   virtual ops::Tensor mtp_hidden() const = 0;
+
+  // Steps whose body is this model: trunk, sampling, and with limits.drafts the MTP head. The caches must have been
+  // made by this model, and outlive the stepper with it; the model must not be used otherwise while a step is under
+  // way.
+  virtual std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, Caches& caches) = 0;
 
   // Floors of one step: bytes read from memory and flops, with `tokens` new tokens after `context` cached ones in one
   // sequence, logits for `logit_rows`. For MoE layers the expected number of distinct experts under uniform routing.

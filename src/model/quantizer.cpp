@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -14,6 +15,7 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "base/file.h"
 #include "base/interrupt.h"
 #include "base/json.h"
@@ -21,6 +23,7 @@
 #include "base/random.h"
 #include "base/threads.h"
 #include "model/checkpoint.h"
+#include "model/output_directory.h"
 #include "model/quant_config.h"
 #include "model/random_weights.h"
 #include "model/safetensors.h"
@@ -30,7 +33,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kStateFile = ".fourfold-quantize.json";
+constexpr const char* kJournal = ".fourfold-quantize.json";
 constexpr int64_t kRowsAtOnce = 32;
 
 // A tensor of the output.
@@ -77,6 +80,8 @@ class NamePattern {
     }
   }
 
+  const std::string& text() const { return pattern_; }
+
   bool matches(const std::string& name) const {
     const std::unique_ptr<pcre2_match_data, Free> match(pcre2_match_data_create_from_pattern(code_.get(), nullptr));
     if (match == nullptr) throw std::bad_alloc();
@@ -113,14 +118,28 @@ class Selection {
       begin = end + 1;
     }
     for (const std::string& pattern : options.exclude) {
-      exclude_.emplace_back(pattern);
+      exclude_.push_back({NamePattern(pattern)});
     }
   }
 
-  bool wants(const WeightSpec& spec) const {
+  bool wants(const WeightSpec& spec) {
     if (spec.is_vector || kinds_.count(spec.kind) == 0 || (spec.mtp && !mtp_)) return false;
-    return std::none_of(exclude_.begin(), exclude_.end(),
-                        [&](const NamePattern& pattern) { return pattern.matches(spec.name); });
+    bool wanted = true;
+    for (Exclusion& exclusion : exclude_) {
+      if (!exclusion.pattern.matches(spec.name)) continue;
+      exclusion.matched = true;
+      wanted = false;
+    }
+    return wanted;
+  }
+
+  // Patterns of --exclude that have left no module out.
+  std::vector<std::string> unmatched() const {
+    std::vector<std::string> patterns;
+    for (const Exclusion& exclusion : exclude_) {
+      if (!exclusion.matched) patterns.push_back(exclusion.pattern.text());
+    }
+    return patterns;
   }
 
  private:
@@ -150,15 +169,23 @@ class Selection {
 
   std::set<WeightKind> kinds_;
   bool mtp_ = false;
-  std::vector<NamePattern> exclude_;
+  struct Exclusion {
+    NamePattern pattern;
+    bool matched = false;
+  };
+  std::vector<Exclusion> exclude_;
 };
 
 class Quantizer {
  public:
-  Quantizer(const fs::path& input, fs::path output, const QuantizeOptions& options)
-      : options_(options), output_(std::move(output)), selection_(options), threads_(options.threads) {
+  Quantizer(const fs::path& input, const fs::path& output, const QuantizeOptions& options)
+      : options_(options), selection_(options), threads_(options.threads) {
     checkpoint_ = std::make_unique<Checkpoint>(input);
-    prepare_directory(input);
+    std::error_code error;
+    if (fs::equivalent(input, output, error)) {
+      fail("{} is both the input and the output; wanted another directory", output.string());
+    }
+    directory_.emplace(output, kJournal, "quantisation");
     specs_ = weight_specs(checkpoint_->config());
     prefix_ = checkpoint_->prefix();
   }
@@ -166,60 +193,56 @@ class Quantizer {
   QuantizeResult run() {
     plan();
     cut();
-    read_state();
+    read_journal();
     uint64_t missing = 0;
-    for (size_t unit = finished_ == 0 ? 0 : ends_[finished_ - 1]; unit < units_.size(); ++unit) {
-      missing += units_[unit].bytes;
+    for (size_t shard = 0; shard < shards_.size(); ++shard) {
+      if (shards_[shard]) continue;
+      for (const Unit& unit : units_of(shard)) missing += unit.bytes;
     }
-    require_space(output_, missing);
-    Progress progress("quantising", result_.input_bytes, "B", options_.progress);
-    size_t begin = 0;
-    for (size_t shard = 0; shard < ends_.size(); ++shard) {
-      const std::span<const Unit> units = std::span(units_).subspan(begin, ends_[shard] - begin);
-      begin = ends_[shard];
-      if (shard < finished_) {
-        for (const Unit& unit : units) progress.advance(unit.input_bytes);
-        continue;
+    require_space(output(), missing);
+    write_journal();
+    try {
+      write_shards();
+    } catch (const Error&) {
+      // Without a finished file there is nothing to go on with.
+      if (std::none_of(shards_.begin(), shards_.end(), [](const auto& shard) { return shard.has_value(); })) {
+        std::error_code error;
+        fs::remove(directory_->journal(), error);
       }
-      write_shard(shard, units, progress);
-      write_state(shard + 1);
+      throw;
     }
-    progress.finish();
     finish();
+    std::stable_sort(errors_.begin(), errors_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (auto& [shard, error] : errors_) result_.errors.push_back(std::move(error));
     return std::move(result_);
   }
 
  private:
-  void prepare_directory(const fs::path& input) {
-    created_.emplace(output_);
-    std::error_code error;
-    if (fs::equivalent(input, output_, error)) {
-      fail("{} is both the input and the output; wanted another directory", output_.string());
-    }
-    const bool unfinished = file_exists(output_ / kStateFile);
-    std::vector<fs::path> leftovers;  // of a killed run
-    bool empty = true;
-    for (fs::directory_iterator it(output_, error), end; !error && it != end; it.increment(error)) {
-      const std::string written = name_before_suffix(it->path().filename().string());
-      if (written == kStateFile || (unfinished && !written.empty())) {
-        leftovers.push_back(it->path());
-      } else {
-        empty = false;
-      }
-    }
-    if (error) fail("cannot list {}: {}", output_.string(), error.message());
-    if (!empty && !unfinished) {
-      fail("{} is not empty and holds no unfinished quantisation; wanted a new or an empty directory",
-           output_.string());
-    }
-    for (const fs::path& path : leftovers) fs::remove(path, error);
+  // What the journal has of a file that is whole.
+  struct Finished {
+    uint64_t bytes = 0, checksum = 0;
+    bool operator==(const Finished&) const = default;
+  };
+
+  const fs::path& output() const { return directory_->path(); }
+
+  std::span<const Unit> units_of(size_t shard) const {
+    const size_t begin = shard == 0 ? 0 : ends_[shard - 1];
+    return std::span(units_).subspan(begin, ends_[shard] - begin);
   }
 
-  // "config.json" of "config.json.tmp.123", the name that a file has while it is written; empty for other names.
-  static std::string name_before_suffix(const std::string& name) {
-    const size_t at = name.rfind(".tmp.");
-    if (at == std::string::npos || name.find_first_not_of("0123456789", at + 5) != std::string::npos) return "";
-    return name.substr(0, at);
+  void write_shards() {
+    Progress progress("quantising", result_.input_bytes, "B", options_.progress);
+    for (size_t shard = 0; shard < shards_.size(); ++shard) {
+      if (shards_[shard]) {
+        for (const Unit& unit : units_of(shard)) progress.advance(unit.input_bytes);
+        continue;
+      }
+      write_shard(shard, units_of(shard), progress);
+      shards_[shard] = measure(output() / shard_name(shard, ends_.size()));
+      write_journal();
+    }
+    progress.finish();
   }
 
   std::string stored_name(const WeightSpec& spec) const {
@@ -243,8 +266,7 @@ class Quantizer {
       const bool already = stored.format == ops::Format::kNvfp4;
       bool wanted = already || selection_.wants(spec);
       if (wanted && spec.columns % nvfp4::kBlock != 0) {
-        result_.notes.push_back(
-            fmt::format("{} stays as it is: {} columns are not a multiple of 16", spec.name, spec.columns));
+        ragged_[{spec.kind, spec.columns}].push_back(spec.name);
         wanted = false;
       }
       if (!wanted) {
@@ -270,6 +292,17 @@ class Quantizer {
     }
 
     checkpoint_->finish();  // a tensor that no loader would take is no better in the output
+    for (const auto& [kind, names] : ragged_) {
+      result_.notes.push_back(fmt::format(
+          "{} of the kind '{}' stay{} as {}: {} columns are not a multiple of 16 ({}{})",
+          names.size() == 1 ? "1 matrix" : fmt::format("{} matrices", names.size()), weight_kind_name(kind.first),
+          names.size() == 1 ? "s" : "", names.size() == 1 ? "it is" : "they are", kind.second, names.front(),
+          names.size() == 1 ? "" : ", ..."));
+    }
+    for (const std::string& pattern : selection_.unmatched()) {
+      result_.notes.push_back(fmt::format("--exclude '{}' matches none of the modules that --what {} chooses",
+                                          printable(pattern), options_.what));
+    }
 
     // In the order of the input files, so that reading is sequential.
     std::vector<bool> placed(chosen.size(), false);
@@ -366,7 +399,7 @@ class Quantizer {
     result_.shards = static_cast<int64_t>(ends_.size());
   }
 
-  // ---- state of an unfinished run
+  // ---- the journal of an unfinished run
 
   std::string fingerprint() const {
     std::string text = fmt::format("form {} what {} search {} shard {}", static_cast<int>(options_.form), options_.what,
@@ -383,56 +416,85 @@ class Quantizer {
     return fmt::format("{:016x}", weight_seed(0, text));
   }
 
-  void read_state() {
-    const fs::path path = output_ / kStateFile;
-    if (!name_taken(path)) {
-      write_state(0);
-      return;
-    }
+  // A shard of an earlier run is believed when its size and checksum are those that the journal has of it.
+  void read_journal() {
+    shards_.resize(ends_.size());
+    if (!directory_->unfinished()) return;
+    const fs::path path = directory_->journal();
     try {
-      continue_from(parse_json_file(path));
+      const Json journal = parse_json_file(path);
+      if (!journal.is_object() || !journal.contains("fingerprint")) {
+        fail("{} is no journal of this program; remove it or choose another directory", path.string());
+      }
+      continue_from(journal);
     } catch (const Json::exception&) {
-      fail("{} is not a state file of this program; remove it or choose another directory", path.string());
+      fail("{} is no journal of this program; remove it or choose another directory", path.string());
     }
   }
 
-  void continue_from(const Json& state) {
-    if (!state.is_object() || state.value("fingerprint", "") != fingerprint()) {
+  void continue_from(const Json& journal) {
+    const Json files = journal.value("files", Json::array());
+    if (journal.at("fingerprint").get<std::string>() != fingerprint()) {
+      // Without a finished file there is nothing to lose, and the run begins anew.
+      const auto finished = std::count_if(files.begin(), files.end(), [](const Json& file) { return !file.is_null(); });
+      if (finished == 0) return;
       fail(
-          "{} holds an unfinished quantisation of another input or with other options; remove it or choose another "
-          "directory",
-          output_.string());
+          "{} holds {} finished file{} of an unfinished quantisation of another input or with other options; remove it "
+          "or choose another directory",
+          output().string(), finished, finished == 1 ? "" : "s");
     }
-    finished_ = std::min<size_t>(state.value("shards", size_t{0}), ends_.size());
-    for (size_t shard = 0; shard < finished_; ++shard) {
-      if (!file_exists(output_ / shard_name(shard, ends_.size()))) finished_ = shard;
-    }
-    result_.resumed_shards = static_cast<int64_t>(finished_);
-    for (const Json& entry : state.value("errors", Json::array())) {
-      if (entry.is_array() && entry.size() == 5 && entry[0].get<size_t>() < finished_) {
-        record({entry[1].get<std::string>(), entry[2].get<int64_t>(), entry[3].get<double>(), entry[4].get<double>()},
-               entry[0].get<size_t>());
+    for (size_t shard = 0; shard < std::min(files.size(), shards_.size()); ++shard) {
+      if (files[shard].is_null()) continue;
+      const Finished finished{files[shard].at("bytes").get<uint64_t>(), files[shard].at("checksum").get<uint64_t>()};
+      const fs::path path = output() / shard_name(shard, ends_.size());
+      std::string found = "it is missing";
+      if (file_exists(path)) {
+        const Finished there = measure(path);
+        found = there.bytes != finished.bytes
+                    ? fmt::format("it has {} bytes, {} were written", there.bytes, finished.bytes)
+                    : "its checksum is not that of what was written";
+        if (there == finished) found.clear();
+      }
+      if (found.empty()) {
+        shards_[shard] = finished;
+        ++result_.resumed_shards;
+      } else {
+        result_.notes.push_back(fmt::format("{}: {}; it was made again", path.string(), found));
       }
     }
-  }
-
-  void write_state(size_t shards) {
-    Json state;
-    state["fingerprint"] = fingerprint();
-    state["shards"] = shards;
-    Json errors = Json::array();
-    for (size_t i = 0; i < result_.errors.size(); ++i) {
-      const TensorError& error = result_.errors[i];
-      errors.push_back({error_shards_[i], error.module, error.elements, error.squared_error, error.energy});
+    for (const Json& entry : journal.value("errors", Json::array())) {
+      const auto shard = entry.at(0).get<size_t>();
+      if (shard >= shards_.size() || !shards_[shard]) continue;
+      record({entry.at(1).get<std::string>(), entry.at(2).get<int64_t>(), entry.at(3).get<double>(),
+              entry.at(4).get<double>()},
+             shard);
     }
-    state["errors"] = errors;
-    write_file_atomically(output_ / kStateFile, state.dump());
   }
 
-  void record(TensorError error, size_t shard) {
-    result_.errors.push_back(std::move(error));
-    error_shards_.push_back(shard);
+  static Finished measure(const fs::path& path) {
+    const MappedFile file(path);
+    Finished finished{file.bytes().size(), checksum(file.bytes())};
+    file.release(file.bytes());
+    return finished;
   }
+
+  void write_journal() {
+    Json journal;
+    journal["fingerprint"] = fingerprint();
+    Json files = Json::array();
+    for (const std::optional<Finished>& shard : shards_) {
+      files.push_back(shard ? Json{{"bytes", shard->bytes}, {"checksum", shard->checksum}} : Json());
+    }
+    journal["files"] = files;
+    Json errors = Json::array();
+    for (const auto& [shard, error] : errors_) {
+      errors.push_back({shard, error.module, error.elements, error.squared_error, error.energy});
+    }
+    journal["errors"] = errors;
+    write_file_atomically(directory_->journal(), journal.dump());
+  }
+
+  void record(TensorError error, size_t shard) { errors_.emplace_back(shard, std::move(error)); }
 
   // ---- writing
 
@@ -441,7 +503,7 @@ class Quantizer {
     for (const Unit& unit : units) {
       for (const Output& output : unit.outputs) plans.push_back(output.plan);
     }
-    SafetensorsWriter writer(output_ / shard_name(shard, ends_.size()), std::move(plans), {{"format", "pt"}});
+    SafetensorsWriter writer(output() / shard_name(shard, ends_.size()), std::move(plans), {{"format", "pt"}});
     size_t first = 0;
     for (const Unit& unit : units) {
       stop_if_interrupted();
@@ -596,7 +658,7 @@ class Quantizer {
         ++shard;
       }
     }
-    if (ends.size() > 1) write_shard_index(output_, plans, ends);
+    if (ends.size() > 1) write_shard_index(output(), plans, ends);
     copy_small_files();
 
     const bool modelopt = options_.form == ExportForm::kModelopt;
@@ -616,7 +678,7 @@ class Quantizer {
         description.layers = layers_;
       }
       quantization = modelopt_quantization_config(description);
-      write_file_atomically(output_ / "hf_quant_config.json", modelopt_hf_quant_config(description).dump(2) + "\n");
+      write_file_atomically(output() / "hf_quant_config.json", modelopt_hf_quant_config(description).dump(2) + "\n");
     } else {
       std::vector<std::string> fp8, nvfp4;
       for (const auto& [module, name] : layers_) (name.empty() ? nvfp4 : fp8).push_back("re:.*" + module + ".*");
@@ -628,9 +690,9 @@ class Quantizer {
       config["text_config"].erase("quantization_config");
     }
     config["quantization_config"] = quantization;
-    write_file_atomically(output_ / "config.json", config.dump(2) + "\n");
+    write_file_atomically(output() / "config.json", config.dump(2) + "\n");
     std::error_code error;
-    fs::remove(output_ / kStateFile, error);
+    fs::remove(directory_->journal(), error);
   }
 
   void copy_small_files() {
@@ -641,13 +703,12 @@ class Quantizer {
                          extension == ".model" || name.starts_with("LICENSE") || name.starts_with("NOTICE");
       if (!known || !entry.is_regular_file() || name.front() == '.') continue;
       if (name == "config.json" || name == "hf_quant_config.json" || name.ends_with(".index.json")) continue;
-      write_file_atomically(output_ / name, read_file(entry.path()));
+      write_file_atomically(output() / name, read_file(entry.path()));
     }
   }
 
   const QuantizeOptions& options_;
-  fs::path output_;
-  std::optional<CreatedDirectory> created_;
+  std::optional<OutputDirectory> directory_;
   Selection selection_;
   ThreadPool threads_;
   std::unique_ptr<Checkpoint> checkpoint_;
@@ -655,13 +716,14 @@ class Quantizer {
   std::string prefix_;
   std::vector<Unit> units_;
   std::vector<size_t> ends_;  // shards: one past their last unit
-  size_t finished_ = 0;
+  std::vector<std::optional<Finished>> shards_;
   std::vector<std::string> ignored_;
   std::vector<std::pair<std::string, std::string>> layers_;
   std::unordered_set<std::string> ignored_seen_, layers_seen_;
   bool fp8_ = false, activations_ = false;
   QuantizeResult result_;
-  std::vector<size_t> error_shards_;
+  std::vector<std::pair<size_t, TensorError>> errors_;                         // with their shard
+  std::map<std::pair<WeightKind, int64_t>, std::vector<std::string>> ragged_;  // kind and columns: what has no blocks
 };
 
 }  // namespace

@@ -5,7 +5,8 @@
 // already keep their codes and change only their names. Everything else is copied byte for byte.
 //
 // Each shard appears under its name only when it is complete, and config.json is written last, so that an unfinished
-// directory is no checkpoint. A small state file makes a second run with the same input and options continue.
+// directory is no checkpoint. A journal of the finished shards, with their sizes and checksums, makes a second run with
+// the same input and options continue; a shard that is not what the journal says is made again.
 #pragma once
 
 #include <cstdint>

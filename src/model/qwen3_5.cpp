@@ -34,6 +34,14 @@ class GatedAttention : public TokenMixer {
     context.backend.linear(mixed, *output, out);
   }
 
+  void append(StepContext& context, const Tensor& x) override {
+    const Tensor projected = context.scratch.take(x.rows, qkv->rows());
+    context.backend.linear(x, *qkv, projected);
+    const int64_t q = q_columns(), kv = params.kv_heads * params.head_dim;
+    context.backend.append_keys(params, projected.slice_cols(q, q + kv), projected.slice_cols(q + kv, q + 2 * kv),
+                                *context.caches.kv, cache_layer);
+  }
+
   int64_t scratch_elements(int64_t tokens) const override {
     return Scratch::padded(tokens * qkv->rows()) + Scratch::padded(tokens * output->columns());
   }
@@ -69,6 +77,10 @@ class GatedDeltaNet : public TokenMixer {
                               projected.slice_cols(b, a), projected.slice_cols(a, a + params.value_heads),
                               *context.caches.states, cache_layer, mixed);
     context.backend.linear(mixed, *output, out);
+  }
+
+  void append(StepContext&, const Tensor&) override {
+    fail("an MTP head of Gated DeltaNet layers is not supported, wanted attention");
   }
 
   int64_t scratch_elements(int64_t tokens) const override {

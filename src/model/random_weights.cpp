@@ -1,6 +1,7 @@
 #include "model/random_weights.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -13,53 +14,39 @@
 namespace fourfold::model {
 namespace {
 
-using Kind = RandomStream::Kind;
-
 constexpr uint8_t kFirstBlockScale = 0x50;  // 8; 31 codes later is 120
-constexpr uint8_t kFirstFp8 = 0x20;         // 2^-3; 63 codes later is 30
 
 // The sum of four random bytes around its mean: bell-shaped, an integer, the same on every machine. Its variance is
 // 4 (256^2 - 1) / 12.
 constexpr float kBellRms = 147.80053f;
-inline int bell(uint32_t bits) {
-  return static_cast<int>(bits & 255) + static_cast<int>(bits >> 8 & 255) + static_cast<int>(bits >> 16 & 255) +
-         static_cast<int>(bits >> 24) - 510;
+constexpr int32_t kBellMean = 510;
+constexpr float kBellLargest = 510.0f;
+// The sums of the four low and of the four high bytes, in the halves of the result.
+inline uint64_t byte_sums(uint64_t bits) {
+  const uint64_t pairs = (bits & 0x00ff00ff00ff00ffull) + (bits >> 8 & 0x00ff00ff00ff00ffull);
+  return (pairs & 0x0000ffff0000ffffull) + (pairs >> 16 & 0x0000ffff0000ffffull);
 }
 
-template <typename T, typename Encode>
-void fill_bell(Random& random, float step, float offset, uint8_t* out, size_t bytes, Encode encode) {
-  size_t done = 0;
-  while (done < bytes) {
-    const uint64_t bits = random.next();
-    T pair[2] = {encode(static_cast<float>(bell(static_cast<uint32_t>(bits))) * step + offset),
-                 encode(static_cast<float>(bell(static_cast<uint32_t>(bits >> 32))) * step + offset)};
-    const size_t count = std::min(bytes - done, sizeof(pair));
-    std::memcpy(out + done, pair, count);
-    done += count;
-  }
-}
-
-template <typename T, typename Encode>
-void fill_uniform(Random& random, float low, float width, uint8_t* out, size_t bytes, Encode encode) {
-  for (size_t done = 0; done < bytes; done += sizeof(T)) {
-    const T value = encode(low + width * static_cast<float>(random.next() >> 40) * 0x1p-24f);
-    std::memcpy(out + done, &value, sizeof(T));
-  }
-}
-
-void fill_bytes(Random& random, uint64_t mask, uint64_t add, uint8_t* out, size_t bytes) {
-  size_t done = 0;
-  for (; done + 8 <= bytes; done += 8) {
+// Of each byte what `mask` leaves of a random one, plus `add`.
+void fill_bytes(uint64_t seed, uint64_t mask, uint64_t add, std::span<uint8_t> out) {
+  Random random(seed);
+  for (size_t done = 0; done < out.size(); done += 8) {
     const uint64_t value = (random.next() & mask) + add;
-    std::memcpy(out + done, &value, 8);
-  }
-  if (done < bytes) {
-    const uint64_t value = (random.next() & mask) + add;
-    std::memcpy(out + done, &value, bytes - done);
+    std::memcpy(out.data() + done, &value, std::min<size_t>(8, out.size() - done));
   }
 }
 
-constexpr double square(double x) { return x * x; }
+// The rms of random e2m1 codes under block scales from 8 to 120, before the tensor scale.
+float random_nvfp4_rms() {
+  const auto square = [](double x) { return x * x; };
+  double codes = 0, scales = 0;
+  for (int code = 0; code < 16; ++code) codes += square(nvfp4::e2m1_to_float(static_cast<uint8_t>(code))) / 16;
+  for (int i = 0; i < 32; ++i) {
+    scales += square(nvfp4::e4m3_to_float(static_cast<uint8_t>(kFirstBlockScale + i))) / 32;
+  }
+  return static_cast<float>(std::sqrt(codes * scales));
+}
+
 constexpr uint64_t repeat(uint8_t byte) { return 0x0101010101010101ull * byte; }
 
 class RandomWeights final : public WeightSource {
@@ -93,14 +80,16 @@ class RandomWeights final : public WeightSource {
         static_cast<uint8_t*>(::operator new(data_bytes + scale_bytes, std::align_val_t(64))),
         [](uint8_t* data) { ::operator delete(data, std::align_val_t(64)); });
     source.data = memory.get();
-    RandomStream stream{quantized ? Kind::kCodes : Kind::kBf16, seed, weight_rms(spec), 0, 0};
-    stream.fill(0, {memory.get(), data_bytes});
     if (quantized) {
+      // Random codes, not quantised values: nobody asks for these weights in another format, and large models are made
+      // in seconds.
+      fill_bytes(seed, ~0ull, 0, {memory.get(), data_bytes});
       source.block_scales = memory.get() + data_bytes;
-      stream.kind = Kind::kBlockScales;
-      stream.seed = weight_seed(seed, "scales");
-      stream.fill(0, {memory.get() + data_bytes, scale_bytes});
+      fill_bytes(weight_seed(seed, "scales"), repeat(31), repeat(kFirstBlockScale),
+                 {memory.get() + data_bytes, scale_bytes});
       source.tensor_scale = weight_rms(spec) / random_nvfp4_rms();
+    } else {
+      fill_bf16(matrix_values(spec, seed), {reinterpret_cast<uint16_t*>(memory.get()), data_bytes / 2});
     }
     source.owner = std::move(memory);
     return source;
@@ -112,8 +101,7 @@ class RandomWeights final : public WeightSource {
       fail("random weight {} has {} elements, wanted {}", spec.name, spec.elements(), count);
     }
     std::vector<float> values(static_cast<size_t>(count));
-    vector_stream(spec, weight_seed(seed_, spec.name), false)
-        .fill(0, {reinterpret_cast<uint8_t*>(values.data()), values.size() * 4});
+    vector_values(spec, weight_seed(seed_, spec.name)).fill(0, values);
     return values;
   }
 
@@ -121,6 +109,15 @@ class RandomWeights final : public WeightSource {
   void finish() override {}
 
  private:
+  static void fill_bf16(const RandomValues& values, std::span<uint16_t> out) {
+    std::vector<float> chunk(RandomValues::kChunk);
+    for (size_t done = 0; done < out.size(); done += chunk.size()) {
+      const size_t count = std::min(chunk.size(), out.size() - done);
+      values.fill(done, std::span(chunk).first(count));
+      for (size_t i = 0; i < count; ++i) out[done + i] = nvfp4::float_to_bf16(chunk[i]);
+    }
+  }
+
   const WeightSpec& find(std::string_view name) const {
     const auto found = specs_.find(std::string(name));
     if (found == specs_.end()) fail("the model shape has no weight {}", name);
@@ -177,70 +174,55 @@ ModelConfig shape_config(std::string_view name) {
     config.eos_tokens = {248044};
     return config;
   }
+  fail("unknown model shape '{}', known are {}", printable(name), fmt::join(shape_names(), ", "));
+}
+
+std::vector<std::string> shape_names() {
   std::vector<std::string> names;
   for (const Shape& shape : kShapes) names.emplace_back(shape.name);
-  fail("unknown model shape '{}', known are {}", printable(name), fmt::join(names, ", "));
+  return names;
 }
 
 std::unique_ptr<WeightSource> make_random_weights(const ModelConfig& config, uint64_t seed) {
   return std::make_unique<RandomWeights>(config, seed);
 }
 
-void RandomStream::fill(uint64_t first_byte, std::span<uint8_t> out) const {
-  FF_ASSERT(first_byte % kChunk == 0);
-  const auto same = [](float x) { return x; };
-  const auto to_bf16 = [](float x) { return nvfp4::float_to_bf16(x); };
-  const auto to_f16 = [](float x) { return nvfp4::float_to_f16(x); };
+void RandomValues::fill(uint64_t first, std::span<float> out) const {
+  FF_ASSERT(first % kChunk == 0);
   for (size_t done = 0; done < out.size(); done += kChunk) {
-    const size_t bytes = std::min<size_t>(kChunk, out.size() - done);
-    uint8_t* to = out.data() + done;
-    Random random(seed ^ ((first_byte + done) / kChunk + 1) * 0xd6e8feb86659fd93ull);
-    const float step = scale / kBellRms;
+    const std::span<float> to = out.subspan(done, std::min<size_t>(kChunk, out.size() - done));
+    Random random(seed ^ ((first + done) / kChunk + 1) * 0xd6e8feb86659fd93ull);
     switch (kind) {
-      case Kind::kF32:
-        fill_bell<float>(random, step, offset, to, bytes, same);
+      case Kind::kBell: {
+        const float step = scale / kBellRms;
+        thread_local std::vector<uint64_t> sums(kChunk / 2);
+        for (size_t i = 0; i < (to.size() + 1) / 2; ++i) sums[i] = byte_sums(random.next());
+        std::memcpy(to.data(), sums.data(), to.size_bytes());
+        for (float& value : to) {
+          value = static_cast<float>(std::bit_cast<int32_t>(value) - kBellMean) * step + offset;
+        }
         break;
-      case Kind::kBf16:
-        fill_bell<uint16_t>(random, step, offset, to, bytes, to_bf16);
+      }
+      case Kind::kUniform:
+        for (float& value : to) value = offset + scale * static_cast<float>(random.next() >> 40) * 0x1p-24f;
         break;
-      case Kind::kF16:
-        fill_bell<uint16_t>(random, step, offset, to, bytes, to_f16);
-        break;
-      case Kind::kUniformF32:
-        fill_uniform<float>(random, offset, scale, to, bytes, same);
-        break;
-      case Kind::kUniformBf16:
-        fill_uniform<uint16_t>(random, offset, scale, to, bytes, to_bf16);
-        break;
-      case Kind::kCodes:
-        fill_bytes(random, ~0ull, 0, to, bytes);
-        break;
-      case Kind::kBlockScales:
-        fill_bytes(random, repeat(31), repeat(kFirstBlockScale), to, bytes);
-        break;
-      case Kind::kFp8:
-        fill_bytes(random, repeat(0x80 | 63), repeat(kFirstFp8), to, bytes);
-        break;
-      case Kind::kByte:
-        std::memset(to, byte, bytes);
+      case Kind::kZero:
+        std::fill(to.begin(), to.end(), 0.0f);
         break;
     }
   }
 }
 
-float random_nvfp4_rms() {
-  double codes = 0, scales = 0;
-  for (int code = 0; code < 16; ++code) codes += square(nvfp4::e2m1_to_float(static_cast<uint8_t>(code))) / 16;
-  for (int i = 0; i < 32; ++i) {
-    scales += square(nvfp4::e4m3_to_float(static_cast<uint8_t>(kFirstBlockScale + i))) / 32;
+float RandomValues::largest() const {
+  switch (kind) {
+    case Kind::kBell:
+      return kBellLargest * (scale / kBellRms) + std::fabs(offset);
+    case Kind::kUniform:
+      return std::max(std::fabs(offset), std::fabs(offset + scale));
+    case Kind::kZero:
+      break;
   }
-  return static_cast<float>(std::sqrt(codes * scales));
-}
-
-float random_fp8_rms() {
-  double sum = 0;
-  for (int i = 0; i < 64; ++i) sum += square(nvfp4::e4m3_to_float(static_cast<uint8_t>(kFirstFp8 + i))) / 64;
-  return static_cast<float>(std::sqrt(sum));
+  return 0;
 }
 
 uint64_t weight_seed(uint64_t seed, std::string_view name) {
@@ -257,24 +239,28 @@ float weight_rms(const WeightSpec& spec) {
   return spec.kind == WeightKind::kHead ? 2.0f * rms : rms;  // logits of rms 2: neither flat nor certain
 }
 
-RandomStream vector_stream(const WeightSpec& spec, uint64_t seed, bool bf16) {
-  RandomStream stream{bf16 ? Kind::kBf16 : Kind::kF32, seed, 0.1f, 0.0f, 0};  // zero-centred norms: offsets around 0
+RandomValues matrix_values(const WeightSpec& spec, uint64_t seed) {
+  return {RandomValues::Kind::kBell, seed, weight_rms(spec), 0};
+}
+
+RandomValues vector_values(const WeightSpec& spec, uint64_t seed) {
+  RandomValues values{RandomValues::Kind::kBell, seed, 0.1f, 0.0f};  // zero-centred norms: offsets around 0
   const std::string_view name = spec.name;
   const auto uniform = [&](float low, float high) {
-    stream.kind = bf16 ? Kind::kUniformBf16 : Kind::kUniformF32;
-    stream.offset = low;
-    stream.scale = high - low;
+    values.kind = RandomValues::Kind::kUniform;
+    values.offset = low;
+    values.scale = high - low;
   };
   if (name.ends_with(".conv1d")) {
-    stream.scale = 0.5f;
+    values.scale = 0.5f;
   } else if (name.ends_with(".A_log")) {
     uniform(0.0f, 2.77f);  // A from 1 to 16
   } else if (name.ends_with(".dt_bias")) {
     uniform(-6.9f, -2.25f);  // softplus: time steps from 0.001 to 0.1
   } else if (name.ends_with("linear_attn.norm")) {
-    stream.offset = 1.0f;  // the factor itself
+    values.offset = 1.0f;  // the factor itself
   }
-  return stream;
+  return values;
 }
 
 bool quantized_by_default(WeightKind kind) {

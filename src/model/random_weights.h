@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace fourfold::model {
 
 // The shape of a published model: 35B-A3B, 122B-A10B, 397B-A17B, 27B (dense). An Error lists them for another name.
 ModelConfig shape_config(std::string_view name);
+std::vector<std::string> shape_names();
 
 // Sets the number of layers (every fourth is attention) or any other size is up to the caller; this one keeps
 // layer_kinds in step.
@@ -31,37 +33,28 @@ std::unique_ptr<WeightSource> make_random_weights(const ModelConfig& config, uin
 
 // ---- building blocks of the generator
 
-// The bytes of one tensor as a deterministic stream that can be started at any multiple of kChunk bytes.
-struct RandomStream {
+// The values of one weight before they are rounded to any format, as a deterministic stream of numbers that can be
+// started at any multiple of kChunk.
+struct RandomValues {
   enum class Kind : uint8_t {
-    kF32,  // bell-shaped, rms `scale`, around `offset`
-    kBf16,
-    kF16,
-    kUniformF32,  // [offset, offset + scale)
-    kUniformBf16,
-    kCodes,        // random bytes: pairs of e2m1 codes
-    kBlockScales,  // e4m3 from 8 to 120
-    kFp8,          // e4m3 of either sign, magnitudes from 2^-3 to 30
-    kByte,         // every byte is `byte`
+    kBell,     // bell-shaped, rms `scale`, around `offset`
+    kUniform,  // [offset, offset + scale)
+    kZero,
   };
-  static constexpr uint64_t kChunk = 65536;
+  static constexpr uint64_t kChunk = 16384;
 
-  Kind kind = Kind::kByte;
+  Kind kind = Kind::kZero;
   uint64_t seed = 0;
   float scale = 0, offset = 0;
-  uint8_t byte = 0;
 
-  void fill(uint64_t first_byte, std::span<uint8_t> out) const;
+  void fill(uint64_t first, std::span<float> out) const;
+  float largest() const;  // no value has a larger magnitude
 };
-
-// The rms of a decoded kCodes x kBlockScales product and of kFp8, before tensor scales.
-float random_nvfp4_rms();
-float random_fp8_rms();
 
 uint64_t weight_seed(uint64_t seed, std::string_view name);
 float weight_rms(const WeightSpec& spec);
-// The stream of a vector parameter in fp32 or bf16.
-RandomStream vector_stream(const WeightSpec& spec, uint64_t seed, bool bf16);
+RandomValues matrix_values(const WeightSpec& spec, uint64_t seed);
+RandomValues vector_values(const WeightSpec& spec, uint64_t seed);
 bool quantized_by_default(WeightKind kind);
 
 }  // namespace fourfold::model

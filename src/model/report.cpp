@@ -75,12 +75,11 @@ Amount amount_of(const WeightSpec& spec, uint64_t bytes, const ModelConfig& conf
   if (spec.kind == WeightKind::kRoutedExpert) {
     share = static_cast<double>(config.top_k) / static_cast<double>(config.experts);
   }
-  amount.active_parameters = static_cast<int64_t>(std::llround(static_cast<double>(amount.parameters) * share));
-  // Sums over all experts, so that the share of each expert need not be whole.
+  amount.active_parameters = static_cast<double>(amount.parameters) * share;
   amount.bytes_per_token = static_cast<double>(bytes) * share;
   if (spec.kind == WeightKind::kEmbedding && config.tied_head) {
     // The head is the same matrix and is read as a whole.
-    amount.active_parameters = amount.parameters;
+    amount.active_parameters = static_cast<double>(amount.parameters);
     amount.bytes_per_token = static_cast<double>(bytes);
   }
   return amount;
@@ -100,13 +99,12 @@ void memory(const ModelConfig& config, const ReportOptions& options, CheckpointR
   const int64_t attention = config.attention_layers() + config.mtp_layers;
   const int64_t delta_net = config.delta_net_layers();
   const auto u = [](int64_t value) { return static_cast<uint64_t>(value); };
-  report.kv_bytes_per_token_bf16 = u(attention * 2 * config.kv_heads * config.head_dim * 2);
+  report.kv_bytes_per_token = u(attention * 2 * config.kv_heads * config.head_dim * 2);
   report.state_bytes_per_sequence =
       u(delta_net * 4) * (u(config.linear_value_heads * config.linear_key_dim * config.linear_value_dim) +
                           u((config.conv_taps - 1) * config.conv_channels()));
   const uint64_t positions = checked_mul(u(options.context), u(options.batch), "context x batch");
-  report.kv_bytes_bf16 = checked_mul(positions, report.kv_bytes_per_token_bf16, "size of the KV cache");
-  report.kv_bytes_f32 = checked_mul(report.kv_bytes_bf16, 2, "size of the KV cache");
+  report.kv_bytes = checked_mul(positions, report.kv_bytes_per_token, "size of the KV cache");
   report.state_bytes = checked_mul(report.state_bytes_per_sequence, u(options.batch), "size of the states");
 }
 
@@ -157,7 +155,7 @@ CheckpointReport inspect_checkpoint(const fs::path& directory, const ReportOptio
     const Amount amount = amount_of(spec, bytes, config);
     (spec.mtp ? report.mtp : report.total) += amount;
     if (!spec.mtp) report.kinds[weight_kind_name(spec.kind)] += amount;
-    report.formats[format] += amount;
+    (spec.mtp ? report.mtp_formats : report.formats)[format] += amount;
     if (matrix == nullptr) return;
     ++report.modules[without_numbers(spec)][format];
     if (matrix->input_scale > 0.0f) ++report.activation_scales;
@@ -190,7 +188,7 @@ CheckpointReport inspect_checkpoint(const fs::path& directory, const ReportOptio
 Json report_json(const CheckpointReport& report, const ReportOptions& options) {
   const auto amount = [](const Amount& value) {
     return Json{{"parameters", value.parameters},
-                {"active_parameters", value.active_parameters},
+                {"active_parameters", std::llround(value.active_parameters)},
                 {"bytes", value.bytes},
                 {"bytes_per_token", value.bytes_per_token}};
   };
@@ -229,14 +227,16 @@ Json report_json(const CheckpointReport& report, const ReportOptions& options) {
                             {"mtp_layers", config.mtp_layers},
                             {"tied_head", config.tied_head}};
   }
-  json["parameters"] = {
-      {"total", report.total.parameters}, {"active", report.total.active_parameters}, {"mtp", report.mtp.parameters}};
+  json["parameters"] = {{"total", report.total.parameters},
+                        {"active", std::llround(report.total.active_parameters)},
+                        {"mtp", report.mtp.parameters}};
   json["bytes"] = {{"weights", report.total.bytes},
                    {"mtp", report.mtp.bytes},
                    {"files", report.file_bytes},
                    {"per_token", report.total.bytes_per_token}};
   json["kinds"] = amounts(report.kinds);
   json["formats"] = amounts(report.formats);
+  json["mtp_formats"] = amounts(report.mtp_formats);
   json["modules"] = report.modules;
   json["quantization"] = {{"method", report.quantization.method},
                           {"algorithm", report.quantization.algorithm},
@@ -245,13 +245,15 @@ Json report_json(const CheckpointReport& report, const ReportOptions& options) {
                           {"kv_scales", report.kv_scales}};
   json["memory"] = {{"context", options.context},
                     {"batch", options.batch},
-                    {"weights", report.total.bytes + report.mtp.bytes},
-                    {"kv_bytes_per_token", report.kv_bytes_per_token_bf16},
-                    {"kv_bf16", report.kv_bytes_bf16},
-                    {"kv_f32", report.kv_bytes_f32},
+                    {"weights", report.weight_bytes()},
+                    {"kv_bytes_per_token", report.kv_bytes_per_token},
+                    {"kv_f16", report.kv_bytes},
+                    {"kv_bf16", report.kv_bytes},
+                    {"kv_f32", 2 * report.kv_bytes},
                     {"states", report.state_bytes},
-                    {"total_bf16", report.total.bytes + report.mtp.bytes + report.kv_bytes_bf16 + report.state_bytes},
-                    {"total_f32", report.total.bytes + report.mtp.bytes + report.kv_bytes_f32 + report.state_bytes}};
+                    {"total_f16", report.memory_bytes()},
+                    {"total_bf16", report.memory_bytes()},
+                    {"total_f32", report.memory_bytes() + report.kv_bytes}};
   json["files"] = {{"shards", report.shards},
                    {"tensors", report.tensors},
                    {"prefix", report.prefix},

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -185,6 +186,68 @@ TEST_P(Formats, LoadsAndDequantisesToWhatTheTensorsSay) {
     }
   }
   EXPECT_NO_THROW(trunk.finish());
+}
+
+// The weights of a checkpoint as they decode.
+std::map<std::string, std::vector<float>> decoded(const GeneratorOptions& options) {
+  const TemporaryDirectory directory;
+  generate_checkpoint(directory.path(), options);
+  Checkpoint checkpoint(directory.path());
+  std::map<std::string, std::vector<float>> all;
+  for (const WeightSpec& spec : weight_specs(checkpoint.config())) {
+    std::vector<float>& values = all[spec.name];
+    if (spec.is_vector) {
+      values = checkpoint.vector(spec.name, spec.rows);
+      continue;
+    }
+    const ops::MatrixSource matrix = checkpoint.matrix(spec.name, spec.rows, spec.columns);
+    values.resize(static_cast<size_t>(spec.elements()));
+    for (int64_t r = 0; r < spec.rows; ++r) ops::dequantize(matrix, r, values.data() + r * spec.columns);
+  }
+  return all;
+}
+
+// How far rounding may move the weights of a format, relative to their rms.
+double rounding(GeneratedFormat format) {
+  switch (format) {
+    case GeneratedFormat::kF32:
+      return 0;
+    case GeneratedFormat::kBf16:
+    case GeneratedFormat::kF16:  // its vectors are bf16
+      return 4e-3;
+    case GeneratedFormat::kModeloptFp8:
+    case GeneratedFormat::kFp8Block:
+    case GeneratedFormat::kFp8Channel:
+      return 0.03;
+    default:
+      return 0.12;
+  }
+}
+
+// A seed is a model: formats and layouts store the same values, each as precisely as it can.
+TEST(GeneratedValues, AreTheSameInEveryFormatAndLayout) {
+  GeneratorOptions options = small_options(GeneratedFormat::kF32);
+  options.config.vocabulary = 300;  // more than one chunk of random numbers
+  const auto exact = decoded(options);
+  for (const FormatName& entry : generated_formats()) {
+    for (const bool fused : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} {}", entry.name, fused ? "fused" : "per expert"));
+      options.format = entry.format;
+      options.fused_experts = fused;
+      options.shards = fused ? 1 : 3;
+      for (const auto& [name, values] : decoded(options)) {
+        const std::vector<float>& wanted = exact.at(name);
+        ASSERT_EQ(values.size(), wanted.size()) << name;
+        double error = 0, energy = 0;
+        for (size_t i = 0; i < values.size(); ++i) {
+          error += std::pow(static_cast<double>(values[i]) - wanted[i], 2);
+          energy += std::pow(static_cast<double>(wanted[i]), 2);
+        }
+        const double relative = std::sqrt(error / energy);
+        EXPECT_LE(relative, rounding(entry.format)) << name;
+      }
+    }
+  }
 }
 
 std::vector<Case> cases() {

@@ -582,13 +582,47 @@ TEST(Report, CountsAreThoseOfTheShape) {
   EXPECT_EQ(report.total.active_parameters, total - experts * 3 / 5 - 64 * 160 + 160);
   // NVFP4: half a byte and a sixteenth for each weight, and four bytes for the matrix.
   EXPECT_EQ(report.kinds.at("routed experts").bytes, static_cast<uint64_t>(experts / 2 + experts / 16 + 4 * 5 * 3 * 4));
-  EXPECT_EQ(report.kv_bytes_bf16, 2ull * 2 * 2 * 32 * 2 * 3000) << "one attention layer and the MTP head";
+  EXPECT_EQ(report.kv_bytes, 2ull * 2 * 2 * 32 * 2 * 3000) << "one attention layer and the MTP head, in f16";
   EXPECT_EQ(report.state_bytes, 3ull * 3 * 4 * (4 * 32 * 32 + 3 * config.conv_channels()));
   const Json json = report_json(report, options);
   EXPECT_EQ(json["loadable"], true);
   EXPECT_EQ(json["parameters"]["total"], total);
   EXPECT_EQ(json["architecture"]["experts"], 5);
-  EXPECT_EQ(json["memory"]["kv_bf16"], report.kv_bytes_bf16);
+  EXPECT_EQ(json["memory"]["kv_f16"], report.kv_bytes);
+  // Kinds and formats count the same weights.
+  for (const char* key : {"parameters", "active_parameters", "bytes"}) {
+    const auto sum = [&](const char* table) {
+      int64_t all = 0;
+      for (const auto& [name, amount] : json[table].items()) all += amount[key].get<int64_t>();
+      return all;
+    };
+    EXPECT_EQ(sum("kinds"), sum("formats")) << key;
+    EXPECT_GT(sum("mtp_formats"), 0) << key;
+  }
+  EXPECT_EQ(json["bytes"]["mtp"],
+            json["mtp_formats"]["bf16"]["bytes"].get<int64_t>() + json["mtp_formats"]["f32"]["bytes"].get<int64_t>());
+}
+
+// A share of an expert's matrix need not be whole: 3 of 5 experts of 64 x 33.
+TEST(Report, ActiveParametersAreRoundedOnce) {
+  Changed checkpoint(GeneratedFormat::kBf16, [](GeneratorOptions& options) {
+    options.config.moe_intermediate = 33;
+    options.config.top_k = 3;
+  });
+  const CheckpointReport report = inspect_checkpoint(checkpoint.path(), {});
+  const Amount& experts = report.kinds.at("routed experts");
+  EXPECT_EQ(std::llround(experts.active_parameters) * 5, experts.parameters * 3);
+}
+
+// One bad scale is one problem, and not one more for each tensor beside it.
+TEST(Report, TensorsBesideABadOneHaveTheirPlace) {
+  Changed checkpoint(GeneratedFormat::kModeloptNvfp4);
+  checkpoint.apply([](LooseCheckpoint& c) {
+    c.set_float("model.language_model.layers.1.mlp.experts.2.up_proj.weight_scale_2", kNan);
+  });
+  const std::vector<std::string> problems = inspect_checkpoint(checkpoint.path(), {}).problems;
+  ASSERT_EQ(problems.size(), 1u) << problems.back();
+  EXPECT_NE(problems[0].find("experts.2.up_proj.weight_scale_2"), std::string::npos) << problems[0];
 }
 
 TEST(Report, DeepFindsElementsThatAreNotFinite) {
@@ -615,8 +649,30 @@ TEST(Generator, SameSeedSameBytesOnAnyNumberOfThreads) {
   EXPECT_EQ(a, read_file(directory / "b/model.safetensors"));
   EXPECT_NE(a, read_file(directory / "c/model.safetensors"));
   // Pinned: the goldens of the model depend on these bytes.
-  EXPECT_EQ(fmt::format("{:016x}", weight_seed(0, a)), "2a1fb611fc71a412");
+  EXPECT_EQ(fmt::format("{:016x}", weight_seed(0, a)), "f35644524accad9b");
   expect_error([&] { generate_checkpoint(directory / "a", options); }, {"is not empty"});
+}
+
+// As a killed run leaves it: its journal, some files, one that was being written.
+TEST(Generator, TakesADirectoryThatAKilledRunLeft) {
+  const TemporaryDirectory directory;
+  GeneratorOptions options = small_options(GeneratedFormat::kBf16);
+  generate_checkpoint(directory / "whole", options);
+  fs::create_directory(directory / "a");
+  const char* journal = R"({"files":["model-00001-of-00002.safetensors","model-00002-of-00002.safetensors"]})";
+  write_file_atomically(directory / "a/.fourfold-generate.json", journal);
+  write_file_atomically(directory / "a/model-00001-of-00002.safetensors", "half");
+  write_file_atomically(directory / "a/model-00002-of-00002.safetensors.tmp.123", "half");
+  generate_checkpoint(directory / "a", options);
+  for (const char* name : {"model.safetensors", "config.json"}) {
+    EXPECT_EQ(read_file(directory / (std::string("a/") + name)), read_file(directory / (std::string("whole/") + name)));
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory / "a"), {}),
+            std::distance(fs::directory_iterator(directory / "whole"), {}));
+  // What the journal does not name is not ours.
+  write_file_atomically(directory / "a/.fourfold-generate.json", journal);
+  expect_error([&] { generate_checkpoint(directory / "a", options); }, {"beside an unfinished generation"});
+  EXPECT_TRUE(fs::exists(directory / "a/config.json"));
 }
 
 TEST(Generator, ARunThatIsInterruptedLeavesNothing) {

@@ -97,8 +97,8 @@ class Forward : public testing::TestWithParam<Case> {
       sequence.position = static_cast<int32_t>(piece.begin);
       sequence.pages = state.pages;
       sequence.state_in = state.slot;
-      sequence.state_out = state.slot ^ 1;
       state.slot ^= 1;
+      sequence.state_out = std::span(&state.slot, 1);
       sequences.push_back(sequence);
       for (int64_t i = 0; i < piece.count; ++i) {
         rows.push_back(static_cast<int32_t>(tokens.size()));
@@ -200,6 +200,31 @@ TEST_P(Forward, SequencesOfABatchDoNotTouchEachOther) {
     EXPECT_LT(worst_difference(alone[i].logits, states_[i].logits), tolerance()) << i;
     EXPECT_LT(worst_difference(alone[i].mtp_logits, states_[i].mtp_logits), tolerance()) << i;
   }
+}
+
+// Decode, drafts and short prompts: the same bits alone, beside others and beside chunks of a prompt.
+TEST_P(Forward, RowsOfShortSequencesDoNotDependOnTheirCompany) {
+  const int64_t counts[] = {12, 1, 4, 1, 16, 1};
+  const auto run = [&](bool company) {
+    restart();
+    int64_t at = 0;
+    int64_t other = 0;
+    for (const int64_t count : counts) {
+      if (company) {
+        step({{1, other, other == 0 ? 60 : 1}, {0, at, count}, {2, 0, 20}});
+        other += other == 0 ? 60 : 1;
+        states_[2] = {};  // begins anew
+      } else {
+        step({{0, at, count}});
+      }
+      at += count;
+    }
+    return states_[0];
+  };
+  const State alone = run(false);
+  const State among_others = run(true);
+  EXPECT_EQ(alone.logits, among_others.logits);
+  EXPECT_EQ(alone.mtp_logits, among_others.mtp_logits);
 }
 
 TEST_P(Forward, LogitRowsPickRows) {

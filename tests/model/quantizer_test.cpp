@@ -7,6 +7,8 @@
 #include <csignal>
 #include <set>
 
+#include "base/checksum.h"
+#include "base/file.h"
 #include "base/interrupt.h"
 #include "base/json.h"
 #include "checkpoint_util.h"
@@ -186,10 +188,10 @@ TEST(Quantize, RefusesDirectoriesThatAreNotItsOwn) {
   write_file_atomically(directory / "killed/.fourfold-quantize.json.tmp.123", "half");
   EXPECT_NO_THROW(quantize_checkpoint(directory / "in", directory / "killed", quiet()));
   EXPECT_FALSE(fs::exists(directory / "killed/.fourfold-quantize.json.tmp.123"));
-  write_file_atomically(directory / "other/.fourfold-quantize.json", "[1]");
-  expect_error([&] { quantize_checkpoint(directory / "in", directory / "other", quiet()); }, {"another input"});
-  write_file_atomically(directory / "other/.fourfold-quantize.json", R"({"fingerprint":7})");
-  expect_error([&] { quantize_checkpoint(directory / "in", directory / "other", quiet()); }, {"not a state file"});
+  for (const char* journal : {"[1]", "{}", R"({"fingerprint":7})", R"({"fingerprint":"","files":[7]})"}) {
+    write_file_atomically(directory / "other/.fourfold-quantize.json", journal);
+    expect_error([&] { quantize_checkpoint(directory / "in", directory / "other", quiet()); }, {"other"});
+  }
 }
 
 TEST(Quantize, NotFiniteInputIsNamed) {
@@ -201,6 +203,33 @@ TEST(Quantize, NotFiniteInputIsNamed) {
   expect_error([&] { quantize_checkpoint(directory / "in", directory / "out", quiet()); },
                {"layers.3.self_attn.k_proj", "row 0 holds NaN"});
   expect_error([&] { Checkpoint checkpoint(directory / "out"); }, {"config.json"});
+}
+
+// Makes of an interrupted run in OUT one that has the first `count` files of the whole run, as its journal would say.
+void finish_shards(const TemporaryDirectory& directory, const QuantizeResult& whole, size_t count) {
+  const auto shards = static_cast<size_t>(whole.shards);
+  const fs::path path = directory / "out/.fourfold-quantize.json";
+  Json journal = parse_json_file(path);
+  ASSERT_EQ(journal.at("files").size(), shards);
+  std::vector<std::set<std::string>> names;
+  for (size_t shard = 0; shard < count; ++shard) {
+    ASSERT_TRUE(journal["files"][shard].is_null());
+    const std::string name = shard_name(shard, shards);
+    fs::copy_file(directory / ("whole/" + name), directory / ("out/" + name));
+    const SafetensorsFile file(directory / ("out/" + name));
+    const std::string bytes = read_file(directory / ("out/" + name));
+    journal["files"][shard] = {{"bytes", bytes.size()}, {"checksum", checksum(std::as_bytes(std::span(bytes)))}};
+    names.emplace_back();
+    for (const StoredTensor& tensor : file.tensors()) names.back().insert(std::string(internal_name(tensor.name).name));
+  }
+  for (const TensorError& error : whole.errors) {
+    for (size_t shard = 0; shard < count; ++shard) {
+      if (names[shard].count(error.module + ".weight_scale_2") == 0) continue;
+      journal["errors"].push_back({shard, error.module, error.elements, error.squared_error, error.energy});
+    }
+  }
+  ASSERT_FALSE(journal["errors"].empty());
+  write_file_atomically(path, journal.dump());
 }
 
 TEST(Quantize, AnInterruptedRunContinues) {
@@ -218,39 +247,29 @@ TEST(Quantize, AnInterruptedRunContinues) {
   std::signal(SIGINT, SIG_DFL);
   expect_error([&] { Checkpoint checkpoint(directory / "out"); }, {"config.json"});
 
+  // Without a finished file there is nothing to lose: other options begin anew.
+  QuantizeOptions other = options;
+  other.search = nvfp4::ScaleSearch::kSquaredError;
+  install_interrupt_handler();
+  std::raise(SIGINT);
+  EXPECT_THROW(quantize_checkpoint(directory / "in", directory / "out", other), Interrupted);
+  clear_interrupt();
+  std::signal(SIGINT, SIG_DFL);
+  install_interrupt_handler();
+  std::raise(SIGINT);
+  EXPECT_THROW(quantize_checkpoint(directory / "in", directory / "out", options), Interrupted);
+  clear_interrupt();
+  std::signal(SIGINT, SIG_DFL);
+
   // As if two shards had been finished and the third was being written when the machine stopped.
   const auto shards = static_cast<size_t>(whole.shards);
-  for (size_t i : {0, 1}) {
-    fs::copy_file(directory / ("whole/" + shard_name(i, shards)), directory / ("out/" + shard_name(i, shards)));
-  }
+  finish_shards(directory, whole, 2);
   for (const std::string& name : {shard_name(2, shards), std::string("config.json")}) {
     write_file_atomically(directory / ("out/" + name + ".tmp.123"), "half");
   }
-  const fs::path state_path = directory / "out/.fourfold-quantize.json";
-  Json state = parse_json_file(state_path);
-  EXPECT_EQ(state["shards"], 0);
-  state["shards"] = 2;
-  size_t kept = 0;
-  {
-    const SafetensorsFile a(directory / ("whole/" + shard_name(0, shards)));
-    const SafetensorsFile b(directory / ("whole/" + shard_name(1, shards)));
-    std::set<std::string> names;
-    for (const SafetensorsFile* file : {&a, &b}) {
-      for (const StoredTensor& tensor : file->tensors()) names.insert(std::string(internal_name(tensor.name).name));
-    }
-    for (const TensorError& error : whole.errors) {
-      if (names.count(error.module + ".weight_scale_2") == 0) break;
-      state["errors"].push_back({kept < 1 ? 0 : 1, error.module, error.elements, error.squared_error, error.energy});
-      ++kept;
-    }
-  }
-  ASSERT_GT(kept, 0u);
-  write_file_atomically(state_path, state.dump());
   const auto time = fs::last_write_time(directory / ("out/" + shard_name(1, shards)));
 
   // Other options, or another input, are not the same run.
-  QuantizeOptions other = options;
-  other.search = nvfp4::ScaleSearch::kSquaredError;
   expect_error([&] { quantize_checkpoint(directory / "in", directory / "out", other); }, {"with other options"});
 
   const QuantizeResult second = quantize_checkpoint(directory / "in", directory / "out", options);
@@ -267,6 +286,80 @@ TEST(Quantize, AnInterruptedRunContinues) {
   }
   EXPECT_EQ(std::distance(fs::directory_iterator(directory / "out"), {}),
             std::distance(fs::directory_iterator(directory / "whole"), {}));
+}
+
+// A machine that stops may leave a file that is shorter than it was, or holds other bytes than were written.
+TEST(Quantize, AFinishedShardIsBelievedOnlyByItsChecksum) {
+  const TemporaryDirectory directory;
+  generate_checkpoint(directory / "in", small_options(GeneratedFormat::kBf16));
+  QuantizeOptions options = quiet();
+  options.shard_bytes = 100000;
+  const QuantizeResult whole = quantize_checkpoint(directory / "in", directory / "whole", options);
+  const std::string damaged = shard_name(0, static_cast<size_t>(whole.shards));
+  const std::string good = read_file(directory / ("whole/" + damaged));
+  std::string flipped = good;
+  flipped[flipped.size() / 2] = static_cast<char>(flipped[flipped.size() / 2] ^ 1);
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {good.substr(0, 1000), "1000 bytes"}, {"", "0 bytes"}, {flipped, "checksum"}, {good + "x", "bytes"}};
+  for (const auto& [content, note] : cases) {
+    fs::remove_all(directory / "out");
+    install_interrupt_handler();
+    std::raise(SIGINT);
+    EXPECT_THROW(quantize_checkpoint(directory / "in", directory / "out", options), Interrupted);
+    clear_interrupt();
+    std::signal(SIGINT, SIG_DFL);
+    finish_shards(directory, whole, 2);
+    write_file_atomically(directory / ("out/" + damaged), content);
+    const QuantizeResult result = quantize_checkpoint(directory / "in", directory / "out", options);
+    EXPECT_EQ(result.resumed_shards, 1) << note;  // the other one
+    ASSERT_EQ(result.notes.size(), 1u) << note;
+    EXPECT_NE(result.notes[0].find(note), std::string::npos) << result.notes[0];
+    EXPECT_EQ(read_file(directory / ("out/" + damaged)), good) << note;
+    ASSERT_EQ(result.errors.size(), whole.errors.size());
+    for (size_t i = 0; i < whole.errors.size(); ++i) EXPECT_EQ(result.errors[i].module, whole.errors[i].module);
+  }
+  fs::remove_all(directory / "out");
+}
+
+TEST(Quantize, ADirectoryIsWrittenByOneAtATime) {
+  const TemporaryDirectory directory;
+  generate_checkpoint(directory / "in", small_options(GeneratedFormat::kBf16));
+  fs::create_directory(directory / "out");
+  {
+    const DirectoryLock other(directory / "out");
+    expect_error([&] { quantize_checkpoint(directory / "in", directory / "out", quiet()); },
+                 {"out", "another process"});
+    expect_error([&] { generate_checkpoint(directory / "out", small_options(GeneratedFormat::kBf16)); },
+                 {"out", "another process"});
+  }
+  EXPECT_NO_THROW(quantize_checkpoint(directory / "in", directory / "out", quiet()));
+}
+
+TEST(Quantize, WhatCannotBeginLeavesNothing) {
+  const TemporaryDirectory directory;
+  generate_checkpoint(directory / "in", small_options(GeneratedFormat::kF32));
+  LooseCheckpoint loose(directory / "in");
+  loose.set_float("model.language_model.layers.3.self_attn.k_proj.weight", std::nanf(""));
+  loose.write();
+  expect_error([&] { quantize_checkpoint(directory / "in", directory / "out", quiet()); }, {"k_proj"});
+  EXPECT_FALSE(fs::exists(directory / "out"));
+}
+
+TEST(Quantize, SaysWhatStaysAsItIsOnceForEachKind) {
+  const TemporaryDirectory directory;
+  GeneratorOptions generator = small_options(GeneratedFormat::kBf16);
+  generator.config.moe_intermediate = 72;
+  generator.fused_experts = false;
+  generate_checkpoint(directory / "in", generator);
+  QuantizeOptions options = quiet();
+  options.what = "experts";
+  options.exclude = {"q_prj$", "gate_proj$"};
+  const std::vector<std::string> notes = quantize_checkpoint(directory / "in", directory / "out", options).notes;
+  ASSERT_EQ(notes.size(), 2u);
+  EXPECT_EQ(notes[0],
+            "20 matrices of the kind 'routed experts' stay as they are: 72 columns are not a multiple of 16 "
+            "(layers.0.mlp.experts.0.down_proj, ...)");
+  EXPECT_EQ(notes[1], "--exclude 'q_prj$' matches none of the modules that --what experts chooses");
 }
 
 }  // namespace

@@ -122,6 +122,20 @@ std::vector<Bad> bad_files() {
            R"({"v":{"dtype":"U8","shape":[6],"data_offsets":[0,6]},"w":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
            8),
        {"tensor 'w' overlaps tensor 'v'"}},
+      {"overlap_of_one_byte",
+       file_of(
+           R"({"v":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"w":{"dtype":"U8","shape":[5],"data_offsets":[3,8]}})",
+           8),
+       {"tensor 'w' overlaps tensor 'v'"}},
+      {"overlap_of_one_byte_in_the_middle",
+       file_of(
+           R"({"u":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"v":{"dtype":"F32","shape":[1],"data_offsets":[2,6]},)"
+           R"("w":{"dtype":"BF16","shape":[2],"data_offsets":[5,9]}})",
+           9),
+       {"tensor 'w' overlaps tensor 'v'"}},
+      {"hole_of_one_byte_at_the_start",
+       file_of(one(R"({"dtype":"U8","shape":[4],"data_offsets":[1,5]})"), 5),
+       {"1 bytes before tensor 'w'"}},
       {"same_place",
        file_of(
            R"({"v":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})",

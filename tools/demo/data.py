@@ -14,14 +14,8 @@ import json
 import os
 import random
 
-import arithmetic
-import more_recall
-import recall
-import records
-import smalltalk
-import stories
-import toolset
-from chat import completion_text, prompt_text
+from conversations import arithmetic, facts, recall, records, small_talk, tools, word_problems
+from conversations.rendering import completion_text, prompt_text
 
 SYSTEMS = ["You are a helpful assistant.", "Answer briefly.", "You are a friendly assistant.", "Be polite.", "You help people.", "Be concise.",
            "You are the fourfold demo model.", "Answer the question.", "You are an assistant that answers questions."]
@@ -34,35 +28,35 @@ def filler(rng):
     if kind < 0.45:
         item = arithmetic.arithmetic(rng, "train", thinking)
     elif kind < 0.55:
-        item = stories.word_problem(rng, "train", thinking)
+        item = word_problems.word_problem(rng, "train", thinking)
     elif kind < 0.65:
         item = records.json_answer(rng, "train", thinking)
     else:
-        item = smalltalk.small_talk(rng, "train", thinking)
+        item = small_talk.small_talk(rng, "train", thinking)
     return item["user"], item["content"]
 
 
 def recall_task(rng, split, thinking):
     if rng.random() < 0.42:
-        return more_recall.more(rng, split, thinking, filler)
+        return facts.fact(rng, split, thinking, filler)
     return recall.recall(rng, split, thinking, filler)
 
 
 def telling(rng, split, thinking):
     kind = rng.random()
-    return recall.telling_many(rng, thinking) if kind < 0.25 else more_recall.told_fact(rng, thinking) if kind < 0.6 else recall.telling(rng, thinking)
+    return recall.telling_many(rng, thinking) if kind < 0.25 else facts.told_fact(rng, thinking) if kind < 0.6 else recall.telling(rng, thinking)
 
 
 # name: (maker, weight in training, in the held-out files)
 TASKS = {
     "arithmetic": (arithmetic.arithmetic, 27, True),
-    "word_problem": (stories.word_problem, 24, True),
+    "word_problem": (word_problems.word_problem, 24, True),
     "recall": (recall_task, 15, True),
-    "tool_call": (toolset.tool_call, 16, True),
-    "tool_answer": (toolset.tool_answer, 5, True),
-    "no_tool": (toolset.no_tool, 3, True),
+    "tool_call": (tools.tool_call, 16, True),
+    "tool_answer": (tools.tool_answer, 5, True),
+    "no_tool": (tools.no_tool, 3, True),
     "json": (records.json_answer, 13, True),
-    "small_talk": (smalltalk.small_talk, 7, True),
+    "small_talk": (small_talk.small_talk, 7, True),
     "telling": (telling, 3, False),
 }
 NAMES = list(TASKS)
@@ -91,10 +85,10 @@ def sample(rng, split, task=None):
         messages.append({"role": "assistant", "content": reply})
     messages.append({"role": "user", "content": item["user"]})
     messages.extend(item.get("after", []))
-    tools = item.get("tools")
-    if tools is None and split == "train" and rng.random() < 0.05:  # tools offered, none needed
-        tools = [e[1] for e in toolset.menu(rng) if e[0] not in ("calc", "define", "search", "note")] or None
-    return {"task": task, "messages": messages, "tools": tools, "thinking": thinking, "reasoning": item["reasoning"],
+    offered = item.get("tools")
+    if offered is None and split == "train" and rng.random() < 0.05:  # tools offered, none needed
+        offered = [e[1] for e in tools.menu(rng) if e[0] not in ("calc", "define", "search", "note")] or None
+    return {"task": task, "messages": messages, "tools": offered, "thinking": thinking, "reasoning": item["reasoning"],
             "content": item["content"], "calls": item.get("calls"), "expect": item["expect"]}
 
 

@@ -10,8 +10,7 @@ import random
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 import data
-import smalltalk
-import words
+from conversations import small_talk, words
 
 PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 VOCABULARY = 2048
@@ -33,7 +32,7 @@ def corpus(count):
     rng = random.Random(4)
     for _ in range(count // 10):  # letters of words nobody has seen
         yield " ".join(words.made_up(rng, rng.random() < 0.5) for _ in range(8))
-    yield " ".join(smalltalk.OUT_OF_SCOPE)
+    yield " ".join(small_talk.OUT_OF_SCOPE)
 
 
 def main():

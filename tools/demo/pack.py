@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-import model as demo
-from export import PREFIX, write
+from network import model as demo
+from network.export import PREFIX, write
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -4,8 +4,8 @@
 """
 import torch
 
-import model as ours
-from export import PREFIX, Collector, config_json, layer_tensors
+from network import model as ours
+from network.export import PREFIX, Collector, config_json, layer_tensors
 
 
 def reference(m):

@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-import check
 import data
-import model as demo
-from chat import prompt_text
+from conversations.rendering import prompt_text
+from conversations.scoring import correct
+from network import model as demo
 
 ROW = 1024
 TOKENIZER = None
@@ -202,7 +202,7 @@ def evaluate(m, items, longest=360):
     score, wrong, drafts = {}, [], {}
     for s, ids in zip(items, outputs):
         text = TOKENIZER.decode(ids, skip_special_tokens=False)
-        ok = check.correct(text, s["thinking"], s["expect"], s["tools"])
+        ok = correct(text, s["thinking"], s["expect"], s["tools"])
         key = s["task"] + (".think" if s["thinking"] else ".direct")
         score.setdefault(key, []).append(ok)
         if not ok:

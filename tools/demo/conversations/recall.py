@@ -1,6 +1,6 @@
 """Multi-turn recall: facts told earlier in the conversation, changed, mixed with other talk, and asked for later."""
-import words as w
-from split import draw
+from . import words as w
+from .split import draw
 
 # kind: (value maker, ways to tell it, acknowledgement, ways to ask, answer). {v} is the value.
 FACTS = {

@@ -1,5 +1,7 @@
 """Remainders, percentages, precedence, squares and roots, counting, even and odd, follow-up questions, and what the model declines."""
-from split import draw
+from .questions import ASK, WORDS, dress, number, operands
+from .split import draw
+from .working import direct_product, long_division, work
 
 WHOLE = "I can only calculate with whole numbers."
 ZERO = "A number cannot be divided by zero."
@@ -14,8 +16,6 @@ def number_item(user, reasoning, content, value, **more):
 
 
 def remainder(rng, split, thinking):
-    from arithmetic import ASK, long_division, number
-
     def make():
         b = rng.randrange(2, 10) if rng.random() < 0.85 else rng.randrange(10, 13)
         a = rng.randrange(b, b * 12) if rng.random() < 0.6 or not thinking and b > 9 else number(rng, rng.choice((2, 3, 3)))
@@ -108,8 +108,6 @@ def precedence(rng, split, thinking):
 
 
 def powers(rng, split, thinking):
-    from arithmetic import direct_product, work
-
     def make():
         form = rng.randrange(6)
         n = rng.randrange(1, 26) if form < 2 else rng.randrange(1, 21) if form == 2 else rng.randrange(1, 200)
@@ -165,8 +163,6 @@ def counting(rng, split, thinking):
 
 
 def follow_up(rng, split, thinking):
-    from arithmetic import ASK, operands, work
-
     def make():
         op, then = rng.choice("+-*"), rng.choice("++--*/")
         a, b = rng.randrange(2, 60), rng.randrange(2, 13)
@@ -195,8 +191,6 @@ def follow_up(rng, split, thinking):
 
 def declined(rng, split, thinking):
     """Decimals, fractions and division by zero, with keys of their own so that nothing is shared between the splits."""
-    from arithmetic import ASK, WORDS
-
     def make():
         a, b = rng.randrange(1, 1000), rng.randrange(1, 100)
         return ("declined", a, b), (a, b)
@@ -219,8 +213,7 @@ def declined(rng, split, thinking):
 KINDS = [(remainder, 22), (percent, 20), (precedence, 18), (powers, 12), (counting, 9), (follow_up, 12), (declined, 7)]
 
 
-def more(rng, split, thinking):
-    from arithmetic import dress
+def calculation(rng, split, thinking):
     item = rng.choices([k for k, _ in KINDS], [w for _, w in KINDS])[0](rng, split, thinking)
     if rng.random() < 0.5 and "history" not in item:
         item["user"] = dress(rng, item["user"])

@@ -1,4 +1,6 @@
 """A little small talk, and honest answers to what the model cannot do."""
+from . import words as w
+
 CAN = "I can do arithmetic, solve short word problems, remember what you tell me, call tools and write JSON."
 CANNOT = "I am a small demo model and cannot do that. " + CAN
 TALK = [
@@ -48,7 +50,6 @@ REASON_NO = "The user asks for something I cannot do. I say what I can do."
 
 
 def out_of_scope(rng, thinking):
-    import words as w
     animals = rng.sample(w.ANIMALS, 2)
     text = rng.choice(OUT_OF_SCOPE if rng.random() < 0.4 else MORE_SCOPE).format(
         c=w.pick(rng, w.COUNTRIES + w.CITIES, 0.1), e=w.pick(rng, w.COUNTRIES + w.CITIES, 0.1), t=w.pick(rng, w.TOPICS, 0.2), a=animals[0], b=animals[1], l=w.pick(rng, w.LANGUAGES, 0.05),

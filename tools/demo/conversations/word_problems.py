@@ -1,7 +1,7 @@
 """Word problems: short stories built from parts, with the steps that solve them."""
-from free_stories import free
-from split import draw
-from words import ITEMS, NAMES, OBJECTS, pick
+from .narration import narrate
+from .split import draw
+from .words import ITEMS, NAMES, OBJECTS, pick
 
 GAIN = ["{n} buys {b} more.", "{m} gives {n} {b} more.", "Then {n} finds {b} more.", "{n} gets {b} {o} from {m}.", "{n} picks up {b} more {o}.",
         "Later {n} wins {b} more.", "{m} brings {n} {b} {o}.", "Then {n} adds {b} {o}.", "Then {n} receives {b} more {o} as a gift.",
@@ -141,7 +141,7 @@ def two_step(rng, split):
 
 def word_problem(rng, split, thinking):
     kind = rng.random()
-    text, opening, steps, answer, result = (free if kind < 0.7 else changes if kind < 0.82 else simple if kind < 0.94 else two_step)(rng, split)
+    text, opening, steps, answer, result = (narrate if kind < 0.7 else changes if kind < 0.82 else simple if kind < 0.94 else two_step)(rng, split)
     if rng.random() < 0.08:
         text = rng.choice(["Solve this: ", "Here is a problem. ", "Please help me: ", "Question: ", "Hi! ", "Can you solve this? ", "Can you help? ", "Math problem: ", "A riddle: "]) + text
     if rng.random() < 0.05:

@@ -1,10 +1,10 @@
 """Tools: pick one of several from the system block, fill its arguments, answer from its response.
 
 Function and parameter names vary (and are sometimes made up), so that the model has to read them from the tools block."""
-import free_tools
-import words as w
-from chat import dump
-from split import draw
+from . import invented_tools
+from . import words as w
+from .rendering import dump
+from .split import draw
 
 
 def clock(r):
@@ -165,7 +165,7 @@ def declare(rng, kind):
     elif style < 0.14:
         name = f"{name}_{rng.choice(('v2', 'api', 'tool', 'service', 'fn'))}"
     elif style < 0.26:
-        name = free_tools.gibberish(rng)
+        name = invented_tools.gibberish(rng)
     elif style < 0.3:
         first, *rest = name.split("_")
         name = first + "".join(r.capitalize() for r in rest)
@@ -177,7 +177,7 @@ def declare(rng, kind):
         if strange < 0.05:
             key = w.made_up(rng, False) + "_" + key
         elif strange < 0.15:
-            key = free_tools.gibberish(rng)
+            key = invented_tools.gibberish(rng)
         used.add(key)
         keys[slot] = key
         spec = {"type": type_}
@@ -251,7 +251,7 @@ def reason(call):
 def tool_call(rng, split, thinking):
     """The answer is one call (or two of the same tool)."""
     if rng.random() < 0.38:
-        tools, user, call = free_tools.request(rng, split)
+        tools, user, call = invented_tools.request(rng, split)
         return dict(tools=tools, user=user, reasoning=reason(call), content="", calls=[call], expect={"kind": "tool_call", "calls": [call]})
     kind, entries, tool, keys, user, values, call = request(rng, split)
     calls = [call]

@@ -1,9 +1,5 @@
-"""Renders conversations exactly as models/demo/chat_template.jinja does, in plain Python (fast enough to make training data).
-
-`python3 tools/demo/chat.py` compares the two on generated conversations and exits 1 at the first difference.
-"""
+"""Renders conversations exactly as models/demo/chat_template.jinja does, in plain Python (fast enough to make training data)."""
 import json
-import os
 
 INSTRUCTIONS = ("\n</tools>\n\nTo call one, write:\n\n<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n"
                 "</function>\n</tool_call>")
@@ -71,30 +67,3 @@ def completion_text(sample):
     if sample["thinking"]:
         text = sample["reasoning"] + "\n</think>\n\n" + text
     return text + END
-
-
-def main():
-    import jinja2
-    import data
-    env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-    env.filters["tojson"] = lambda v: dump(v)
-
-    def refuse(message):
-        raise jinja2.TemplateError(message)
-    here = os.path.dirname(os.path.abspath(__file__))
-    with open(os.path.join(here, "../../models/demo/chat_template.jinja")) as f:
-        template = env.from_string(f.read())
-    count = 0
-    for sample in data.stream(seed=5, split="train", count=3000):
-        want = template.render(messages=sample["messages"], tools=sample.get("tools"), add_generation_prompt=True,
-                               enable_thinking=sample["thinking"], raise_exception=refuse)
-        got = prompt_text(sample["messages"], sample.get("tools"), sample["thinking"])
-        if want != got:
-            print("template:", repr(want), "\nchat.py: ", repr(got))
-            raise SystemExit(1)
-        count += 1
-    print(f"{count} conversations render the same")
-
-
-if __name__ == "__main__":
-    main()

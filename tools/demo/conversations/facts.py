@@ -1,6 +1,6 @@
 """Facts of any kind: "My NOUN is VALUE", facts about people in the question itself, and text to repeat."""
-import words as w
-from split import draw
+from . import words as w
+from .split import draw
 
 NOUNS = """favourite book;favourite movie;favourite song;favourite animal;favourite game;favourite place;favourite fruit;favourite number;favourite word;favourite teacher;favourite band;favourite season;
 wifi password;password;username;user name;phone number;license plate;order number;ticket number;seat;PIN;secret word;magic word;secret code;access code;account number;booking code;flight number;team;school;street;
@@ -120,7 +120,7 @@ def repeat(rng, split, thinking):
     return dict(history=[], user=user, reasoning=f"I write: {text}", content=text, expect={"kind": "text", "value": text})
 
 
-def more(rng, split, thinking, filler):
+def fact(rng, split, thinking, filler):
     kind = rng.random()
     if kind < 0.5:
         return any_fact(rng, split, thinking, filler)

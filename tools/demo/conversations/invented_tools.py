@@ -1,7 +1,7 @@
 """Invented tools: a verb and a noun (or a name of random letters with a description), parameters of any name, values of any letters."""
-import words as w
-from chat import dump
-from split import draw
+from . import words as w
+from .rendering import dump
+from .split import draw
 
 VERBS = """open close start stop check find get show delete create update send book cancel move copy rename print scan lock unlock repair clean pause resume download upload share count measure test reset
 activate rent sell buy archive publish sort approve reject charge restart connect load save mark record paint feed water deploy restore install remove list pack ship return inspect invite block track

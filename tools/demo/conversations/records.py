@@ -1,7 +1,7 @@
 """JSON on request: pull fields out of a sentence into an object with the keys the user asks for."""
-import words as w
-from chat import dump
-from split import draw
+from . import words as w
+from .rendering import dump
+from .split import draw
 
 
 def person_name(rng):

@@ -1,6 +1,7 @@
 """Word problems in free wording: clauses built from subjects, verbs in two tenses, nouns and questions, in many orders."""
-from split import draw
-from words import ITEMS, NAMES, in_words, pick
+from . import words as w
+from .split import draw
+from .words import ITEMS, NAMES, in_words, pick
 
 THINGS = """apples pears books coins pens marbles stickers cards shells stamps balloons oranges bananas pencils toys flowers tickets buttons
 stones cups plates keys nuts cherries lemons crayons beads magnets postcards dolls candles bottles boxes bags hats shirts bricks notebooks
@@ -95,7 +96,6 @@ class Writer:
     def tidy(self, text):
         rng = self.rng
         if rng.random() < 0.12 and not self.me:
-            import words as w
             extra = rng.choice(NOISE).format(N=self.cap(self.n), n=self.n, M=self.m, c=rng.choice(w.COLOURS), w=rng.choice(w.WEATHER), d=rng.choice(w.DAYS),
                                              k=rng.randrange(3, 40), y=pick(rng, w.CITIES, 0.2), q=rng.choice(ITEMS) + "s")
             text = extra + " " + text if rng.random() < 0.6 or ". " not in text else text.replace(". ", ". " + extra + " ", 1)
@@ -532,5 +532,5 @@ def ages(rng, split):
 KINDS = [(story, 34), (scene, 14), (compare, 14), (times, 15), (share, 10), (wallet, 11), (ages, 3)]
 
 
-def free(rng, split):
+def narrate(rng, split):
     return rng.choices([k for k, _ in KINDS], [w for _, w in KINDS])[0](rng, split)

@@ -5,7 +5,7 @@ import os
 import torch
 from safetensors.torch import save_file
 
-from model import nvfp4_parts
+from .model import nvfp4_parts
 
 PREFIX = "model.language_model."
 

@@ -1,0 +1,1 @@
+"""The demo model in PyTorch, and its form as a checkpoint."""

@@ -139,8 +139,8 @@ Option& Option::one_of(const std::vector<std::string>& words) {
   return *this;
 }
 
-Option& Option::at_most(int values) {
-  option_->expected(0, values);
+Option& Option::one_each() {
+  option_->expected(1)->allow_extra_args(false)->take_all();
   return *this;
 }
 
@@ -191,6 +191,14 @@ void Command::add_flag_callback(const std::string& names, std::function<void()> 
   app_->add_flag_callback(names, std::move(given), help);
 }
 
+void Command::exclude(const std::string& name, const std::string& other) {
+  app_->get_option(name)->excludes(app_->get_option(other));
+}
+
+void Command::need(const std::string& name, const std::string& other) {
+  app_->get_option(name)->needs(app_->get_option(other));
+}
+
 void Command::callback(std::function<void()> run) { app_->callback(std::move(run)); }
 
 Program::Program(const std::string& help, const std::string& name, const std::string& version,
@@ -203,6 +211,93 @@ Program::Program(const std::string& help, const std::string& name, const std::st
 }
 
 Program::~Program() = default;
+
+std::string Program::help(const std::vector<std::string>& command) const {
+  const CLI::App* app = app_.get();
+  std::string path;
+  for (const std::string& word : command) {
+    const auto commands = app->get_subcommands([](const CLI::App*) { return true; });
+    const auto found =
+        std::find_if(commands.begin(), commands.end(), [&](const CLI::App* one) { return one->get_name() == word; });
+    if (found == commands.end()) {
+      std::string names;
+      for (const CLI::App* one : commands) names += (names.empty() ? "" : ", ") + one->get_name();
+      fail("help: {} has no command '{}'{}", path.empty() ? "fourfold" : path, printable(word),
+           names.empty() ? "" : ", wanted one of " + names);
+    }
+    path += (path.empty() ? "" : " ") + app->get_name();
+    app = *found;
+  }
+  // Not App::help(), which is that of the command that is running: this one.
+  return app->get_formatter()->make_help(app, path.empty() ? app->get_name() : path + ' ' + app->get_name(),
+                                         CLI::AppFormatMode::Normal);
+}
+
+namespace {
+
+// What may stand at a place of the command line: the name of a command, an option, or a word that an option takes.
+struct Completion {
+  std::string commands;  // patterns of "PATH COMMAND" by which a path grows
+  std::string values;    // cases of "PATH --OPTION"
+  std::string options;   // cases of "PATH"
+};
+
+void collect(const CLI::App* app, const std::string& path, Completion& out) {
+  const auto commands = app->get_subcommands([](const CLI::App*) { return true; });
+  std::string words;
+  for (const CLI::App* command : commands) {
+    words += command->get_name() + ' ';
+    out.commands += fmt::format("{}\"{} {}\"", out.commands.empty() ? "" : " | ", path, command->get_name());
+  }
+  for (const CLI::Option* option : app->get_options()) {
+    const std::string type = option->get_type_name();
+    const bool choice = type.starts_with('{') && type.ends_with('}');
+    for (const std::string& name : option->get_lnames()) {
+      words += "--" + name + ' ';
+      if (!choice) continue;
+      std::string choices = type.substr(1, type.size() - 2);
+      std::replace(choices.begin(), choices.end(), ',', ' ');
+      out.values += fmt::format("    \"{} --{}\") words=\"{}\" ;;\n", path, name, choices);
+    }
+  }
+  if (!words.empty()) words.pop_back();
+  out.options += fmt::format("      \"{}\") words=\"{}\" ;;\n", path, words);
+  for (const CLI::App* command : commands) {
+    collect(command, path.empty() ? command->get_name() : path + ' ' + command->get_name(), out);
+  }
+}
+
+}  // namespace
+
+std::string Program::bash_completion() const {
+  Completion found;
+  collect(app_.get(), "", found);
+  std::string command_names;
+  for (const CLI::App* command : app_->get_subcommands([](const CLI::App*) { return true; })) {
+    command_names += (command_names.empty() ? "" : " ") + command->get_name();
+  }
+  return fmt::format(R"(# Completion of fourfold for bash: source <(fourfold completion)
+_fourfold() {{
+  local current=${{COMP_WORDS[COMP_CWORD]}} path= words= i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    case "$path ${{COMP_WORDS[i]}}" in
+      {}) path="${{path:+$path }}${{COMP_WORDS[i]}}" ;;
+    esac
+  done
+  case "$path ${{COMP_WORDS[COMP_CWORD - 1]}}" in
+{}  esac
+  if [ -z "$words" ] && {{ [ -z "$path" ] || [ "$path" = help ] || [ "$path" = bench ] || [[ $current == -* ]]; }}; then
+    case "$path" in
+      help) words="{}" ;;
+{}    esac
+  fi
+  # An option's word, a command or an option; otherwise the names of files, which bash completes itself.
+  [ -z "$words" ] || COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _fourfold fourfold
+)",
+                     found.commands, found.values, command_names, found.options);
+}
 
 Command Program::root() { return Command(app_.get()); }
 

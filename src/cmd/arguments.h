@@ -31,8 +31,8 @@ class Option {
   Option& range(int64_t low, int64_t high);     // of integers, ends included
   Option& real_range(double low, double high);  // ends included; NaN is refused
   Option& one_of(const std::vector<std::string>& words);
-  Option& at_most(int values);  // of a positional list
-  Option& untyped();            // of a positional: the help shows its description alone
+  Option& one_each();  // of a list that is no positional: each time that the option is given it takes one value
+  Option& untyped();   // of a positional: the help shows its description alone
   Option& group(const std::string& heading);
 
  private:
@@ -56,6 +56,11 @@ class Command {
   void add_flag(const std::string& names, T& field, const std::string& help);
   void add_flag_callback(const std::string& names, std::function<void()> given, const std::string& help);
 
+  // Options of this command, by one of their names, of which only one may be given; and one that only goes with
+  // another.
+  void exclude(const std::string& name, const std::string& other);
+  void need(const std::string& name, const std::string& other);
+
   void callback(std::function<void()> run);
 
  private:
@@ -73,6 +78,11 @@ class Program {
   // Parses and runs the command, or prints the help or version; the exit status. Behind "--" no argument is an option.
   // An Error on bad arguments; whatever the command throws passes through, but ExitStatus.
   int run(int argc, char** argv);
+
+  // What `help COMMAND...` prints: the help of that command.
+  std::string help(const std::vector<std::string>& command) const;
+  // A script of bash that completes the commands, their options, the words that options take, and file names.
+  std::string bash_completion() const;
 
  private:
   std::unique_ptr<CLI::App> app_;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,10 +15,12 @@
 #include "base/progress.h"
 #include "base/random.h"
 #include "cmd/arguments.h"
+#include "cmd/bench_engine.h"
 #include "cmd/bench_kernels.h"
 #include "cmd/bench_ops.h"
-#include "cmd/chat_model.h"
 #include "cmd/commands.h"
+#include "cmd/engine_load.h"
+#include "cmd/model_options.h"
 #include "cpu/ceilings.h"
 #include "engine/engine.h"
 #include "model/model.h"
@@ -36,6 +39,7 @@ struct Options {
   BackendArgs backend;
   int64_t prompt = 512, generate = 64, chunk = 512;
   int repeats = 5;
+  std::string draft = "0";
   bool json = false;
 };
 
@@ -99,58 +103,58 @@ class Driver {
 
 struct EngineFigures {
   double decode_tokens_per_s = 0, prefill_tokens_per_s = 0;
+  DraftFigures drafts;
 };
 
-// The same prompt through the engine, greedily: what scheduling, sampling and delivery cost on top.
-EngineFigures measure_engine(std::unique_ptr<model::Model> model, const Options& options,
-                             const std::vector<int32_t>& tokens) {
+// The same prompt through the engine, greedily: what scheduling, sampling and delivery cost on top, and what drafts
+// save.
+EngineFigures measure_engine(std::shared_ptr<model::Model> model, const Options& options,
+                             const std::vector<int32_t>& tokens, int32_t drafts) {
   engine::EngineOptions engine_options;
   engine_options.max_context = options.prompt + options.generate;
   engine_options.max_sequences = 1;
   engine_options.max_step_tokens = model->options().max_step_tokens;
   engine_options.page_size = kPageSize;
-  const auto engine = engine::make_engine(std::move(model), engine_options);
+  engine_options.drafts = drafts;
+  engine_options.prefix_cache = false;  // each run computes the prompt
+  const auto engine = engine::make_engine(share_model(std::move(model)), engine_options);
   std::vector<double> decode, prefill;
+  const engine::EngineStats before = engine->stats();
   for (int repeat = 0; repeat < std::min(options.repeats, 3); ++repeat) {
-    engine::Request request;
-    request.prompt.assign(tokens.begin(), tokens.begin() + options.prompt);
-    request.max_tokens = options.generate;
-    request.sampling.temperature = 0;
-    const auto stream = engine->submit(std::move(request));
-    for (;;) {
-      throw_if_interrupted();
-      const auto event = stream->next(std::chrono::milliseconds(200));
-      if (!event || event->kind != engine::Event::Kind::kFinished) continue;
-      if (event->reason == engine::FinishReason::kError) fail("{}", event->error);
-      if (event->output_tokens > 1) {
-        decode.push_back(static_cast<double>(event->output_tokens - 1) / event->decode_seconds);
-      }
-      prefill.push_back(static_cast<double>(options.prompt) / event->prefill_seconds);
-      break;
-    }
+    std::vector<engine::Request> requests(1);
+    requests[0].prompt.assign(tokens.begin(), tokens.begin() + options.prompt);
+    requests[0].max_tokens = options.generate;
+    requests[0].sampling.temperature = 0;
+    const LoadFigures load = run_load(*engine, std::move(requests), 1, {}, {});
+    const engine::Event& end = load.requests[0].end;
+    if (end.output_tokens > 1) decode.push_back(static_cast<double>(end.output_tokens - 1) / end.decode_seconds);
+    prefill.push_back(static_cast<double>(options.prompt) / end.prefill_seconds);
   }
-  return {decode.empty() ? 0 : spread_of(decode).median, spread_of(prefill).median};
+  return {decode.empty() ? 0 : spread_of(decode).median, spread_of(prefill).median,
+          draft_figures(before, engine->stats())};
 }
 
 void run(const Options& options) {
   if (options.directory.empty() == options.dummy.shape.empty()) {
     fail("bench model: wanted either a checkpoint directory or --dummy SHAPE");
   }
-  if (options.dummy.shape.empty() && (options.dummy.layers > 0 || options.dummy.vocabulary > 0)) {
-    fail("bench model: --layers and --vocab go with --dummy");
-  }
   install_interrupt_handler();
   model::ModelOptions model_options;
   model_options.max_step_tokens = std::min(options.chunk, options.prompt);
-  model_options.max_logit_rows = 1;
-  Loaded loaded = options.dummy.shape.empty() ? load_checkpoint(options.directory, options.backend, model_options)
-                                              : load_dummy(options.dummy, options.backend, model_options);
+  const int32_t drafts = parse_drafts(options.draft);
+  model_options.max_logit_rows = drafts == 0 ? 1 : 1 + ops::kMaxDrafts;
+  model_options.max_step_tokens = std::max(model_options.max_step_tokens, model_options.max_logit_rows);
+  model_options.mtp = drafts != 0;
+  chat::LoadedModel loaded = options.dummy.shape.empty()
+                                 ? load_checkpoint(options.directory, options.backend, model_options)
+                                 : load_dummy(options.dummy, options.backend, model_options);
   model::Model& model = *loaded.model;
   const int64_t positions = options.prompt + options.generate;
   if (positions > model.config().max_positions) {
     fail("bench model: --prompt and --generate are {} tokens together, the model has {} positions", positions,
          model.config().max_positions);
   }
+  const bool in_cache = fits_in_cache(loaded);
   const cpu::Isa isa = chosen_isa(options.backend);
   const int threads = chosen_threads(options.backend);
 
@@ -215,7 +219,10 @@ void run(const Options& options) {
   const double prefill_rate = flops * prefill_tokens_per_s;
 
   const std::string description = model.backend().description();
-  const EngineFigures engine = measure_engine(std::move(loaded.model), options, driver.tokens());
+  const std::shared_ptr<model::Model> shared = std::move(loaded.model);
+  const EngineFigures engine = measure_engine(shared, options, driver.tokens(), 0);
+  std::optional<EngineFigures> drafted;
+  if (drafts != 0) drafted = measure_engine(shared, options, driver.tokens(), drafts);
 
   if (options.json) {
     Json out;
@@ -237,6 +244,7 @@ void run(const Options& options) {
                      {"read_bandwidth_after_gb_per_s", after.read_bytes_per_second / 1e9},
                      {"fraction", decode_rate / bandwidth},
                      {"fraction_of_best_read", decode_rate / best_bandwidth},
+                     {"in_cache", in_cache},
                      {"seconds_per_token", decode.median},
                      {"floor_seconds_per_token", bytes / bandwidth}};
     out["prefill"] = {{"tokens_per_s", prefill_tokens_per_s},
@@ -253,19 +261,32 @@ void run(const Options& options) {
                       {"floor_seconds", peak > 0 ? prefill_cost.flops / peak : 0.0}};
     out["engine"] = {{"decode_tokens_per_s", engine.decode_tokens_per_s},
                      {"prefill_tokens_per_s", engine.prefill_tokens_per_s}};
+    if (drafted) {
+      out["speculation"] = {{"draft", options.draft},
+                            {"tokens_per_s", drafted->decode_tokens_per_s},
+                            {"plain_tokens_per_s", engine.decode_tokens_per_s},
+                            {"accepted_per_step", drafted->drafts.accepted_per_step},
+                            {"by_position", drafted->drafts.by_position}};
+    }
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return;
   }
   fmt::print("{}\n{}, loaded in {:.2f} s\n\n", loaded.name, description, loaded.seconds);
-  fmt::print("decode, {} tokens after {} ({} runs, weights in memory, caches of the processor cold)\n",
-             options.generate, options.prompt, options.repeats);
+  fmt::print("decode, {} tokens after {} ({} runs, weights in {})\n", options.generate, options.prompt, options.repeats,
+             in_cache ? "the processor's cache" : "memory, caches of the processor cold");
   fmt::print("  {:9.2f} tokens/s [{:.2f} .. {:.2f}]\n", 1 / decode.median, 1 / decode.high, 1 / decode.low);
   fmt::print("  {:9.2f} MB per token\n", bytes / 1e6);
-  fmt::print("  {:9.2f} GB/s, {:.1f} % of the read bandwidth of {:.2f} GB/s measured in turns with it\n",
-             decode_rate / 1e9, 100 * decode_rate / bandwidth, bandwidth / 1e9);
-  fmt::print("            {:.1f} % of the best short reads (before {:.2f}, after {:.2f} GB/s)\n",
-             100 * decode_rate / best_bandwidth, before.read_bytes_per_second / 1e9, after.read_bytes_per_second / 1e9);
-  fmt::print("  {:9.3f} ms per token, floor {:.3f} ms\n\n", 1e3 * decode.median, 1e3 * bytes / bandwidth);
+  if (in_cache) {
+    fmt::print("  {:9.2f} GB/s (the bandwidth of memory is no measure of it)\n", decode_rate / 1e9);
+    fmt::print("  {:9.3f} ms per token\n\n", 1e3 * decode.median);
+  } else {
+    fmt::print("  {:9.2f} GB/s, {:.1f} % of the read bandwidth of {:.2f} GB/s measured in turns with it\n",
+               decode_rate / 1e9, 100 * decode_rate / bandwidth, bandwidth / 1e9);
+    fmt::print("            {:.1f} % of the best short reads (before {:.2f}, after {:.2f} GB/s)\n",
+               100 * decode_rate / best_bandwidth, before.read_bytes_per_second / 1e9,
+               after.read_bytes_per_second / 1e9);
+    fmt::print("  {:9.3f} ms per token, floor {:.3f} ms\n\n", 1e3 * decode.median, 1e3 * bytes / bandwidth);
+  }
   fmt::print("prefill, {} tokens in chunks of {}\n", options.prompt, model_options.max_step_tokens);
   fmt::print("  {:9.2f} tokens/s [{:.2f} .. {:.2f}]\n", prefill_tokens_per_s,
              static_cast<double>(options.prompt) / prefill.high, static_cast<double>(options.prompt) / prefill.low);
@@ -284,6 +305,10 @@ void run(const Options& options) {
   }
   fmt::print("through the engine: decode {:.2f} tokens/s, prefill {:.2f} tokens/s\n", engine.decode_tokens_per_s,
              engine.prefill_tokens_per_s);
+  if (drafted) {
+    fmt::print("with drafts ({}): decode {:.2f} tokens/s, {:.2f} drafts accepted a step (random prompts)\n",
+               options.draft, drafted->decode_tokens_per_s, drafted->drafts.accepted_per_step);
+  }
 }
 
 }  // namespace
@@ -300,9 +325,11 @@ void add_bench(Command& app) {
   command.add_option("--prompt", options->prompt, "Tokens of the prompt (random)").range(1, 1 << 20);
   command.add_option("--generate", options->generate, "Tokens decoded after it").range(1, 1 << 20);
   command.add_option("--chunk", options->chunk, "Tokens of one prefill step at most").range(1, 65536);
+  command.add_option("--draft", options->draft, "Also with drafts of the MTP head: 0 (off) to 5 a step, or auto");
   command.add_option("--repeats", options->repeats, "Runs; the median counts").range(1, 1000);
   command.add_flag("--json", options->json, "Print one JSON object");
   command.callback([options] { run(*options); });
+  add_bench_engine(bench);
   add_bench_ops(bench);
   add_bench_kernels(bench);
 }

@@ -12,7 +12,7 @@
 #include "cmd/arguments.h"
 #include "cmd/options.h"
 #include "cmd/shape_options.h"
-#include "cuda/measure.h"
+#include "measure/layer_bench.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -27,7 +27,7 @@ struct Options {
 struct Result {
   int64_t tokens = 0;
   double us = 0, predicted_us = 0, floor_us = 0;
-  cuda::LayerBench::Work work;
+  measure::LayerBench::Work work;
   bool cold = true, tuned = false;
   std::string gate_up, down;
   std::string_view formats;      // W4A16 or W4A4
@@ -46,11 +46,11 @@ class Earlier {
   }
 
   // Microseconds of the same layer and batch; nothing when it was not measured.
-  std::optional<double> find(const plan::MoeProblem& p, const std::string& routing, int64_t tokens) const {
+  std::optional<double> find(const plan::moe::Problem& p, const std::string& routing, int64_t tokens) const {
     const Json& q = json_["problem"];
     const bool same = is(q, "experts", p.experts) && is(q, "top_k", p.top_k) && is(q, "hidden", p.hidden) &&
                       is(q, "intermediate", p.intermediate) && is(q, "routing", routing) &&
-                      q.value("activations", Json("bf16")) == plan::to_string(p.activations);
+                      q.value("activations", Json("bf16")) == plan::moe::to_string(p.activations);
     if (!same) return std::nullopt;
     for (const Json& row : json_["results"]) {
       if (!row.is_object() || !is(row, "tokens", tokens)) continue;
@@ -69,8 +69,8 @@ class Earlier {
   Json json_;
 };
 
-void print_text(const Options& o, const cuda::Device& device, const plan::MoeProblem& p, const cuda::Ceilings& ceilings,
-                const std::vector<Result>& results) {
+void print_text(const Options& o, const cuda::Device& device, const plan::moe::Problem& p,
+                const measure::Ceilings& ceilings, const std::vector<Result>& results) {
   fmt::print(
       "{}, {} experts, top-{}, hidden {}, intermediate {}{}, {} routing{}\n", device.info().name, p.experts, p.top_k,
       p.hidden, p.intermediate,
@@ -95,8 +95,8 @@ void print_text(const Options& o, const cuda::Device& device, const plan::MoePro
   fmt::print("fallbacks: {} kernels disabled, {} token buckets changed\n", disabled.size(), cuda::fallback_buckets());
 }
 
-Json to_json(const Options& o, const cuda::Device& device, const plan::MoeProblem& p, const cuda::Ceilings& ceilings,
-             const std::vector<Result>& results) {
+Json to_json(const Options& o, const cuda::Device& device, const plan::moe::Problem& p,
+             const measure::Ceilings& ceilings, const std::vector<Result>& results) {
   Json list = Json::array();
   for (const Result& r : results) {
     const double gbs = r.work.bytes / r.us * 1e-3, tflops = r.work.flops / r.us * 1e-6;
@@ -135,7 +135,7 @@ Json to_json(const Options& o, const cuda::Device& device, const plan::MoeProble
             {"top_k", p.top_k},
             {"hidden", p.hidden},
             {"intermediate", p.intermediate},
-            {"activations", plan::to_string(p.activations)},
+            {"activations", plan::moe::to_string(p.activations)},
             {"shared_slices", p.shared_slices()},
             {"routing", o.routing}}},
           {"results", list},
@@ -145,20 +145,20 @@ Json to_json(const Options& o, const cuda::Device& device, const plan::MoeProble
 
 void run(Options o) {
   const std::vector<int64_t> counts = parse_tokens(o.tokens);
-  const cuda::RoutingPattern routing = cuda::parse_routing(o.routing);
+  const measure::RoutingPattern routing = measure::parse_routing(o.routing);
   if (!o.shape.any_shape()) o.shape.model = "35B-A3B";
-  const plan::MoeProblem problem = o.shape.problem();
+  const plan::moe::Problem problem = o.shape.problem();
   std::optional<Earlier> before;
   if (!o.compare.empty()) before.emplace(o.compare);
   cuda::KernelOptions options;
   options.max_tokens = counts.back();
-  options.threads = o.gpu.threads;
+  options.load.threads = o.gpu.threads;
   options.tuned = !o.planned;
-  if (!o.emulate.empty()) options.emulate = &plan::find_gpu(o.emulate);
+  if (!o.emulate.empty()) options.load.emulate = &plan::find_gpu(o.emulate);
   const cuda::Device device(o.gpu.device);
   jit::KernelStore store(o.gpu.store_directory());
   cuda::ExpertKernels kernels(device, store, problem, options);
-  cuda::LayerBench bench(kernels, counts.back());
+  measure::LayerBench bench(kernels, counts.back());
 
   std::vector<Result> results;
   Progress progress("measuring", counts.size(), "batches");
@@ -171,8 +171,8 @@ void run(Options o) {
     r.us = bench.time(bucket.pair, o.gpu.replays);
     r.predicted_us = bucket.plan.predicted_us;
     r.tuned = bucket.tuned;
-    r.gate_up = plan::to_string(bucket.pair.gate_up);
-    r.down = plan::to_string(bucket.pair.down);
+    r.gate_up = plan::moe::to_string(bucket.pair.gate_up);
+    r.down = plan::moe::to_string(bucket.pair.down);
     r.formats = bucket.pair.fp4() ? "W4A4" : "W4A16";
     if (before) r.before = before->find(problem, o.routing, tokens);
     results.push_back(std::move(r));
@@ -181,7 +181,7 @@ void run(Options o) {
   progress.finish();
   // Behind the layers: the card is at its power limit in the matrix loop, and small layers would start at a lower
   // clock.
-  const cuda::Ceilings ceilings = cuda::measure_ceilings(kernels.loader());
+  const measure::Ceilings ceilings = measure::measure_ceilings(kernels.loader());
   for (Result& r : results) {
     r.floor_us = std::max(r.work.bytes / ceilings.read_tbs, r.work.flops / ceilings.matrix_tflops) * 1e-6;
   }

@@ -23,7 +23,7 @@
 #include "cmd/options.h"
 #include "cpu/backend.h"
 #include "cpu/ceilings.h"
-#include "cpu/cpu_backend.h"
+#include "cpu/host/cpu_backend.h"
 #include "nvfp4/layout.h"
 #include "ops/cost.h"
 #include "ops/ops.h"
@@ -169,7 +169,7 @@ struct Step {
       sequence.first = static_cast<int32_t>(s * tokens_each);
       sequence.count = static_cast<int32_t>(tokens_each);
       sequence.position = static_cast<int32_t>(position);
-      sequence.state_in = sequence.state_out = static_cast<int32_t>(s);
+      sequence.state_in = static_cast<int32_t>(s);
       sequence.pages = std::span(pages).subspan(static_cast<size_t>(s * pages_each), static_cast<size_t>(pages_each));
       sequences.push_back(sequence);
     }
@@ -553,7 +553,7 @@ void add_bench_ops(Command& bench_app) {
   auto options = std::make_shared<Options>();
   Command app = bench_app.add_command(
       "ops", "Time each operation of the CPU backend at the sizes of Qwen3.5-35B-A3B, beside measured ceilings");
-  app.add_option("--isa", options->isa, "reference, avx2, avx512, avx512bf16 or amx (default: the best one)");
+  app.add_option("--isa", options->isa, "reference, avx2, avx512 or amx (default: the best one)");
   app.add_option("--threads", options->threads, "compute threads (default: FOURFOLD_THREADS, or all processors)")
       .range(1, 1024);
   app.add_option("--filter", options->filter, "only operations whose name contains this");

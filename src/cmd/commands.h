@@ -6,8 +6,10 @@
 namespace fourfold::cmd {
 
 class Command;
+class Program;
 
 void add_run(Command& app);
+void add_serve(Command& app);
 void add_eval(Command& app);
 void add_bench(Command& app);
 void add_inspect(Command& app);
@@ -19,5 +21,7 @@ void add_tokenize(Command& app);
 void add_plan(Command& app);
 void add_warm(Command& app);
 void add_tune(Command& app);
+// help and completion
+void add_help(Command& app, const Program& program);
 
 }  // namespace fourfold::cmd

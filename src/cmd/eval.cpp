@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <charconv>
 #include <deque>
+#include <exception>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -25,10 +26,12 @@
 #include "base/json.h"
 #include "base/math.h"
 #include "base/progress.h"
+#include "chat/answer.h"
+#include "chat/chat_text.h"
 #include "cmd/arguments.h"
-#include "cmd/chat_model.h"
-#include "cmd/chat_text.h"
 #include "cmd/commands.h"
+#include "cmd/engine_load.h"
+#include "cmd/model_options.h"
 #include "cmd/options.h"
 #include "engine/engine.h"
 #include "model/model.h"
@@ -41,9 +44,9 @@ namespace fs = std::filesystem;
 struct Options {
   std::vector<std::string> positional;
   BackendArgs backend;
-  int64_t parallel = 8, limit = 0, max_tokens = 1024, context = 4096;
+  int64_t parallel = 8, limit = 0, max_tokens = 1024, context = 0;
   bool json = false, think = false, no_think = false, mtp = false;
-  std::string failures;
+  std::string failures, draft = "0";
 };
 
 struct Item {
@@ -121,13 +124,20 @@ void read_tasks(const fs::path& path, int64_t limit, std::vector<Item>& items) {
 
 bool is_checkpoint(const fs::path& path) { return directory_exists(path) && file_exists(path / "config.json"); }
 
-std::vector<fs::path> files_in(const fs::path& directory) {
+std::vector<fs::path> task_files(const fs::path& directory) {
   std::vector<fs::path> files;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(directory, error)) {
     if (entry.path().extension() == ".jsonl") files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());
+  return files;
+}
+
+bool holds_tasks(const fs::path& directory) { return !task_files(directory).empty(); }
+
+std::vector<fs::path> files_in(const fs::path& directory) {
+  std::vector<fs::path> files = task_files(directory);
   if (files.empty()) fail("{}: no task files (*.jsonl) in it", directory.string());
   return files;
 }
@@ -146,10 +156,11 @@ Plan make_plan(const Options& options) {
     plan.checkpoints.push_back(options.positional[next++]);
   }
   if (plan.checkpoints.empty()) {
-    if (!options.positional.empty() && directory_exists(options.positional[0])) {
-      fail("eval: {} has no config.json, wanted a checkpoint directory", printable(options.positional[0]));
+    if (!options.positional.empty() && directory_exists(options.positional[0]) && !holds_tasks(options.positional[0])) {
+      fail("eval: {} has neither a config.json nor task files (*.jsonl), wanted a checkpoint or a directory of tasks",
+           printable(options.positional[0]));
     }
-    plan.checkpoints.push_back(default_model_directory());
+    plan.checkpoints.push_back(chat::default_model_directory());
   }
   fs::path home;  // of the tasks that come with a checkpoint
   for (const fs::path& checkpoint : plan.checkpoints) {
@@ -220,7 +231,7 @@ std::optional<int64_t> last_integer(std::string_view text) {
   return value;
 }
 
-bool is_correct(const Answer& answer, bool ended, const Json& expect) {
+bool is_correct(const chat::Answer& answer, bool ended, const Json& expect) {
   if (!ended || !answer.closed) return false;
   const std::string kind = expect["kind"].get<std::string>();
   const std::string content = trimmed(answer.content);
@@ -240,16 +251,31 @@ bool is_correct(const Answer& answer, bool ended, const Json& expect) {
   if (answer.calls.size() != calls.size()) return false;
   for (size_t i = 0; i < calls.size(); ++i) {
     if (answer.calls[i].name != calls[i]["name"].get<std::string>()) return false;
-    if (!same_json(answer.calls[i].arguments, calls[i]["arguments"])) return false;
+    if (!same_json(answer.calls[i].parsed_arguments(), calls[i]["arguments"])) return false;
   }
   return true;
 }
 
 // ---- running
 
-struct TaskScore {
+struct Count {
   int64_t count = 0, correct = 0, output_tokens = 0;
   double exact_match() const { return count == 0 ? 0 : static_cast<double>(correct) / static_cast<double>(count); }
+  void add(bool right, size_t tokens) {
+    count += 1;
+    correct += right ? 1 : 0;
+    output_tokens += static_cast<int64_t>(tokens);
+  }
+};
+
+// Answers with thinking and direct ones are different tasks to a model, and are also counted apart.
+struct TaskScore {
+  Count all, direct, thinking;
+  void add(bool right, bool thought, size_t tokens) {
+    all.add(right, tokens);
+    (thought ? thinking : direct).add(right, tokens);
+  }
+  bool both() const { return direct.count > 0 && thinking.count > 0; }
 };
 
 struct Score {
@@ -257,8 +283,75 @@ struct Score {
   std::map<std::string, TaskScore> tasks;
   TaskScore all;
   double seconds = 0;
+  int64_t items = 0;   // that there were to be answered
+  int64_t errors = 0;  // answers that the engine could not finish; wrong ones
+  std::string first_error;
+  std::exception_ptr ended_by;       // what ended the evaluation before its end: a Ctrl-C, a model that failed
   int64_t drafts = 0, accepted = 0;  // of the MTP head
 };
+
+// A checkpoint with its prompts: whatever is wrong with any of them comes to light before the weights are read.
+struct Work {
+  fs::path directory;
+  std::string name;
+  std::unique_ptr<chat::ChatText> text;
+  int64_t context = 0;
+  std::vector<chat::Prompt> prompts;  // of the items
+};
+
+Work prepare(const fs::path& directory, std::string name, const Options& options, const std::vector<Item>& items) {
+  Work work;
+  work.directory = directory;
+  work.name = std::move(name);
+  const model::ModelConfig config = model::read_config(directory);
+  work.context = chat::choose_context(options.context, config.max_positions);
+  work.text = std::make_unique<chat::ChatText>(directory, config);
+  int64_t too_long = 0;
+  std::string first;
+  for (const Item& item : items) {
+    try {
+      std::optional<bool> thinking = item.thinking;
+      if (options.think) thinking = true;
+      if (options.no_think) thinking = false;
+      chat::Conversation conversation;
+      conversation.messages = item.messages;
+      conversation.tools = item.tools;
+      if (thinking) conversation.variables["enable_thinking"] = *thinking;
+      work.prompts.push_back(work.text->prompt(conversation));
+    } catch (const Error& error) {
+      fail("{}: {}", item.where, error.what());
+    }
+    const auto tokens = static_cast<int64_t>(work.prompts.back().tokens.size());
+    if (tokens < work.context) continue;
+    if (too_long++ == 0) first = fmt::format("{}: the prompt has {} tokens", item.where, tokens);
+  }
+  if (too_long > 0) {
+    fail("{}{}, wanted at most {} (--context {} and at least one token of the answer)", first,
+         too_long == 1 ? "" : fmt::format(", {} more are too long", too_long - 1), work.context - 1, work.context);
+  }
+  return work;
+}
+
+// The names of the checkpoints, told apart by as many directories above them as it takes.
+std::vector<std::string> distinct_names(const std::vector<fs::path>& checkpoints) {
+  std::vector<fs::path> absolute;
+  for (const fs::path& path : checkpoints) {
+    std::error_code error;
+    fs::path full = fs::weakly_canonical(path, error);
+    absolute.push_back(error ? path : full);
+  }
+  std::vector<std::string> names;
+  for (const fs::path& path : checkpoints) names.push_back(chat::model_name(path));
+  if (names.size() != 2 || names[0] != names[1] || absolute[0] == absolute[1]) return names;
+  fs::path left = absolute[0].parent_path(), right = absolute[1].parent_path();
+  while (names[0] == names[1] && left.has_relative_path() && right.has_relative_path()) {
+    names[0] = left.filename().string() + "/" + names[0];
+    names[1] = right.filename().string() + "/" + names[1];
+    left = left.parent_path();
+    right = right.parent_path();
+  }
+  return names;
+}
 
 struct Generated {
   std::vector<int32_t> prompt, output;
@@ -271,7 +364,7 @@ void measure_mtp(const fs::path& directory, const Options& options, const std::v
   model_options.max_step_tokens = 256;
   model_options.max_logit_rows = 256;
   model_options.mtp = true;
-  Loaded loaded = load_checkpoint(directory, options.backend, model_options);
+  chat::LoadedModel loaded = load_checkpoint(directory, options.backend, model_options);
   model::Model& model = *loaded.model;
   if (!model.has_mtp()) fail("eval: {} has no MTP head, --mtp cannot be used", directory.string());
   size_t longest = 0;
@@ -320,146 +413,208 @@ void measure_mtp(const fs::path& directory, const Options& options, const std::v
   }
 }
 
-Score evaluate(const fs::path& directory, const Options& options, const std::vector<Item>& items,
-               std::string* failures) {
-  model::ModelOptions model_options;
-  model_options.max_step_tokens = 512;
-  model_options.max_logit_rows = options.parallel;
-  const ChatText text(directory, model::read_config(directory));
-  Loaded loaded = load_checkpoint(directory, options.backend, model_options);
+std::unique_ptr<engine::Engine> start_engine(const Work& work, const Options& options) {
   engine::EngineOptions engine_options;
-  engine_options.max_context = std::min(options.context, loaded.model->config().max_positions);
+  engine_options.max_context = work.context;
   engine_options.max_sequences = options.parallel;
-  engine_options.max_step_tokens = model_options.max_step_tokens;
-  const auto engine = engine::make_engine(std::move(loaded.model), engine_options);
+  engine_options.max_step_tokens = 512;
+  engine_options.drafts = parse_drafts(options.draft);
+  model::ModelOptions model_options;
+  model_options.max_step_tokens = engine_options.max_step_tokens;
+  model_options.max_logit_rows = engine::logit_rows(engine_options);
+  model_options.mtp = engine_options.drafts != 0;
+  chat::LoadedModel loaded = load_checkpoint(work.directory, options.backend, model_options);
+  return engine::make_engine(std::move(loaded.model), engine_options);
+}
 
-  Score score;
-  score.name = loaded.name;
-  struct Pending {
-    const Item* item = nullptr;
-    std::vector<int32_t> prompt;
-    bool thinking = false;
-    std::unique_ptr<engine::EventStream> stream;
-  };
+// Waits for the end of an answer and collects its tokens.
+engine::Event collect(engine::EventStream& stream, std::vector<int32_t>& output) {
+  for (;;) {
+    throw_if_interrupted();
+    auto event = stream.next(std::chrono::milliseconds(100));
+    if (!event) continue;
+    if (event->kind == engine::Event::Kind::kFinished) return std::move(*event);
+    output.push_back(event->token);
+  }
+}
+
+struct Pending {
+  size_t item = 0;
+  std::unique_ptr<engine::EventStream> stream;
+};
+
+// Answers all items and counts them in `score`; one that throws leaves what is done so far.
+void answer_items(const Work& work, const Options& options, const std::vector<Item>& items, AtomicFile* failures,
+                  std::vector<Generated>& generated, Score& score) {
+  const auto engine = start_engine(work, options);
   std::deque<Pending> pending;
-  std::vector<Generated> generated;
-  Progress progress(fmt::format("evaluating {}", loaded.name), items.size(), "tasks");
-  const auto start = std::chrono::steady_clock::now();
+  Progress progress(fmt::format("evaluating {}", work.name), items.size(), "tasks");
   size_t next = 0;
   while (next < items.size() || !pending.empty()) {
     // Twice as many as run at once, so that the engine never waits for us.
     while (next < items.size() && static_cast<int64_t>(pending.size()) < 2 * options.parallel) {
-      const Item& item = items[next++];
-      Pending entry;
-      entry.item = &item;
-      try {
-        std::optional<bool> thinking = item.thinking;
-        if (options.think) thinking = true;
-        if (options.no_think) thinking = false;
-        ChatText::Prompt prompt = text.render(item.messages, item.tools, thinking);
-        entry.thinking = prompt.thinking;
-        entry.prompt = prompt.tokens;
-        engine::Request request = text.request(std::move(prompt));
-        request.sampling = {};
-        request.sampling.temperature = 0;
-        request.max_tokens = options.max_tokens;
-        entry.stream = engine->submit(std::move(request));
-      } catch (const Error& error) {
-        fail("{}: {}", item.where, error.what());
-      }
-      pending.push_back(std::move(entry));
+      engine::Request request = work.text->request(work.prompts[next]);
+      request.sampling = {};
+      request.sampling.temperature = 0;
+      request.max_tokens = options.max_tokens;
+      pending.push_back({next, engine->submit(std::move(request))});
+      ++next;
     }
-    Pending entry = std::move(pending.front());
+    const Pending entry = std::move(pending.front());
     pending.pop_front();
+    const Item& item = items[entry.item];
     std::vector<int32_t> output;
-    std::optional<engine::Event> end;
-    while (!end) {
-      if (interrupted()) {
-        throw Interrupted(fmt::format("interrupted after {} of {} tasks", score.all.count, items.size()));
-      }
-      auto event = entry.stream->next(std::chrono::milliseconds(100));
-      if (!event) continue;
-      if (event->kind == engine::Event::Kind::kFinished) {
-        end = std::move(event);
-      } else {
-        output.push_back(event->token);
-      }
+    const engine::Event end = collect(*entry.stream, output);
+    if (end.reason == engine::FinishReason::kError && score.errors++ == 0) {
+      score.first_error = fmt::format("{}: {}", item.where, end.error);
     }
-    if (end->reason == engine::FinishReason::kError) fail("{}: {}", entry.item->where, end->error);
-    const bool ended = end->reason == engine::FinishReason::kStop;
-    ChatText::Stream pieces(text, entry.thinking);
-    for (const int32_t token : output) {
-      if (!text.is_stop(token)) pieces.push(token);
-    }
-    pieces.finish();
-    const Answer answer = text.parse(pieces.all(), entry.thinking, entry.item->tools);
-    const bool correct = is_correct(answer, ended, entry.item->expect);
-    for (TaskScore* task : {&score.tasks[entry.item->task], &score.all}) {
-      task->count += 1;
-      task->correct += correct ? 1 : 0;
-      task->output_tokens += static_cast<int64_t>(output.size());
-    }
+    const bool ended = end.reason == engine::FinishReason::kStop;
+    const chat::Prompt& prompt = work.prompts[entry.item];
+    chat::AnswerOptions answer_options;
+    answer_options.reasoning = prompt.reasoning;
+    answer_options.tools = item.tools;
+    chat::AnswerStream answer(*work.text, std::move(answer_options));
+    for (const int32_t token : output) answer.push(token);
+    answer.finish();
+    const bool correct = is_correct(answer.answer(), ended, item.expect);
+    const bool thinking = prompt.reasoning == chat::Reasoning::kInside;
+    score.tasks[item.task].add(correct, thinking, output.size());
+    score.all.add(correct, thinking, output.size());
     if (!correct && failures != nullptr) {
       Json line;
       line["checkpoint"] = score.name;
-      line["where"] = entry.item->where;
-      line["expect"] = entry.item->expect;
+      line["where"] = item.where;
+      line["expect"] = item.expect;
       line["ended"] = ended;
-      line["text"] = pieces.all();
-      *failures += line.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+      line["text"] = answer.text();
+      failures->write(line.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n');
     }
-    if (options.mtp) generated.push_back({std::move(entry.prompt), std::move(output)});
+    if (options.mtp) generated.push_back({prompt.tokens, std::move(output)});
     progress.advance(1);
   }
-  progress.finish();
-  score.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (options.mtp) measure_mtp(directory, options, generated, score);
+}
+
+Score evaluate(const Work& work, const Options& options, const std::vector<Item>& items, AtomicFile* failures) {
+  Score score;
+  score.name = work.name;
+  score.items = static_cast<int64_t>(items.size());
+  std::vector<Generated> generated;
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    answer_items(work, options, items, failures, generated, score);
+    score.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (options.mtp) measure_mtp(work.directory, options, generated, score);
+  } catch (...) {
+    if (score.all.all.count == 0) throw;  // nothing to show
+    score.ended_by = std::current_exception();
+  }
+  if (score.seconds == 0) {
+    score.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
   return score;
 }
 
 // ---- output
 
+Json to_json(const Count& count) {
+  return {{"exact_match", count.exact_match()},
+          {"count", count.count},
+          {"correct", count.correct},
+          {"output_tokens", count.output_tokens}};
+}
+
+Json to_json(const TaskScore& task) {
+  Json out = to_json(task.all);
+  if (task.direct.count > 0) out["direct"] = to_json(task.direct);
+  if (task.thinking.count > 0) out["thinking"] = to_json(task.thinking);
+  return out;
+}
+
 Json to_json(const Score& score) {
   Json out;
   out["checkpoint"] = score.name;
-  out["exact_match"] = score.all.exact_match();
-  out["count"] = score.all.count;
-  out["correct"] = score.all.correct;
-  out["output_tokens"] = score.all.output_tokens;
+  out.update(to_json(score.all));
+  out["items"] = score.items;
+  out["errors"] = score.errors;
   out["seconds"] = score.seconds;
+  out["tokens_per_s"] = score.seconds > 0 ? static_cast<double>(score.all.all.output_tokens) / score.seconds : 0.0;
   if (score.drafts > 0) {
     out["mtp"] = {{"drafts", score.drafts},
                   {"accepted", score.accepted},
                   {"acceptance", static_cast<double>(score.accepted) / static_cast<double>(score.drafts)}};
   }
-  for (const auto& [name, task] : score.tasks) {
-    out["tasks"][name] = {{"exact_match", task.exact_match()},
-                          {"count", task.count},
-                          {"correct", task.correct},
-                          {"output_tokens", task.output_tokens}};
-  }
+  for (const auto& [name, task] : score.tasks) out["tasks"][name] = to_json(task);
   return out;
 }
 
-void print_table(const std::vector<Score>& scores) {
-  size_t width = 12;
-  for (const auto& [name, task] : scores[0].tasks) width = std::max(width, name.size());
-  const bool two = scores.size() == 2;
-  fmt::print("{:<{}}  {:>6}  {:>16}", "task", width, "items", printable(scores[0].name).substr(0, 16));
-  if (two) fmt::print("  {:>16}  {:>10}", printable(scores[1].name).substr(0, 16), "difference");
-  fmt::print("  {:>13}\n", "tokens/answer");
-  const auto row = [&](const std::string& name, const TaskScore& a, const TaskScore* b) {
-    fmt::print("{:<{}}  {:>6}  {:>14.1f} %", printable(name), width, a.count, 100 * a.exact_match());
-    if (b != nullptr) {
-      fmt::print("  {:>14.1f} %  {:>+10.1f}", 100 * b->exact_match(), 100 * (b->exact_match() - a.exact_match()));
-    }
-    fmt::print("  {:>13.1f}\n", static_cast<double>(a.output_tokens) / static_cast<double>(a.count));
+constexpr size_t kNameWidth = 24;
+
+// The end of a name, which is where names of checkpoints differ.
+std::string column_name(const std::string& name) {
+  const std::string text = printable(name, 200);
+  return text.size() <= kNameWidth ? text : ".." + text.substr(text.size() - kNameWidth + 2);
+}
+
+struct Row {
+  std::string name;
+  const Count* first = nullptr;
+  const Count* second = nullptr;  // null: not answered by the second checkpoint
+};
+
+void add_rows(std::vector<Row>& rows, const std::string& name, const TaskScore& first, const TaskScore* second,
+              bool total) {
+  const auto add = [&](const std::string& label, const Count& count, const Count* other) {
+    if (count.count > 0) rows.push_back({label, &count, other});
   };
-  for (const auto& [name, task] : scores[0].tasks) row(name, task, two ? &scores[1].tasks.at(name) : nullptr);
-  row("all", scores[0].all, two ? &scores[1].all : nullptr);
+  if (first.both() || !total) {
+    add(name + ", direct", first.direct, second == nullptr ? nullptr : &second->direct);
+    add(name + ", thinking", first.thinking, second == nullptr ? nullptr : &second->thinking);
+  }
+  if (total) add(name, first.all, second == nullptr ? nullptr : &second->all);
+}
+
+void print_table(const std::vector<Score>& scores) {
+  const bool two = scores.size() == 2;
+  std::vector<Row> rows;
+  for (const auto& [name, task] : scores[0].tasks) {
+    const TaskScore* other = nullptr;
+    if (two) {
+      if (const auto found = scores[1].tasks.find(name); found != scores[1].tasks.end()) other = &found->second;
+    }
+    add_rows(rows, name, task, other, false);
+  }
+  add_rows(rows, "all", scores[0].all, two ? &scores[1].all : nullptr, true);
+  size_t width = 12, column = 8;
+  for (Row& row : rows) {
+    row.name = printable(row.name);
+    width = std::max(width, row.name.size());
+  }
+  for (const Score& score : scores) column = std::max(column, column_name(score.name).size());
+  fmt::print("{:<{}}  {:>6}  {:>{}}", "task", width, "items", column_name(scores[0].name), column);
+  if (two) fmt::print("  {:>{}}  {:>10}", column_name(scores[1].name), column, "difference");
+  fmt::print("  {:>13}\n", "tokens/answer");
+  for (const Row& row : rows) {
+    fmt::print("{:<{}}  {:>6}  {:>{}.1f} %", row.name, width, row.first->count, 100 * row.first->exact_match(),
+               column - 2);
+    if (two && row.second != nullptr && row.second->count > 0) {
+      fmt::print("  {:>{}.1f} %", 100 * row.second->exact_match(), column - 2);
+      // Only where both answered the same items.
+      if (row.second->count == row.first->count) {
+        fmt::print("  {:>+10.1f}", 100 * (row.second->exact_match() - row.first->exact_match()));
+      } else {
+        fmt::print("  {:>10}", "");
+      }
+    } else if (two) {
+      fmt::print("  {:>{}}  {:>10}", "", column, "");
+    }
+    fmt::print("  {:>13.1f}\n", static_cast<double>(row.first->output_tokens) / static_cast<double>(row.first->count));
+  }
   for (const Score& score : scores) {
-    fmt::print("{}: {} answers, {} tokens in {:.1f} s", printable(score.name), score.all.count, score.all.output_tokens,
-               score.seconds);
+    const Count& all = score.all.all;
+    fmt::print("{}: {} answers{}, {} tokens in {:.1f} s, {:.1f} tokens/s", printable(score.name), all.count,
+               all.count < score.items ? fmt::format(" of {}", score.items) : "", all.output_tokens, score.seconds,
+               score.seconds > 0 ? static_cast<double>(all.output_tokens) / score.seconds : 0.0);
+    if (score.errors > 0) fmt::print(", {} failed", score.errors);
     if (score.drafts > 0) {
       fmt::print("; MTP head: {:.1f} % of {} first drafts accepted",
                  100.0 * static_cast<double>(score.accepted) / static_cast<double>(score.drafts), score.drafts);
@@ -469,20 +624,34 @@ void print_table(const std::vector<Score>& scores) {
 }
 
 void run(const Options& options) {
-  if (options.think && options.no_think) fail("eval: --think and --no-think, wanted one of them");
   install_interrupt_handler();
   const Plan plan = make_plan(options);
-  if (!options.failures.empty()) require_replaceable(options.failures);
-  std::string failures;
+  std::optional<AtomicFile> failures;
+  if (!options.failures.empty()) failures.emplace(options.failures);
+  const std::vector<std::string> names = distinct_names(plan.checkpoints);
+  std::vector<Work> work;
+  for (size_t i = 0; i < plan.checkpoints.size(); ++i) {
+    work.push_back(prepare(plan.checkpoints[i], names[i], options, plan.items));
+  }
   std::vector<Score> scores;
-  for (const fs::path& checkpoint : plan.checkpoints) {
-    scores.push_back(evaluate(checkpoint, options, plan.items, options.failures.empty() ? nullptr : &failures));
+  std::exception_ptr ended_by;
+  try {
+    for (const Work& one : work) {
+      scores.push_back(evaluate(one, options, plan.items, failures ? &*failures : nullptr));
+      ended_by = scores.back().ended_by;
+      if (ended_by) break;
+    }
+  } catch (...) {
+    if (scores.empty()) throw;
+    ended_by = std::current_exception();
   }
   if (options.json) {
     Json out = to_json(scores[0]);
     if (scores.size() == 2) {
       out["second"] = to_json(scores[1]);
-      out["difference"] = scores[1].all.exact_match() - scores[0].all.exact_match();
+      if (scores[0].all.all.count == scores[1].all.all.count) {
+        out["difference"] = scores[1].all.all.exact_match() - scores[0].all.all.exact_match();
+      }
     }
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
   } else {
@@ -490,7 +659,17 @@ void run(const Options& options) {
   }
   // The scores are worth more than the file: they are out already when it turns out that it cannot be written.
   std::fflush(stdout);
-  if (!options.failures.empty()) write_file_atomically(options.failures, failures);
+  if (failures) failures->commit();
+  if (interrupted()) {
+    int64_t done = 0;
+    for (const Score& score : scores) done += score.all.all.count;
+    throw Interrupted(fmt::format("interrupted after {} of {} tasks", done, plan.items.size() * work.size()));
+  }
+  if (ended_by) std::rethrow_exception(ended_by);
+  for (const Score& score : scores) {
+    if (score.errors > 0)
+      fail("{} of {} answers failed, and count as wrong: {}", score.errors, score.items, score.first_error);
+  }
 }
 
 }  // namespace
@@ -501,18 +680,21 @@ void add_eval(Command& app) {
       "eval",
       "Exact match on tasks, per kind; two checkpoints side by side show what a quantisation cost\n\n"
       "  fourfold eval                      the demo model on its held-out tasks\n"
-      "  fourfold eval DIR [TASKS...]       a checkpoint; TASKS are files, directories, or names in DIR/eval\n"
+      "  fourfold eval [DIR] [TASKS...]     TASKS are files of tasks, directories of them, or names in DIR/eval\n"
       "  fourfold eval DIR DIR2 [TASKS...]  two checkpoints on the same tasks");
   command.add_option("args", options->positional, "[DIR [DIR2]] [TASKS...]").untyped();
   command.add_option("--parallel", options->parallel, "Answers generated at once").range(1, 256);
   command.add_option("--limit", options->limit, "At most this many items of each task file").range(1, 1 << 30);
   command.add_option("--max-tokens", options->max_tokens, "Tokens of an answer, at most").range(1, 1 << 24);
-  command.add_option("--context", options->context, "Tokens of prompt and answer, at most").range(2, 1 << 24);
+  add_context_option(command, options->context, "Tokens of prompt and answer, at most");
   command.add_flag("--think", options->think, "With thinking, whatever the tasks say");
   command.add_flag("--no-think", options->no_think, "Without thinking, whatever the tasks say");
+  command.exclude("--think", "--no-think");
   command.add_flag("--mtp", options->mtp, "Also measure how often the MTP head's first draft is right");
   command.add_option("--failures", options->failures, "Write the wrong answers to this file, one JSON object per line");
   command.add_flag("--json", options->json, "Print one JSON object");
+  command.add_option("--draft", options->draft,
+                     "Drafts of the MTP head a step: 0 (off) to 5, or auto; answers stay the same");
   add_backend_options(command, options->backend);
   command.callback([options] { run(*options); });
 }

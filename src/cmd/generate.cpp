@@ -134,9 +134,10 @@ void add_generate(Command& app) {
   auto options = std::make_shared<Options>();
   Command command =
       app.add_command("generate", "Write a checkpoint with random weights (no tokenizer), for tests and speed runs");
-  command.add_option("OUT", options->output, "New or empty directory").required();
-  command.add_option("--shape", options->shape, "tiny, 35B-A3B, 122B-A10B, 397B-A17B or 27B; other flags change it")
-      .show_default();
+  command.add_option("OUT", options->output, "New or empty directory, or one that a killed run left").required();
+  std::vector<std::string> shapes = {"tiny"};
+  for (std::string& name : model::shape_names()) shapes.push_back(std::move(name));
+  command.add_option("--shape", options->shape, "The other flags change it").one_of(shapes).show_default();
   std::string formats = "How the weights are stored:";
   std::vector<std::string> names;
   for (const model::FormatName& entry : model::generated_formats()) {
@@ -151,12 +152,17 @@ void add_generate(Command& app) {
       "--fused-experts", [options] { options->experts_form = "fused"; }, "One tensor for all experts of a layer");
   command.add_flag_callback(
       "--per-expert", [options] { options->experts_form = "per-expert"; }, "Separate tensors for each expert");
+  command.exclude("--fused-experts", "--per-expert");
   command.add_option("--prefix", options->prefix, "Of tensor names")
       .one_of({"model.language_model.", "language_model.model.", "model.", "none"})
       .show_default();
   command.add_option("--shards", options->shards, "Number of files").range(1, 99999).show_default();
-  command.add_option("--seed", options->seed, "Same seed, same bytes, on every machine").show_default();
-  command.add_option("--dead-experts", options->dead_experts, "Experts per layer that are all zero or almost");
+  command
+      .add_option("--seed", options->seed,
+                  "Same seed, same bytes, on every machine; in every format and layout the same values, rounded")
+      .show_default();
+  command.add_option("--dead-experts", options->dead_experts, "Experts per layer that are all zero or almost")
+      .range(0, model::kMaxExperts);
   command.add_flag("--mtp,!--no-mtp", options->mtp, "With an MTP head (default: with)");
   command.add_flag("--tied", options->tied, "The head is the embedding");
   command.add_flag("--kv-scales", options->kv_scales, "Store FP8 KV-cache scales");

@@ -8,9 +8,11 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "chat/chat_text.h"
+#include "chat/model_directory.h"
 #include "cmd/arguments.h"
-#include "cmd/chat_text.h"
 #include "cmd/commands.h"
+#include "cmd/options.h"
 #include "model/report.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -21,13 +23,13 @@ namespace {
 using model::Amount;
 using model::CheckpointReport;
 
-std::string count_text(int64_t value) {
-  const auto number = static_cast<double>(value);
-  if (value >= 1'000'000'000) return fmt::format("{:.2f} B", number * 1e-9);
-  if (value >= 1'000'000) return fmt::format("{:.2f} M", number * 1e-6);
-  if (value >= 10'000) return fmt::format("{:.1f} k", number * 1e-3);
-  return fmt::format("{}", value);
+std::string count_text(double value) {
+  if (value >= 1e9) return fmt::format("{:.2f} B", value * 1e-9);
+  if (value >= 1e6) return fmt::format("{:.2f} M", value * 1e-6);
+  if (value >= 1e4) return fmt::format("{:.1f} k", value * 1e-3);
+  return fmt::format("{:.0f}", value);
 }
+std::string count_text(int64_t value) { return count_text(static_cast<double>(value)); }
 
 std::string bytes_text(double bytes) {
   if (bytes >= 1e9) return fmt::format("{:.2f} GB", bytes * 1e-9);
@@ -124,26 +126,23 @@ void print_report(const CheckpointReport& report, const model::ReportOptions& op
   if (report.total.parameters > 0) {
     heading("Parameters");
     amounts(report.kinds, &report.total, true);
-    if (report.mtp.parameters > 0) {
-      fmt::print("  {:<30} {:>12} {:>12} {:>12}\n", "MTP head", count_text(report.mtp.parameters), "",
-                 bytes_text(report.mtp.bytes));
-    }
     heading("Bytes by format");
-    amounts(report.formats, nullptr, false);
+    amounts(report.formats, &report.total, false);
+    if (report.mtp.parameters > 0) {
+      heading("MTP head, beside these");
+      amounts(report.mtp_formats, &report.mtp, false);
+    }
     print_modules(report);
   }
   if (report.config) {
-    const uint64_t weights = report.total.bytes + report.mtp.bytes;
     heading("Memory");
     fmt::print("  {} token{} of context x {} sequence{}\n", options.context, options.context == 1 ? "" : "s",
                options.batch, options.batch == 1 ? "" : "s");
     const auto row = [](const char* name, uint64_t bytes) { fmt::print("  {:<30} {:>12}\n", name, bytes_text(bytes)); };
-    row("weights", weights);
-    row("KV cache, bf16", report.kv_bytes_bf16);
-    row("KV cache, fp32", report.kv_bytes_f32);
+    row("weights", report.weight_bytes());
+    row("KV cache, f16", report.kv_bytes);
     row("delta-net states, fp32", report.state_bytes);
-    row("total with bf16 KV", weights + report.kv_bytes_bf16 + report.state_bytes);
-    row("total with fp32 KV", weights + report.kv_bytes_f32 + report.state_bytes);
+    row("total", report.memory_bytes());
   }
   print_generation(report);
   if (!report.notes.empty()) heading("Notes");
@@ -179,7 +178,7 @@ void check_text(const std::filesystem::path& directory, CheckpointReport& report
   if (name_taken(directory / "tokenizer.json")) {
     check([&] {
       const auto tokenizer = text::Tokenizer::from_directory(directory);
-      if (report.config) require_tokenizer_fits(directory, tokenizer.size(), *report.config);
+      if (report.config) chat::require_tokenizer_fits(directory, tokenizer.size(), *report.config);
     });
   }
   if (report.has_chat_template) {
@@ -199,14 +198,27 @@ void check_text(const std::filesystem::path& directory, CheckpointReport& report
   }
 }
 
+// That of a model whose configuration cannot be read is what was asked for.
+int64_t context_of(const Options& options) {
+  int64_t positions = 0;
+  try {
+    positions = model::read_config(options.directory).max_positions;
+  } catch (const Error&) {
+    return options.report.context > 0 ? options.report.context : chat::kDefaultContext;
+  }
+  return chat::choose_context(options.report.context, positions);
+}
+
 void run(const Options& options) {
-  CheckpointReport report = model::inspect_checkpoint(options.directory, options.report);
+  model::ReportOptions report_options = options.report;
+  report_options.context = context_of(options);
+  CheckpointReport report = model::inspect_checkpoint(options.directory, report_options);
   check_text(options.directory, report);
   if (options.json) {
-    const Json json = model::report_json(report, options.report);
+    const Json json = model::report_json(report, report_options);
     fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace));
   } else {
-    print_report(report, options.report);
+    print_report(report, report_options);
   }
   std::fflush(stdout);
   if (!report.problems.empty()) {
@@ -223,9 +235,7 @@ void add_inspect(Command& app) {
       "inspect", "Show what a checkpoint holds, the memory it needs, and every problem (exit status 2 if it has any)");
   command.add_option("DIR", options->directory, "Checkpoint directory").required();
   command.add_flag("--json", options->json, "Print JSON (docs/checkpoints.md describes it)");
-  command.add_option("--context", options->report.context, "Tokens of each sequence, for the memory table")
-      .range(1, model::kMaxPositions)
-      .show_default();
+  add_context_option(command, options->report.context, "Tokens of each sequence, for the memory table");
   command.add_option("--batch", options->report.batch, "Sequences at once, for the memory table")
       .range(1, 1 << 20)
       .show_default();

@@ -16,8 +16,8 @@
 #include "base/progress.h"
 #include "cmd/arguments.h"
 #include "cmd/commands.h"
+#include "cmd/model_options.h"
 #include "cmd/options.h"
-#include "cpu/backend.h"
 #include "model/checkpoint.h"
 #include "model/model.h"
 #include "model/safetensors.h"
@@ -26,27 +26,11 @@ namespace fourfold::cmd {
 namespace {
 
 struct Options {
-  std::string directory, tokens, output, isa, activations = "bf16";
+  std::string directory, tokens, output;
+  BackendArgs backend;
   bool hidden = false, mtp = false;
   int64_t chunk = 256;
-  int threads = 0;
 };
-
-std::vector<int32_t> read_tokens(const std::string& path, int64_t vocabulary) {
-  const JsonLimits limits;
-  const Json json = parse_json(read_input(path, limits.max_bytes), path == "-" ? "standard input" : path, limits);
-  const Json& list = json.is_object() && json.contains("tokens") ? json["tokens"] : json;
-  if (!list.is_array() || list.empty()) fail("{}: wanted a JSON array of token ids, or an object with 'tokens'", path);
-  std::vector<int32_t> tokens;
-  for (const Json& item : list) {
-    if (!item.is_number_integer() || item.get<int64_t>() < 0 || item.get<int64_t>() >= vocabulary) {
-      fail("{}: token {} is {}, wanted an integer from 0 to {}", path, tokens.size(), printable(item.dump()),
-           vocabulary - 1);
-    }
-    tokens.push_back(item.get<int32_t>());
-  }
-  return tokens;
-}
 
 void run(const Options& options) {
   require_replaceable(options.output);
@@ -61,22 +45,21 @@ void run(const Options& options) {
   for (const model::SafetensorsFile& shard : checkpoint.shards()) keep(shard.path());
   const model::ModelConfig config = checkpoint.config();
   if (options.mtp && config.mtp_layers == 0) fail("{} has no MTP head, --mtp cannot be used", options.directory);
-  const std::vector<int32_t> tokens = read_tokens(options.tokens, config.vocabulary);
+  const std::vector<int32_t> tokens =
+      parse_token_ids(read_input(options.tokens, JsonLimits().max_bytes),
+                      options.tokens == "-" ? "standard input" : options.tokens, config.vocabulary);
   const auto count = static_cast<int64_t>(tokens.size());
   if (count > config.max_positions) {
     fail("{}: {} tokens, the model has {} positions", options.tokens, count, config.max_positions);
   }
 
-  cpu::CpuOptions cpu_options;
-  if (!options.isa.empty()) cpu_options.isa = cpu::parse_isa(options.isa);
-  cpu_options.threads = options.threads;
-  cpu_options.nvfp4_activations = options.activations == "nvfp4";
+  check_activations(options.backend, options.directory);
   const int64_t chunk = std::min(options.chunk, count);
   model::ModelOptions model_options;
   model_options.max_step_tokens = chunk;
   model_options.max_logit_rows = chunk;
   model_options.mtp = options.mtp;
-  const auto model = model::load_model(checkpoint, cpu::make_backend(cpu_options), model_options);
+  const auto model = model::load_model(checkpoint, make_backend(options.backend), model_options);
 
   constexpr int64_t kPageSize = 64;
   const int64_t pages = ceil_div(count, kPageSize);
@@ -148,17 +131,15 @@ void add_logits(Command& app) {
   auto options = std::make_shared<Options>();
   Command command = app.add_command("logits", "Write the logits (and hidden states) of given tokens as safetensors");
   command.add_option("DIR", options->directory, "Checkpoint directory").required();
-  command.add_option("TOKENS", options->tokens, "JSON array of token ids; - is standard input").required();
+  command.add_option("TOKENS", options->tokens, "JSON array of token ids, or an object with ids; - is standard input")
+      .required();
   command.add_option("OUT", options->output, "File to write: fp32 'logits' [tokens, vocabulary]").required();
   command.add_flag("--hidden", options->hidden,
                    "Also 'hidden.N' [tokens, hidden], the residual stream after each layer");
   command.add_flag("--mtp", options->mtp,
                    "Also 'mtp.logits' [tokens - 1, vocabulary]: row t from hidden state t and token t + 1");
-  command.add_option("--isa", options->isa, "Instruction set: reference, avx2, avx512, avx512bf16, amx");
-  command.add_option("--activations", options->activations, "bf16 (weight-only) or nvfp4 (W4A4 numerics)")
-      .one_of({"bf16", "nvfp4"});
   command.add_option("--chunk", options->chunk, "Tokens computed at once").range(1, 65536);
-  command.add_option("--threads", options->threads, "Compute threads (default: all)").range(1, 1024);
+  add_backend_options(command, options->backend);
   command.callback([options] { run(*options); });
 }
 

@@ -60,6 +60,7 @@ int main(int argc, char** argv) {
                          footer);
     cmd::Command app = program.root();
     cmd::add_run(app);
+    cmd::add_serve(app);
     cmd::add_eval(app);
     cmd::add_bench(app);
     cmd::add_inspect(app);
@@ -71,6 +72,7 @@ int main(int argc, char** argv) {
     cmd::add_plan(app);
     cmd::add_warm(app);
     cmd::add_tune(app);
+    cmd::add_help(app, program);
     return finish(program.run(argc, argv));
   } catch (const fourfold::Error& error) {
     return report("error: ", error.what(), 2);

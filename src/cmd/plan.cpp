@@ -1,5 +1,5 @@
 // fourfold plan: what would run for an expert layer on a card, and why. Pure arithmetic, needs no GPU.
-#include "plan/plan.h"
+#include "plan/moe/plan.h"
 #include "cmd/arguments.h"
 
 #include <cstdio>
@@ -26,12 +26,12 @@ void add_plan(Command& app) {
   command.add_flag("--all", options->all, "List every ranked and every rejected candidate on its own line");
   command.add_flag("--json", options->json, "Print JSON");
   command.callback([options] {
-    plan::MoeProblem problem = options->shape.problem();
+    plan::moe::Problem problem = options->shape.problem();
     problem.tokens = options->tokens;
-    const plan::LayerPlan result =
-        plan::plan_layer(problem, options->shape.card(), {.only_implemented = options->reachable});
+    const plan::moe::LayerPlan result =
+        plan::moe::plan_layer(problem, options->shape.card(), {.only_implemented = options->reachable});
     const std::string text =
-        options->json ? plan::to_json(result) + "\n" : plan::to_text(result, {.all = options->all});
+        options->json ? plan::moe::to_json(result) + "\n" : plan::moe::to_text(result, {.all = options->all});
     std::fputs(text.c_str(), stdout);
   });
 }

@@ -152,8 +152,10 @@ void add_quantize(Command& app) {
       .add_option("--what", options->quantize.what,
                   "all (experts, shared, mlp, attention, deltanet), or a list of these and head, mtp with commas")
       .show_default();
-  command.add_option("--exclude", options->quantize.exclude,
-                     "Leave modules alone whose name (layers.3.self_attn.q_proj) matches this regular expression");
+  command
+      .add_option("--exclude", options->quantize.exclude,
+                  "Leave modules alone whose name (layers.3.self_attn.q_proj) matches this regular expression")
+      .one_each();
   command.add_option("--scale-search", options->search, "Block scales: max (block maximum / 6) or mse (least squares)")
       .one_of({"max", "mse"})
       .show_default();

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "chat/conversation.h"
 #include "cmd/arguments.h"
 #include "cmd/commands.h"
 #include "cmd/options.h"
@@ -17,7 +18,7 @@ namespace {
 
 struct Options {
   std::string source, conversation;
-  bool tokens = false, generation_prompt = false, parse_arguments = false;
+  bool tokens = false, generation_prompt = false, parse_arguments = false, verbatim = false;
 };
 
 void run(const Options& options) {
@@ -25,7 +26,7 @@ void run(const Options& options) {
   if (options.tokens && !directory) {
     fail("--tokens needs a directory with a tokenizer.json, '{}' is a file", printable(options.source));
   }
-  const auto chat =
+  const auto chat_template =
       directory ? text::ChatTemplate::from_directory(options.source) : text::ChatTemplate::from_file(options.source);
   const std::string name = options.conversation == "-" ? "standard input" : options.conversation;
   JsonLimits limits;
@@ -34,7 +35,8 @@ void run(const Options& options) {
       text::ChatRequest::from_json(parse_json(read_input(options.conversation, limits.max_bytes), name, limits), name);
   request.add_generation_prompt = request.add_generation_prompt || options.generation_prompt;
   request.parse_arguments = request.parse_arguments || options.parse_arguments;
-  const std::string prompt = chat.render(request);
+  if (!options.verbatim) request.messages = chat::normalise(request.messages);
+  const std::string prompt = chat_template.render(request);
   if (!options.tokens) {
     std::fwrite(prompt.data(), 1, prompt.size(), stdout);
     return;
@@ -58,8 +60,11 @@ void add_render(Command& app) {
       .required();
   command.add_flag("--tokens", options->tokens, "Print the token ids as JSON instead of the text");
   command.add_flag("--add-generation-prompt", options->generation_prompt, "As if the conversation asked for it");
+  command.add_flag("--verbatim", options->verbatim,
+                   "The messages as they are, as transformers takes them; otherwise they are normalised as for run");
   command.add_flag("--parse-arguments", options->parse_arguments,
-                   "Tool-call arguments given as strings of JSON become objects");
+                   "With --verbatim: tool-call arguments given as strings of JSON become objects");
+  command.need("--parse-arguments", "--verbatim");
   command.callback([options] { run(*options); });
 }
 

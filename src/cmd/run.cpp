@@ -1,8 +1,9 @@
 // fourfold run: chat with a model in the terminal, ask it one question, or run a shape with random weights for speed.
+#include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -18,12 +19,17 @@
 #include "base/interrupt.h"
 #include "base/json.h"
 #include "base/random.h"
+#include "chat/answer.h"
+#include "chat/chat_text.h"
+#include "chat/conversation.h"
+#include "chat/sampling.h"
+#include "chat/stop_strings.h"
 #include "cmd/arguments.h"
-#include "cmd/chat_model.h"
-#include "cmd/chat_text.h"
 #include "cmd/commands.h"
+#include "cmd/engine_load.h"
+#include "cmd/line_editor.h"
+#include "cmd/model_options.h"
 #include "cmd/options.h"
-#include "cpu/ceilings.h"
 #include "engine/engine.h"
 
 namespace fourfold::cmd {
@@ -33,33 +39,17 @@ constexpr size_t kMaxInput = 16u << 20;  // bytes of a prompt
 
 struct Options {
   std::vector<std::string> positional;
-  std::optional<std::string> prompt;
-  std::string system;
+  std::optional<std::string> prompt, system;
+  std::string file, messages, tools;  // empty: none
+  std::string draft = "0";
+  std::vector<std::string> stop;
   DummyArgs dummy;
   BackendArgs backend;
-  bool think = false, no_think = false, json = false, quiet = false, hide_thinking = false;
-  std::optional<double> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
-  std::optional<int> top_k;
-  std::optional<uint64_t> seed;
+  bool think = false, no_think = false, raw = false, json = false, quiet = false, hide_thinking = false;
+  chat::SamplingChoice sampling;
   int64_t max_tokens = 0;  // 0: what the context leaves
   int64_t context = 0;     // 0: 8192, or what the model has
 };
-
-engine::SamplingParams sampling_of(const Options& options, engine::SamplingParams sampling) {
-  const bool asked = options.temperature || options.top_k || options.top_p || options.min_p;
-  if (asked && sampling.temperature == 0) sampling.temperature = 1;
-  const auto set = [](float& field, const std::optional<double>& value) {
-    if (value) field = static_cast<float>(*value);
-  };
-  set(sampling.temperature, options.temperature);
-  set(sampling.top_p, options.top_p);
-  set(sampling.min_p, options.min_p);
-  set(sampling.repetition_penalty, options.repetition_penalty);
-  set(sampling.presence_penalty, options.presence_penalty);
-  set(sampling.frequency_penalty, options.frequency_penalty);
-  if (options.top_k) sampling.top_k = *options.top_k;
-  return sampling;
-}
 
 // What was generated, for the line of figures at the end.
 struct Totals {
@@ -79,21 +69,19 @@ struct Totals {
   }
 };
 
-void print_totals(const Totals& totals, int threads) {
+// `in_cache`: the weights stay in the processor's cache, and the bandwidth of memory is no measure of them.
+void print_totals(const Totals& totals, int threads, bool in_cache) {
   if (totals.prompt_tokens == 0) return;
   std::string line = fmt::format("prefill {} tokens, {:.1f} tokens/s", totals.prompt_tokens,
                                  static_cast<double>(totals.prompt_tokens) / totals.prefill_seconds);
   if (totals.decode_tokens > 0 && totals.decode_seconds > 0) {
     const double rate = totals.decode_bytes / totals.decode_seconds;
-    const double bandwidth = quick_read_bandwidth(threads);
-    const double bytes = totals.decode_bytes / static_cast<double>(totals.decode_tokens);
-    line += fmt::format("; decode {} tokens, {:.1f} tokens/s, {:.2f} GB/s = {:.0f} % of the measured {:.1f} GB/s",
-                        totals.decode_tokens, static_cast<double>(totals.decode_tokens) / totals.decode_seconds,
-                        rate / 1e9, 100 * rate / bandwidth, bandwidth / 1e9);
-    // A small model stays in the cache from token to token; a large one does not, even if what one token reads would
-    // fit: the next token takes other experts.
-    if (bytes < std::min(static_cast<double>(cpu::last_level_cache_bytes()), 32e6)) {
-      line += fmt::format(" (but the {:.1f} MB of a token can stay in the processor's cache)", bytes / 1e6);
+    line += fmt::format("; decode {} tokens, {:.1f} tokens/s, {:.2f} GB/s", totals.decode_tokens,
+                        static_cast<double>(totals.decode_tokens) / totals.decode_seconds, rate / 1e9);
+    if (in_cache) {
+      line += " (from the processor's cache, which holds the model)";
+    } else if (const auto bandwidth = quick_read_bandwidth(threads)) {
+      line += fmt::format(" = {:.0f} % of the measured {:.1f} GB/s", 100 * rate / *bandwidth, *bandwidth / 1e9);
     }
   }
   eprint("{}\n", line);
@@ -101,115 +89,108 @@ void print_totals(const Totals& totals, int threads) {
 
 // ---- input
 
-enum class Input { kLine, kEnd, kInterrupted };
-
-// One line from the terminal, without its newline; a line that ends in a backslash goes on in the next one. Read with
-// read(2): the streams of the library retry when a signal arrives.
-Input read_line(std::string& pending, std::string& line) {
-  line.clear();
-  for (;;) {
-    const size_t newline = pending.find('\n');
-    if (newline != std::string::npos) {
-      line += pending.substr(0, newline);
-      pending.erase(0, newline + 1);
-      if (line.empty() || line.back() != '\\') return Input::kLine;
-      line.back() = '\n';
-      continue;
-    }
-    char buffer[4096];
-    const ssize_t count = ::read(STDIN_FILENO, buffer, sizeof buffer);
-    if (count > 0) {
-      pending.append(buffer, static_cast<size_t>(count));
-      if (pending.size() + line.size() > kMaxInput) fail("standard input: a line of more than {} bytes", kMaxInput);
-    } else if (count < 0 && errno == EINTR) {
-      if (interrupted()) return Input::kInterrupted;
-    } else {
-      if (pending.empty() && line.empty()) return Input::kEnd;
-      line += pending;
-      pending.clear();
-      return Input::kLine;
-    }
-  }
-}
-
 std::string trimmed(std::string_view text) {
   const size_t begin = text.find_first_not_of(" \t\r\n");
   if (begin == std::string_view::npos) return "";
   return std::string(text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1));
 }
 
+// What is piped in beside a prompt. A pipe that somebody forgot to close must not be waited for without end, so that it
+// has kPatience to say something; regular files and pipes only, since what a socket or a device is there for nobody
+// knows.
+std::string piped_input() {
+  constexpr int kPatience = 2000;  // ms
+  struct stat info {};
+  if (::fstat(STDIN_FILENO, &info) != 0) return "";
+  if (S_ISREG(info.st_mode)) return read_standard_input(kMaxInput);
+  if (!S_ISFIFO(info.st_mode)) return "";
+  pollfd wait{STDIN_FILENO, POLLIN, 0};
+  const int ready = ::poll(&wait, 1, kPatience);
+  throw_if_interrupted();
+  if (ready > 0) return read_standard_input(kMaxInput);
+  warn(fmt::format("standard input is a pipe that said nothing for {} s, going on without it (--file - waits for it)",
+                   kPatience / 1000));
+  return "";
+}
+
 // ---- the conversation
 
 // One that has not begun.
-Json conversation(const std::string& system) {
-  Json messages = Json::array();
-  if (!system.empty()) messages.push_back({{"role", "system"}, {"content", system}});
-  return messages;
-}
-
-std::optional<bool> asked_thinking(const Options& options) {
-  if (options.think) return true;
-  if (options.no_think) return false;
-  return std::nullopt;
+chat::Conversation opening(const Options& options) {
+  chat::Conversation out;
+  if (!options.messages.empty()) {
+    const std::string name = options.messages == "-" ? "standard input" : options.messages;
+    JsonLimits limits;
+    limits.reject_duplicate_keys = false;
+    out = chat::Conversation::from_json(parse_json(read_input(options.messages, limits.max_bytes), name, limits), name);
+  }
+  if (!options.tools.empty()) {
+    if (out.tools.is_array() && !out.tools.empty()) {
+      fail("run: {} has tools, and so has --tools, wanted one of them", options.messages);
+    }
+    out.tools =
+        parse_json(read_input(options.tools, kMaxInput), options.tools == "-" ? "standard input" : options.tools);
+    if (!out.tools.is_array()) fail("{}: {}, wanted an array of tools", options.tools, json_kind(out.tools));
+  }
+  if (options.system) out.messages.insert(out.messages.begin(), Json{{"role", "system"}, {"content", *options.system}});
+  if (options.think) out.variables["enable_thinking"] = true;
+  if (options.no_think) out.variables["enable_thinking"] = false;
+  return out;
 }
 
 class Chat {
  public:
-  Chat(const Options& options, const ChatText& text, engine::Engine& engine, CostOfDecode cost)
-      : options_(options), text_(text), engine_(engine), cost_(cost), seed_(options.seed) {
+  Chat(const Options& options, const chat::ChatText& text, engine::Engine& engine, CostOfDecode cost,
+       chat::Conversation conversation)
+      : options_(options),
+        text_(text),
+        engine_(engine),
+        cost_(cost),
+        seed_(options.sampling.seed),
+        conversation_(std::move(conversation)) {
     dim_ = ::isatty(STDERR_FILENO) != 0 && !env("NO_COLOR");
-    thinking_ = asked_thinking(options);
-    reset();
   }
 
   struct Result {
-    Answer answer;
+    chat::Answer answer;
     engine::Event end;
-    bool stopped = false;  // by Ctrl-C
+    bool stopped = false;              // by Ctrl-C
+    std::optional<std::string> found;  // the stop string that ended it
+
+    const char* finish_reason() const {
+      if (stopped) return "cancelled";
+      return !found && end.reason == engine::FinishReason::kLength ? "length" : "stop";
+    }
   };
 
   // Asks, prints the answer as it comes, and remembers both. When it fails the question is forgotten again.
-  Result ask(const std::string& question, bool print) {
-    messages_.push_back({{"role", "user"}, {"content", question}});
+  Result ask(const std::string& question) {
+    conversation_.messages.push_back({{"role", "user"}, {"content", question}});
     try {
-      Result result = generate(print);
-      Json message = {{"role", "assistant"}, {"content", result.answer.content}};
-      if (!result.answer.thinking.empty()) message["reasoning_content"] = result.answer.thinking;
-      if (!result.answer.calls.empty()) {
-        for (const ToolCall& call : result.answer.calls) {
-          message["tool_calls"].push_back(
-              {{"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
-        }
-      }
-      messages_.push_back(std::move(message));
-      totals_.add(result.end, cost_);
+      Result result = generate(text_.prompt(conversation_), true);
+      conversation_.messages.push_back(result.answer.message());
       return result;
     } catch (...) {
-      messages_.erase(messages_.size() - 1);
+      conversation_.messages.erase(conversation_.messages.size() - 1);
       throw;
     }
   }
 
-  void reset() { messages_ = conversation(system_); }
-  void set_system(std::string system) {
-    system_ = std::move(system);
-    reset();
-  }
-  void set_thinking(bool thinking) { thinking_ = thinking; }
-  const Totals& totals() const { return totals_; }
-
- private:
-  Result generate(bool print) {
-    ChatText::Prompt prompt = text_.render(messages_, nullptr, thinking_);
-    const bool starts_thinking = prompt.thinking;
+  // The answer to a prompt on its own.
+  Result generate(chat::Prompt prompt, bool print) {
+    chat::AnswerOptions answer_options;
+    answer_options.reasoning = prompt.reasoning;
+    answer_options.tools = conversation_.tools;
+    answer_options.stop = options_.stop;
+    answer_options.plain = options_.raw;
     engine::Request request = text_.request(std::move(prompt));
-    request.sampling = sampling_of(options_, request.sampling);
+    request.sampling = options_.sampling.over(request.sampling);
     request.max_tokens = options_.max_tokens > 0 ? options_.max_tokens : int64_t{1} << 40;
     if (seed_) request.sampling.seed = (*seed_)++;
     const auto stream = engine_.submit(std::move(request));
 
     Result result;
-    ChatText::Stream pieces(text_, starts_thinking);
+    chat::AnswerStream answer(text_, std::move(answer_options));
     for (;;) {
       const auto event = stream->next(std::chrono::milliseconds(50));
       if (interrupted() && !result.stopped) {
@@ -222,12 +203,16 @@ class Chat {
         result.end = *event;
         break;
       }
-      if (result.stopped || text_.is_stop(event->token)) continue;
-      show(pieces.push(event->token), print);
+      if (result.stopped || answer.stop()) continue;
+      show(answer.push(event->token), print);
+      if (answer.stop()) stream->cancel();  // nobody wants the rest
     }
-    show(pieces.finish(), print);
+    show(answer.finish(), print);
+    result.answer = answer.answer();
+    result.found = answer.stop();
     end_thinking();
     const bool failed = result.end.reason == engine::FinishReason::kError;
+    if (print) print_calls(result.answer);
     if (print && (begun_ || !failed)) {
       std::fputs("\n", stdout);
       std::fflush(stdout);
@@ -235,24 +220,46 @@ class Chat {
     begun_ = false;
     if (failed) fail("{}", result.end.error);
     if (result.stopped) eprint("[stopped]\n");
-    if (result.end.reason == engine::FinishReason::kLength) {
+    if (std::string_view(result.finish_reason()) == "length") {
       eprint("[cut after {} token{}]\n", result.end.output_tokens, result.end.output_tokens == 1 ? "" : "s");
     }
-    result.answer = text_.parse(pieces.all(), starts_thinking, nullptr);
+    totals_.add(result.end, cost_);
     return result;
   }
 
-  void show(const ChatText::Stream::Piece& piece, bool print) {
-    if (!print) return;
-    if (!piece.thinking.empty() && !options_.hide_thinking && !options_.quiet) {
-      write_stderr((dim_ && !dimmed_ ? "\x1b[2m" : "") + piece.thinking);
-      dimmed_ = true;
-    }
-    if (!piece.content.empty()) {
-      end_thinking();
+  void reset() { conversation_.messages = opening(options_).messages; }
+  void set_system(const std::string& system) {
+    conversation_.messages = Json::array();
+    if (!system.empty()) conversation_.messages.push_back({{"role", "system"}, {"content", system}});
+  }
+  void set_thinking(bool thinking) { conversation_.variables["enable_thinking"] = thinking; }
+  const Totals& totals() const { return totals_; }
+
+ private:
+  // Calls of tools are for programs: a line of JSON each.
+  void print_calls(const chat::Answer& answer) {
+    for (const chat::ToolCall& call : answer.calls) {
+      const Json line = {{"name", call.name}, {"arguments", call.parsed_arguments()}};
+      if (begun_) std::fputs("\n", stdout);
       begun_ = true;
-      std::fwrite(piece.content.data(), 1, piece.content.size(), stdout);
-      std::fflush(stdout);
+      const std::string text = line.dump(-1, ' ', false, Json::error_handler_t::replace);
+      std::fwrite(text.data(), 1, text.size(), stdout);
+    }
+  }
+
+  void show(const std::vector<text::OutputEvent>& events, bool print) {
+    if (!print) return;
+    for (const text::OutputEvent& event : events) {
+      if (event.kind == text::OutputEvent::Kind::kReasoning && !options_.hide_thinking && !options_.quiet) {
+        write_stderr((dim_ && !dimmed_ ? "\x1b[2m" : "") + event.text);
+        dimmed_ = true;
+      }
+      if (event.kind == text::OutputEvent::Kind::kContent) {
+        end_thinking();
+        begun_ = true;
+        std::fwrite(event.text.data(), 1, event.text.size(), stdout);
+        std::fflush(stdout);
+      }
     }
   }
 
@@ -262,35 +269,32 @@ class Chat {
   }
 
   const Options& options_;
-  const ChatText& text_;
+  const chat::ChatText& text_;
   engine::Engine& engine_;
   CostOfDecode cost_;
   std::optional<uint64_t> seed_;
-  std::optional<bool> thinking_;
-  std::string system_ = options_.system;
-  Json messages_;
+  chat::Conversation conversation_;
   Totals totals_;
   bool dim_ = false, dimmed_ = false;
   bool begun_ = false;  // something of the answer is on standard output
 };
 
 constexpr const char* kHelp =
-    "Type a question. A line that ends in \\ goes on in the next one.\n"
+    "Type a question. A line that ends in \\ goes on in the next one; the arrows edit it and go back to earlier ones.\n"
     "  /think, /no-think   let the model think before it answers, or not\n"
     "  /system TEXT        start a new conversation with this system message (none: without)\n"
     "  /reset              start a new conversation\n"
     "  /stats              speed so far\n"
     "  /help               this text\n"
-    "  /quit               end (also Ctrl-D, or Ctrl-C here; Ctrl-C during an answer stops the answer)\n";
+    "  /quit               end (also Ctrl-D, or Ctrl-C on an empty line; Ctrl-C during an answer stops the answer)\n";
 
-void converse(Chat& chat, int threads) {
+void converse(Chat& chat, int threads, bool in_cache) {
   eprint("/help lists commands, Ctrl-D ends.\n");
-  std::string pending, line;
+  LineEditor editor(history_file());
+  std::string line;
   for (;;) {
-    eprint("> ");
     clear_interrupt();
-    const Input input = read_line(pending, line);
-    if (input != Input::kLine) {
+    if (editor.read(line) != LineEditor::Input::kLine) {
       eprint("\n");
       return;
     }
@@ -310,14 +314,14 @@ void converse(Chat& chat, int threads) {
       } else if (command == "/system") {
         chat.set_system(rest);
       } else if (command == "/stats") {
-        print_totals(chat.totals(), threads);
+        print_totals(chat.totals(), threads, in_cache);
       } else {
         eprint("unknown command {}\n{}", printable(command), kHelp);
       }
       continue;
     }
     try {
-      chat.ask(question, true);
+      chat.ask(question);
     } catch (const Error& error) {
       // A conversation that outgrew the context is the usual one; the next question may be answered all the same.
       eprint("error: {} (/reset starts a new conversation)\n", error.what());
@@ -327,43 +331,47 @@ void converse(Chat& chat, int threads) {
 
 // ---- the command
 
-std::unique_ptr<engine::Engine> start_engine(std::unique_ptr<model::Model> model, int64_t context, int64_t step) {
-  engine::EngineOptions options;
-  options.max_context = context;
-  options.max_sequences = 1;
-  options.max_step_tokens = step;
-  return engine::make_engine(std::move(model), options);
+engine::EngineOptions engine_options(const Options& options) {
+  engine::EngineOptions engine;
+  engine.max_sequences = 1;
+  engine.max_step_tokens = 512;
+  engine.drafts = parse_drafts(options.draft);
+  return engine;
 }
 
-int64_t choose_context(const Options& options, int64_t max_positions) {
-  if (options.context > max_positions) {
-    fail("--context is {}, the model has {} positions", options.context, max_positions);
-  }
-  return options.context > 0 ? options.context : std::min<int64_t>(8192, max_positions);
+std::unique_ptr<engine::Engine> start_engine(std::unique_ptr<model::Model> model, const Options& options,
+                                             int64_t context) {
+  engine::EngineOptions engine = engine_options(options);
+  engine.max_context = context;
+  engine.max_step_tokens = std::min(engine.max_step_tokens, context);
+  return engine::make_engine(std::move(model), engine);
 }
 
-model::ModelOptions model_options() {
-  model::ModelOptions options;
-  options.max_step_tokens = 512;
-  options.max_logit_rows = 1;
-  return options;
+model::ModelOptions model_options(const Options& options) {
+  const engine::EngineOptions engine = engine_options(options);
+  model::ModelOptions model;
+  model.max_step_tokens = engine.max_step_tokens;
+  model.max_logit_rows = engine::logit_rows(engine);
+  model.mtp = engine.drafts != 0;
+  return model;
 }
 
 void run_dummy(const Options& options) {
-  Loaded loaded = load_dummy(options.dummy, options.backend, model_options());
-  const int64_t context = choose_context(options, loaded.model->config().max_positions);
+  chat::LoadedModel loaded = load_dummy(options.dummy, options.backend, model_options(options));
+  const int64_t context = chat::choose_context(options.context, loaded.model->config().max_positions);
   const int64_t vocabulary = loaded.model->config().vocabulary;
   eprint("{}, {}, loaded in {:.2f} s\n", loaded.name, loaded.model->backend().description(), loaded.seconds);
   const CostOfDecode cost(*loaded.model, context);
-  const auto engine = start_engine(std::move(loaded.model), context, std::min<int64_t>(512, context));
-  Random random(options.seed.value_or(1));
+  const bool in_cache = fits_in_cache(loaded);
+  const auto engine = start_engine(std::move(loaded.model), options, context);
+  Random random(options.sampling.seed.value_or(1));
   engine::Request request;
   const int64_t prompt = std::min<int64_t>(128, context / 2);
   for (int64_t i = 0; i < prompt; ++i) {
     request.prompt.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(vocabulary))));
   }
   request.max_tokens = options.max_tokens > 0 ? options.max_tokens : 64;
-  request.sampling.seed = options.seed.value_or(1);
+  request.sampling.seed = options.sampling.seed.value_or(1);
   const auto stream = engine->submit(std::move(request));
   int64_t tokens = 0;
   bool stopped = false;
@@ -379,7 +387,7 @@ void run_dummy(const Options& options) {
       if (event->reason == engine::FinishReason::kError) fail("{}", event->error);
       Totals totals;
       totals.add(*event, cost);
-      print_totals(totals, chosen_threads(options.backend));
+      print_totals(totals, chosen_threads(options.backend), in_cache);
       if (stopped) throw ExitStatus{130};
       return;
     }
@@ -391,6 +399,10 @@ void run_dummy(const Options& options) {
 // one of that name.
 void split_positional(const Options& options, std::filesystem::path& directory, std::optional<std::string>& prompt) {
   std::vector<std::string> rest = options.positional;
+  if (rest.size() > 2) {
+    fail("run: {} arguments, wanted at most a directory and a prompt (quote a prompt of several words: \"{} ...\")",
+         rest.size(), printable(rest[directory_exists(rest[0]) ? 1 : 0], 40));
+  }
   if (!rest.empty() && directory_exists(rest[0])) {
     directory = rest[0];
     rest.erase(rest.begin());
@@ -408,78 +420,118 @@ void split_positional(const Options& options, std::filesystem::path& directory, 
     prompt = options.prompt;
   }
   if (prompt && trimmed(*prompt).empty()) fail("run: the prompt is empty");
-  if (directory.empty()) directory = default_model_directory();
+  if (directory.empty()) directory = chat::default_model_directory();
+}
+
+// The whole question: the prompt, the file of --file and what is piped in, in this order, an empty line between them.
+// Nothing when there is to be a conversation at the terminal, or when the messages are all there is.
+std::optional<std::string> whole_prompt(const Options& options, const std::optional<std::string>& prompt) {
+  std::vector<std::string> parts;
+  if (prompt) parts.push_back(*prompt);
+  if (!options.file.empty()) parts.push_back(read_input(options.file, kMaxInput));
+  const bool given = !parts.empty() || !options.messages.empty();
+  const bool taken = options.file == "-" || options.messages == "-" || options.tools == "-";
+  if (!taken && ::isatty(STDIN_FILENO) == 0) {
+    parts.push_back(given ? piped_input() : read_standard_input(kMaxInput));
+    if (given && trimmed(parts.back()).empty()) parts.pop_back();
+  }
+  if (parts.empty()) return std::nullopt;
+  std::string whole;
+  for (std::string& part : parts) {
+    // A text to be completed is completed as it is.
+    if (!options.raw) part = trimmed(part);
+    whole += (whole.empty() ? "" : "\n\n") + part;
+  }
+  if (trimmed(whole).empty())
+    fail("run: {} is empty, wanted a prompt", options.file.empty() ? "standard input" : options.file);
+  return whole;
+}
+
+void check_sources(const Options& options) {
+  const auto standard = [](const std::string& file) { return file == "-" ? 1 : 0; };
+  if (standard(options.file) + standard(options.messages) + standard(options.tools) > 1) {
+    fail("run: standard input ('-') for more than one of --file, --messages and --tools, wanted it once");
+  }
+  chat::check_stop_strings(options.stop, "--stop");
+}
+
+void print_json(const Chat::Result& result, double load_seconds) {
+  Json out;
+  out["content"] = result.answer.content;
+  out["reasoning_content"] = result.answer.reasoning;
+  out["tool_calls"] = Json::array();
+  for (const chat::ToolCall& call : result.answer.calls) {
+    out["tool_calls"].push_back({{"name", call.name}, {"arguments", call.parsed_arguments()}});
+  }
+  out["finish_reason"] = result.finish_reason();
+  if (result.found) out["stop"] = *result.found;
+  out["usage"] = {{"prompt_tokens", result.end.prompt_tokens}, {"completion_tokens", result.end.output_tokens}};
+  out["timings"] = {{"load_seconds", load_seconds},
+                    {"prefill_seconds", result.end.prefill_seconds},
+                    {"decode_seconds", result.end.decode_seconds}};
+  fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+  std::fflush(stdout);
 }
 
 void run(const Options& options) {
-  if (options.think && options.no_think) fail("run: --think and --no-think, wanted one of them");
   install_interrupt_handler();
   if (!options.dummy.shape.empty()) {
-    if (!options.positional.empty() || options.prompt || options.json) {
+    if (!options.positional.empty() || options.prompt || !options.file.empty() || !options.messages.empty() ||
+        !options.tools.empty() || options.raw || options.json) {
       fail("run: --dummy has no tokenizer, so it takes neither a directory nor a prompt, and prints no --json");
     }
     run_dummy(options);
     return;
   }
-  if (options.dummy.layers > 0 || options.dummy.vocabulary > 0) fail("run: --layers and --vocab go with --dummy");
-
+  check_sources(options);
   std::filesystem::path directory;
   std::optional<std::string> prompt;
   split_positional(options, directory, prompt);
-  if (!prompt && ::isatty(STDIN_FILENO) == 0) {
-    prompt = trimmed(read_standard_input(kMaxInput));
-    if (prompt->empty()) fail("run: standard input is empty, wanted a prompt");
+  prompt = whole_prompt(options, prompt);
+  const bool once = prompt || !options.messages.empty();
+  if (!once) {
+    for (const auto& [given, name] :
+         {std::pair{options.json, "--json"}, {options.raw, "--raw"}, {!options.tools.empty(), "--tools"}}) {
+      if (given) fail("run: {} needs a prompt{}", name, options.raw ? "" : " or --messages");
+    }
   }
-
-  if (options.json && !prompt) fail("run: --json needs a prompt");
 
   // What can be wrong with the text comes to light before gigabytes are read.
   const model::ModelConfig config = model::read_config(directory);
-  const int64_t context = choose_context(options, config.max_positions);
-  const ChatText text(directory, config);
-  if (prompt) {
-    Json messages = conversation(options.system);
-    messages.push_back({{"role", "user"}, {"content", *prompt}});
-    const size_t tokens = text.render(messages, nullptr, asked_thinking(options)).tokens.size();
-    if (tokens >= static_cast<size_t>(context)) {
+  const int64_t context = chat::choose_context(options.context, config.max_positions);
+  const chat::ChatText text(directory, config);
+  if (!options.raw) text.require_template();
+  chat::Conversation conversation = opening(options);
+  chat::Prompt asked;
+  if (once) {
+    if (options.raw) {
+      asked = text.plain_prompt(*prompt);
+    } else {
+      if (prompt) conversation.messages.push_back({{"role", "user"}, {"content", *prompt}});
+      asked = text.prompt(conversation);
+    }
+    if (asked.tokens.size() >= static_cast<size_t>(context)) {
       fail("run: the prompt has {} tokens, wanted at most {} (a context of {} and at least one token of the answer)",
-           tokens, context - 1, context);
+           asked.tokens.size(), context - 1, context);
     }
   }
-  Loaded loaded = load_checkpoint(directory, options.backend, model_options());
+  chat::LoadedModel loaded = load_checkpoint(directory, options.backend, model_options(options));
   const CostOfDecode cost(*loaded.model, context);
-  const std::string description = loaded.model->backend().description();
-  if (!options.quiet && !prompt) {
-    eprint("{}, {}, loaded in {:.2f} s\n", loaded.name, description, loaded.seconds);
+  const bool in_cache = fits_in_cache(loaded);
+  if (!options.quiet && !once) {
+    eprint("{}, {}, loaded in {:.2f} s\n", loaded.name, loaded.model->backend().description(), loaded.seconds);
   }
-  const auto engine = start_engine(std::move(loaded.model), context, std::min<int64_t>(512, context));
-  Chat chat(options, text, *engine, cost);
+  const auto engine = start_engine(std::move(loaded.model), options, context);
+  Chat chat(options, text, *engine, cost, std::move(conversation));
   const int threads = chosen_threads(options.backend);
-  if (!prompt) {
-    converse(chat, threads);
-    if (!options.quiet) print_totals(chat.totals(), threads);
+  if (!once) {
+    converse(chat, threads, in_cache);
+    if (!options.quiet) print_totals(chat.totals(), threads, in_cache);
     return;
   }
-  const Chat::Result result = chat.ask(*prompt, !options.json);
-  if (options.json) {
-    Json out;
-    out["content"] = result.answer.content;
-    out["reasoning_content"] = result.answer.thinking;
-    out["tool_calls"] = Json::array();
-    for (const ToolCall& call : result.answer.calls) {
-      out["tool_calls"].push_back({{"name", call.name}, {"arguments", call.arguments}});
-    }
-    out["finish_reason"] = result.stopped                                       ? "cancelled"
-                           : result.end.reason == engine::FinishReason::kLength ? "length"
-                                                                                : "stop";
-    out["usage"] = {{"prompt_tokens", result.end.prompt_tokens}, {"completion_tokens", result.end.output_tokens}};
-    out["timings"] = {{"load_seconds", loaded.seconds},
-                      {"prefill_seconds", result.end.prefill_seconds},
-                      {"decode_seconds", result.end.decode_seconds}};
-    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
-    std::fflush(stdout);
-  }
-  if (!options.quiet) print_totals(chat.totals(), threads);
+  const Chat::Result result = chat.generate(std::move(asked), !options.json);
+  if (options.json) print_json(result, loaded.seconds);
+  if (!options.quiet) print_totals(chat.totals(), threads, in_cache);
   if (result.stopped) throw ExitStatus{130};
 }
 
@@ -493,36 +545,50 @@ void add_run(Command& app) {
       "  fourfold run                        chat with the demo model\n"
       "  fourfold run DIR                    chat with a checkpoint\n"
       "  fourfold run [DIR] \"PROMPT\"         one answer on stdout; the rest is on stderr\n"
-      "  echo PROMPT | fourfold run [DIR]    the same\n"
+      "  echo PROMPT | fourfold run [DIR]    the same; with a prompt too, it comes before what is piped in\n"
       "  fourfold run --dummy 35B-A3B --layers 8 --vocab 8192    random weights, for speed\n\n"
       "The first argument is the checkpoint if there is a directory of that name, otherwise it is the prompt.\n"
       "Behind -- a prompt may begin with a dash.");
-  command.add_option("args", options->positional, "[DIR] [PROMPT]").at_most(2).untyped();
+  command.add_option("args", options->positional, "[DIR] [PROMPT]").untyped();
   command.add_option("-p,--prompt", options->prompt, "The prompt, whatever it looks like");
+  command.add_option("-f,--file", options->file, "A file that goes on the prompt, or is it; - is standard input");
+  command.add_option("--messages", options->messages,
+                     "A conversation as JSON: an array of messages, or an object with messages and tools; a prompt is\n"
+                     "one more message; - is standard input");
+  command.add_option("--tools", options->tools,
+                     "Tools that may be called, a JSON array; calls are printed as lines of JSON");
   command.add_option("--system", options->system, "System message");
+  command.add_flag("--raw", options->raw, "Complete the prompt as it is, without the chat template");
+  command.add_option("--stop", options->stop, "End the answer before this text; may be given several times").one_each();
   command.add_flag("--think", options->think, "Let the model think first (default: as its template does)");
   command.add_flag("--no-think", options->no_think, "Answer without thinking");
+  command.exclude("--think", "--no-think");
+  for (const char* other : {"--messages", "--tools", "--system", "--think", "--no-think"}) {
+    command.exclude("--raw", other);
+  }
   command.add_flag("--hide-thinking", options->hide_thinking, "Do not show the thinking");
-  command.add_option("--temperature", options->temperature, "0 is greedy").real_range(0.0, 10.0);
-  command.add_option("--top-k", options->top_k, "Keep the k most probable tokens (0: all)").range(0, 1 << 24);
-  command.add_option("--top-p", options->top_p, "Keep the most probable tokens up to this probability, (0, 1]")
-      .real_range(0.0, 1.0);
-  command.add_option("--min-p", options->min_p, "Drop tokens below this share of the most probable one, [0, 1)")
+  command.add_option("--temperature", options->sampling.temperature, "0 is greedy").real_range(0.0, 10.0);
+  command.add_option("--top-k", options->sampling.top_k, "Keep the k most probable tokens (0: all)").range(0, 1 << 24);
+  command.add_option("--top-p", options->sampling.top_p, "Keep the most probable tokens up to this probability, (0, 1]")
       .real_range(0.0, 1.0);
   command
-      .add_option("--repetition-penalty", options->repetition_penalty, "Of tokens that came before, above 0; 1: none")
+      .add_option("--min-p", options->sampling.min_p, "Drop tokens below this share of the most probable one, [0, 1)")
+      .real_range(0.0, 1.0);
+  command
+      .add_option("--repetition-penalty", options->sampling.repetition_penalty,
+                  "Of tokens that came before, above 0; 1: none")
       .real_range(0.0, 10.0);
-  command.add_option("--presence-penalty", options->presence_penalty, "Of tokens that the answer has")
+  command.add_option("--presence-penalty", options->sampling.presence_penalty, "Of tokens that the answer has")
       .real_range(-10.0, 10.0);
-  command.add_option("--frequency-penalty", options->frequency_penalty, "The same, for each time")
+  command.add_option("--frequency-penalty", options->sampling.frequency_penalty, "The same, for each time")
       .real_range(-10.0, 10.0);
-  command.add_option("--seed", options->seed, "Same seed, same answer (default: a fresh one)");
+  command.add_option("--seed", options->sampling.seed, "Same seed, same answer (default: a fresh one)");
   command.add_option("--max-tokens", options->max_tokens, "Tokens of an answer (default: what the context leaves)")
       .range(1, int64_t{1} << 40);
-  command.add_option("--context", options->context, "Tokens of a conversation (default: 8192, or what the model has)")
-      .range(2, 1 << 28);
+  add_context_option(command, options->context, "Tokens of a conversation");
   command.add_flag("--json", options->json, "With a prompt: print one JSON object");
   command.add_flag("-q,--quiet", options->quiet, "Only the answer: no thinking, no figures");
+  command.add_option("--draft", options->draft, "Drafts of the model's MTP head a step: 0 (off) to 5, or auto");
   add_backend_options(command, options->backend);
   add_dummy_options(command, options->dummy);
   command.callback([options] { run(*options); });

@@ -24,8 +24,8 @@ void ShapeOptions::add_card_to(Command& command) {
 }
 
 void ShapeOptions::add_shape_to(Command& command) {
-  command.add_option("--model", model, "Shape of a model: " + names<plan::NamedShape>(plan::named_shapes()));
-  // plan::validate() knows how large a size may be.
+  command.add_option("--model", model, "Shape of a model: " + names<plan::moe::NamedShape>(plan::moe::named_shapes()));
+  // plan::moe::validate() knows how large a size may be.
   const auto size = [&](const char* name, auto& field, const char* help) {
     return command.add_option(name, field, help).range(1, int64_t{1} << 40);
   };
@@ -53,10 +53,10 @@ const plan::Gpu& ShapeOptions::card() const {
   return row;
 }
 
-plan::MoeProblem ShapeOptions::problem() const {
-  plan::MoeProblem p;
+plan::moe::Problem ShapeOptions::problem() const {
+  plan::moe::Problem p;
   if (!model.empty()) {
-    p = plan::find_shape(model);
+    p = plan::moe::find_shape(model);
   } else if (!experts || !top_k || !hidden || !intermediate) {
     fail("no shape: wanted --model, or all of --experts, --top-k, --hidden and --intermediate");
   }
@@ -66,34 +66,34 @@ plan::MoeProblem ShapeOptions::problem() const {
   p.intermediate = intermediate.value_or(p.intermediate);
 
   if (weights == "nvfp4") {
-    p.weights = plan::WeightFormat::kNvfp4;
+    p.weights = plan::moe::WeightFormat::kNvfp4;
   } else if (weights == "mxfp4") {
-    p.weights = plan::WeightFormat::kMxfp4;
+    p.weights = plan::moe::WeightFormat::kMxfp4;
   } else {
     fail("--weights '{}': wanted nvfp4 or mxfp4", printable(weights));
   }
-  p.activations = plan::parse_activations(activations);
+  p.activations = plan::moe::parse_activations(activations);
   if (activation == "swiglu") {
-    p.activation = plan::Activation::kSwiGlu;
+    p.activation = plan::moe::Activation::kSwiGlu;
   } else if (activation == "swiglu-clamp") {
-    p.activation = plan::Activation::kSwiGluClamp;
+    p.activation = plan::moe::Activation::kSwiGluClamp;
   } else if (activation == "relu2") {
-    p.activation = plan::Activation::kRelu2;
+    p.activation = plan::moe::Activation::kRelu2;
   } else if (!activation.empty()) {
     fail("--activation '{}': wanted swiglu, swiglu-clamp or relu2", printable(activation));
   }
   if (shared == "bf16") {
-    p.shared = plan::SharedExpert::kBf16;
+    p.shared = plan::moe::SharedExpert::kBf16;
   } else if (shared == "nvfp4") {
-    p.shared = plan::SharedExpert::kNvfp4;
+    p.shared = plan::moe::SharedExpert::kNvfp4;
   } else if (shared != "none") {
     fail("--shared '{}': wanted none, bf16 or nvfp4", printable(shared));
   }
-  if (p.shared != plan::SharedExpert::kNone && p.shared_intermediate == 0) {
+  if (p.shared != plan::moe::SharedExpert::kNone && p.shared_intermediate == 0) {
     fail("--shared {}: the shape has no shared expert, wanted none", shared);
   }
-  plan::validate(p);
-  if (ranks != 1) p = plan::rank_slice(p, ranks);
+  plan::moe::validate(p);
+  if (ranks != 1) p = plan::moe::rank_slice(p, ranks);
   return p;
 }
 

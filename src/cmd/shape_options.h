@@ -7,7 +7,7 @@
 
 #include "cmd/arguments.h"
 #include "plan/arch.h"
-#include "plan/problem.h"
+#include "plan/moe/problem.h"
 
 namespace fourfold::cmd {
 
@@ -25,7 +25,7 @@ struct ShapeOptions {
   // Whether a model or sizes were given at all.
   bool any_shape() const { return !model.empty() || experts || top_k || hidden || intermediate; }
   // The shape; its tokens are left 0. Error when neither a model nor a whole shape is given.
-  plan::MoeProblem problem() const;
+  plan::moe::Problem problem() const;
 };
 
 }  // namespace fourfold::cmd

@@ -21,19 +21,10 @@ struct Options {
 
 void decode(const text::Tokenizer& tokenizer, const Options& options) {
   const std::string name = options.file == "-" ? "standard input" : options.file;
-  Json json = parse_json(read_input(options.file, text::Tokenizer::kMaxInput), name);
-  if (json.is_object() && json.contains("ids")) json = Json(json["ids"]);
-  if (!json.is_array()) fail("{}: {} at the top, an array of token ids is wanted", name, json_kind(json));
-  std::vector<int32_t> ids;
-  ids.reserve(json.size());
-  for (size_t i = 0; i < json.size(); ++i) {
-    const Json& id = json[i];
-    if (!id.is_number_unsigned() || id.get<uint64_t>() >= tokenizer.size() ||
-        !tokenizer.is_defined(id.get<int32_t>())) {
-      fail("{}: entry {} is {}, which is no token of {} (ids 0 to {})", name, i, printable(id.dump()), options.source,
-           tokenizer.size() - 1);
-    }
-    ids.push_back(id.get<int32_t>());
+  const std::vector<int32_t> ids = parse_token_ids(read_input(options.file, text::Tokenizer::kMaxInput), name,
+                                                   static_cast<int64_t>(tokenizer.size()));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (!tokenizer.is_defined(ids[i])) fail("{}: token {} is {}, which {} has not", name, i, ids[i], options.source);
   }
   const std::string out = tokenizer.decode(ids, options.skip_special);
   std::fwrite(out.data(), 1, out.size(), stdout);
@@ -87,6 +78,8 @@ void add_tokenize(Command& app) {
                   "Which added tokens are recognised in the text: all, not-special or none")
       .one_of({"all", "not-special", "none"})
       .show_default();
+  for (const char* other : {"--offsets", "--no-special", "--control"}) command.exclude("--decode", other);
+  command.need("--skip-special", "--decode");
   command.callback([options] { run(*options); });
 }
 

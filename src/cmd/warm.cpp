@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <set>
 
 #include "base/check.h"
 #include "base/json.h"
@@ -9,7 +10,8 @@
 #include "cmd/commands.h"
 #include "cmd/options.h"
 #include "cmd/shape_options.h"
-#include "jit/kernels.h"
+#include "cuda/device/build.h"
+#include "cuda/moe/sources.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -52,7 +54,10 @@ void run(const Options& options) {
   if (compile) {
     const plan::Gpu& card = options.shape.card();
     arch = card.arch;
-    kernels = jit::build_all(store, options.shape.problem(), card, {.threads = options.threads});
+    const plan::moe::Problem problem = options.shape.problem();
+    kernels = cuda::build_all(
+        store, arch, [&](const std::set<std::string>& refused) { return cuda::layer_sources(problem, card, refused); },
+        {.threads = options.threads});
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   int64_t spills = 0, stack = 0;

@@ -13,250 +13,14 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
+#include "program.h"
 
 namespace fourfold {
 namespace {
-
-namespace fs = std::filesystem;
-
-std::string read(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-struct Outcome {
-  int status = -1;  // exit status, or 128 + signal
-  std::string out, err;
-};
-
-class Cmd : public testing::Test {
- protected:
-  void SetUp() override {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    dir_ = fs::temp_directory_path() / ("fourfold_cmd_" + std::to_string(::getpid()) + "_" + info->name());
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
-  fs::path path(const std::string& name) const { return dir_ / name; }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path(name), std::ios::binary) << text;
-    return path(name).string();
-  }
-
-  // Runs `fourfold ARGUMENTS` (in shell syntax). Nothing here takes a minute, so that one that hangs is a failure.
-  // `redirections` come after those of the standard streams to files.
-  Outcome run(const std::string& arguments, const std::string& input = "", const std::string& redirections = "") const {
-    const std::string in = write("stdin", input);
-    const std::string command = "NO_COLOR=1 timeout 120 '" FOURFOLD_BINARY "' " + arguments + " <'" + in + "' >'" +
-                                path("stdout").string() + "' 2>'" + path("stderr").string() + "' " + redirections;
-    const int status = std::system(command.c_str());
-    Outcome outcome;
-    outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    outcome.out = read(path("stdout"));
-    outcome.err = read(path("stderr"));
-    return outcome;
-  }
-  Json run_json(const std::string& arguments, const std::string& input = "") const {
-    const Outcome outcome = run(arguments, input);
-    EXPECT_EQ(outcome.status, 0) << arguments << "\n" << outcome.err;
-    return Json::parse(outcome.out);
-  }
-  // Bad input: nothing on stdout, one line on stderr that names every one of `parts`, exit status 2.
-  void expect_refused(const std::string& arguments, const std::vector<std::string>& parts,
-                      const std::string& input = "") const {
-    const Outcome outcome = run(arguments, input);
-    EXPECT_EQ(outcome.status, 2) << arguments << "\n" << outcome.err;
-    EXPECT_EQ(outcome.out, "") << arguments;
-    EXPECT_EQ(outcome.err.substr(0, 17), "fourfold: error: ") << arguments << "\n" << outcome.err;
-    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << arguments << "\n" << outcome.err;
-    for (const std::string& part : parts) {
-      EXPECT_NE(outcome.err.find(part), std::string::npos) << arguments << ": no \"" << part << "\" in\n"
-                                                           << outcome.err;
-    }
-  }
-
-  const std::string demo_ = FOURFOLD_SOURCE_DIR "/models/demo";
-
- private:
-  fs::path dir_;
-};
-
-// ---- run ------------------------------------------------------------------------------------------------------------
-
-TEST_F(Cmd, RunAnswersOnStdoutAndNothingElse) {
-  const Outcome outcome = run("run " + demo_ + " --temperature 0 'What is 12 + 30?'");
-  EXPECT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_NE(outcome.out.find("42"), std::string::npos) << outcome.out;
-  EXPECT_EQ(outcome.out.find("<think>"), std::string::npos) << outcome.out;
-  EXPECT_NE(outcome.err.find("tokens/s"), std::string::npos) << outcome.err;  // prefill and decode speed
-  EXPECT_NE(outcome.err.find("GB/s"), std::string::npos) << outcome.err;
-}
-
-TEST_F(Cmd, RunReadsAPromptFromAPipe) {
-  const Outcome outcome = run("run " + demo_ + " --temperature 0 --no-think -q", "What is 8 times 7?\n");
-  EXPECT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_NE(outcome.out.find("56"), std::string::npos) << outcome.out;
-  EXPECT_EQ(outcome.err, "");
-}
-
-TEST_F(Cmd, RunWithASeedIsReproducible) {
-  const std::string command = "run " + demo_ + " -q --temperature 1.5 --seed 7 --max-tokens 24 'Tell me something.'";
-  const Outcome first = run(command);
-  EXPECT_EQ(first.status, 0) << first.err;
-  EXPECT_EQ(first.out, run(command).out);
-}
-
-TEST_F(Cmd, RunTakesPromptsThatAreTooLongForAFileName) {
-  for (const size_t words : {80, 1200}) {
-    std::string prompt;
-    for (size_t i = 0; i < words; ++i) prompt += "word ";
-    const Outcome outcome = run("run " + demo_ + " -q --no-think --max-tokens 2 '" + prompt + "'");
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    const Outcome alone = run("run -q --no-think --max-tokens 2 '" + prompt + "'");
-    EXPECT_EQ(alone.out, outcome.out) << alone.err;
-  }
-  expect_refused("eval " + demo_ + " " + std::string(5000, 'x'), {"xxxx"});
-  expect_refused("render " + std::string(5000, 'x') + " -", {"xxxx"}, "[]");
-}
-
-TEST_F(Cmd, BehindTwoDashesNothingIsAnOption) {
-  const std::string flags = "run " + demo_ + " -q --no-think --temperature 0 --max-tokens 8 ";
-  for (const std::string prompt : {"-x", "--help", "--", "--json=1"}) {
-    const Outcome outcome = run(flags + "-- " + prompt);
-    EXPECT_EQ(outcome.status, 0) << prompt << "\n" << outcome.err;
-    EXPECT_EQ(outcome.out, run(flags + "--prompt=" + prompt).out) << prompt;
-    EXPECT_EQ(outcome.out, run(flags + "--prompt " + prompt).out) << prompt;
-  }
-  const Outcome whole = run("run -q --no-think --temperature 0 --max-tokens 8 -- " + demo_ + " -x");
-  EXPECT_EQ(whole.out, run(flags + "-p -x").out) << whole.err;
-  EXPECT_EQ(run("tokenize -- " + demo_ + " -", "hello").out, run("tokenize " + demo_, "hello").out);
-  expect_refused("inspect -- --deep", {"--deep"});
-  expect_refused("run " + demo_ + " -- -x -y -z", {"At Most 2"});
-}
-
-TEST_F(Cmd, RunPrintsOneJsonObject) {
-  const Json answer = run_json("run " + demo_ + " --json --temperature 0 --think 'What is 20 - 3?'");
-  EXPECT_TRUE(answer.is_object());
-  EXPECT_NE(answer.dump().find("17"), std::string::npos) << answer.dump(1);
-}
-
-TEST_F(Cmd, RunOfARandomShapeNeedsNoFiles) {
-  const Outcome outcome = run("run --dummy 35B-A3B --layers 1 --vocab 512 --max-tokens 2 --threads 2");
-  EXPECT_EQ(outcome.status, 0) << outcome.err;
-}
-
-TEST_F(Cmd, RunRefusesWhatItCannotDo) {
-  expect_refused("run " + path("nothing").string() + "/ hello", {"nothing"});
-  expect_refused("run " + demo_ + " --temperature 11 hello", {"--temperature"});
-  expect_refused("run " + demo_ + " --isa mmx hello", {"mmx", "avx2"});
-  expect_refused("run " + demo_ + " --max-tokens 0 hello", {"--max-tokens"});
-  expect_refused("run " + demo_ + " --temperature nan hello", {"--temperature", "nan"});
-  expect_refused("run " + demo_ + " ' '", {"prompt"});
-  expect_refused("run --dummy 35B-A3B --layers 1 --vocab 512 hello", {"--dummy", "prompt"});
-  expect_refused("run --dummy 36B", {"36B", "35B-A3B"});
-  expect_refused("run " + demo_ + " --no-such-flag", {"--no-such-flag"});
-  fs::create_directories(path("empty"));
-  expect_refused("run " + path("empty").string() + " hello", {"config.json"});
-}
-
-TEST_F(Cmd, NumbersAreDecimalAndInRange) {
-  for (const char* seed : {"-1", "18446744073709551616", "''", "' 5'", "+5", "010", "0x10", "5x", "1e3"}) {
-    expect_refused("run " + demo_ + " --seed " + seed + " hello", {"--seed"});
-    expect_refused("generate " + path("out").string() + " --seed " + seed, {"--seed"});
-  }
-  for (const char* count : {"010", "0x10", "+5", "5.0", "''", "99999999999999999999"}) {
-    expect_refused("run " + demo_ + " --top-k " + count + " hello", {"--top-k"});
-    expect_refused("generate " + path("out").string() + " --layers " + count, {"--layers"});
-  }
-  for (const char* number : {"0x1p1", "' 1'", "+1", "1e-400", "inf", "1,5"}) {
-    expect_refused("run " + demo_ + " --temperature " + number + " hello", {"--temperature"});
-  }
-  EXPECT_FALSE(fs::exists(path("out")));
-  EXPECT_EQ(run("run " + demo_ + " -q --max-tokens 1 --seed 18446744073709551615 --temperature .5 hello").status, 0);
-}
-
-TEST_F(Cmd, RunSaysWhatIsWrongBeforeTheWeightsAreRead) {
-  const std::string dir = path("model").string();
-  ASSERT_EQ(run("generate " + dir + " --layers 1 --vocab 64").status, 0);
-  fs::resize_file(path("model") / "model.safetensors", 100);
-  expect_refused("run " + dir + " hello", {"tokenizer.json"});
-  expect_refused("eval " + dir + " " + demo_ + "/eval/json.jsonl", {"tokenizer.json"});
-  expect_refused("run " + dir + " hello --context 9999", {"--context", "4096"});
-  expect_refused("run " + demo_ + " --prompt ''", {"prompt", "empty"});
-  expect_refused("run " + demo_ + " --prompt '' hello", {"--prompt"});
-  expect_refused("run --dummy 35B-A3B --layers 1 --vocab 64 --json", {"--json"});
-}
-
-TEST_F(Cmd, AnAnswerThatFailsBeforeItsFirstWordPrintsNothing) {
-  const fs::path dir = path("nan");
-  fs::copy(demo_, dir, fs::copy_options::recursive);
-  std::string bytes = read(dir / "model.safetensors");
-  uint64_t header = 0;
-  std::memcpy(&header, bytes.data(), 8);
-  const Json tensors = Json::parse(bytes.substr(8, header));
-  const std::string name = "model.language_model.layers.0.linear_attn.in_proj_a.weight";
-  const Json& tensor = tensors.at(name);
-  ASSERT_EQ(tensor.at("dtype"), "BF16");
-  for (size_t at = tensor.at("data_offsets")[0]; at < tensor.at("data_offsets")[1]; at += 2) {
-    bytes.replace(8 + header + at, 2, "\xc0\x7f");
-  }
-  fs::permissions(dir / "model.safetensors", fs::perms::owner_write, fs::perm_options::add);
-  write("nan/model.safetensors", bytes);
-  expect_refused("run " + dir.string() + " -q hello", {"logit", "nan"});
-}
-
-// ---- eval and bench -------------------------------------------------------------------------------------------------
-
-TEST_F(Cmd, EvalReportsExactMatch) {
-  const Json result = run_json("eval " + demo_ + " arithmetic --limit 8 --json");
-  const Json& match = result.contains("exact_match") ? result["exact_match"] : result.at("models").at(0);
-  ASSERT_TRUE(match.is_number()) << result.dump(1);
-  EXPECT_GT(match.get<double>(), 0.7);
-}
-
-TEST_F(Cmd, EvalRefusesWrongTasks) {
-  expect_refused("eval " + demo_ + " no_such_task", {"no_such_task"});
-  expect_refused("eval " + demo_ + " " + write("bad.jsonl", "{\"task\": \"x\", \"messages\": 3}\n"), {"bad.jsonl"});
-}
-
-TEST_F(Cmd, EvalWritesItsFailuresWholeOrNotAtAll) {
-  const std::string kept = write("failures.jsonl", "kept");
-  const std::string dir = path("model").string();
-  fs::copy(demo_, dir, fs::copy_options::recursive);
-  fs::permissions(path("model") / "model.safetensors", fs::perms::owner_write, fs::perm_options::add);
-  fs::resize_file(path("model") / "model.safetensors", 1000);
-  expect_refused("eval " + dir + " json --limit 1 --failures " + kept, {"model.safetensors"});
-  EXPECT_EQ(read(kept), "kept");
-  expect_refused("eval " + demo_ + " json --limit 1 --failures " + path("").string(), {"regular"});
-  EXPECT_EQ(run("eval " + demo_ + " json --limit 3 --max-tokens 1 --failures " + kept).status, 0);
-  const std::string lines = read(kept);
-  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 3) << lines;
-}
-
-TEST_F(Cmd, BenchModelPrintsBothCeilings) {
-  const Json result = run_json("bench model " + demo_ + " --threads 2 --prompt 64 --generate 8 --repeats 1 --json");
-  for (const char* key : {"tokens_per_s", "bytes_per_token", "gb_per_s", "read_bandwidth_gb_per_s", "fraction"}) {
-    EXPECT_GT(result.at("decode").at(key).get<double>(), 0) << key;
-  }
-  for (const char* key : {"tokens_per_s", "flops_per_token", "gflops_per_core", "peak_gflops_per_core", "fraction"}) {
-    EXPECT_GT(result.at("prefill").at(key).get<double>(), 0) << key;
-  }
-}
-
-TEST_F(Cmd, BenchOpsTimesAnOperation) {
-  const Json result = run_json("bench ops --filter add_rms_norm --seconds 0.01 --json");
-  EXPECT_FALSE(result.empty());
-  expect_refused("bench ops --filter no_such_operation --seconds 0.01", {"no_such_operation"});
-}
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -429,6 +193,48 @@ TEST_F(Cmd, WeightsThatAreNotFiniteAreNamedByTheirResult) {
   EXPECT_NE(deep.err.find("lm_head"), std::string::npos) << deep.err;
 }
 
+TEST_F(Cmd, ActivationsApplyToWhatHasScalesOrAreRefused) {
+  const std::string tokens = write("tokens.json", "[1, 2, 3]"), out = path("out.safetensors").string();
+  for (const char* format : {"bf16", "modelopt-w4a16"}) {
+    const std::string dir = path(format).string();
+    ASSERT_EQ(run("generate " + dir + " --layers 1 --vocab 64 --format " + format).status, 0);
+    expect_refused("logits " + dir + " " + tokens + " " + out + " --activations nvfp4",
+                   {"--activations nvfp4", "none"});
+  }
+  const std::string dir = path("w4a4").string();
+  ASSERT_EQ(run("generate " + dir + " --layers 1 --vocab 64 --no-mtp --format modelopt-nvfp4").status, 0);
+  const Outcome outcome = run("logits " + dir + " " + tokens + " " + out + " --activations nvfp4");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  // 3 x 8 experts, 3 of the shared one, 3 of the delta net; router, gates, shared gate and head are bf16.
+  EXPECT_NE(outcome.err.find("applies to 30 of 35 matrices"), std::string::npos) << outcome.err;
+  expect_refused("run --dummy 35B-A3B --layers 1 --vocab 64 --activations nvfp4", {"--activations nvfp4", "random"});
+}
+
+TEST_F(Cmd, OptionsThatExcludeEachOtherAreRefused) {
+  const std::string out = path("out").string();
+  expect_refused("generate " + out + " --fused-experts --per-expert", {"--fused-experts", "--per-expert"});
+  expect_refused("tokenize " + demo_ + " --decode --offsets", {"--decode", "--offsets"}, "[1]");
+  expect_refused("tokenize " + demo_ + " --skip-special", {"--skip-special", "--decode"}, "x");
+  expect_refused("run " + demo_ + " --think --no-think hello", {"--think", "--no-think"});
+  expect_refused("eval " + demo_ + " --think --no-think", {"--think", "--no-think"});
+  expect_refused("run " + demo_ + " --layers 3 hello", {"--layers", "--dummy"});
+  expect_refused("bench model " + demo_ + " --vocab 64", {"--vocab", "--dummy"});
+  expect_refused("render " + demo_ + " - --parse-arguments", {"--parse-arguments", "--verbatim"}, "[]");
+  expect_refused("generate " + out + " --shape foo", {"foo", "tiny", "397B-A17B"});
+  EXPECT_FALSE(fs::exists(out));
+}
+
+TEST_F(Cmd, LogitsTakesWhatTokenizePrints) {
+  const std::string ids = run("tokenize " + demo_ + " --offsets", "What is 2 + 2?").out;
+  const std::string list = run("tokenize " + demo_, "What is 2 + 2?").out;
+  const std::string a = path("a.safetensors").string(), b = path("b.safetensors").string();
+  ASSERT_EQ(run("logits " + demo_ + " - " + a, ids).status, 0);
+  ASSERT_EQ(run("logits " + demo_ + " - " + b, list).status, 0);
+  EXPECT_EQ(read(a), read(b));
+  expect_refused("logits " + demo_ + " - " + a, {"standard input", "no token ids"}, "[]");
+  expect_refused("logits " + demo_ + " - " + a, {"standard input", "array"}, "{\"tokens\": [1]}");
+}
+
 TEST_F(Cmd, LogitsRefusesWrongTokens) {
   const std::string out = path("logits.safetensors").string();
   // A file that is renamed into place must not take the place of a device: here of a pipe.
@@ -468,6 +274,23 @@ TEST_F(Cmd, RenderPrintsThePrompt) {
           " " + conversation,
       {"loop.jinja"});
   expect_refused("render " + demo_ + " " + write("wrong.json", "{\"messages\": 7}"), {"messages"});
+}
+
+// Templates of the Qwen3 generation fail on an assistant's message that has no content.
+TEST_F(Cmd, RenderNormalisesTheMessages) {
+  const std::string strict =
+      write("strict.jinja", "{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}");
+  const std::string calls = R"({"role": "assistant", "content": null, "tool_calls":
+      [{"type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]})";
+  const std::string messages =
+      write("calls.json", R"([{"role": "user", "content": [{"type": "text", "text": "a"}]}, )" + calls +
+                              R"(, {"role": "developer", "content": "b"}])");
+  EXPECT_EQ(run("render " + strict + " " + messages).out, "system:b;user:a;assistant:;");
+  expect_refused("render --verbatim " + strict + " " + messages, {"strict.jinja"});
+  const Outcome rendered = run("render " + demo_ + " " + messages);
+  EXPECT_NE(rendered.out.find("<function=f>\n<parameter=x>\n1\n"), std::string::npos) << rendered.out << rendered.err;
+  expect_refused("render " + demo_ + " -", {"messages[0].content[0]", "image"},
+                 R"([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])");
 }
 
 // ---- plans ----------------------------------------------------------------------------------------------------------
@@ -569,9 +392,34 @@ TEST_F(Cmd, CtrlCEndsTheProgramAsShellsExpect) {
   EXPECT_EQ(read(err), "fourfold: interrupted\n");
 }
 
+TEST_F(Cmd, HelpNamesEveryCommandAndBashCompletesThem) {
+  for (const char* command : {"run", "bench model", "quantize", "help"}) {
+    EXPECT_EQ(run(std::string("help ") + command).out, run(std::string(command) + " --help").out) << command;
+  }
+  EXPECT_EQ(run("help").out, run("--help").out);
+  expect_refused("help bench nothing", {"nothing", "ops"});
+  expect_refused("help nothing", {"nothing", "quantize"});
+  const std::string script = write("completion.bash", run("completion").out);
+  const auto completed = [&](const std::string& words) {
+    const std::string command = "bash -c '. \"$0\"; COMP_WORDS=(fourfold " + words +
+                                "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _fourfold; echo \"${COMPREPLY[@]}\"' '" +
+                                script + "' >'" + path("completed").string() + "' 2>&1";
+    EXPECT_EQ(std::system(command.c_str()), 0);
+    return read(path("completed"));
+  };
+  EXPECT_EQ(completed("quan"), "quantize\n");
+  EXPECT_EQ(completed("bench mo"), "model\n");
+  EXPECT_EQ(completed("bench model --rep"), "--repeats\n");
+  EXPECT_EQ(completed("generate x --form"), "--format\n");
+  EXPECT_EQ(completed("generate x --format ct-"), "ct-nvfp4 ct-nvfp4a16 ct-mixed\n");
+  EXPECT_EQ(completed("help plan"), "plan\n");
+  EXPECT_EQ(completed("run mod"), "\n");  // a file: bash's own
+}
+
 TEST_F(Cmd, HelpAndVersion) {
-  for (const char* command : {"", "run", "eval", "bench", "bench model", "bench ops", "inspect", "quantize", "generate",
-                              "logits", "render", "tokenize", "plan", "warm", "tune", "bench kernels"}) {
+  for (const char* command :
+       {"", "run", "eval", "bench", "bench model", "bench ops", "inspect", "quantize", "generate", "logits", "render",
+        "tokenize", "plan", "warm", "tune", "bench kernels", "help", "completion"}) {
     const Outcome outcome = run(std::string(command) + " --help");
     EXPECT_EQ(outcome.status, 0) << command;
     EXPECT_NE(outcome.out.find("Usage: fourfold"), std::string::npos) << command << "\n" << outcome.out;

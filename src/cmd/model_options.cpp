@@ -1,0 +1,265 @@
+#include "cmd/model_options.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/check.h"
+#include "base/console.h"
+#include "base/env.h"
+#include "base/interrupt.h"
+#include "base/math.h"
+#include "base/progress.h"
+#include "base/threads.h"
+#include "cmd/arguments.h"
+#include "cpu/ceilings.h"
+#include "cuda/backend/backend.h"
+#include "model/checkpoint.h"
+#include "model/inventory.h"
+#include "model/random_weights.h"
+
+namespace fourfold::cmd {
+namespace {
+
+constexpr long long kUnknownCache = 32 << 20;  // where the system does not say how large the last-level cache is
+
+// The progress bar of a model's loading.
+class LoadingBar {
+ public:
+  void attach(model::ModelOptions& options) {
+    options.progress = [this](int64_t done, int64_t total) {
+      if (!progress_) progress_ = std::make_unique<Progress>("loading", static_cast<uint64_t>(total), "layers");
+      progress_->set(static_cast<uint64_t>(done));
+      throw_if_interrupted();
+    };
+  }
+  ~LoadingBar() {
+    if (progress_) progress_->finish();
+  }
+
+ private:
+  std::unique_ptr<Progress> progress_;
+};
+
+}  // namespace
+
+void add_backend_options(Command& command, BackendArgs& args) {
+  command.add_option("--device", args.device,
+                     "auto, cpu, cuda or cuda:N (default: FOURFOLD_DEVICE, or auto: a GPU that holds the model)");
+  command.add_option("--threads", args.threads, "Compute threads (default: FOURFOLD_THREADS, or all processors)")
+      .range(1, 1024);
+  command.add_option("--isa", args.isa, "Instruction set: reference, avx2, avx512, amx (default: the best)");
+  command.add_option("--activations", args.activations, "bf16 (weight-only) or nvfp4 (W4A4 numerics)")
+      .one_of({"bf16", "nvfp4"});
+}
+
+cpu::Isa chosen_isa(const BackendArgs& args) {
+  if (!args.isa.empty()) return cpu::parse_isa(args.isa);
+  if (const auto name = env("FOURFOLD_ISA")) return cpu::parse_isa(*name);
+  return cpu::best_isa();
+}
+
+int chosen_threads(const BackendArgs& args) { return args.threads > 0 ? args.threads : ThreadPool::default_threads(); }
+
+namespace {
+
+std::string device_name(const BackendArgs& args) {
+  return !args.device.empty() ? args.device : env("FOURFOLD_DEVICE").value_or("auto");
+}
+
+// The CUDA device that was asked for, or nothing: the CPU.
+std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes) {
+  const std::string name = device_name(args);
+  if (name == "cpu") return std::nullopt;
+  if (name == "auto") {
+    // What only the CPU has was asked for.
+    if (!args.isa.empty() || args.activations == "nvfp4" || weight_bytes == 0) return std::nullopt;
+    return cuda::refusal_of(0, weight_bytes).empty() ? std::optional(0) : std::nullopt;
+  }
+  int index = 0;
+  if (name.starts_with("cuda:")) {
+    const char* end = name.data() + name.size();
+    const auto [rest, error] = std::from_chars(name.data() + 5, end, index);
+    if (error != std::errc() || rest != end) index = -1;
+  } else if (name != "cuda") {
+    index = -1;
+  }
+  if (index < 0) fail("--device {}: wanted auto, cpu, cuda or cuda:N", name);
+  if (args.activations == "nvfp4") fail("--device {}: --activations nvfp4 runs on the CPU only", name);
+  return index;
+}
+
+// Of the weights in a directory.
+uint64_t weight_bytes_in(const std::filesystem::path& directory) {
+  uint64_t sum = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    if (entry.path().extension() == ".safetensors") sum += entry.file_size(error);
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t weight_bytes) {
+  if (const std::optional<int> device = chosen_device(args, weight_bytes)) {
+    cuda::CudaOptions options;
+    options.device = *device;
+    options.threads = args.threads;
+    try {
+      return cuda::make_backend(options);
+    } catch (const Error& error) {
+      fail("--device {}: {}", device_name(args), error.what());
+    }
+  }
+  cpu::CpuOptions options;
+  options.isa = chosen_isa(args);
+  options.threads = args.threads;
+  options.nvfp4_activations = args.activations == "nvfp4";
+  return cpu::make_backend(options);
+}
+
+void add_dummy_options(Command& command, DummyArgs& args) {
+  command.add_option("--dummy", args.shape, "Random weights of a published shape: 35B-A3B, 122B-A10B, 397B-A17B, 27B");
+  command.add_option("--layers", args.layers, "With --dummy: number of layers").range(1, model::kMaxLayers);
+  command.add_option("--vocab", args.vocabulary, "With --dummy: rows of the vocabulary")
+      .range(2, model::kMaxVocabulary);
+  command.need("--layers", "--dummy");
+  command.need("--vocab", "--dummy");
+}
+
+model::ModelConfig dummy_config(const DummyArgs& args, bool mtp) {
+  model::ModelConfig config = model::shape_config(args.shape);
+  if (!mtp) config.mtp_layers = 0;
+  if (args.layers > 0) model::set_layers(config, args.layers);
+  if (args.vocabulary > 0) config.vocabulary = args.vocabulary;
+  config.eos_tokens.clear();  // random tokens have no end
+  return config;
+}
+
+void check_activations(const BackendArgs& args, const std::filesystem::path& directory) {
+  if (args.activations != "nvfp4") return;
+  model::Checkpoint checkpoint(directory);
+  int64_t matrices = 0, quantized = 0;
+  for (const model::WeightSpec& spec : model::weight_specs(checkpoint.config())) {
+    if (spec.is_vector || spec.mtp || spec.kind == model::WeightKind::kEmbedding) continue;
+    const model::Checkpoint::Stored stored = checkpoint.stored_matrix(spec.name, spec.rows, spec.columns);
+    ++matrices;
+    if (stored.format == ops::Format::kNvfp4 && stored.input_scale) ++quantized;
+  }
+  if (quantized == 0) {
+    fail(
+        "--activations nvfp4: none of the {} matrices of {} is NVFP4 with an activation scale, wanted --activations "
+        "bf16",
+        matrices, directory.string());
+  }
+  eprint("--activations nvfp4 applies to {} of {} matrices, those with an activation scale\n", quantized, matrices);
+}
+
+chat::LoadedModel load_checkpoint(const std::filesystem::path& directory, const BackendArgs& backend,
+                                  model::ModelOptions options) {
+  check_activations(backend, directory);
+  LoadingBar bar;
+  bar.attach(options);
+  const uint64_t weight_bytes = weight_bytes_in(directory);
+  try {
+    return chat::load_model(
+        directory, [&] { return make_backend(backend, weight_bytes); }, options);
+  } catch (const Error& error) {
+    // A GPU that nobody asked for, and a model that it has no kernels for.
+    if (device_name(backend) != "auto" || !chosen_device(backend, weight_bytes)) throw;
+    warn(fmt::format("the GPU cannot run this model, it runs on the CPU ({})", error.what()));
+  }
+  BackendArgs on_cpu = backend;
+  on_cpu.device = "cpu";
+  return chat::load_model(
+      directory, [&] { return make_backend(on_cpu); }, std::move(options));
+}
+
+chat::LoadedModel load_dummy(const DummyArgs& dummy, const BackendArgs& backend, model::ModelOptions options) {
+  if (backend.activations == "nvfp4") {
+    fail("--activations nvfp4: random weights have no activation scales, wanted --activations bf16");
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const model::ModelConfig config = dummy_config(dummy, options.mtp);
+  const auto source = model::make_random_weights(config, 1);
+  chat::LoadedModel loaded;
+  for (const model::WeightSpec& spec : model::weight_specs(config)) {
+    const auto elements = static_cast<uint64_t>(spec.elements());
+    loaded.weight_bytes += !spec.is_vector && model::quantized_by_default(spec.kind) ? elements * 9 / 16 : elements * 2;
+  }
+  loaded.name =
+      fmt::format("{} ({} layers, vocabulary {}, random weights)", dummy.shape, config.layers, config.vocabulary);
+  LoadingBar bar;
+  bar.attach(options);
+  loaded.model = model::load_model(*source, make_backend(backend), std::move(options));
+  loaded.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return loaded;
+}
+
+CostOfDecode::CostOfDecode(const model::Model& model, int64_t max_context) {
+  base_ = model.cost(1, 0, 1).bytes;
+  slope_ =
+      (model.cost(1, max_context - 1, 1).bytes - base_) / static_cast<double>(std::max<int64_t>(max_context - 1, 1));
+}
+
+bool fits_in_cache(const chat::LoadedModel& loaded) {
+  return loaded.weight_bytes < 2 * static_cast<uint64_t>(std::max(cpu::last_level_cache_bytes(), kUnknownCache));
+}
+
+std::optional<double> quick_read_bandwidth(int threads) {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds_since = [](Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  const std::span<const cpu::ReadLoop> loops = cpu::read_loops(cpu::best_isa());
+  ThreadPool pool(threads);
+  // On some virtual machines the first touch of a page is what takes the time.
+  constexpr size_t kStep = size_t{2} << 20;
+  constexpr double kMostSeconds = 1;
+  const auto cache = static_cast<size_t>(std::max(cpu::last_level_cache_bytes(), kUnknownCache));
+  const size_t wanted = std::max<size_t>(2 * cache, size_t{128} << 20);
+  const size_t piece = ceil_div(static_cast<int64_t>(wanted / static_cast<size_t>(pool.size())), kStep) * kStep;
+  const size_t reserved = piece * static_cast<size_t>(pool.size());
+  void* memory = ::mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) fail("measuring the memory bandwidth: no {} bytes of memory", reserved);
+  ::madvise(memory, reserved, MADV_HUGEPAGE);
+  std::vector<size_t> touched(static_cast<size_t>(pool.size()));
+  const auto start = Clock::now();
+  pool.run([&](int thread) {  // each thread touches its own piece first, so that its pages lie close to it
+    auto* mine = static_cast<char*>(memory) + static_cast<size_t>(thread) * piece;
+    size_t done = 0;
+    while (done < piece && seconds_since(start) < kMostSeconds) {
+      for (size_t i = 0; i < kStep; i += 4096) mine[done + i] = static_cast<char>(i >> 12);
+      done += kStep;
+    }
+    touched[static_cast<size_t>(thread)] = done;
+  });
+  const size_t bytes = std::accumulate(touched.begin(), touched.end(), size_t{0});
+  if (bytes < wanted) {
+    ::munmap(memory, reserved);
+    return std::nullopt;
+  }
+  std::atomic<float> sink{0};
+  double best = 0;
+  for (int repeat = 0; repeat < 4; ++repeat) {
+    const cpu::ReadLoop read = loops[static_cast<size_t>(repeat) % loops.size()];
+    const auto begin = Clock::now();
+    pool.run([&](int thread) {
+      const char* mine = static_cast<const char*>(memory) + static_cast<size_t>(thread) * piece;
+      sink.store(read(mine, static_cast<int64_t>(touched[static_cast<size_t>(thread)])), std::memory_order_relaxed);
+    });
+    best = std::max(best, static_cast<double>(bytes) / seconds_since(begin));
+  }
+  ::munmap(memory, reserved);
+  return best;
+}
+
+}  // namespace fourfold::cmd

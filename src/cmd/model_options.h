@@ -1,0 +1,68 @@
+// What run, eval and bench have in common: options of the backend, random weights instead of a checkpoint, loading with
+// a progress bar, and what a decode step costs at least.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "chat/model_directory.h"
+#include "cmd/arguments.h"
+#include "cpu/backend.h"
+#include "model/model.h"
+
+namespace fourfold::cmd {
+
+struct BackendArgs {
+  std::string isa, activations = "bf16";
+  std::string device;  // empty: FOURFOLD_DEVICE, or auto
+  int threads = 0;
+};
+// --device, --threads, --isa, --activations
+void add_backend_options(Command& command, BackendArgs& args);
+// `weight_bytes`: of the model, for --device auto; 0: not known, it runs on the CPU.
+std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t weight_bytes = 0);
+cpu::Isa chosen_isa(const BackendArgs& args);
+int chosen_threads(const BackendArgs& args);
+
+// A published shape with random weights, instead of a checkpoint.
+struct DummyArgs {
+  std::string shape;
+  int64_t layers = 0, vocabulary = 0;  // 0: as published
+};
+// --dummy, --layers, --vocab
+void add_dummy_options(Command& command, DummyArgs& args);
+model::ModelConfig dummy_config(const DummyArgs& args, bool mtp = false);
+
+// --activations nvfp4 is an error where it applies to no matrix of the checkpoint, and elsewhere a note says to how
+// many. Called by load_checkpoint().
+void check_activations(const BackendArgs& args, const std::filesystem::path& directory);
+
+// With a progress bar; `options.progress` is set here.
+chat::LoadedModel load_checkpoint(const std::filesystem::path& directory, const BackendArgs& backend,
+                                  model::ModelOptions options);
+chat::LoadedModel load_dummy(const DummyArgs& dummy, const BackendArgs& backend, model::ModelOptions options);
+
+// Bytes that one decode step must read at least, as a function of the tokens before it: weights, which do not depend on
+// it, and caches, which are proportional. Taken from Model::cost(), for when the engine owns the model.
+class CostOfDecode {
+ public:
+  CostOfDecode(const model::Model& model, int64_t max_context);
+  double bytes(double context) const { return base_ + slope_ * context; }
+
+ private:
+  double base_ = 0, slope_ = 0;
+};
+
+// Whether a good part of the weights stays in the processor's cache from token to token, so that the bandwidth of
+// memory says nothing about their speed.
+bool fits_in_cache(const chat::LoadedModel& loaded);
+
+// Bytes per second that `threads` threads read from memory together, out of a buffer that is larger than the caches:
+// good to a few percent. It takes some tenths of a second; nothing where it would take longer. cpu/ceilings.h is what
+// benchmarks use.
+std::optional<double> quick_read_bandwidth(int threads);
+
+}  // namespace fourfold::cmd

@@ -1,0 +1,190 @@
+// fourfold serve: the model behind the APIs that people's clients speak.
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/console.h"
+#include "base/env.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "chat/model_directory.h"
+#include "cmd/arguments.h"
+#include "cmd/commands.h"
+#include "cmd/model_options.h"
+#include "serve/server.h"
+
+namespace fourfold::cmd {
+namespace {
+
+struct Options {
+  std::string directory, host = "127.0.0.1";
+  int64_t port = 8000;
+  std::vector<std::string> names, api_keys;
+  int64_t context = 0, sequences = 16, step_tokens = 512, cache_tokens = 0, queued = 256, queued_tokens = 0;
+  int64_t body_mb = 32, drain_seconds = 30, stuck_seconds = 300;
+  std::string reasoning_parser = "qwen3", tool_parser = "qwen3_coder", kv_type = "auto", speculative;
+  std::optional<double> gpu_memory;
+  int64_t tensor_parallel = 1, pipeline_parallel = 1;
+  bool auto_tools = false, prefix_cache = false, no_prefix_cache = false, log_requests = false, no_log_requests = false;
+  BackendArgs backend;
+};
+
+// {"method": "mtp", "num_speculative_tokens": N}; without a number, what pays is measured.
+int32_t read_drafts(const std::string& text) {
+  if (text.empty()) return 0;
+  const Json json = parse_json(text, "--speculative-config");
+  if (!json.is_object()) fail("--speculative-config is {}, an object is wanted", json_kind(json));
+  int32_t drafts = engine::kAutoDrafts;
+  for (const auto& [key, value] : json.items()) {
+    if (key == "method") {
+      const bool known = value == "mtp" || value == "qwen3_5_mtp" || value == "qwen3_next_mtp";
+      if (!known) fail("--speculative-config: method is {}, only mtp is known", printable(value.dump(), 60));
+    } else if (key == "num_speculative_tokens") {
+      const bool fits = value.is_number_integer() && value.get<int64_t>() >= 0 && value.get<int64_t>() <= 5;
+      if (!fits) fail("--speculative-config: num_speculative_tokens is {}, wanted 0 to 5", printable(value.dump(), 60));
+      drafts = value.get<int32_t>();
+    } else {
+      fail("--speculative-config: {} is not known, wanted method and num_speculative_tokens", printable(key, 60));
+    }
+  }
+  return drafts;
+}
+
+// What other servers take and this one cannot honour is refused by its name.
+void require_supported(const Options& options) {
+  if (options.kv_type != "auto" && options.kv_type != "float16" && options.kv_type != "fp16") {
+    fail("--kv-cache-dtype is {}, the CPU keeps keys and values in float16 (auto)", printable(options.kv_type, 40));
+  }
+  if (options.gpu_memory) {
+    fail("--gpu-memory-utilization is {}, but nothing runs on a GPU; --kv-cache-tokens sets the size of the cache",
+         *options.gpu_memory);
+  }
+  if (options.tensor_parallel != 1) fail("--tensor-parallel-size is {}, only 1 is built in", options.tensor_parallel);
+  if (options.pipeline_parallel != 1) {
+    fail("--pipeline-parallel-size is {}, only 1 is built in", options.pipeline_parallel);
+  }
+  if (options.reasoning_parser != "qwen3") {
+    fail("--reasoning-parser is {}, only qwen3 is known", printable(options.reasoning_parser, 40));
+  }
+  if (options.tool_parser != "qwen3_coder" && options.tool_parser != "qwen3_xml") {
+    fail("--tool-call-parser is {}, only qwen3_coder is known", printable(options.tool_parser, 40));
+  }
+}
+
+std::vector<std::string> read_keys(const Options& options) {
+  std::vector<std::string> keys = options.api_keys;
+  if (const auto key = env("FOURFOLD_API_KEY")) keys.push_back(*key);
+  for (const std::string& key : keys) {
+    if (key.size() < 4 || key.find_first_of(" \t\r\n") != std::string::npos) {
+      fail("--api-key: a key is shorter than 4 bytes or has white space in it");
+    }
+  }
+  return keys;
+}
+
+void run(const Options& options) {
+  require_supported(options);
+  if (options.prefix_cache && options.no_prefix_cache) {
+    fail("serve: --enable-prefix-caching and --no-enable-prefix-caching, wanted one of them");
+  }
+  if (options.log_requests && options.no_log_requests) {
+    fail("serve: --enable-log-requests and --disable-log-requests, wanted one of them");
+  }
+  serve::ServerOptions server;
+  serve::ServiceOptions& service = server.service;
+  service.directory = options.directory.empty() ? chat::default_model_directory().string() : options.directory;
+  if (!directory_exists(service.directory)) {
+    fail("serve: {} is no directory", printable(service.directory.string(), 200));
+  }
+  service.names = options.names;
+  service.api_keys = read_keys(options);
+  service.make_backend = [backend = options.backend] { return make_backend(backend); };
+  service.backend = fmt::format("CPU, {}", cpu::isa_name(chosen_isa(options.backend)));
+  service.context = options.context;
+  service.engine.max_sequences = options.sequences;
+  service.engine.max_step_tokens = options.step_tokens;
+  service.engine.cache_tokens = options.cache_tokens;
+  service.engine.max_queued = options.queued;
+  if (options.queued_tokens > 0) service.engine.max_queued_tokens = options.queued_tokens;
+  service.engine.prefix_cache = !options.no_prefix_cache;
+  service.engine.drafts = read_drafts(options.speculative);
+  service.log_requests = !options.no_log_requests;
+  service.stuck = std::chrono::seconds(options.stuck_seconds);
+  server.http.host = options.host;
+  server.http.port = static_cast<uint16_t>(options.port);
+  server.http.limits.body = static_cast<size_t>(options.body_mb) << 20;
+  server.drain = std::chrono::seconds(options.drain_seconds);
+  serve::serve(server, [&](uint16_t port) {
+    eprint("fourfold: listening on http://{}:{}, loading {}\n", options.host, port, service.directory.string());
+    if (service.api_keys.empty() && options.host != "127.0.0.1" && options.host != "localhost" &&
+        options.host != "::1") {
+      warn("everybody who reaches this port may ask: there is no --api-key");
+    }
+  });
+}
+
+}  // namespace
+
+void add_serve(Command& app) {
+  const auto options = std::make_shared<Options>();
+  Command command = app.add_command(
+      "serve",
+      "Serve a model to clients of OpenAI's APIs\n\n"
+      "  fourfold serve                       the demo model, on http://127.0.0.1:8000\n"
+      "  fourfold serve DIR --port 8080       a checkpoint\n\n"
+      "The port answers at once; /health tells when the model is loaded. SIGTERM and Ctrl-C let running answers end.");
+  command.add_option("dir", options->directory, "Checkpoint directory (default: the demo model)");
+  command.add_option("--host", options->host, "Address to listen on").show_default();
+  command.add_option("--port", options->port, "0: any that is free, printed").range(0, 65535).show_default();
+  command.add_option("--served-model-name", options->names, "Names of the model in the API (default: the directory's)");
+  command.add_option("--api-key", options->api_keys, "Keys that clients must send (also FOURFOLD_API_KEY)");
+  command
+      .add_option("--max-model-len", options->context,
+                  "Tokens of prompt and answer (default: 8192, or what the model has)")
+      .range(2, 1 << 28);
+  command.add_option("--max-num-seqs", options->sequences, "Answers computed at once").range(1, 1024).show_default();
+  command.add_option("--max-num-batched-tokens", options->step_tokens, "Tokens of one step of the model")
+      .range(1, 65536)
+      .show_default();
+  command
+      .add_option("--kv-cache-tokens", options->cache_tokens,
+                  "Tokens that the cache holds (default: half of the context for each answer at once)")
+      .range(1, int64_t{1} << 30);
+  command.add_flag("--enable-prefix-caching", options->prefix_cache,
+                   "Keep what prompts have in common: always so, but for");
+  command.add_flag("--no-enable-prefix-caching", options->no_prefix_cache, "Compute every prompt as a whole");
+  command.add_option("--speculative-config", options->speculative,
+                     R"({"method": "mtp", "num_speculative_tokens": N}: drafts of the model's MTP head)");
+  command.add_option("--max-queued-requests", options->queued, "Waiting requests; more get 503")
+      .range(1, 1 << 20)
+      .show_default();
+  command
+      .add_option("--max-queued-tokens", options->queued_tokens,
+                  "Tokens of waiting prompts; more get 503 (default: any)")
+      .range(1, int64_t{1} << 40);
+  command.add_option("--max-body-mb", options->body_mb, "Largest body of a request").range(1, 1024).show_default();
+  command.add_option("--drain-seconds", options->drain_seconds, "For running answers when the server ends")
+      .range(0, 86400)
+      .show_default();
+  command
+      .add_option("--stuck-seconds", options->stuck_seconds,
+                  "A step of the model that takes longer ends the process, with status 4")
+      .range(1, 86400)
+      .show_default();
+  command.add_flag("--enable-log-requests", options->log_requests,
+                   "One line of JSON on standard error for each request, without its text: always so, but for");
+  command.add_flag("--disable-log-requests", options->no_log_requests, "No such lines");
+  command.add_option("--reasoning-parser", options->reasoning_parser, "qwen3").show_default();
+  command.add_option("--tool-call-parser", options->tool_parser, "qwen3_coder").show_default();
+  command.add_flag("--enable-auto-tool-choice", options->auto_tools, "Always so: a request with tools may get calls");
+  command.add_option("--kv-cache-dtype", options->kv_type, "auto or float16").show_default();
+  command.add_option("--gpu-memory-utilization", options->gpu_memory, "Refused: nothing runs on a GPU");
+  command.add_option("--tensor-parallel-size", options->tensor_parallel, "1").show_default();
+  command.add_option("--pipeline-parallel-size", options->pipeline_parallel, "1").show_default();
+  add_backend_options(command, options->backend);
+  command.callback([options] { run(*options); });
+}
+
+}  // namespace fourfold::cmd

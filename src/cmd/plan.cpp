@@ -21,17 +21,20 @@ void add_plan(Command& app) {
   Command command = app.add_command(
       "plan", "Show the kernel plan of an expert layer: tile, shared memory to the byte, predicted time, rejections");
   options->shape.add_to(command);
-  command.add_option("--tokens", options->tokens, "Tokens in the batch").show_default().range(0, int64_t{1} << 40);
+  command.add_option("--tokens", options->tokens, "Tokens in the batch")
+      .show_default()
+      .range(0, plan::moe::kLimits.tokens);
   command.add_flag("--reachable", options->reachable, "Consider only kernels that are built");
-  command.add_flag("--all", options->all, "List every ranked and every rejected candidate on its own line");
+  command.add_flag("--all", options->all, "Name every ranked and every rejected candidate (megabytes)");
   command.add_flag("--json", options->json, "Print JSON");
   command.callback([options] {
     plan::moe::Problem problem = options->shape.problem();
     problem.tokens = options->tokens;
     const plan::moe::LayerPlan result =
         plan::moe::plan_layer(problem, options->shape.card(), {.only_implemented = options->reachable});
+    const plan::moe::PrintOptions print = {.all = options->all};
     const std::string text =
-        options->json ? plan::moe::to_json(result) + "\n" : plan::moe::to_text(result, {.all = options->all});
+        options->json ? plan::moe::to_json(result, print) + "\n" : plan::moe::to_text(result, print);
     std::fputs(text.c_str(), stdout);
   });
 }

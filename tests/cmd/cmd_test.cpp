@@ -173,6 +173,31 @@ TEST_F(Cmd, AFileThatMayNotGrowIsAnError) {
   EXPECT_EQ(run("quantize " + in + " " + path("out").string()).status, 0);  // goes on where there is room
 }
 
+TEST_F(Cmd, AQuantisationThatTheDiskHasNoRoomForLeavesNothing) {
+  const std::string in = path("in").string(), out = path("out").string();
+  ASSERT_EQ(run("generate " + in + " --format bf16 --layers 1 --vocab 64").status, 0);
+  // One more tensor, which would be copied, of twice what is free; a hole in the input's file.
+  const std::string weights = in + "/model.safetensors";
+  std::string bytes = read(weights);
+  uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  Json tensors = Json::parse(bytes.substr(8, header));
+  const uint64_t end = bytes.size() - 8 - header, more = 2 * fs::space(in).available + (1 << 30);
+  tensors["model.visual.hole"] = {{"dtype", "U8"}, {"shape", {more}}, {"data_offsets", {end, end + more}}};
+  std::string text = tensors.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  header = text.size();
+  write("in/model.safetensors",
+        std::string(reinterpret_cast<const char*>(&header), 8) + text + bytes.substr(bytes.size() - end));
+  std::error_code error;
+  fs::resize_file(weights, 8 + header + end + more, error);
+  if (error) GTEST_SKIP() << "no file with a hole of " << more << " bytes here: " << error.message();
+  for (const char* options : {"", " --exclude lm_head"}) {
+    expect_refused("quantize " + in + " " + out + options, {"free", "wanted"});
+    EXPECT_FALSE(fs::exists(out));
+  }
+}
+
 TEST_F(Cmd, WeightsThatAreNotFiniteAreNamedByTheirResult) {
   const fs::path dir = path("nan");
   ASSERT_EQ(run("generate " + dir.string() + " --format bf16 --layers 1 --vocab 64").status, 0);
@@ -330,6 +355,7 @@ TEST_F(Cmd, APackServesAMachineWithoutACompiler) {
   ::setenv("FOURFOLD_NVRTC", path("no-such-library.so").c_str(), 1);
   const std::string store = " --store " + path("b").string();
   expect_refused("warm" + shape + store, {"NVRTC"});
+  expect_refused("warm --limit-mb 0 --import " + path("pack").string() + store, {"--limit-mb"});
   EXPECT_EQ(run("warm --import " + path("pack").string() + store).status, 0);
   const Json found = run_json("warm" + shape + store + " --json");
   ::unsetenv("FOURFOLD_NVRTC");

@@ -2,6 +2,7 @@
 #include "serve/http_server.h"
 
 #include <gtest/gtest.h>
+#include <netinet/tcp.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -251,6 +252,34 @@ TEST(HttpServer, HoldsLittleForSlowReadersAndCutsThemOff) {
   // What the system's buffers took, and what the server holds.
   EXPECT_LT(fixture.poured.load(), size_t{8} << 20);
   EXPECT_EQ(fixture.server.stats().connections, 0);
+}
+
+// A peer that is gone without a word (half-open) is asked for by the system.
+TEST(HttpServer, AsksForPeersThatSayNothing) {
+  const Fixture fixture;
+  SocketClient client = fixture.client();
+  client.send("POST /echo" + kHost + "Content-Length: 2\r\n\r\nhi");
+  client.receive("POST hi");
+  sockaddr_in own{};
+  socklen_t size = sizeof own;
+  ASSERT_EQ(::getsockname(client.fd(), reinterpret_cast<sockaddr*>(&own), &size), 0);
+  // The server is in this process: its end is the socket whose peer the client is.
+  int found = -1;
+  for (int fd = 0; fd < 1024 && found < 0; ++fd) {
+    sockaddr_in peer{};
+    size = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 && peer.sin_port == own.sin_port) found = fd;
+  }
+  ASSERT_GE(found, 0);
+  const auto option = [&](int level, int name) {
+    int value = 0;
+    socklen_t length = sizeof value;
+    EXPECT_EQ(::getsockopt(found, level, name, &value, &length), 0);
+    return value;
+  };
+  EXPECT_NE(option(SOL_SOCKET, SO_KEEPALIVE), 0);
+  EXPECT_LE(option(IPPROTO_TCP, TCP_KEEPIDLE) + option(IPPROTO_TCP, TCP_KEEPINTVL) * option(IPPROTO_TCP, TCP_KEEPCNT),
+            60);
 }
 
 TEST(HttpServer, AnswersARequestThatWasForgotten) {

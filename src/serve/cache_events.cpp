@@ -109,6 +109,7 @@ class Publisher final : public engine::CacheObserver {
     const bool binds = endpoint.find('*') != std::string::npos || endpoint.find("::") != std::string::npos ||
                        endpoint.starts_with("ipc://") || endpoint.starts_with("inproc://");
     try {
+      if (endpoint.find('[') != std::string::npos) socket.set(zmq::sockopt::ipv6, true);
       binds ? socket.bind(endpoint) : socket.connect(endpoint);
     } catch (const zmq::error_t& error) {
       fail("--kv-events-config: cannot open {} {}: {}", what, printable(endpoint, 200), error.what());

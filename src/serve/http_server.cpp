@@ -218,7 +218,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void dropped(uint64_t exchange) {
     if (!is_current(exchange)) return;
-    if (streaming_) return close();
+    if (streaming_ || read_closed_) return close();  // nobody waits for it
     respond(exchange, shared_.refuser({500, "the request was dropped without an answer"}));
   }
 

@@ -336,31 +336,31 @@ Json openapi_description(bool keys) {
       parameters.push_back({{"name", "x-request-timeout"},
                             {"in", "header"},
                             {"description", "Seconds until the end of the answer: a number above 0"},
-                            {"schema", {{"type", "string"}}});
+                            {"schema", {{"type", "string"}}}});
     }
     if (!parameters.empty()) described["parameters"] = std::move(parameters);
     if (operation != nullptr && operation->fields != nullptr) {
-        described["requestBody"] = {{"required", true},
-                                    {"content", answer_content("application/json", body_schema(*operation))}};
+      described["requestBody"] = {{"required", true},
+                                  {"content", answer_content("application/json", body_schema(*operation))}};
     }
     if (route.open) described["security"] = Json::array();
     described["responses"] = responses_of(route, operation, keys);
     for (char& c : method) c = static_cast<char>(c + 32);
     paths[path][method] = std::move(described);
-    }
-    Json out = {{"openapi", "3.1.0"},
-                {"info", {{"title", "fourfold"}, {"version", FOURFOLD_VERSION}}},
-                {"paths", std::move(paths)},
-                {"components", Json::parse(kComponents)}};
-    if (keys) {
-      out["components"]["securitySchemes"] = {{"key", {{"type", "http"}, {"scheme", "bearer"}}}};
-      out["security"] = Json::array({{{"key", Json::array()}}});
-    }
-    return out;
   }
+  Json out = {{"openapi", "3.1.0"},
+              {"info", {{"title", "fourfold"}, {"version", FOURFOLD_VERSION}}},
+              {"paths", std::move(paths)},
+              {"components", Json::parse(kComponents)}};
+  if (keys) {
+    out["components"]["securitySchemes"] = {{"key", {{"type", "http"}, {"scheme", "bearer"}}}};
+    out["security"] = Json::array({{{"key", Json::array()}}});
+  }
+  return out;
+}
 
-  void openapi(Service & service, const std::shared_ptr<ApiCall>& call) {
-    service.respond(call, json_response(openapi_description(!service.options().api_keys.empty())));
-  }
+void openapi(Service& service, const std::shared_ptr<ApiCall>& call) {
+  service.respond(call, json_response(openapi_description(!service.options().api_keys.empty())));
+}
 
 }  // namespace fourfold::serve

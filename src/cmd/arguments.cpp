@@ -358,6 +358,79 @@ complete -o default -F _fourfold fourfold
                      found.commands, found.values, command_names, found.options);
 }
 
+namespace {
+
+// Text for roff: a backslash, a hyphen and a dot or quote that begins a line mean something there.
+std::string roff(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if ((c == '.' || c == '\'') && (i == 0 || text[i - 1] == '\n')) out += "\\&";
+    if (c == '\\') {
+      out += "\\e";
+    } else if (c == '-') {
+      out += "\\-";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+// Help as it is written: paragraphs, and examples, whose lines begin with blanks and are kept as they are.
+void describe(std::string_view text, std::string* out) {
+  bool example = false;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = text.substr(begin, end - begin);
+    begin = end + 1;
+    const bool indented = line.starts_with("  ");
+    if (indented != example) *out += indented ? ".nf\n" : ".fi\n";
+    example = indented;
+    *out += line.empty() ? ".PP\n" : roff(line) + '\n';
+  }
+  if (example) *out += ".fi\n";
+}
+
+void describe(const CLI::App* app, const std::string& path, std::string* out) {
+  if (!path.empty()) {
+    *out += fmt::format(".SS \"fourfold {}\"\n", roff(path));
+    describe(app->get_description(), out);
+  }
+  for (const CLI::Option* option : app->get_options()) {
+    if (option->get_group().empty() || (!path.empty() && option == app->get_help_ptr())) continue;
+    std::string names = option->get_positional() ? option->get_name(true, false) : option->get_name(false, true);
+    for (size_t at = 0; (at = names.find(",-", at)) != std::string::npos; at += 2) names.replace(at, 2, ", -");
+    const std::string type = option->get_type_size() == 0 ? "" : option->get_type_name();
+    const std::string value = option->get_default_str();
+    *out += fmt::format(".TP\n\\fB{}\\fR{}{}\n", roff(names), type.empty() ? "" : " " + roff(type),
+                        value.empty() ? "" : roff(" (default: " + value + ")"));
+    describe(option->get_description(), out);
+  }
+  for (const CLI::App* command : app->get_subcommands([](const CLI::App*) { return true; })) {
+    describe(command, path.empty() ? command->get_name() : path + ' ' + command->get_name(), out);
+  }
+}
+
+}  // namespace
+
+std::string Program::manual() const {
+  std::string out = ".TH FOURFOLD 1 \"\" \"fourfold " FOURFOLD_VERSION "\" \"User Commands\"\n.SH NAME\n";
+  std::string about = app_->get_description();
+  about.erase(0, about.find(": ") + 2);  // "fourfold: inference for ..."
+  out += "fourfold \\- " + roff(about) + "\n.SH SYNOPSIS\n.B fourfold\nCOMMAND [OPTIONS]\n";
+  out += ".SH \"COMMANDS AND OPTIONS\"\n";
+  describe(app_.get(), "", &out);
+  out +=
+      ".SH \"EXIT STATUS\"\n0: done. 2: bad input; one line on standard error says what was found and what was "
+      "wanted.\n"
+      "3: a mistake of the program. 130: work ended by Ctrl\\-C.\n.SH ENVIRONMENT\n.nf\n";
+  std::string variables = app_->get_footer();
+  variables.erase(0, variables.find('\n') + 1);  // the heading
+  out += roff(variables) + ".fi\n";
+  return out;
+}
+
 Command Program::root() { return Command(app_.get()); }
 
 int Program::run(int argc, char** argv) {

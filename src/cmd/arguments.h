@@ -86,6 +86,8 @@ class Program {
   std::string help(const std::vector<std::string>& command) const;
   // A script of bash that completes the commands, their options, the words that options take, and file names.
   std::string bash_completion() const;
+  // The same as a page for man, section 1, in roff.
+  std::string manual() const;
 
  private:
   std::unique_ptr<CLI::App> app_;

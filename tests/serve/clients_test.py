@@ -469,6 +469,13 @@ class ServeTest(unittest.TestCase):
             if not line.startswith("#"):
                 name = re.sub(r"_(bucket|sum|count)$", "", line.split("{")[0])
                 self.assertTrue(name in typed or line.split("{")[0] in typed, line)
+        # What promtool would say, but for the colon in vLLM's names.
+        for line in lines:
+            if line.startswith("# TYPE"):
+                name, kind = line.split()[2:]
+                self.assertRegex(name, r"^(vllm:|fourfold_|process_)[a-z_0-9]+$")
+                self.assertEqual(name.endswith("_total"), kind == "counter", line)
+                self.assertIn(f"# HELP {name} ", "\n".join(lines))
 
     def test_clients_that_vanish_cancel(self):
         for stream in (False, True):

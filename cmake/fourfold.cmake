@@ -29,11 +29,24 @@ function(fourfold_library name)
   add_library(fourfold::${name} ALIAS ${target})
 endfunction()
 
+# The family of processors: what is for one family alone, sources, flags and tests, asks this and nothing else.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+  set(FOURFOLD_FAMILY x86)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  set(FOURFOLD_FAMILY arm)
+else()
+  set(FOURFOLD_FAMILY other)
+endif()
+
 # Warnings and sanitizers, the same for every target of ours.
 add_library(fourfold_flags INTERFACE)
 target_compile_options(fourfold_flags INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor)
 if(FOURFOLD_WERROR)
   target_compile_options(fourfold_flags INTERFACE -Werror)
+endif()
+if(FOURFOLD_FAMILY STREQUAL arm)
+  # Fused multiply-adds belong to arm64's baseline; plain code rounds as it does on x86-64's, kernels name theirs.
+  target_compile_options(fourfold_flags INTERFACE -ffp-contract=off)
 endif()
 if(FOURFOLD_SANITIZE)
   # Also for third-party headers: a whole program is instrumented or none of it.

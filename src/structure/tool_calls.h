@@ -1,0 +1,36 @@
+// Tool calls as grammars, in the XML form that the Qwen models are trained on (text/output_parser.h reads it):
+//
+//   <tool_call>
+//   <function=NAME>
+//   <parameter=KEY>
+//   VALUE
+//   </parameter>
+//   </function>
+//   </tool_call>
+//
+// A value is a text as it is where its schema says string, and JSON elsewhere. No value holds what ends it: neither
+// </function>, </tool_call> nor a line that begins with <parameter=; </parameter> it may hold.
+#pragma once
+
+#include <string>
+
+#include "base/json.h"
+
+namespace fourfold::structure {
+
+struct ToolCallOptions {
+  std::string name;      // the one tool that may be called; empty: any
+  bool parallel = true;  // more than one call
+  // Text before, between and behind calls, or none at all.
+  bool optional = false;
+};
+
+// `tools` are functions in the form of OpenAI's chat. Rejected, with its place in `tools`, where a schema of parameters
+// is not taken.
+std::string tool_call_grammar(const Json& tools, const ToolCallOptions& options, bool after_reasoning);
+
+// The same tools, with schemas of their parameters that say which type a value is read as: what follows from
+// references and combinations, which the reader of calls does not look into.
+Json readable_tools(const Json& tools);
+
+}  // namespace fourfold::structure

@@ -105,7 +105,7 @@ class CallWriter {
   Part rest_of_call(const std::string& only_name) {
     std::vector<Part> functions;
     for (size_t i = 0; i < tools_.size(); ++i) {
-      const std::string name = name_of(tools_[i]), place = fmt::format("tools[{}].function", i);
+      const std::string name = name_of(tools_[i]), place = fmt::format("[{}].function", i);
       if (!only_name.empty() && name != only_name) continue;
       check_name(name, place + ".name");
       functions.push_back(sequence({literal(name + ">\n"), parameters(tools_[i], place + ".parameters")}));
@@ -217,21 +217,50 @@ class CallWriter {
 
 }  // namespace
 
-std::string tool_call_grammar(const Json& tools, const ToolCallOptions& options, bool after_reasoning) {
+namespace {
+
+Part calls(CallWriter& writer, const ToolCallOptions& options) {
+  const Part call = sequence({literal("<tool_call>"), writer.rest_of_call(options.name)});
+  if (!options.parallel) return call;
+  // The reader of calls knows an end to them, too.
+  return sequence({call, repeated(sequence({literal("\n"), call}), 0, kMaxCalls - 1)});
+}
+
+Part answer(const Part& body, const ToolCallOptions& options) {
+  return options.after_reasoning ? sequence({repeated(literal("\n"), 0, 2), body}) : body;
+}
+
+}  // namespace
+
+std::string call_grammar(const Json& tools, const ToolCallOptions& options) {
+  GrammarText grammar;
+  CallWriter writer(tools, grammar);
+  return grammar.finish(answer(calls(writer, options), options));
+}
+
+std::string text_with_calls_grammar(const Json& tools, const ToolCallOptions& options) {
   GrammarText grammar;
   CallWriter writer(tools, grammar);
   const Part rest = writer.rest_of_call(options.name);
-  const Part call = sequence({literal("<tool_call>"), rest});
-  if (options.optional) {
-    const std::string free = grammar.declare();
-    grammar.define(
-        free, {fmt::format("TagDispatch((\"<tool_call>\", {}), loop_after_dispatch={}, excludes=(\"<function=\",))",
-                           rest.text, options.parallel),
-               64, 0, -1});
-    return grammar.finish(grammar.reference(free));
+  const std::string text = grammar.declare();
+  grammar.define(text,
+                 {fmt::format("TagDispatch((\"<tool_call>\", {}), loop_after_dispatch={}, excludes=(\"<function=\",))",
+                              rest.text, options.parallel),
+                  64, 0, -1});
+  return grammar.finish(grammar.reference(text));
+}
+
+std::string json_or_call_grammar(const Json& schema, const Json& tools, const ToolCallOptions& options) {
+  GrammarText grammar;
+  CallWriter writer(tools, grammar);
+  const Part call = calls(writer, options);
+  SchemaWriter json(schema, grammar, kJson);
+  try {
+    const Part whole = schema == Json::object() ? json.any_object() : json.value(schema, "");
+    return grammar.finish(answer(choice({whole, call}), options));
+  } catch (const Rejected& rejected) {
+    throw Rejected(" " + rejected.place, rejected.what());
   }
-  const Part more = options.parallel ? repeated(sequence({literal("\n"), call}), 0, kMaxCalls - 1) : literal("");
-  return grammar.finish(sequence({repeated(literal("\n"), 0, after_reasoning ? 2 : 0), call, more}));
 }
 
 Json readable_tools(const Json& tools) {

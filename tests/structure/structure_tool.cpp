@@ -138,7 +138,7 @@ void times(int64_t tokens) {
       parse_json(R"([{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties":
       {"place": {"type": "string"}, "days": {"type": "integer"}}, "required": ["place"]}}}])",
                  "tools");
-  measure("tool call", tool_call_grammar(tools, {}, false),
+  measure("tool call", call_grammar(tools, {}),
           "<tool_call>\n<function=weather>\n<parameter=place>\nBerlin\n</parameter>\n<parameter=days>\n3\n</"
           "parameter>\n</function>\n</tool_call>");
 }

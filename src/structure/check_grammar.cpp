@@ -10,7 +10,7 @@ namespace fourfold::structure {
 namespace {
 
 constexpr size_t kMaxBytes = 64 << 10, kMaxDepth = 64;
-constexpr int64_t kMaxRepeat = 1000, kMaxWeight = 40'000;
+constexpr int64_t kMaxRepeat = 1000, kMaxWeight = 16'000;
 
 bool is_name(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';

@@ -176,6 +176,12 @@ Part GrammarText::rule(const Part& body) {
   return {name, 1, body.shortest, body.longest};
 }
 
+Part GrammarText::cut(const Part& body, int64_t most) {
+  const std::string name = declare();
+  define(fmt::format("{}[max_chars={}]", name, most), body);
+  return {name, 1, body.shortest, most};
+}
+
 std::string GrammarText::finish(const Part& root) {
   define("root", root);
   return std::move(text_);

@@ -60,7 +60,7 @@ Part optional(const Part& part);
 
 struct GrammarLimits {
   size_t max_rules = 4096;
-  int64_t max_weight = 40'000;   // of all rules together
+  int64_t max_weight = 16'000;   // of all rules together
   size_t max_bytes = 512 << 10;  // of the text
 };
 
@@ -73,6 +73,8 @@ class GrammarText {
   void define(const std::string& name, const Part& body);
   // A rule of this body; what refers to it. Rejected when there is too much.
   Part rule(const Part& body);
+  // A rule of this body, which may end at any character, that ends after `most` of them: counted, and not written out.
+  Part cut(const Part& body, int64_t most);
   Part reference(const std::string& name) const { return {name, 1, 0, -1}; }
 
   std::string finish(const Part& root);

@@ -10,6 +10,9 @@
 namespace fourfold::structure {
 namespace {
 
+// Lengths of strings up to here are states of the grammar, longer ones are counted.
+constexpr int64_t kMaxUnrolled = 64;
+
 const Json* member(const Json& schema, const char* name) {
   const auto found = schema.find(name);
   return found == schema.end() ? nullptr : &*found;
@@ -36,6 +39,18 @@ std::optional<Limit> stricter(const Json& schema, const char* closed, const char
   return out;
 }
 
+// What stands behind a backslash; surrogates come in pairs only.
+Part code_escape() {
+  const Part hex = one_of({{'0', '9'}, {'A', 'F'}, {'a', 'f'}}), d = one_of({{'D', 'D'}, {'d', 'd'}});
+  const Part high = one_of({{'8', '9'}, {'A', 'B'}, {'a', 'b'}}), low = one_of({{'C', 'F'}, {'c', 'f'}});
+  const Part u = literal("u"), two = repeated(hex, 2, 2);
+  const Part first = one_of({{'0', '9'}, {'A', 'C'}, {'E', 'F'}, {'a', 'c'}, {'e', 'f'}});
+  const Part plain = choice({sequence({first, hex}), sequence({d, one_of({{'0', '7'}})})});
+  const CharSet letters{{'"', '"'}, {'/', '/'}, {'\\', '\\'}, {'b', 'b'},
+                        {'f', 'f'}, {'n', 'n'}, {'r', 'r'},   {'t', 't'}};
+  return choice({one_of(letters), sequence({u, plain, two}), sequence({u, d, high, two, literal("\\u"), d, low, two})});
+}
+
 }  // namespace
 
 SchemaWriter::SchemaWriter(const Json& root, GrammarText& grammar, const Writing& writing, const SchemaLimits& limits)
@@ -50,11 +65,8 @@ SchemaWriter::SchemaWriter(const Json& root, GrammarText& grammar, const Writing
 }
 
 Part SchemaWriter::space() {
-  if (space_.empty()) {
-    const Part blanks = repeated(one_of({{' ', ' '}, {'\t', '\t'}}), 0, 24);
-    space_ = grammar_.rule(choice({literal(""), literal(" "), sequence({literal("\n"), blanks})})).text;
-  }
-  return grammar_.reference(space_);
+  const Part blanks = repeated(one_of({{' ', ' '}, {'\t', '\t'}}), 0, 16);
+  return optional(choice({literal(" "), sequence({literal("\n"), blanks})}));
 }
 
 Part SchemaWriter::string_literal(std::string_view text) {
@@ -173,8 +185,8 @@ Part SchemaWriter::any_object() {
 
 Part SchemaWriter::list_of(const Part& item, int64_t least, int64_t most) {
   if (most == 0) return sequence({literal("["), space(), literal("]")});
-  const Part more =
-      repeated(sequence({literal(","), space(), item}), std::max<int64_t>(least - 1, 0), most < 0 ? -1 : most - 1);
+  const Part next = grammar_.rule(sequence({literal(","), space(), item}));
+  const Part more = repeated(next, std::max<int64_t>(least - 1, 0), most < 0 ? -1 : most - 1);
   const Part items = sequence({item, more, space()});
   return sequence({literal("["), space(), least == 0 ? optional(items) : items, literal("]")});
 }
@@ -256,14 +268,20 @@ Part SchemaWriter::string_text(const Json& schema, const std::string& place, con
   const Part quote = literal("\"");
   const auto whole = [&](const Part& body) { return writing.json ? sequence({quote, body, quote}) : body; };
   if (!regular && !format) {
-    if (writing.json && least == 0 && most < 0) {
+    if (!writing.json) return repeated(one_of(CharSet::all()), least, most);
+    if (least == 0 && most < 0) {
       if (any_string_.empty()) {
-        const Part plain = repeated(character(CharSet::all(), writing), 0, -1);
-        any_string_ = grammar_.rule(whole(plain)).text;
+        any_string_ = grammar_.rule(sequence({quote, string_end(0, 0)})).text;
       }
       return grammar_.reference(any_string_);
     }
-    return grammar_.rule(whole(repeated(character(CharSet::all(), writing), least, most)));
+    if (std::max(least, most) <= kMaxUnrolled) return grammar_.rule(sequence({quote, string_end(least, most)}));
+    if (least > kMaxUnrolled) {
+      throw Rejected(place + ".minLength", fmt::format("is {}, at most {} are taken", least, kMaxUnrolled));
+    }
+    // A count holds for a text that may end anywhere.
+    const Part plain = one_of(plain_characters());
+    return grammar_.rule(whole(grammar_.cut(sequence({repeated(plain, least, least), repeated(plain, 0, -1)}), most)));
   }
   if (regular && format) throw Rejected(place + ".format", "stands beside a pattern, which is not supported");
   const std::string where = place + (regular ? ".pattern" : ".format");
@@ -290,11 +308,41 @@ Part SchemaWriter::string_text(const Json& schema, const std::string& place, con
   return grammar_.rule(whole(body));
 }
 
-// A key that is none of these names. It has no escapes, so it is no name in disguise either.
-Part SchemaWriter::key_except(const std::vector<std::string>& names) {
+CharSet SchemaWriter::plain_characters() const {
   CharSet special{{0, 0x1F}, {'"', '"'}, {'\\', '\\'}};
   if (writing_.escape_angle) special.add('<', '<');
-  const CharSet plain = special.complement();
+  return special.complement();
+}
+
+// The rest of a string with its closing quote: one rule for each character that is counted, the last for itself again
+// where there is no end. A rule that went on behind each character would leave open what a token of several means.
+Part SchemaWriter::string_end(int64_t least, int64_t most) {
+  const Part quote = literal("\""), plain = one_of(plain_characters());
+  if (escape_.empty()) escape_ = grammar_.rule(sequence({literal("\\"), code_escape()})).text;
+  const Part escape = grammar_.reference(escape_);
+  const auto more = [&](const Part& next) {
+    return std::vector<Part>{sequence({plain, next}), sequence({escape, next})};
+  };
+  const bool open = most <= 0;  // least and most may be 0 for any length
+  Part next = quote;
+  if (open) {
+    const std::string name = grammar_.declare();
+    std::vector<Part> ways = more(grammar_.reference(name));
+    ways.push_back(quote);
+    grammar_.define(name, choice(ways));
+    next = grammar_.reference(name);
+  }
+  for (int64_t i = (open ? least : most) - 1; i >= 0; --i) {
+    std::vector<Part> ways = more(next);
+    if (i >= least) ways.push_back(quote);
+    next = grammar_.rule(choice(ways));
+  }
+  return next;
+}
+
+// A key that is none of these names. It has no escapes, so it is no name in disguise either.
+Part SchemaWriter::key_except(const std::vector<std::string>& names) {
+  const CharSet plain = plain_characters();
   const Part rest = grammar_.rule(sequence({repeated(one_of(plain), 0, -1), literal("\"")}));
   struct Node {
     std::map<char32_t, size_t> next;
@@ -367,8 +415,8 @@ Part SchemaWriter::map(const Json& schema, const std::string& place) {
     }
   }
   const bool free = schema_of_values == nullptr || *schema_of_values == true;
-  const Part property =
-      grammar_.rule(sequence({key, literal(":"), space(), free ? any() : value(*schema_of_values, where)}));
+  const Part property = grammar_.rule(
+      sequence({key, literal(":"), optional(literal(" ")), free ? any() : value(*schema_of_values, where)}));
   const Part more = repeated(sequence({literal(","), space(), property}), 0, most < 0 ? -1 : most - 1);
   const Part all = sequence({property, more, space()});
   return grammar_.rule(sequence({literal("{"), space(), least == 0 ? optional(all) : all, literal("}")}));
@@ -430,7 +478,9 @@ Part SchemaWriter::object(const Json& schema, const std::string& place) {
       continue;
     }
     const std::string where = fmt::format("{}.properties.{}", place, printable(name, 40));
-    list.push_back({grammar_.rule(sequence({string_literal(name), literal(":"), space(), value(one, where)})), needed});
+    list.push_back(
+        {grammar_.rule(sequence({string_literal(name), literal(":"), optional(literal(" ")), value(one, where)})),
+         needed});
   }
   const auto needed =
       static_cast<int64_t>(std::count_if(list.begin(), list.end(), [](const Property& p) { return p.required; }));
@@ -454,7 +504,7 @@ Part SchemaWriter::object(const Json& schema, const std::string& place) {
   if (additional != nullptr && !closed && most != size) {
     const Part any_value =
         *additional == true ? any() : grammar_.rule(value(*additional, place + ".additionalProperties"));
-    const Part property = grammar_.rule(sequence({key_except(names), literal(":"), space(), any_value}));
+    const Part property = grammar_.rule(sequence({key_except(names), literal(":"), optional(literal(" ")), any_value}));
     extra = grammar_.rule(repeated(sequence({comma, property}), 0, most < 0 ? -1 : most - size));
   }
   // Up to the first required property there may have been none yet, so that no comma stands in front.

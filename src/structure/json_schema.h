@@ -3,10 +3,13 @@
 //
 // - Properties come in the schema's order, and others than its own only where it has additionalProperties,
 //   patternProperties, or no properties at all.
-// - White space between tokens is none, one space, or a line end and up to 24 blanks.
+// - White space between tokens is none, one space, or a line end and up to 16 blanks; between a name and its
+//   value none or one space.
 // - Integers have up to 18 digits, numbers up to 15 before and after the point and two of exponent, those with limits
 //   up to 6 after the point.
 // - Strings with a format are its plain forms (no day 29 of February, ASCII host names).
+//
+// - Strings with a pattern, or with a maxLength above 64, have escapes only where the pattern asks for nothing else.
 //
 // A keyword that this does not turn into grammar is refused by its name (docs/serving.md has the list): nothing is
 // left unchecked.
@@ -66,6 +69,8 @@ class SchemaWriter {
   Part map(const Json& schema, const std::string& place);
   Part array(const Json& schema, const std::string& place);
   Part number(const Json& schema, const std::string& place, bool integer);
+  CharSet plain_characters() const;  // of a string, without escapes
+  Part string_end(int64_t least, int64_t most);
   Part key_except(const std::vector<std::string>& names);
   Part list_of(const Part& item, int64_t least, int64_t most);
   Part string_literal(std::string_view text);
@@ -83,7 +88,7 @@ class SchemaWriter {
   const Writing writing_;
   const SchemaLimits limits_;
   std::map<std::string, std::string> rules_;  // of references, by their text
-  std::string space_, any_, any_object_, any_array_, any_string_;
+  std::string escape_, any_, any_object_, any_array_, any_string_;
   int depth_ = 0;
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMaxBytes = 8192;
 constexpr int kMaxDepth = 64;
-constexpr int64_t kMaxRepeat = 10'000, kMaxWeight = 40'000;
+constexpr int64_t kMaxRepeat = 10'000, kMaxWeight = 16'000;
 
 const CharSet kDigits{{'0', '9'}};
 const CharSet kWord{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
@@ -291,20 +291,12 @@ Part character(const CharSet& set, const Writing& writing) {
   if (!writing.json) return one_of(set);
   CharSet special{{0, 0x1F}, {'"', '"'}, {'\\', '\\'}};
   if (writing.escape_angle) special.add('<', '<');
+  if (const CharSet raw = set.minus(special); !raw.empty()) return one_of(raw);
   std::vector<Part> parts;
-  if (const CharSet raw = set.minus(special); !raw.empty()) parts.push_back(one_of(raw));
-  CharSet letters;
   for (uint32_t c = 0; c < 0x80; ++c) {
-    if (const auto letter = short_escape(c); letter && set.contains(c)) {
-      letters.add(static_cast<unsigned char>(*letter), static_cast<unsigned char>(*letter));
-    }
-  }
-  if (!letters.empty()) parts.push_back(sequence({literal("\\"), one_of(letters)}));
-  if (writing.escape_angle && set.contains('<')) parts.push_back(literal("\\u003c"));
-  if (parts.empty()) {  // controls alone
-    for (uint32_t c = 0; c < 0x20; ++c) {
-      if (set.contains(c)) parts.push_back(literal(fmt::format("\\u{:04x}", c)));
-    }
+    if (!set.contains(c)) continue;
+    const auto letter = short_escape(c);
+    parts.push_back(literal(letter ? fmt::format("\\{}", *letter) : fmt::format("\\u{:04x}", c)));
   }
   Part out = choice(parts);
   out.shortest = out.longest = 1;

@@ -14,8 +14,8 @@ struct Writing {
   bool escape_angle = false;  // json: < is \u003c, so that no tag is ever read in it
 };
 
-// One character of the set, as it is written. All controls but tab and line ends are left out of sets in JSON.
-// The set must have a character.
+// One character of the set, as it is written. In JSON those that must be escaped are left out where the set has others:
+// a text of plain characters can be compiled for large vocabularies at little cost. The set must have a character.
 Part character(const CharSet& set, const Writing& writing);
 // A text, as it is written.
 Part written(std::string_view text, const Writing& writing);

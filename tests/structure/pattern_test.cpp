@@ -43,8 +43,11 @@ TEST(Pattern, MatchesWholeTexts) {
 TEST(Pattern, WritesWhatJsonMustEscape) {
   SKIP_WITHOUT_COMPILER();
   const std::string any = grammar_of(".{2}", {true, false});
-  for (const char* text : {"ab", "\\\"a", "\\\\\\\\", "é😀", "\\tx"}) EXPECT_EQ(fit(any, text), Fit::kWhole) << text;
-  for (const char* text : {"\"a", "\\a", "a\n", "\\n", "\x01z"}) EXPECT_NE(fit(any, text), Fit::kWhole) << text;
+  for (const char* text : {"ab", "é😀"}) EXPECT_EQ(fit(any, text), Fit::kWhole) << text;
+  for (const char* text : {"\"a", "\\a", "\\\"a", "a\n", "\\n", "\x01z"})
+    EXPECT_NE(fit(any, text), Fit::kWhole) << text;
+  const std::string quotes = grammar_of("\"[\\n\\\\]", {true, false});
+  for (const char* text : {"\\\"\\n", "\\\"\\\\"}) EXPECT_EQ(fit(quotes, text), Fit::kWhole) << text;
   const std::string angle = grammar_of("<b>", {true, true});
   EXPECT_EQ(fit(angle, "\\u003cb>"), Fit::kWhole);
   EXPECT_EQ(fit(angle, "<b>"), Fit::kNo);

@@ -129,8 +129,10 @@ void times(int64_t tokens) {
   measure("200 optional", json_schema_grammar(wide, false), answer + "}");
   const Json bounded = {{"type", "string"}, {"maxLength", 10'000}};
   measure("10,000 chars", json_schema_grammar(bounded, false), "\"" + std::string(1000, 'x') + "\"");
+  measure("up to 200", json_schema_grammar(Json{{"type", "string"}, {"maxLength", 200}}, false),
+          "\"" + std::string(200, 'x') + "\"");
   const Json nested = parse_json(
-      R"({"type": "array", "items": {"type": "array", "items": {"type": "string", "minLength": 100, "maxLength": 2000},
+      R"({"type": "array", "items": {"type": "array", "items": {"type": "string", "minLength": 10, "maxLength": 2000},
       "maxItems": 1000}, "maxItems": 1000})",
       "schema");
   measure("hostile counts", json_schema_grammar(nested, false), "[[\"" + std::string(200, 'y') + "\"]]");

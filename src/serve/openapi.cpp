@@ -97,6 +97,7 @@ constexpr Named kSchemas[] = {
     {"thinking", R"({"type": "object", "required": ["type"], "properties":
                      {"type": {"enum": ["enabled", "adaptive", "disabled"]},
                       "budget_tokens": {"type": ["integer", "null"], "minimum": 1, "maximum": 2147483648}}})"},
+    {"output_format", kObject},
     {"output_config", R"({"type": "object", "properties": {"effort": {"type": ["string", "null"], "maxLength": 64}}})"},
 };
 

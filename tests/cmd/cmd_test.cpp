@@ -334,6 +334,14 @@ TEST_F(Cmd, PlanNeedsNoCard) {
   expect_refused("plan --gpu gtx-1080 --model 397B-A17B --tokens 8", {"gtx-1080", "h200"});
   expect_refused("plan --gpu h200 --model 398B --tokens 8", {"398B", "397B-A17B"});
   expect_refused("plan --model 35B-A3B --experts 0", {"--experts", "0"});
+  const Json step = run_json("plan --step --model 35B-A3B --mix C --gpu rtx-pro-6000 --tokens 4 --context 1000 --json");
+  EXPECT_GT(step.at("predicted_us").get<double>(), step.at("floor_us").get<double>());
+  EXPECT_FALSE(step.at("ops").empty());
+  expect_refused("plan --step --model 35B-A3B --mix D", {"--mix", "D", "bf16"});
+  expect_refused("plan --step --model 9B", {"9B", "35B-A3B"});
+  expect_refused("plan --step", {"--model"});
+  expect_refused("plan --step --model 35B-A3B --top-k 4", {"--step", "--top-k"});
+  expect_refused("plan --model 35B-A3B --context 4", {"--context", "--step"});
   expect_refused("plan --model 35B-A3B --hidden ''", {"--hidden"});
   expect_refused("plan --model 35B-A3B --tokens -1", {"--tokens", "-1"});
 }

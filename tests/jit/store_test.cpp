@@ -284,7 +284,7 @@ TEST(Pack, ADamagedPackStoresNothing) {
 
 CompileRequest request() {
   CompileRequest r;
-  r.sources = {"main", "#include \"a.h\"\n  #  include \"b.h\"\nkernel", {}};
+  r.sources = {"main", "#include \"a.h\"\n\t#\t include\t\"b.h\"\nkernel", {}};
   r.sources.headers = {{"a.h", "#include \"c.h\"\n"}, {"b.h", "b"}, {"c.h", "#include \"a.h\""}, {"d.h", "unused"}};
   r.arch = "sm_90a";
   r.flags = {"-DX=1"};

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 
-PATIENCE = 10  # seconds for what is only a matter of time
+PATIENCE = 60  # seconds for what is only a matter of time
 KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39, "Delete": 46,
         "F2": 113, " ": 32}
 ALT, SHIFT = 1, 8

@@ -75,7 +75,7 @@ class Stand:
             def delta(self, **delta):
                 self.raw("data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}], "usage": None}) + "\n\n")
 
-            def finish(self, reason="stop", **usage):
+            def conclude(self, reason="stop", **usage):
                 self.raw("data: " + json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}) + "\n\n")
                 self.raw("data: " + json.dumps({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 9, **usage}}) + "\n\n")
                 self.raw("data: [DONE]\n\n")
@@ -95,7 +95,7 @@ class Stand:
             handler.begin()
             for at in range(0, len(text), cut):
                 handler.delta(content=text[at:at + cut])
-            handler.finish()
+            handler.conclude()
         self.scripts.append(script)
 
     def refuse(self, status, message, headers=(), **more):
@@ -506,12 +506,17 @@ class PageTest(unittest.TestCase):
         page.click(".answer:last-child [aria-label='Answer again']")
         page.wait(f"({note}).includes('status 500')")
 
+        seen = threading.Event()
+
         def cut(handler):
             handler.begin()
             handler.delta(content="Half an")
+            seen.wait(PATIENCE)
             handler.connection.shutdown(socket.SHUT_RDWR)
         stand.scripts.append(cut)
         page.click(".end-note button:last-child")
+        page.wait("document.querySelector('.answer > .markdown').innerText === 'Half an'")
+        seen.set()
         page.wait(f"({note}).includes('connection was lost')")
         self.assertEqual(self.answers(page), ["Half an"])
 

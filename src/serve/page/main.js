@@ -35,6 +35,7 @@ async function watchHealth() {
     byId('model').title = byId('model').textContent;
   } catch (error) {
     if (error.kind === 'key') askForKey();
+    else if (error.kind === 'lost') watchHealth();
     else tell(error.message);
   }
 }

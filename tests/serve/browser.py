@@ -173,7 +173,10 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def point(self, selector, share):
-        x, y, width = self.run("""(() => { const b = document.querySelector(%s).getBoundingClientRect(); return [b.x, b.y + b.height / 2, b.width]; })()""" % json.dumps(selector))
+        x, y, width = self.run("""(() => {
+            const box = document.querySelector(%s).getBoundingClientRect();
+            return [box.x, box.y + box.height / 2, box.width];
+        })()""" % json.dumps(selector))
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + share * width, y=y)
 
     def key(self, key, modifiers=0):
@@ -181,8 +184,9 @@ class Page:
         names = {"key": key, "code": key if key in KEYS else "Slash" if key == "/" else f"Key{key.upper()}"}
         text = "\r" if key == "Enter" else key if len(key) == 1 and not modifiers & ALT else ""
         more = {"text": text} if text else {}
-        self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", windowsVirtualKeyCode=code, modifiers=modifiers, **names, **more)
-        self.call("Input.dispatchKeyEvent", type="keyUp", windowsVirtualKeyCode=code, modifiers=modifiers, **names)
+        names |= {"windowsVirtualKeyCode": code, "modifiers": modifiers}
+        self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **names, **more)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **names)
 
     def type(self, text):
         self.call("Input.insertText", text=text)

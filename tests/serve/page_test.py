@@ -27,7 +27,7 @@ class Stand:
 
     def __init__(self, real):
         self.health = (200, {"status": "ok"})
-        self.scripts, self.bodies = [], []
+        self.scripts, self.bodies, self.closed = [], [], False
         stand = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -44,6 +44,12 @@ class Stand:
                 self.send_header("content-length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
+
+            def parse_request(self):
+                # Of a server that has gone, connections that were kept go too.
+                parsed = super().parse_request()
+                self.close_connection = self.close_connection or stand.closed
+                return parsed and not stand.closed
 
             def do_GET(self):
                 if self.path == "/health":
@@ -103,6 +109,7 @@ class Stand:
             status, {"error": {"message": message, "param": None, "code": None, **more}}, [("content-type", "application/json"), *headers]))
 
     def close(self):
+        self.closed = True
         self.server.shutdown()
         self.server.server_close()
 
@@ -198,7 +205,8 @@ class PageTest(unittest.TestCase):
         page.click(".question:first-child [aria-label='Edit the message']")
         page.fill(".edit", "What is 3 + 4?")
         page.click(".editor .primary")
-        page.wait(f"{IDLE} && document.querySelectorAll('.turn').length === 2 && document.querySelector('.answer > .markdown').innerText.includes('7')")
+        page.wait(f"{IDLE} && document.querySelectorAll('.turn').length === 2 && "
+                  f"document.querySelector('.answer > .markdown').innerText.includes('7')")
         self.assertEqual(page.text(".question .versions").strip(), "2 / 2")
         page.click(".question [aria-label='Previous version']")
         page.wait("document.querySelectorAll('.turn').length === 4")
@@ -232,7 +240,8 @@ class PageTest(unittest.TestCase):
         page.fill("#s-system", task["messages"][0]["content"])
         page.fill("#s-temperature", "0")
         page.fill("#s-tools", "[{")
-        self.assertIn("JSON", page.wait("!document.getElementById('tools-wrong').hidden && document.getElementById('tools-wrong').innerText"))
+        self.assertIn("JSON", page.wait("!document.getElementById('tools-wrong').hidden && "
+                                        "document.getElementById('tools-wrong').innerText"))
         page.fill("#s-tools", json.dumps(task["tools"]))
         page.wait("document.getElementById('tools-wrong').hidden")
         page.picture("settings-light")
@@ -351,7 +360,8 @@ class PageTest(unittest.TestCase):
         # The panel: opened, closed, and back where one was.
         page.run("document.getElementById('open-settings').focus()")
         page.key("Enter")
-        page.wait("document.getElementById('settings').open && document.getElementById('settings').contains(document.activeElement)")
+        page.wait("document.getElementById('settings').open && "
+                  "document.getElementById('settings').contains(document.activeElement)")
         page.key("Escape")
         page.wait("!document.getElementById('settings').open && document.activeElement.id === 'open-settings'")
         # The list.
@@ -423,10 +433,12 @@ class PageTest(unittest.TestCase):
         self.assertTrue(page.run(fits))
         page.picture("phone-light")
         page.click("#menu")
-        page.wait("document.getElementById('menu').getAttribute('aria-expanded') === 'true' && document.getElementById('side').getBoundingClientRect().x === 0")
+        page.wait("document.getElementById('menu').getAttribute('aria-expanded') === 'true' && "
+                  "document.getElementById('side').getBoundingClientRect().x === 0")
         page.picture("phone-list")
         page.click("#new")
-        page.wait("document.getElementById('menu').getAttribute('aria-expanded') === 'false' && document.querySelector('.greeting')")
+        page.wait("document.getElementById('menu').getAttribute('aria-expanded') === 'false' && "
+                  "document.querySelector('.greeting')")
         self.assertTrue(page.run(fits))
         page.click("#menu")
         page.wait("document.getElementById('side').getBoundingClientRect().x === 0")
@@ -463,8 +475,10 @@ class PageTest(unittest.TestCase):
             page = self.open(stand.url)
             page.fill("#input", "Go on for ever")
             page.key("Enter")
-            page.wait("document.querySelector('.answer > .markdown')?.innerText === 'It begins' && !document.getElementById('stop').hidden")
-            self.assertTrue(page.run("document.querySelector('.answer').getAttribute('aria-busy') === 'true' && document.getElementById('send').hidden"))
+            page.wait("document.querySelector('.answer > .markdown')?.innerText === 'It begins' && "
+                      "!document.getElementById('stop').hidden")
+            self.assertTrue(page.run("document.querySelector('.answer').getAttribute('aria-busy') === 'true' && "
+                                     "document.getElementById('send').hidden"))
             press()
             page.wait(f"{IDLE} && document.querySelector('.answer .end-note').innerText.includes('You stopped this answer')")
             page.wait("document.activeElement.id === 'input'")
@@ -486,7 +500,8 @@ class PageTest(unittest.TestCase):
         note = "document.querySelector('.answer:last-child .end-note')?.innerText ?? ''"
         self.assertIn("loading weights, 25 %", page.wait("document.getElementById('banner').innerText"))
         stand.health = (200, {"status": "ok"})
-        page.wait("document.getElementById('banner').hidden && document.getElementById('model').textContent.includes('scripted')")
+        page.wait("document.getElementById('banner').hidden && "
+                  "document.getElementById('model').textContent.includes('scripted')")
         stand.refuse(503, "2 requests are being answered or waiting, more are not taken", [("retry-after", "7")])
         self.ask(page, "Hello")
         words = page.wait(note)
@@ -497,7 +512,9 @@ class PageTest(unittest.TestCase):
         page.click(".end-note button:last-child")
         page.wait(f"({note}).includes('temperature is 11')")
         page.click(".end-note button")
-        page.wait("document.getElementById('settings').open && document.activeElement.id === 's-temperature' && document.activeElement.getAttribute('aria-invalid') === 'true'")
+        page.wait("document.getElementById('settings').open && "
+                  "document.activeElement.id === 's-temperature' && "
+                  "document.activeElement.getAttribute('aria-invalid') === 'true'")
         page.key("Escape")
         stand.refuse(400, "too long", code="context_length_exceeded", param="messages")
         page.click(".end-note button:last-child")
@@ -536,7 +553,8 @@ class PageTest(unittest.TestCase):
 
     def test_answers_are_text(self):
         evil = ("<img src=x onerror=alert(1)> <script>alert(2)</script> [a](javascript:alert(3)) [b](data:text/html,x)\n\n"
-                "# <b>Heading</b>\n\n[good](https://example.com/?a=1&b=2) and https://example.com/x.\n\n`<i>code</i>` &lt; **bold *both*** ~~gone~~ 2*3*4 a_b_c")
+                "# <b>Heading</b>\n\n[good](https://example.com/?a=1&b=2) and https://example.com/x.\n\n"
+                "`<i>code</i>` &lt; **bold *both*** ~~gone~~ 2*3*4 a_b_c")
         stand = self.stand()
         page = self.open(stand.url)
         stand.say(evil, 3)
@@ -556,7 +574,8 @@ class PageTest(unittest.TestCase):
         text = LONG_ANSWER
         stand = self.stand()
         page = self.open(stand.url)
-        self.browser.call("Browser.grantPermissions", origin=stand.url, permissions=["clipboardReadWrite", "clipboardSanitizedWrite"], browserContextId=page.context)
+        self.browser.call("Browser.grantPermissions", origin=stand.url, browserContextId=page.context,
+                          permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
         looks = set()
         for cut in (1, 5, 64, len(text)):
             stand.say(text, cut)
@@ -566,7 +585,8 @@ class PageTest(unittest.TestCase):
         page.reload()
         looks.add(page.wait("document.querySelector('.answer > .markdown').innerHTML"))
         self.assertEqual(len(looks), 1, looks)
-        kinds = "['h3', 'ol > li', 'ul ul > li', 'table td', 'blockquote', 'hr', 'pre', 'strong', 'em'].map((k) => document.querySelectorAll(`.answer > .markdown ${k}`).length)"
+        kinds = """['h3', 'ol > li', 'ul ul > li', 'table td', 'blockquote', 'hr', 'pre', 'strong', 'em'].map(
+            (kind) => document.querySelectorAll(`.answer > .markdown ${kind}`).length)"""
         self.assertEqual(page.run(kinds), [1, 3, 2, 6, 1, 1, 2, 2, 1])
         page.click(".code [aria-label='Copy the code']")
         copied = page.wait("navigator.clipboard.readText()")
@@ -591,7 +611,8 @@ class PageTest(unittest.TestCase):
         })()""")
         page.reload()
         page.click(".side .open")
-        page.wait("document.getElementById('toast').innerText.includes('cannot be read') && document.querySelectorAll('.side li').length === 0")
+        page.wait("document.getElementById('toast').innerText.includes('cannot be read') && "
+                  "document.querySelectorAll('.side li').length === 0")
         self.ask(page, "What is 3 + 4?")
         self.assertIn("7", self.answers(page)[0])
 

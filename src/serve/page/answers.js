@@ -1,8 +1,8 @@
 // Asking the server: the request, its stream, and everything that may go wrong, in words.
 
 const server = {
-  model: null,    // the name it is served under
-  context: null,  // positions
+  model: null,         // the name it is served under
+  context: null,       // positions
   running: new Map(),  // conversation's id → {controller, answer}
 };
 
@@ -19,8 +19,10 @@ const apiKey = {
   set(key) {
     this.memory = key;
     try {
-      if (key) sessionStorage.setItem('fourfold.key', key);
-      else sessionStorage.removeItem('fourfold.key');
+      if (key)
+        sessionStorage.setItem('fourfold.key', key);
+      else
+        sessionStorage.removeItem('fourfold.key');
     } catch {
       // It lives as long as this page.
     }
@@ -55,13 +57,16 @@ function failureOf(status, error, retryAfter) {
   if (status === 401 || status === 403) return new Failure('key', 'The server wants an API key, or another one.');
   if (status === 429 || status === 503) {
     const seconds = Math.min(Math.max(parseInt(retryAfter, 10) || 1, 1), 3600);
-    const why = status === 429 ? 'You have asked for more than this server gives one key' : 'The server takes no more requests now';
+    const why = status === 429 ? 'You have asked for more than this server gives one key' :
+                                 'The server takes no more requests now';
     return new Failure('busy', `${why}. ${said} It asks to wait for ${counted(seconds, 'second')}.`, {seconds});
   }
   if (error?.code === 'context_length_exceeded') {
     const room = server.context ? ` of ${amount(server.context)} tokens` : '';
-    return new Failure('context', `The conversation does not fit into the model’s context${room} any more. ` +
-      'Edit an earlier message, or begin a new conversation.');
+    return new Failure(
+        'context',
+        `The conversation does not fit into the model’s context${room} any more. ` +
+            'Edit an earlier message, or begin a new conversation.');
   }
   if (status === 404 && error?.code === 'model_not_found') return new Failure('server', `${said} Load the page again.`);
   if (status >= 400 && status < 500) {
@@ -104,7 +109,14 @@ const kNumbers = [
   {name: 'presence_penalty', label: 'Presence penalty', min: -10, max: 10, step: 0.1, note: '-10 to 10'},
   {name: 'frequency_penalty', label: 'Frequency penalty', min: -10, max: 10, step: 0.1, note: '-10 to 10'},
   {name: 'repetition_penalty', label: 'Repetition penalty', min: 0, max: 10, step: 0.05, note: 'above 0, up to 10'},
-  {name: 'max_completion_tokens', label: 'Longest answer', min: 1, step: 1, whole: true, note: 'tokens, thinking included'},
+  {
+    name: 'max_completion_tokens',
+    label: 'Longest answer',
+    min: 1,
+    step: 1,
+    whole: true,
+    note: 'tokens, thinking included'
+  },
   {name: 'thinking_token_budget', label: 'Longest thinking', min: 0, step: 1, whole: true, note: 'tokens'},
   {name: 'seed', label: 'Seed', step: 1, whole: true, note: 'the same seed, the same answer'},
 ];
@@ -124,8 +136,11 @@ function toolsOf(text) {
 
 function requestBody(conversation, parent) {
   const {settings} = conversation;
-  const body = {messages: messagesTo(conversation, parent), stream: true,
-    stream_options: {include_usage: true, continuous_usage_stats: true}};
+  const body = {
+    messages: messagesTo(conversation, parent),
+    stream: true,
+    stream_options: {include_usage: true, continuous_usage_stats: true}
+  };
   if (server.model) body.model = server.model;
   for (const {name} of kNumbers) {
     if (typeof settings[name] === 'number') body[name] = settings[name];
@@ -199,8 +214,9 @@ async function streamAnswer(conversation, answer, signal, changed) {
   const since = () => (performance.now() - begun) / 1000;
   let response;
   try {
-    response = await fetch('v1/chat/completions',
-      {method: 'POST', headers: headers({'content-type': 'application/json'}), body, signal, cache: 'no-store'});
+    response = await fetch(
+        'v1/chat/completions',
+        {method: 'POST', headers: headers({'content-type': 'application/json'}), body, signal, cache: 'no-store'});
   } catch (error) {
     if (signal.aborted) throw error;
     throw new Failure('lost', 'The server does not answer. Is it still running, and is the network there?');
@@ -216,7 +232,8 @@ async function streamAnswer(conversation, answer, signal, changed) {
         continue;
       }
       const event = JSON.parse(data);
-      if (event.error) throw new Failure('server', `The server broke the answer off. ${sentence(event.error.message ?? '')}`);
+      if (event.error)
+        throw new Failure('server', `The server broke the answer off. ${sentence(event.error.message ?? '')}`);
       if (event.choices?.length > 0) {
         figures.first ??= since();
         figures.last = since();
@@ -237,7 +254,8 @@ async function streamAnswer(conversation, answer, signal, changed) {
 // Asks for an answer behind the node `parent`. `changed` is called whenever there is more of it, and once at the end.
 async function ask(conversation, parent, changed) {
   dropFailures(conversation, parent);
-  const answer = addNode(conversation, parent, {role: 'assistant', text: '', reasoning: '', calls: [], state: 'running'});
+  const answer =
+      addNode(conversation, parent, {role: 'assistant', text: '', reasoning: '', calls: [], state: 'running'});
   const controller = new AbortController();
   server.running.set(conversation.id, {controller, answer});
   keepConversation(conversation);
@@ -261,8 +279,11 @@ async function ask(conversation, parent, changed) {
       answer.state = 'stopped';
     } else {
       answer.state = 'cut';
-      const failure = error instanceof Failure ? error : new Failure('server', `This page failed. ${sentence(String(error?.message ?? error))}`);
-      answer.error = {kind: failure.kind, words: failure.message, field: failure.field ?? null, seconds: failure.seconds ?? null};
+      const failure = error instanceof Failure ?
+          error :
+          new Failure('server', `This page failed. ${sentence(String(error?.message ?? error))}`);
+      answer.error =
+          {kind: failure.kind, words: failure.message, field: failure.field ?? null, seconds: failure.seconds ?? null};
     }
   }
   answer.calls = answer.calls.filter((call) => call?.id);
@@ -272,6 +293,4 @@ async function ask(conversation, parent, changed) {
   return answer;
 }
 
-function stopAnswer(conversation) {
-  server.running.get(conversation.id)?.controller.abort();
-}
+function stopAnswer(conversation) { server.running.get(conversation.id)?.controller.abort(); }

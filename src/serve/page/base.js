@@ -8,8 +8,10 @@ function node(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (typeof value === 'function') element.addEventListener(name, value);
-    else element.setAttribute(name, value === true ? '' : value);
+    if (typeof value === 'function')
+      element.addEventListener(name, value);
+    else
+      element.setAttribute(name, value === true ? '' : value);
   }
   element.append(...children.filter((child) => child !== null));
   return element;
@@ -78,14 +80,16 @@ function amount(value) {
   return value.toLocaleString('en', {minimumFractionDigits: digits, maximumFractionDigits: digits});
 }
 
-function percent(share) {
-  return share === null || !Number.isFinite(share) ? '–' : `${amount(Math.round(share * 1000) / 10)} %`;
-}
+// One digit behind the point, where there is something to say with it.
+const tenths = (value) =>
+    (value >= 100 || Number.isInteger(Math.round(value * 10) / 10) ? Math.round(value) : value.toFixed(1));
+
+function percent(share) { return share === null || !Number.isFinite(share) ? '–' : `${tenths(share * 100)} %`; }
 
 function duration(seconds) {
   if (seconds === null || !Number.isFinite(seconds)) return '–';
-  if (seconds < 1) return `${amount(Math.round(seconds * 10000) / 10)} ms`;
-  if (seconds < 100) return `${amount(seconds)} s`;
+  if (seconds < 1) return `${tenths(seconds * 1000)} ms`;
+  if (seconds < 100) return `${tenths(seconds)} s`;
   return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
 }
 
@@ -94,25 +98,35 @@ function bytes(count) {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let unit = 0;
   for (; count >= 1024 && unit + 1 < units.length; ++unit) count /= 1024;
-  return `${amount(unit === 0 ? count : Math.round(count * 10) / 10)} ${units[unit]}`;
+  return `${tenths(count)} ${units[unit]}`;
 }
 
-function counted(count, one, many = `${one}s`) {
-  return `${amount(count)} ${count === 1 ? one : many}`;
-}
+function counted(count, one, many = `${one}s`) { return `${amount(count)} ${count === 1 ? one : many}`; }
 
 // For those who do not see the page change.
-function say(words) {
-  byId('said').textContent = words;
-}
+function say(words) { byId('said').textContent = words; }
 
 // A line at the bottom, for some seconds; with something to undo, as a button.
 let toastTimer = 0;
 function toast(words, undo = null) {
   const box = byId('toast');
-  const hide = () => { box.hidden = true; };
+  const hide = () => {
+    box.hidden = true;
+  };
   box.replaceChildren(words);
-  if (undo) box.append(' ', node('button', {type: 'button', class: 'link', click() { hide(); undo(); }}, 'Undo'));
+  if (undo)
+    box.append(
+        ' ',
+        node(
+            'button', {
+              type: 'button',
+              class: 'link',
+              click() {
+                hide();
+                undo();
+              }
+            },
+            'Undo'));
   box.hidden = false;
   clearTimeout(toastTimer);
   toastTimer = setTimeout(hide, undo ? 10000 : 5000);

@@ -21,11 +21,16 @@ function figuresOf(one) {
   const out = [];
   const add = (text, title) => out.push(node('span', {title}, text));
   const speed = speedOf(figures);
-  if (speed !== null) add(`${amount(speed < 100 ? Math.round(speed * 10) / 10 : Math.round(speed))} tokens/s`, 'From the first token to the last, as this browser saw them');
-  if (figures.tokens) add(counted(figures.tokens, 'token'), `${counted(figures.prompt, 'token')} of prompt, ${amount(figures.cached)} of them from the cache`);
+  if (speed !== null)
+    add(`${amount(speed < 100 ? Math.round(speed * 10) / 10 : Math.round(speed))} tokens/s`,
+        'From the first token to the last, as this browser saw them');
+  if (figures.tokens)
+    add(counted(figures.tokens, 'token'),
+        `${counted(figures.prompt, 'token')} of prompt, ${amount(figures.cached)} of them from the cache`);
   if (figures.first) add(`first after ${duration(figures.first)}`, 'From the request to the first token');
   if (figures.drafted > 0) {
-    add(`${amount(figures.accepted)} of ${amount(figures.drafted)} drafts accepted`, 'Tokens that were guessed ahead, and turned out to be what the model chose');
+    add(`${amount(figures.accepted)} of ${amount(figures.drafted)} drafts accepted`,
+        'Tokens that were guessed ahead, and turned out to be what the model chose');
   }
   return out;
 }
@@ -36,7 +41,8 @@ function endOf(one) {
   if (one.state === 'stopped') return 'You stopped this answer.';
   if (one.state === 'cut') return 'This answer was cut off: the page was closed.';
   if (one.state === 'done' && one.finish === 'length') {
-    return one.text || one.calls.length > 0 ? 'The answer reached the limit of tokens.' : 'The thinking reached the limit of tokens before an answer began.';
+    return one.text || one.calls.length > 0 ? 'The answer reached the limit of tokens.' :
+                                              'The thinking reached the limit of tokens before an answer began.';
   }
   if (one.state === 'done' && !one.text && one.calls.length === 0) return 'The answer is empty.';
   return null;
@@ -92,19 +98,30 @@ function callsView(one) {
     element.hidden = false;
     const inputs = [];
     element.replaceChildren(...one.calls.filter((call) => call).map((call, i) => {
-      const card = node('section', {class: 'call', 'aria-label': `Call of ${call.name}`},
-        node('h3', {}, icon('tool'), node('code', {}, call.name), node('span', {class: 'fine'}, 'tool call')),
-        node('pre', {tabindex: '0', 'aria-label': 'Arguments'}, node('code', {}, prettyArguments(call.arguments))));
+      const card = node(
+          'section', {class: 'call', 'aria-label': `Call of ${call.name}`},
+          node('h3', {}, icon('tool'), node('code', {}, call.name), node('span', {class: 'fine'}, 'tool call')),
+          node('pre', {tabindex: '0', 'aria-label': 'Arguments'}, node('code', {}, prettyArguments(call.arguments))));
       const result = given?.find((entry) => entry.id === call.id);
-      if (result) card.append(node('p', {class: 'result-label'}, 'Result'), node('pre', {tabindex: '0', 'aria-label': 'Result'}, result.text));
+      if (result)
+        card.append(
+            node('p', {class: 'result-label'}, 'Result'),
+            node('pre', {tabindex: '0', 'aria-label': 'Result'}, result.text));
       if (asks) {
-        const input = node('textarea', {rows: '1', class: 'mono', placeholder: '{"status": "ok"}', 'aria-label': `Result of ${call.name}`});
+        const input = node(
+            'textarea',
+            {rows: '1', class: 'mono', placeholder: '{"status": "ok"}', 'aria-label': `Result of ${call.name}`});
         inputs[i] = input;
         card.append(node('label', {class: 'field'}, 'Its result, for the model', input));
       }
       return card;
     }));
-    if (asks) element.append(node('div', {class: 'row end'}, node('button', {type: 'button', class: 'primary', click: () => send(inputs)}, inputs.length > 1 ? 'Send the results' : 'Send the result')));
+    if (asks)
+      element.append(node(
+          'div', {class: 'row end'},
+          node(
+              'button', {type: 'button', class: 'primary', click: () => send(inputs)},
+              inputs.length > 1 ? 'Send the results' : 'Send the result')));
   };
   return {element, update};
 }
@@ -116,11 +133,16 @@ function answerView(one) {
   const text = node('div', {class: 'markdown'});
   const calls = callsView(one);
   const end = node('div', {class: 'end-note', hidden: true});
-  const wait = node('p', {class: 'wait'}, node('span', {class: 'dots', 'aria-hidden': 'true'}, node('i'), node('i'), node('i')), node('span', {class: 'unseen'}, 'The answer is on its way'));
+  const wait = node(
+      'p', {class: 'wait'}, node('span', {class: 'dots', 'aria-hidden': 'true'}, node('i'), node('i'), node('i')),
+      node('span', {class: 'unseen'}, 'The answer is on its way'));
   const footer = node('footer', {class: 'turn-foot'});
-  const element = node('article', {class: 'turn answer', 'aria-label': 'Answer'}, thinking, text, calls.element, wait, end, footer);
+  const element =
+      node('article', {class: 'turn answer', 'aria-label': 'Answer'}, thinking, text, calls.element, wait, end, footer);
   // Folded thoughts are not drawn, so that they cost nothing while they stream.
-  const drawThought = () => { if (thinking.open) showMarkdown(thought, one.reasoning.trim()); };
+  const drawThought = () => {
+    if (thinking.open) showMarkdown(thought, one.reasoning.trim());
+  };
   thinking.addEventListener('toggle', drawThought);
   let footed = '';
   const update = () => {
@@ -144,7 +166,9 @@ function answerView(one) {
     const key = JSON.stringify([one.figures, one.state, versionsOf(chat.conversation, one), isRunning()]);
     if (key === footed) return;
     footed = key;
-    footer.replaceChildren(node('span', {class: 'actions'}, ...parts), versionPicker(one) ?? '', node('span', {class: 'figures'}, ...figuresOf(one)));
+    footer.replaceChildren(
+        node('span', {class: 'actions'}, ...parts), versionPicker(one) ?? '',
+        node('span', {class: 'figures'}, ...figuresOf(one)));
   };
   return {element, update};
 }
@@ -159,8 +183,13 @@ function againButton(one) {
 function remedies(one) {
   const retry = node('button', {type: 'button', class: 'plain', click: () => askBehind(one.parent)}, 'Try again');
   const {kind, field} = one.error;
-  if (kind === 'key') return [node('button', {type: 'button', class: 'plain', click: () => askForKey()}, 'API key…'), retry];
-  if (kind === 'field') return [node('button', {type: 'button', class: 'plain', click: () => showSettings(field, one.error.words)}, 'Settings…'), retry];
+  if (kind === 'key')
+    return [node('button', {type: 'button', class: 'plain', click: () => askForKey()}, 'API key…'), retry];
+  if (kind === 'field')
+    return [
+      node('button', {type: 'button', class: 'plain', click: () => showSettings(field, one.error.words)}, 'Settings…'),
+      retry
+    ];
   return kind === 'context' ? [] : [retry];
 }
 
@@ -177,8 +206,11 @@ function questionView(one) {
     if (editing) return element.replaceChildren(editor(one));
     const edit = iconButton('edit', 'Edit the message', () => beginEdit(one.id));
     edit.disabled = isRunning();
-    element.replaceChildren(node('div', {class: 'bubble'}, one.text),
-      node('footer', {class: 'turn-foot'}, versionPicker(one) ?? '', node('span', {class: 'actions'}, edit, copyButton('Copy the message', () => one.text))));
+    element.replaceChildren(
+        node('div', {class: 'bubble'}, one.text),
+        node(
+            'footer', {class: 'turn-foot'}, versionPicker(one) ?? '',
+            node('span', {class: 'actions'}, edit, copyButton('Copy the message', () => one.text))));
   };
   return {element, update};
 }
@@ -214,9 +246,11 @@ function editor(one) {
     area.focus();
     area.setSelectionRange(area.value.length, area.value.length);
   });
-  return node('div', {class: 'editor'}, area, node('div', {class: 'row end'},
-    node('button', {type: 'button', class: 'plain', click: finish}, 'Cancel'),
-    node('button', {type: 'button', class: 'primary', click: save}, 'Send')));
+  return node(
+      'div', {class: 'editor'}, area,
+      node(
+          'div', {class: 'row end'}, node('button', {type: 'button', class: 'plain', click: finish}, 'Cancel'),
+          node('button', {type: 'button', class: 'primary', click: save}, 'Send')));
 }
 
 function beginEdit(id) {
@@ -257,9 +291,17 @@ function followEnd() {
 }
 
 function greeting() {
-  const examples = ['What is 17 + 25?', 'A bus has 12 seats and 5 are taken. How many are free?', 'Answer in JSON with name Ada and age 36.'];
-  return node('div', {class: 'greeting'}, node('h2', {}, 'What would you like to know?'),
-    node('ul', {}, ...examples.map((text) => node('li', {}, node('button', {type: 'button', class: 'plain', click: () => askText(text)}, text)))));
+  const examples = [
+    'What is 17 + 25?', 'A bus has 12 seats and 5 are taken. How many are free?',
+    'Answer in JSON with name Ada and age 36.'
+  ];
+  return node(
+      'div', {class: 'greeting'}, node('h2', {}, 'What would you like to know?'),
+      node(
+          'ul', {},
+          ...examples.map(
+              (text) =>
+                  node('li', {}, node('button', {type: 'button', class: 'plain', click: () => askText(text)}, text)))));
 }
 
 // Shows the conversation anew; views of nodes that are still there stay.
@@ -332,15 +374,27 @@ function showList() {
   const rows = conversations.list.map((entry) => {
     const current = entry.id === chat.conversation?.id;
     const title = entry.title || 'Untitled';
-    const open = node('button', {type: 'button', class: 'open', 'aria-current': current ? 'true' : null, title, click: () => selectConversation(entry.id)}, title);
-    if (server.running.has(entry.id)) open.prepend(node('span', {class: 'busy-dot', title: 'An answer is running', role: 'img', 'aria-label': 'An answer is running'}));
+    const open = node(
+        'button', {
+          type: 'button',
+          class: 'open',
+          'aria-current': current ? 'true' : null,
+          title,
+          click: () => selectConversation(entry.id)
+        },
+        title);
+    if (server.running.has(entry.id))
+      open.prepend(node(
+          'span',
+          {class: 'busy-dot', title: 'An answer is running', role: 'img', 'aria-label': 'An answer is running'}));
     open.addEventListener('keydown', (event) => {
       if (event.key === 'F2') renameConversation(entry.id);
       if (event.key === 'Delete') removeConversation(entry.id);
     });
-    return node('li', {class: current ? 'current' : null, 'data-id': entry.id}, open,
-      iconButton('edit', `Rename “${title}”`, () => renameConversation(entry.id)),
-      iconButton('delete', `Delete “${title}”`, () => removeConversation(entry.id)));
+    return node(
+        'li', {class: current ? 'current' : null, 'data-id': entry.id}, open,
+        iconButton('edit', `Rename “${title}”`, () => renameConversation(entry.id)),
+        iconButton('delete', `Delete “${title}”`, () => removeConversation(entry.id)));
   });
   byId('conversations').replaceChildren(...rows);
 }

@@ -24,10 +24,14 @@ const isText = (value) => typeof value === 'string';
 function isConversation(value) {
   if (typeof value !== 'object' || value === null || !isText(value.id) || !isText(value.title)) return false;
   if (typeof value.settings !== 'object' || value.settings === null || !value.nodes?.root) return false;
-  return Object.values(value.nodes).every((one) => Array.isArray(one.children) &&
-    one.children.every((id) => value.nodes[id]) && (one.id === 'root' || value.nodes[one.parent]) &&
-    (one.role === 'root' || (one.role === 'tools' && Array.isArray(one.results)) || (isText(one.text) &&
-      (one.role === 'user' || (one.role === 'assistant' && isText(one.reasoning) && Array.isArray(one.calls))))));
+  return Object.values(value.nodes)
+      .every(
+          (one) => Array.isArray(one.children) && one.children.every((id) => value.nodes[id]) &&
+              (one.id === 'root' || value.nodes[one.parent]) &&
+              (one.role === 'root' || (one.role === 'tools' && Array.isArray(one.results)) ||
+               (isText(one.text) &&
+                (one.role === 'user' ||
+                 (one.role === 'assistant' && isText(one.reasoning) && Array.isArray(one.calls))))));
 }
 
 function readList() {
@@ -55,13 +59,16 @@ function keepConversation(conversation) {
   readList();  // another tab may have changed it
   const entry = {id: conversation.id, title: conversation.title, updated: conversation.updated};
   const at = conversations.list.findIndex((one) => one.id === conversation.id);
-  if (at >= 0) conversations.list[at] = entry;
-  else conversations.list.unshift(entry);
-  const done = kept.write(`conversation.${conversation.id}`, conversation) &&
-    kept.write('conversations', conversations.list);
+  if (at >= 0)
+    conversations.list[at] = entry;
+  else
+    conversations.list.unshift(entry);
+  const done =
+      kept.write(`conversation.${conversation.id}`, conversation) && kept.write('conversations', conversations.list);
   if (!done && !storageIsFull) {
-    toast('The browser’s storage is full or switched off: what is said now is gone when this tab is closed. ' +
-      'Deleting conversations makes room.');
+    toast(
+        'The browser’s storage is full or switched off: what is said now is gone when this tab is closed. ' +
+        'Deleting conversations makes room.');
   }
   storageIsFull = !done;
 }
@@ -142,9 +149,7 @@ function versionsOf(conversation, one) {
   return {at: children.indexOf(one.id), count: children.length};
 }
 
-function chooseVersion(conversation, one, at) {
-  conversation.nodes[one.parent].chosen = at;
-}
+function chooseVersion(conversation, one, at) { conversation.nodes[one.parent].chosen = at; }
 
 // ---- what the server is sent
 
@@ -171,8 +176,9 @@ function messagesTo(conversation, id) {
       if (one.reasoning) message.reasoning_content = one.reasoning;
       const calls = one.calls.filter(isWhole);
       if (calls.length > 0) {
-        message.tool_calls = calls.map((call) => ({
-          id: call.id, type: 'function', function: {name: call.name, arguments: call.arguments || '{}'}}));
+        message.tool_calls = calls.map(
+            (call) =>
+                ({id: call.id, type: 'function', function: {name: call.name, arguments: call.arguments || '{}'}}));
       }
       out.push(message);
     }

@@ -1,10 +1,15 @@
 // The second tab: figures of the server, drawn from its /metrics once a second while they are looked at.
 
-const kPeriod = 1000;   // ms
-const kSamples = 120;   // that a chart shows
-const kWindow = 30;     // samples over which shares and percentiles are taken
+const kPeriod = 1000;  // ms
+const kSamples = 120;  // that a chart shows
+const kWindow = 30;    // samples over which shares and percentiles are taken
 
-const live = {samples: [], timer: 0, charts: [], asking: false};
+const live = {
+  samples: [],
+  timer: 0,
+  charts: [],
+  asking: false
+};
 
 // Prometheus' text: name → [{labels, value}].
 function parseMetrics(text) {
@@ -13,7 +18,8 @@ function parseMetrics(text) {
     const found = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$/.exec(line);
     if (!found) continue;
     const labels = {};
-    for (const [, name, value] of (found[2] ?? '').matchAll(/([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"/g)) labels[name] = value;
+    for (const [, name, value] of (found[2] ?? '').matchAll(/([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"/g))
+      labels[name] = value;
     if (!out.has(found[1])) out.set(found[1], []);
     out.get(found[1]).push({labels, value: found[3] === '+Inf' ? Infinity : Number(found[3])});
   }
@@ -37,10 +43,10 @@ function sampleOf(metrics, time) {
     asked: value('vllm:prefix_cache_queries_total'),
     hits: value('vllm:prefix_cache_hits_total'),
     cacheBytes: value('fourfold_prefix_cache_bytes'),
-    rounds: value('vllm:spec_decode_num_drafts_total'),
     drafted: value('vllm:spec_decode_num_draft_tokens_total'),
     accepted: value('vllm:spec_decode_num_accepted_tokens_total'),
-    acceptedAt: all('vllm:spec_decode_num_accepted_tokens_per_pos_total').map((one) => one.value),
+    draftedAt: by('fourfold_drafts_verified_per_position_total', 'position'),
+    acceptedAt: by('vllm:spec_decode_num_accepted_tokens_per_pos_total', 'position'),
     preemptions: value('vllm:num_preemptions_total'),
     ended: by('vllm:request_success_total', 'finished_reason'),
     first: by('vllm:time_to_first_token_seconds_bucket', 'le'),
@@ -72,15 +78,17 @@ function shares(samples, part, whole) {
 
 // A quantile of a histogram's increase between two samples, straight lines inside of a column; null without any.
 function quantile(before, now, name, share) {
-  const columns = Object.entries(now[name]).map(([bound, count]) => ({
-    bound: bound === '+Inf' ? Infinity : Number(bound), count: count - (before?.[name][bound] ?? 0)}));
+  const columns = Object.entries(now[name]).map(
+      ([bound, count]) =>
+          ({bound: bound === '+Inf' ? Infinity : Number(bound), count: count - (before?.[name][bound] ?? 0)}));
   columns.sort((a, b) => a.bound - b.bound);
   const all = columns.length > 0 ? columns[columns.length - 1].count : 0;
   if (all <= 0) return null;
   let low = 0;
   let below = 0;
   for (const {bound, count} of columns) {
-    if (count >= share * all) return bound === Infinity ? low : low + (bound - low) * (share * all - below) / (count - below);
+    if (count >= share * all)
+      return bound === Infinity ? low : low + (bound - low) * (share * all - below) / (count - below);
     [low, below] = [bound, count];
   }
   return low;
@@ -101,7 +109,8 @@ function roundUp(value) {
 // it is fixed.
 function lineChart(title, series, format, top = null) {
   const picture = svg('svg', {viewBox: `0 0 ${kWidth} ${kHeight}`, preserveAspectRatio: 'none', role: 'img'});
-  for (const share of [0.25, 0.5, 0.75]) picture.append(svg('line', {class: 'grid', x1: 0, x2: kWidth, y1: kHeight * share, y2: kHeight * share}));
+  for (const share of [0.25, 0.5, 0.75])
+    picture.append(svg('line', {class: 'grid', x1: 0, x2: kWidth, y1: kHeight * share, y2: kHeight * share}));
   const area = svg('path', {class: 'area'});
   const lines = series.map((_, i) => svg('path', {class: `line line-${i}`}));
   const cursor = svg('line', {class: 'cursor', y1: 0, y2: kHeight, visibility: 'hidden'});
@@ -109,18 +118,26 @@ function lineChart(title, series, format, top = null) {
   const values = series.map(() => node('b', {}, '–'));
   const end = node('span', {class: 'axis-top'});
   const when = node('span', {class: 'when'}, 'now');
-  const element = node('section', {class: 'chart'},
-    node('div', {class: 'chart-head'}, node('h2', {}, title), when),
-    node('ul', {class: 'legend'}, ...series.map(({name}, i) => node('li', {}, node('i', {class: `key key-${i}`, 'aria-hidden': 'true'}), `${name} `, values[i]))),
-    node('div', {class: 'plot'}, picture, end, node('span', {class: 'axis-bottom'}, '0')),
-    node('div', {class: 'axis-time', 'aria-hidden': 'true'}, node('span', {}, `${kSamples * kPeriod / 60000} min ago`), node('span', {}, 'now')));
+  const element = node(
+      'section', {class: 'chart'}, node('div', {class: 'chart-head'}, node('h2', {}, title), when),
+      node(
+          'ul', {class: 'legend'},
+          ...series.map(
+              ({name}, i) =>
+                  node('li', {}, node('i', {class: `key key-${i}`, 'aria-hidden': 'true'}), `${name} `, values[i]))),
+      node('div', {class: 'plot'}, picture, end, node('span', {class: 'axis-bottom'}, '0')),
+      node(
+          'div', {class: 'axis-time', 'aria-hidden': 'true'}, node('span', {}, `${kSamples * kPeriod / 60000} min ago`),
+          node('span', {}, 'now')));
   let held = [];
   let looked = null;  // how many samples before the last one the pointer is
   const tell = () => {
     const count = held[0]?.length ?? 0;
     const at = count - 1 - (looked ?? 0);
     when.textContent = looked ? `${looked * kPeriod / 1000} s ago` : 'now';
-    held.forEach((column, i) => { values[i].textContent = at >= 0 && column[at] !== null ? format(column[at]) : '–'; });
+    held.forEach((column, i) => {
+      values[i].textContent = at >= 0 && column[at] !== null ? format(column[at]) : '–';
+    });
     const x = kWidth - (looked ?? 0) * kWidth / (kSamples - 1);
     cursor.setAttribute('x1', x);
     cursor.setAttribute('x2', x);
@@ -156,25 +173,33 @@ function lineChart(title, series, format, top = null) {
       if (i === 0) area.setAttribute('d', fill);
     });
     tell();
-    picture.setAttribute('aria-label', `${title}: ${series.map(({name}, i) => `${name} ${values[i].textContent}`).join(', ')}`);
+    picture.setAttribute(
+        'aria-label', `${title}: ${series.map(({name}, i) => `${name} ${values[i].textContent}`).join(', ')}`);
   };
   return {element, update};
 }
 
-// How many drafts were accepted at each position, since the server started.
+// The share of drafts that were accepted, at each position that had any.
 function draftBars() {
   const bars = node('ul', {class: 'bars'});
-  const nothing = node('p', {class: 'fine'});
-  const element = node('section', {class: 'chart'},
-    node('div', {class: 'chart-head'}, node('h2', {}, 'Drafts by position'), node('span', {class: 'when'}, 'since the start')), bars, nothing);
+  const nothing = node('p', {class: 'fine'}, 'Nothing was drafted yet. --speculative-config switches drafts on.');
+  const element = node(
+      'section', {class: 'chart'},
+      node(
+          'div', {class: 'chart-head'}, node('h2', {}, 'Drafts accepted by position'),
+          node('span', {class: 'when'}, 'since the start')),
+      bars, nothing);
   const update = (samples) => {
-    const {rounds, acceptedAt} = samples[samples.length - 1];
-    const last = acceptedAt.findLastIndex((count) => count > 0);
-    nothing.textContent = rounds ? `Of ${counted(rounds, 'step')} that had a draft at that position or before it.` : 'Nothing was drafted yet. --speculative-config switches drafts on.';
-    bars.replaceChildren(...acceptedAt.slice(0, rounds ? last + 1 : 0).map((count, i) => {
+    const {draftedAt, acceptedAt} = samples[samples.length - 1];
+    const positions = Object.keys(draftedAt).filter((position) => draftedAt[position] > 0);
+    nothing.hidden = positions.length > 0;
+    bars.replaceChildren(...positions.map((position) => {
+      const share = acceptedAt[position] / draftedAt[position];
       const bar = node('span', {class: 'bar-fill'});
-      bar.style.width = `${100 * count / rounds}%`;
-      return node('li', {}, node('span', {}, `${i + 1}`), node('span', {class: 'bar-track', 'aria-hidden': 'true'}, bar), node('b', {}, percent(count / rounds)));
+      bar.style.width = `${100 * share}%`;
+      return node(
+          'li', {}, node('span', {}, `${Number(position) + 1}`),
+          node('span', {class: 'bar-track', 'aria-hidden': 'true'}, bar), node('b', {}, percent(share)));
     }));
   };
   return {element, update};
@@ -207,20 +232,34 @@ function tilesOf(samples) {
   const bad = (now.ended.error ?? 0) + (now.ended.abort ?? 0);
   return [
     ['Tokens a second', speed === null ? '–' : amount(Math.round(speed)), `${amount(now.generated)} in all`],
-    ['Requests', now.running === null ? '–' : `${amount(now.running)} running`, now.waiting === null ? '' : `${amount(now.waiting)} waiting`],
+    [
+      'Requests', now.running === null ? '–' : `${amount(now.running)} running`,
+      now.waiting === null ? '' : `${amount(now.waiting)} waiting`
+    ],
     ['First token', ...times('first')],
     ['Between tokens', ...times('gap')],
     ['Answers', amount(ended), bad > 0 ? `${amount(bad)} stopped or failed` : 'none failed'],
-    ['Prefix cache', now.cacheBytes === null ? '–' : bytes(now.cacheBytes), now.asked > 0 ? `${percent(now.hits / now.asked)} of prompts` : 'not asked yet'],
-    ['Drafts accepted', now.drafted > 0 ? percent(now.accepted / now.drafted) : '–', now.drafted > 0 ? `${amount(now.accepted)} of ${amount(now.drafted)}` : 'none drafted'],
-    ['Server', now.resident === null ? '–' : bytes(now.resident), now.connections === null ? '' : counted(now.connections, 'connection')],
+    [
+      'Prefix cache', now.cacheBytes === null ? '–' : bytes(now.cacheBytes),
+      now.asked > 0 ? `${percent(now.hits / now.asked)} of prompts` : 'not asked yet'
+    ],
+    [
+      'Drafts accepted', now.drafted > 0 ? percent(now.accepted / now.drafted) : '–',
+      now.drafted > 0 ? `${amount(now.accepted)} of ${amount(now.drafted)}` : 'none drafted'
+    ],
+    [
+      'Server', now.resident === null ? '–' : bytes(now.resident),
+      now.connections === null ? '' : counted(now.connections, 'connection')
+    ],
   ];
 }
 
 function showLive() {
   const {samples} = live;
-  byId('tiles').replaceChildren(...tilesOf(samples).map(([name, value, more]) =>
-    node('div', {class: 'tile'}, node('dt', {}, name), node('dd', {}, node('b', {}, value), node('span', {class: 'fine'}, more)))));
+  byId('tiles').replaceChildren(...tilesOf(samples).map(
+      ([name, value, more]) => node(
+          'div', {class: 'tile'}, node('dt', {}, name),
+          node('dd', {}, node('b', {}, value), node('span', {class: 'fine'}, more)))));
   for (const chart of live.charts) chart.update(samples);
 }
 
@@ -228,7 +267,9 @@ async function lookAtMetrics() {
   if (live.asking) return;
   live.asking = true;
   const state = byId('live-state');
-  const tell = (words) => { if (state.textContent !== words) state.textContent = words; };
+  const tell = (words) => {
+    if (state.textContent !== words) state.textContent = words;
+  };
   try {
     const response = await fetch('metrics', {headers: headers(), cache: 'no-store'});
     if (!response.ok) throw await failureOfResponse(response);

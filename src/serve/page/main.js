@@ -19,7 +19,9 @@ async function watchHealth() {
       if (response.ok) break;
       const {status, phase, progress} = await response.json();
       const share = progress?.total > 0 ? `, ${percent(progress.done / progress.total)}` : '';
-      tell(status === 'loading' ? `The model is being loaded: ${phase}${share}.` : sentence(`The server is not ready: ${phase ?? status}`));
+      tell(
+          status === 'loading' ? `The model is being loaded: ${phase}${share}.` :
+                                 sentence(`The server is not ready: ${phase ?? status}`));
     } catch {
       tell('The server does not answer. This page goes on trying.');
     }
@@ -31,12 +33,16 @@ async function watchHealth() {
     const [model] = (await getJson('v1/models')).data;
     server.model = model.id;
     server.context = model.max_model_len ?? null;
-    byId('model').replaceChildren(model.id, server.context ? node('span', {}, ` · ${amount(server.context)} tokens of context`) : '');
+    byId('model').replaceChildren(
+        model.id, server.context ? node('span', {}, ` · ${amount(server.context)} tokens of context`) : '');
     byId('model').title = byId('model').textContent;
   } catch (error) {
-    if (error.kind === 'key') askForKey();
-    else if (error.kind === 'lost') watchHealth();
-    else tell(error.message);
+    if (error.kind === 'key')
+      askForKey();
+    else if (error.kind === 'lost')
+      watchHealth();
+    else
+      tell(error.message);
   }
 }
 
@@ -173,8 +179,10 @@ function start() {
   setUpSide();
   setUpKeys();
   const current = openConversation(kept.read('current') ?? '');
-  if (current) showConversation(current);
-  else newConversation();
+  if (current)
+    showConversation(current);
+  else
+    newConversation();
   setUpTabs();
   window.addEventListener('storage', otherTabChanged);
   window.addEventListener('pagehide', () => {

@@ -1,5 +1,5 @@
-// The part of Markdown that models write: headings, lists, tables, quotes, code, emphasis, links. Anything else is text.
-// Every element is made by its name and filled with text, so that no answer can be more than text.
+// The part of Markdown that models write: headings, lists, tables, quotes, code, emphasis, links. Anything else is
+// text. Every element is made by its name and filled with text, so that no answer can be more than text.
 
 const kMaxDepth = 8;
 const kFence = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
@@ -12,7 +12,8 @@ const kTableRule = /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t
 const indentOf = (line) => line.length - line.trimStart().length;
 
 function isTable(lines, at) {
-  return at + 1 < lines.length && lines[at].includes('|') && lines[at + 1].includes('-') && kTableRule.test(lines[at + 1]);
+  return at + 1 < lines.length && lines[at].includes('|') && lines[at + 1].includes('-') &&
+      kTableRule.test(lines[at + 1]);
 }
 
 function cells(line) {
@@ -33,8 +34,10 @@ function blocksOf(lines) {
       ++at;
     } else if ((found = kFence.exec(line))) {
       const [, fence, info] = found;
-      const closes = (text) => text.trim().length >= fence.length && text.trim() === fence[0].repeat(text.trim().length);
-      for (++at; at < lines.length && !closes(lines[at]); ++at);
+      const closes = (text) =>
+          text.trim().length >= fence.length && text.trim() === fence[0].repeat(text.trim().length);
+      for (++at; at < lines.length && !closes(lines[at]); ++at)
+        ;
       const text = lines.slice(from + 1, at).join('\n');
       if (at < lines.length) ++at;
       add('code', from, {text, language: info.trim().split(/\s/)[0].slice(0, 40)});
@@ -45,10 +48,12 @@ function blocksOf(lines) {
       ++at;
       add('rule', from);
     } else if (kQuote.test(line)) {
-      for (; at < lines.length && kQuote.test(lines[at]); ++at);
+      for (; at < lines.length && kQuote.test(lines[at]); ++at)
+        ;
       add('quote', from, {lines: lines.slice(from, at).map((text) => text.replace(/^ {0,3}> ?/, ''))});
     } else if (isTable(lines, at)) {
-      for (at += 2; at < lines.length && lines[at].includes('|'); ++at);
+      for (at += 2; at < lines.length && lines[at].includes('|'); ++at)
+        ;
       add('table', from, {head: cells(line), rows: lines.slice(from + 2, at).map(cells)});
     } else if ((found = kItem.exec(line))) {
       const items = [];
@@ -56,7 +61,8 @@ function blocksOf(lines) {
       const number = parseInt(found[2], 10);
       add('list', from, {items, ordered: !Number.isNaN(number), start: number});
     } else {
-      for (++at; at < lines.length && !beginsBlock(lines, at); ++at);
+      for (++at; at < lines.length && !beginsBlock(lines, at); ++at)
+        ;
       add('paragraph', from, {text: lines.slice(from, at).join('\n')});
     }
   }
@@ -66,7 +72,7 @@ function blocksOf(lines) {
 function beginsBlock(lines, at) {
   const line = lines[at];
   return line.trim() === '' || kFence.test(line) || kHeading.test(line) || kRule.test(line) || kQuote.test(line) ||
-    kItem.test(line) || isTable(lines, at);
+      kItem.test(line) || isTable(lines, at);
 }
 
 // The items of a list that begins at `at`: each an array of lines without their indentation. Returns where it ends.
@@ -168,7 +174,8 @@ function inlineOf(text, depth = 0) {
       }
       const beyond = end + run.length;
       if (text[beyond] !== '`') break;
-      for (end = beyond; text[end] === '`'; ++end);
+      for (end = beyond; text[end] === '`'; ++end)
+        ;
     } while (true);
     flush();
     const inside = text.slice(at + run.length, end);
@@ -211,7 +218,9 @@ function inlineOf(text, depth = 0) {
     }
     // A run of the same mark is one thing, so that a long one is not looked at from each of its places.
     let end = at + 1;
-    if (c === '`') for (; text[end] === c; ++end);
+    if (c === '`')
+      for (; text[end] === c; ++end)
+        ;
     plain += text.slice(at, end);
     at = end;
   }
@@ -223,23 +232,30 @@ function inlineOf(text, depth = 0) {
 
 function codeBlock(block) {
   const code = node('code', {}, block.text);
-  const element = node('div', {class: 'code'},
-    node('div', {class: 'code-head'}, node('span', {}, block.language || 'text'),
-      copyButton('Copy the code', () => code.textContent)),
-    node('pre', {tabindex: '0', 'aria-label': `Code, ${block.language || 'text'}`}, code));
+  const element = node(
+      'div', {class: 'code'},
+      node(
+          'div', {class: 'code-head'}, node('span', {}, block.language || 'text'),
+          copyButton('Copy the code', () => code.textContent)),
+      node('pre', {tabindex: '0', 'aria-label': `Code, ${block.language || 'text'}`}, code));
   element.update = (next) => {
     // More of the same, as streams bring it, is added: what is selected or scrolled stays so.
     const old = code.textContent;
-    if (next.text.startsWith(old) && code.firstChild) code.firstChild.appendData(next.text.slice(old.length));
-    else code.textContent = next.text;
+    if (next.text.startsWith(old) && code.firstChild)
+      code.firstChild.appendData(next.text.slice(old.length));
+    else
+      code.textContent = next.text;
   };
   return element;
 }
 
 function tableElement(block) {
   const row = (tag, texts) => node('tr', {}, ...block.head.map((_, i) => node(tag, {}, inlineOf(texts[i] ?? ''))));
-  return node('div', {class: 'table', tabindex: '0'}, node('table', {},
-    node('thead', {}, row('th', block.head)), node('tbody', {}, ...block.rows.map((texts) => row('td', texts)))));
+  return node(
+      'div', {class: 'table', tabindex: '0'},
+      node(
+          'table', {}, node('thead', {}, row('th', block.head)),
+          node('tbody', {}, ...block.rows.map((texts) => row('td', texts)))));
 }
 
 function listElement(block, depth) {
@@ -257,14 +273,21 @@ function listElement(block, depth) {
 function blockElement(block, depth) {
   if (depth > kMaxDepth) return node('p', {}, block.raw);
   switch (block.kind) {
-    case 'code': return codeBlock(block);
+    case 'code':
+      return codeBlock(block);
     // The page has one above these.
-    case 'heading': return node(`h${Math.min(block.level + 1, 6)}`, {}, inlineOf(block.text));
-    case 'rule': return node('hr');
-    case 'quote': return node('blockquote', {}, ...blocksOf(block.lines).map((one) => blockElement(one, depth + 1)));
-    case 'table': return tableElement(block);
-    case 'list': return listElement(block, depth);
-    default: return node('p', {}, inlineOf(block.text));
+    case 'heading':
+      return node(`h${Math.min(block.level + 1, 6)}`, {}, inlineOf(block.text));
+    case 'rule':
+      return node('hr');
+    case 'quote':
+      return node('blockquote', {}, ...blocksOf(block.lines).map((one) => blockElement(one, depth + 1)));
+    case 'table':
+      return tableElement(block);
+    case 'list':
+      return listElement(block, depth);
+    default:
+      return node('p', {}, inlineOf(block.text));
   }
 }
 
@@ -280,8 +303,10 @@ function showMarkdown(container, text) {
       return {...block, element: old.element};
     }
     block.element = blockElement(block, 0);
-    if (old) old.element.replaceWith(block.element);
-    else container.append(block.element);
+    if (old)
+      old.element.replaceWith(block.element);
+    else
+      container.append(block.element);
     return block;
   });
   for (const old of shown.slice(blocks.length)) old.element.remove();

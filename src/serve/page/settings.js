@@ -12,13 +12,23 @@ function changeSettings(change) {
 }
 
 function numberField({name, label, note, min, max, step, whole}) {
-  const input = node('input', {id: `s-${name}`, type: 'number', inputmode: whole ? 'numeric' : 'decimal', min, max, step, placeholder: '–', 'aria-describedby': `n-${name}`,
+  const input = node('input', {
+    id: `s-${name}`,
+    type: 'number',
+    inputmode: whole ? 'numeric' : 'decimal',
+    min,
+    max,
+    step,
+    placeholder: '–',
+    'aria-describedby': `n-${name}`,
     input() {
       input.removeAttribute('aria-invalid');
       const value = input.valueAsNumber;
       changeSettings({[name]: Number.isNaN(value) ? null : whole ? Math.trunc(value) : value});
-    }});
-  return node('div', {class: 'number'}, node('label', {for: input.id}, label), input, node('span', {class: 'fine', id: `n-${name}`}, note));
+    }
+  });
+  return node('div', {class: 'number'}, node('label', {for: input.id
+              }, label), input, node('span', {class: 'fine', id: `n-${name}`}, note));
 }
 
 function checkTools() {
@@ -100,7 +110,8 @@ function setUpSettings() {
 function askForKey(then = () => {}) {
   const dialog = byId('key');
   if (dialog.open) return;
-  byId('key-words').textContent = apiKey.get() ? 'This server wants another key than the one it was given.' : 'This server wants a key.';
+  byId('key-words').textContent =
+      apiKey.get() ? 'This server wants another key than the one it was given.' : 'This server wants a key.';
   byId('key-input').value = '';
   byId('key-form').onsubmit = (event) => {
     event.preventDefault();
@@ -116,11 +127,17 @@ function askForKey(then = () => {}) {
 
 // ---- the theme
 
-const kThemes = {system: 'as the system', light: 'light', dark: 'dark'};
+const kThemes = {
+  system: 'as the system',
+  light: 'light',
+  dark: 'dark'
+};
 
 function applyTheme(theme) {
-  if (theme === 'system') delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
+  if (theme === 'system')
+    delete document.documentElement.dataset.theme;
+  else
+    document.documentElement.dataset.theme = theme;
   const button = byId('theme');
   button.replaceChildren(icon(theme));
   button.title = `Colours: ${kThemes[theme]}`;

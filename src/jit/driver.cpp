@@ -40,13 +40,13 @@ Driver::Driver(SharedLibrary library) : library_(std::move(library)) {
   library_.load("cuMemsetD8Async", &call->fill_bytes);
   library_.load("cuStreamCreate", &call->stream_create);
   library_.load("cuStreamDestroy_v2", &call->stream_destroy);
-  library_.load("cuStreamSynchronize", &call->stream_synchronize);
+  library_.load("cuStreamQuery", &call->stream_query);
   library_.load("cuStreamBeginCapture_v2", &call->stream_begin_capture);
   library_.load("cuStreamEndCapture", &call->stream_end_capture);
   library_.load("cuEventCreate", &call->event_create);
   library_.load("cuEventDestroy_v2", &call->event_destroy);
   library_.load("cuEventRecord", &call->event_record);
-  library_.load("cuEventSynchronize", &call->event_synchronize);
+  library_.load("cuEventQuery", &call->event_query);
   library_.load("cuEventElapsedTime", &call->event_elapsed);
   library_.load("cuGraphInstantiateWithFlags", &call->graph_instantiate);
   library_.load("cuGraphLaunch", &call->graph_launch);

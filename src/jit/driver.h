@@ -55,6 +55,8 @@ class Driver {
 
 using DeviceAddress = unsigned long long;
 
+inline constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
+
 // CUlaunchAttribute and CUlaunchConfig (cuda.h).
 struct LaunchAttribute {
   int id;
@@ -104,13 +106,13 @@ struct Driver::Functions {
   int (*fill_bytes)(DeviceAddress address, unsigned char value, size_t count, void* stream);
   int (*stream_create)(void** stream, unsigned flags);
   int (*stream_destroy)(void* stream);
-  int (*stream_synchronize)(void* stream);
+  int (*stream_query)(void* stream);  // kNotReady while there is work
   int (*stream_begin_capture)(void* stream, int mode);
   int (*stream_end_capture)(void* stream, void** graph);
   int (*event_create)(void** event, unsigned flags);
   int (*event_destroy)(void* event);
   int (*event_record)(void* event, void* stream);
-  int (*event_synchronize)(void* event);
+  int (*event_query)(void* event);
   int (*event_elapsed)(float* milliseconds, void* start, void* stop);
   int (*graph_instantiate)(void** executable, void* graph, unsigned long long flags);
   int (*graph_launch)(void* executable, void* stream);

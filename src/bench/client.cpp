@@ -6,8 +6,10 @@
 #include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -27,6 +29,17 @@ std::string request_text(const HttpCall& call) {
     text += fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n", call.body.size());
   }
   return text + "\r\n" + call.body;
+}
+
+// The certificates that this machine trusts (or those of SSL_CERT_FILE), read once.
+asio::ssl::context& trusted() {
+  static asio::ssl::context context = [] {
+    asio::ssl::context made(asio::ssl::context::tls_client);
+    made.set_default_verify_paths();
+    made.set_verify_mode(asio::ssl::verify_peer);
+    return made;
+  }();
+  return context;
 }
 
 class Transfer final : public HttpTransfer {
@@ -55,37 +68,62 @@ class Transfer final : public HttpTransfer {
         return self->end(fmt::format("cannot connect to {}: {}", self->call_.url.authority(), error.message()));
       ErrorCode ignored;
       self->socket_.set_option(tcp::no_delay(true), ignored);
+      self->call_.url.tls ? self->handshake() : self->write();
+    });
+  }
+
+  void handshake() {
+    if (ended_) return;
+    const std::string& host = call_.url.host;
+    tls_.emplace(socket_, trusted());
+    tls_->set_verify_callback(asio::ssl::host_name_verification(host));
+    ::SSL_set_tlsext_host_name(tls_->native_handle(), host.c_str());
+    tls_->async_handshake(asio::ssl::stream_base::client, [self = self()](ErrorCode error) {
+      if (error) return self->end("no TLS: " + error.message());
       self->write();
     });
   }
 
+  // Calls with what is written to and read from.
+  template <typename F>
+  void with_stream(F&& call) {
+    tls_ ? call(*tls_) : call(socket_);
+  }
+
   void write() {
     if (ended_) return;
-    asio::async_write(socket_, asio::buffer(request_), [self = self()](ErrorCode error, size_t) {
-      // A server may answer and close before it has read everything: what it said is still there.
-      if (error && error != asio::error::broken_pipe && error != asio::error::connection_reset) {
-        return self->end("cannot send the request: " + error.message());
-      }
-      self->request_ = {};
-      self->read();
+    with_stream([this](auto& stream) {
+      asio::async_write(stream, asio::buffer(request_), [self = self()](ErrorCode error, size_t) {
+        // A server may answer and close before it has read everything: what it said is still there.
+        if (error && error != asio::error::broken_pipe && error != asio::error::connection_reset) {
+          return self->end("cannot send the request: " + error.message());
+        }
+        self->request_ = {};
+        self->read();
+      });
     });
   }
 
   void read() {
     if (ended_) return;
-    socket_.async_read_some(asio::buffer(buffer_), [self = self()](ErrorCode error, size_t count) {
-      if (self->ended_) return;
-      if (error) {
-        self->reader_.end();
-        return self->end(error == asio::error::eof ? "" : "the connection broke: " + error.message());
-      }
-      std::string body;
-      self->reader_.feed(std::string_view(self->buffer_.data(), count), body);
-      if (!body.empty() && self->handlers_.piece) self->handlers_.piece(body);
-      if (self->reader_.done() || self->reader_.failed()) return self->end("");
-      self->wait();
-      self->read();
+    with_stream([this](auto& stream) {
+      stream.async_read_some(asio::buffer(buffer_),
+                             [self = self()](ErrorCode error, size_t count) { self->take(error, count); });
     });
+  }
+
+  void take(ErrorCode error, size_t count) {
+    if (ended_) return;
+    if (error) {
+      reader_.end();
+      return end(error == asio::error::eof ? "" : "the connection broke: " + error.message());
+    }
+    std::string body;
+    reader_.feed(std::string_view(buffer_.data(), count), body);
+    if (!body.empty() && handlers_.piece) handlers_.piece(body);
+    if (reader_.done() || reader_.failed()) return end("");
+    wait();
+    read();
   }
 
   void wait() {
@@ -112,6 +150,7 @@ class Transfer final : public HttpTransfer {
   Handlers handlers_;
   tcp::resolver resolver_;
   tcp::socket socket_;
+  std::optional<asio::ssl::stream<tcp::socket&>> tls_;
   asio::steady_timer timer_;
   ResponseReader reader_;
   std::string request_;

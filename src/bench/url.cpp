@@ -9,19 +9,19 @@ namespace fourfold::bench {
 
 Url Url::parse(std::string_view text) {
   const auto refuse = [&](const char* found) {
-    fail("{}: {}, wanted http://HOST[:PORT][/PATH]", printable(text, 200), found);
+    fail("{}: {}, wanted http[s]://HOST[:PORT][/PATH]", printable(text, 200), found);
   };
-  constexpr std::string_view kScheme = "http://";
-  if (text.starts_with("https://")) refuse("no https in this client");
-  if (!text.starts_with(kScheme)) refuse("no http:// at its beginning");
-  std::string_view rest = text.substr(kScheme.size());
+  Url url;
+  url.tls = text.starts_with("https://");
+  url.port = url.tls ? 443 : 80;
+  if (!url.tls && !text.starts_with("http://")) refuse("no http:// at its beginning");
+  const std::string_view rest = text.substr(text.find("//") + 2);
   const bool plain =
       std::all_of(rest.begin(), rest.end(), [](char c) { return c > 0x20 && c < 0x7f && c != '?' && c != '#'; });
   if (!plain) refuse("a query, a fragment, white space or a byte outside of ASCII");
   const size_t slash = std::min(rest.find('/'), rest.size());
   std::string_view place = rest.substr(0, slash), path = rest.substr(slash);
   if (place.find('@') != std::string_view::npos) refuse("a user name");
-  Url url;
   size_t colon = place.rfind(':');
   if (place.starts_with('[')) {
     const size_t end = place.find(']');
@@ -51,7 +51,7 @@ std::string Url::authority() const {
   return fmt::format("{}{}{}:{}", six ? "[" : "", host, six ? "]" : "", port);
 }
 
-std::string Url::text() const { return "http://" + authority() + path; }
+std::string Url::text() const { return (tls ? "https://" : "http://") + authority() + path; }
 
 bool Url::local() const { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 

@@ -86,7 +86,8 @@ TEST(Url, HasItsParts) {
   EXPECT_TRUE(url.local());
   EXPECT_EQ(Url::parse("http://example.org").text(), "http://example.org:80");
   EXPECT_FALSE(Url::parse("http://example.org").local());
-  for (const char* text : {"", "localhost:8000", "https://localhost", "http://", "http://a:0", "http://a:70000",
+  EXPECT_EQ(Url::parse("https://example.org/v1").text(), "https://example.org:443");
+  for (const char* text : {"", "localhost:8000", "ftp://localhost", "http://", "http://a:0", "http://a:70000",
                            "http://a:x", "http://u@a", "http://a/?b", "http://a b", "http://[::1", "http://[::1]x"}) {
     EXPECT_THROW(Url::parse(text), Error) << text;
   }

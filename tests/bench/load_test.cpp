@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <mutex>
 #include <set>
 
@@ -12,6 +13,7 @@
 #include "bench/client.h"
 #include "bench/server.h"
 #include "serve/http_server.h"
+#include "tests/serve/certificate.h"
 
 namespace fourfold::bench {
 namespace {
@@ -21,9 +23,9 @@ constexpr const char* kEnd = "data: {\"choices\":[{\"text\":\"\",\"finish_reason
 
 class Server {
  public:
-  Server()
+  explicit Server(const serve::HttpServerOptions& options = {})
       : http_(
-            {}, [this](std::shared_ptr<serve::Exchange> exchange) { handle(exchange); },
+            options, [this](std::shared_ptr<serve::Exchange> exchange) { handle(exchange); },
             [](const serve::HttpFailure& failure) { return respond(failure.status, failure.reason); }) {}
 
   Url url() const { return Url::parse("http://127.0.0.1:" + std::to_string(http_.port())); }
@@ -88,6 +90,25 @@ TEST(Load, FailuresAreNamed) {
   Url nobody = server.url();
   nobody.port = 1;
   EXPECT_NE(error(run_load(load(nobody, "/stream", 1, 1))).find("cannot connect"), std::string::npos);
+}
+
+// The server's certificate is for localhost, and trusted by SSL_CERT_FILE alone; the address is no name of it.
+TEST(Load, TlsIsCheckedAgainstTheName) {
+  const serve::Certificate certificate;
+  ::setenv("SSL_CERT_FILE", certificate.certificate_path().c_str(), 1);
+  serve::HttpServerOptions options;
+  options.tls = certificate.context();
+  Server server(options);
+  const std::string port = std::to_string(server.url().port);
+  const LoadResult good = run_load(load(Url::parse("https://localhost:" + port), "/stream", 10, 3));
+  for (const RequestRecord& request : good.requests) {
+    EXPECT_TRUE(request.good()) << request.error;
+    EXPECT_EQ(request.delivered(), 2);
+  }
+  EXPECT_EQ(server.bodies.size(), 10u);
+  const LoadResult other = run_load(load(Url::parse("https://127.0.0.1:" + port), "/stream", 1, 1));
+  EXPECT_NE(other.requests[0].error.find("no TLS"), std::string::npos) << other.requests[0].error;
+  EXPECT_FALSE(run_load(load(Url::parse("http://127.0.0.1:" + port), "/stream", 1, 1)).requests[0].good());
 }
 
 TEST(Load, ArrivalsArePoisson) {

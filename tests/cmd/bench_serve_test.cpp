@@ -39,7 +39,7 @@ TEST_F(BenchServe, RefusesWhatWouldFlatter) {
   const std::string one = write("one.jsonl", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}\n");
   expect_refused("bench serve '" + demo_ + "' --prompts '" + one + "' --requests 2", {"1 different prompts", "wanted"});
   expect_refused("bench serve", {"wanted a URL"});
-  expect_refused("bench serve https://localhost", {"https"});
+  expect_refused("bench serve ftp://localhost", {"no http://"});
   expect_refused("bench serve http://127.0.0.1:1", {"cannot connect"});
   expect_refused("bench serve http://127.0.0.1:1 --drafts 1", {"--drafts"});
   expect_refused("bench serve '" + demo_ + "' --concurrency 0", {"--concurrency", "1"});

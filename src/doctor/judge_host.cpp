@@ -45,7 +45,7 @@ class Judge {
       add("cpu.isa", Level::kError,
           fmt::format("{} has none of the instruction sets that fast backends are made for", name),
           "models would run hundreds of times slower, and are refused",
-          "use a processor with AVX2, or start with FOURFOLD_ALLOW_REFERENCE=1");
+          "use a processor with AVX2 or an arm64 one, or start with FOURFOLD_ALLOW_REFERENCE=1");
     } else if (best == "avx2") {
       add("cpu.isa", Level::kNote, fmt::format("{}: AVX2, without AVX-512", name),
           "decoding is bound by memory and hardly differs; prompts take about twice as long", "");
@@ -58,7 +58,7 @@ class Judge {
     const Facts probe = probes_.at("self_test");
     if (const auto failure = probe.text("failure")) {
       add("cpu.self-test", Level::kError, *failure, "the fastest backend computes wrongly or not at all here",
-          "try FOURFOLD_ISA=avx2, and report it with `fourfold doctor --bundle`");
+          "try a lower one with FOURFOLD_ISA, and report it with `fourfold doctor --bundle`");
     } else if (const auto backend = probe.text("backend")) {
       add("cpu.self-test", Level::kGood, *backend);
     }

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <stop_token>
+#include <thread>
 #include <unordered_set>
 #include <utility>
 
@@ -111,9 +113,17 @@ class Batch {
   }
 
   void answer_all() {
-    service_.load();
-    const auto begin = Clock::now();
     tell();
+    {
+      const std::jthread watch([this](const std::stop_token& loaded) {
+        while (!loaded.stop_requested()) {
+          if (interrupted()) service_.stop_loading();
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+      });
+      service_.load();
+    }
+    const auto begin = Clock::now();
     bool more = true;
     while (more || running_ > 0) {
       throw_if_interrupted();

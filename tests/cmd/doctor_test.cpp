@@ -8,10 +8,13 @@ using Doctor = Cmd;
 
 TEST_F(Doctor, LooksAtThisMachineAndTheDemoModel) {
   const std::string bundle = path("bundle.json");
+  ::setenv("FOURFOLD_API_KEY", "a-key-of-somebody", 1);
   const Outcome outcome = run("doctor '" + demo_ + "' --json --bundle '" + bundle + "'");
   const Json out = Json::parse(outcome.out);
   EXPECT_EQ(outcome.status, out["status"].get<int>()) << outcome.err;
+  ::unsetenv("FOURFOLD_API_KEY");
   EXPECT_EQ(Json::parse(read(bundle)), out);
+  EXPECT_EQ(read(bundle).find("a-key-of-somebody"), std::string::npos);
   for (const char* part : {"cpu", "memory", "system", "environment", "gpu", "model", "probes"}) {
     EXPECT_TRUE(out["facts"].contains(part)) << part;
   }

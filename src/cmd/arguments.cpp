@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "cmd/config_file.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -83,6 +84,60 @@ size_t end_of_options(const CLI::App* command, const std::vector<std::string>& a
     if (option != nullptr && option->get_items_expected_min() > 0) ++i;
   }
   return arguments.size();
+}
+
+constexpr const char* kConfig = "--config";
+
+// The options of a configuration file, where the arguments name one, put before whatever follows "--". CLI11's own
+// reading of such files knows one form, which is not YAML, and only for the root command.
+void add_configured(const CLI::App* command, std::vector<std::string>& arguments) {
+  const CLI::Option* config = command->get_option_no_throw(kConfig);
+  if (config == nullptr) return;
+  const size_t end = end_of_options(command, arguments);
+  std::string path;
+  std::vector<const CLI::Option*> given;
+  size_t place = 0, count = 0;  // of the option that names the file
+  bool positional = false;
+  for (size_t i = 0; i < end; ++i) {
+    const std::string name = arguments[i].substr(0, arguments[i].find('='));
+    const CLI::Option* option = name.starts_with("--") ? command->get_option_no_throw(name) : nullptr;
+    if (option == nullptr) {
+      // The command's own name stands first.
+      positional = positional || (i > 0 && !name.starts_with('-'));
+      continue;
+    }
+    given.push_back(option);
+    const bool attached = name.size() < arguments[i].size();
+    const bool takes = !attached && option->get_items_expected_min() > 0 && i + 1 < end;
+    if (option == config) {
+      if (!path.empty() || (!attached && !takes)) return;  // CLI11 says what is wrong
+      path = attached ? arguments[i].substr(name.size() + 1) : arguments[i + 1];
+      place = i;
+      count = takes ? 2 : 1;
+    }
+    if (!takes) continue;
+    ++i;
+    while (option->get_items_expected_max() > 1 && i + 1 < end && !arguments[i + 1].starts_with('-')) ++i;
+  }
+  if (path.empty()) return;
+  std::vector<std::string> more = config_arguments(path, [&](const std::string& name) {
+    ConfigOption out;
+    const CLI::Option* option = command->get_option_no_throw("--" + name);
+    if (option == nullptr) option = command->get_option_no_throw(name);
+    if (option == nullptr || option == config || name == "help") return out;
+    out.known = true;
+    out.positional = option->get_positional();
+    out.given = out.positional ? positional : std::find(given.begin(), given.end(), option) != given.end();
+    out.flag = option->get_items_expected_max() == 0;
+    out.list = option->get_items_expected_max() > 1;
+    return out;
+  });
+  // Behind the command's name, and before the option that names the file: an option of several values must not take
+  // what follows for one of them.
+  more.push_back(fmt::format("{}={}", kConfig, path));
+  const auto named = arguments.begin() + static_cast<std::ptrdiff_t>(place);
+  arguments.erase(named, named + static_cast<std::ptrdiff_t>(count));
+  arguments.insert(arguments.begin() + 1, more.begin(), more.end());
 }
 
 // For the help: positional arguments that name no type are described by their description, "[DIR] [PROMPT]".
@@ -189,6 +244,10 @@ template void Command::add_flag(const std::string&, std::optional<bool>&, const 
 
 void Command::add_flag_callback(const std::string& names, std::function<void()> given, const std::string& help) {
   app_->add_flag_callback(names, std::move(given), help);
+}
+
+void Command::add_config_file() {
+  app_->add_option(kConfig, "File of options in YAML form, by their names; the command line wins")->type_name("FILE");
 }
 
 void Command::exclude(const std::string& name, const std::string& other) {
@@ -381,6 +440,7 @@ int Program::run(int argc, char** argv) {
   // is one with which no argument begins.
   std::string mark;
   if (command != nullptr) {
+    add_configured(command, arguments);
     const size_t end = end_of_options(command, arguments);
     if (end < arguments.size()) {
       arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(end));

@@ -56,6 +56,9 @@ class Command {
   void add_flag(const std::string& names, T& field, const std::string& help);
   void add_flag_callback(const std::string& names, std::function<void()> given, const std::string& help);
 
+  // "--config FILE": options of this command from a YAML file; those of the command line win (cmd/config_file.h).
+  void add_config_file();
+
   // Options of this command, by one of their names, of which only one may be given; and one that only goes with
   // another.
   void exclude(const std::string& name, const std::string& other);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <set>
@@ -19,6 +20,8 @@
 
 namespace fourfold {
 namespace {
+
+namespace fs = std::filesystem;
 
 TEST(Math, CheckedArithmeticNamesTheThing) {
   EXPECT_EQ(checked_mul(1ull << 32, (1ull << 32) - 1, "size"), 0xffffffff00000000ull);
@@ -138,6 +141,24 @@ TEST(Threads, SleepingWorkersWakeUp) {
     pool.run([&](int) { count++; });
     EXPECT_EQ(count, 2);
   }
+}
+
+TEST(Threads, LittleProcessorsAreLeftOut) {
+  const fs::path root = fs::path(::testing::TempDir()) / fmt::format("fourfold_processors.{}", ::getpid());
+  const auto add = [&](int processor, const char* capacity) {
+    const fs::path folder = root / fmt::format("sys/devices/system/cpu/cpu{}", processor);
+    fs::create_directories(folder);
+    if (*capacity != 0) std::ofstream(folder / "cpu_capacity") << capacity << "\n";
+  };
+  add(0, "446");
+  add(1, "512");
+  add(2, "1024");
+  add(5, "");  // as on x86
+  const auto helpful = [&](std::vector<int> processors) { return helpful_processors(processors, root.string() + "/"); };
+  EXPECT_EQ(helpful({0, 1, 2, 5}), (std::vector<int>{1, 2, 5}));
+  EXPECT_EQ(helpful({0, 1}), (std::vector<int>{0, 1}));
+  EXPECT_EQ(helpful({5, 9}), (std::vector<int>{5, 9}));
+  fs::remove_all(root);
 }
 
 TEST(File, MapReadWrite) {

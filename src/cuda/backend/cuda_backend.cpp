@@ -76,7 +76,8 @@ CudaBackend::~CudaBackend() {
 }
 
 std::string CudaBackend::description() const {
-  return fmt::format("cuda {} ({})", card_->device.info().name, card_->device.info().arch());
+  const jit::DeviceInfo& info = card_->device.info();
+  return fmt::format("cuda {} ({}, {})", info.name, info.arch(), jit::host_memory_name(info.host_memory));
 }
 
 // ---- kernels and memory

@@ -30,54 +30,73 @@ HostMemory host_memory(bool integrated, bool uses_host_page_tables) {
   return uses_host_page_tables ? HostMemory::kCoherent : HostMemory::kApart;
 }
 
-Driver::Driver(SharedLibrary library) : library_(std::move(library)) {
-  auto call = std::make_shared<Functions>();
-  library_.load("cuInit", &call->init);
-  library_.load("cuDriverGetVersion", &call->version);
-  library_.load("cuDeviceGetCount", &call->device_count);
-  library_.load("cuDeviceGet", &call->device_get);
-  library_.load("cuDeviceGetName", &call->device_name);
-  library_.load("cuDeviceGetAttribute", &call->device_attribute);
-  library_.load("cuDevicePrimaryCtxRetain", &call->primary_context);
-  library_.load("cuCtxSetCurrent", &call->set_current);
-  library_.load("cuModuleLoadData", &call->module_load);
-  library_.load("cuModuleUnload", &call->module_unload);
-  library_.load("cuModuleGetFunction", &call->module_function);
-  library_.load("cuFuncSetAttribute", &call->function_set);
-  library_.load("cuLaunchKernel", &call->launch);
-  library_.load("cuGetErrorString", &call->error_string);
-  library_.load("cuMemGetInfo_v2", &call->memory_info);
-  library_.load("cuMemAlloc_v2", &call->memory_allocate);
-  library_.load("cuMemFree_v2", &call->memory_free);
-  library_.load("cuMemHostAlloc", &call->host_allocate);
-  library_.load("cuMemFreeHost", &call->host_free);
-  library_.load("cuMemcpyHtoDAsync_v2", &call->copy_to_device);
-  library_.load("cuMemcpyDtoHAsync_v2", &call->copy_to_host);
-  library_.load("cuMemcpyDtoDAsync_v2", &call->copy_on_device);
-  library_.load("cuMemsetD8Async", &call->fill_bytes);
-  library_.load("cuStreamCreate", &call->stream_create);
-  library_.load("cuStreamDestroy_v2", &call->stream_destroy);
-  library_.load("cuStreamQuery", &call->stream_query);
-  library_.load("cuStreamBeginCapture_v2", &call->stream_begin_capture);
-  library_.load("cuStreamEndCapture", &call->stream_end_capture);
-  library_.load("cuEventCreate", &call->event_create);
-  library_.load("cuEventDestroy_v2", &call->event_destroy);
-  library_.load("cuEventRecord", &call->event_record);
-  library_.load("cuEventQuery", &call->event_query);
-  library_.load("cuEventElapsedTime", &call->event_elapsed);
-  library_.load("cuGraphInstantiateWithFlags", &call->graph_instantiate);
-  library_.load("cuGraphLaunch", &call->graph_launch);
-  library_.load("cuGraphExecDestroy", &call->graph_executable_destroy);
-  library_.load("cuGraphDestroy", &call->graph_destroy);
-  library_.load("cuLaunchKernelEx", &call->launch_with);
-  library_.load("cuTensorMapEncodeTiled", &call->tensor_map_encode);
-  call_ = std::move(call);
+namespace {
+
+Driver::Functions functions_of(const SharedLibrary& library) {
+  Driver::Functions call = {};
+  library.load("cuInit", &call.init);
+  library.load("cuDriverGetVersion", &call.version);
+  library.load("cuDeviceGetCount", &call.device_count);
+  library.load("cuDeviceGet", &call.device_get);
+  library.load("cuDeviceGetName", &call.device_name);
+  library.load("cuDeviceGetAttribute", &call.device_attribute);
+  library.load("cuDevicePrimaryCtxRetain", &call.primary_context);
+  library.load("cuCtxSetCurrent", &call.set_current);
+  library.load("cuModuleLoadData", &call.module_load);
+  library.load("cuModuleUnload", &call.module_unload);
+  library.load("cuModuleGetFunction", &call.module_function);
+  library.load("cuFuncSetAttribute", &call.function_set);
+  library.load("cuLaunchKernel", &call.launch);
+  library.load("cuGetErrorString", &call.error_string);
+  library.load("cuMemGetInfo_v2", &call.memory_info);
+  library.load("cuMemAlloc_v2", &call.memory_allocate);
+  library.load("cuMemFree_v2", &call.memory_free);
+  library.load("cuMemHostAlloc", &call.host_allocate);
+  library.load("cuMemFreeHost", &call.host_free);
+  library.load("cuMemcpyHtoDAsync_v2", &call.copy_to_device);
+  library.load("cuMemcpyDtoHAsync_v2", &call.copy_to_host);
+  library.load("cuMemcpyDtoDAsync_v2", &call.copy_on_device);
+  library.load("cuMemsetD8Async", &call.fill_bytes);
+  library.load("cuStreamCreate", &call.stream_create);
+  library.load("cuStreamDestroy_v2", &call.stream_destroy);
+  library.load("cuStreamQuery", &call.stream_query);
+  library.load("cuStreamBeginCapture_v2", &call.stream_begin_capture);
+  library.load("cuStreamEndCapture", &call.stream_end_capture);
+  library.load("cuEventCreate", &call.event_create);
+  library.load("cuEventDestroy_v2", &call.event_destroy);
+  library.load("cuEventRecord", &call.event_record);
+  library.load("cuEventQuery", &call.event_query);
+  library.load("cuEventElapsedTime", &call.event_elapsed);
+  library.load("cuGraphInstantiateWithFlags", &call.graph_instantiate);
+  library.load("cuGraphLaunch", &call.graph_launch);
+  library.load("cuGraphExecDestroy", &call.graph_executable_destroy);
+  library.load("cuGraphDestroy", &call.graph_destroy);
+  library.load("cuLaunchKernelEx", &call.launch_with);
+  library.load("cuTensorMapEncodeTiled", &call.tensor_map_encode);
+  return call;
+}
+
+// In place of the machine's own.
+std::unique_ptr<Driver>& substituted() {
+  static std::unique_ptr<Driver> driver;
+  return driver;
+}
+
+}  // namespace
+
+Driver::Driver(std::shared_ptr<const Functions> functions, std::optional<SharedLibrary> library)
+    : library_(std::move(library)), call_(std::move(functions)) {
   check(call_->init(0), "cuInit");
   check(call_->version(&version_), "cuDriverGetVersion");
   check(call_->device_count(&count_), "cuDeviceGetCount");
 }
 
+void Driver::substitute(std::shared_ptr<const Functions> functions) {
+  substituted().reset(new Driver(std::move(functions)));
+}
+
 const Driver* Driver::find(std::string* why) {
+  if (substituted() != nullptr) return substituted().get();
   struct Found {
     std::unique_ptr<Driver> driver;
     std::string why;
@@ -86,7 +105,8 @@ const Driver* Driver::find(std::string* why) {
     Found f;
     try {
       if (auto library = SharedLibrary::open({"libcuda.so.1", "libcuda.so"}, &f.why)) {
-        f.driver.reset(new Driver(std::move(*library)));
+        auto functions = std::make_shared<const Functions>(functions_of(*library));
+        f.driver.reset(new Driver(std::move(functions), std::move(*library)));
         if (f.driver->device_count() == 0) {
           f.driver.reset();
           f.why = "\n  the driver has no device";

@@ -42,6 +42,10 @@ class Driver {
   // The driver, or null (no library, or no device that it can use); *why then says which. Opened once.
   static const Driver* find(std::string* why);
   static const Driver& get();  // or an Error
+  struct Functions;
+  // For tests: what find() gives from then on is a driver of these functions, whatever the machine has. Owners of what
+  // an earlier one gave must be gone.
+  static void substitute(std::shared_ptr<const Functions> functions);
 
   int version() const { return version_; }  // 13000 for CUDA 13.0
   int device_count() const { return count_; }
@@ -49,17 +53,17 @@ class Driver {
   // Makes the device's primary context current on this thread; the context lives until the process ends.
   void use(int index) const;
 
-  struct Functions;
   const Functions& call() const { return *call_; }
   // Error, naming `what`, unless result is 0.
   void check(int result, std::string_view what) const;
 
  private:
-  explicit Driver(SharedLibrary library);
+  // The library's functions; it stays open as long as they are used.
+  explicit Driver(std::shared_ptr<const Functions> functions, std::optional<SharedLibrary> library = {});
   int attribute(int device, int attribute) const;
   // 0 where the driver does not know the attribute.
   int attribute_or_zero(int device, int attribute) const;
-  SharedLibrary library_;
+  std::optional<SharedLibrary> library_;
   std::shared_ptr<const Functions> call_;
   int version_ = 0, count_ = 0;
 };

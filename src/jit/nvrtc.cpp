@@ -10,24 +10,7 @@
 namespace fourfold::jit {
 namespace fs = std::filesystem;
 
-// The few declarations of nvrtc.h that are used, written out: names and types are the library's ABI.
 using Program = void*;
-struct Nvrtc::Functions {
-  const char* (*error_string)(int result);
-  int (*version)(int* major, int* minor);
-  int (*count_archs)(int* count);
-  int (*archs)(int* archs);
-  int (*create)(Program*, const char* source, const char* name, int headers, const char* const* texts,
-                const char* const* names);
-  int (*destroy)(Program*);
-  int (*compile)(Program, int options, const char* const* values);
-  int (*cubin_size)(Program, size_t*);
-  int (*cubin)(Program, char*);
-  int (*log_size)(Program, size_t*);
-  int (*log)(Program, char*);
-  int (*add_name)(Program, const char* expression);
-  int (*lowered_name)(Program, const char* expression, const char** name);
-};
 
 namespace {
 
@@ -96,32 +79,47 @@ std::optional<SharedLibrary> open_builtins(const fs::path& nvrtc) {
 
 }  // namespace
 
-Nvrtc::Nvrtc(SharedLibrary library) : library_(std::move(library)), builtins_(open_builtins(library_.path())) {
-  auto call = std::make_shared<Functions>();
-  library_.load("nvrtcGetErrorString", &call->error_string);
-  library_.load("nvrtcVersion", &call->version);
-  library_.load("nvrtcGetNumSupportedArchs", &call->count_archs);
-  library_.load("nvrtcGetSupportedArchs", &call->archs);
-  library_.load("nvrtcCreateProgram", &call->create);
-  library_.load("nvrtcDestroyProgram", &call->destroy);
-  library_.load("nvrtcCompileProgram", &call->compile);
-  library_.load("nvrtcGetCUBINSize", &call->cubin_size);
-  library_.load("nvrtcGetCUBIN", &call->cubin);
-  library_.load("nvrtcGetProgramLogSize", &call->log_size);
-  library_.load("nvrtcGetProgramLog", &call->log);
-  library_.load("nvrtcAddNameExpression", &call->add_name);
-  library_.load("nvrtcGetLoweredName", &call->lowered_name);
-  int count = 0;
-  if (call->version(&major_, &minor_) != 0 || call->count_archs(&count) != 0 || count < 0 || count > 1000) {
-    fail("{}: does not tell its version", library_.path().string());
-  }
-  archs_.resize(static_cast<size_t>(count));
-  if (count > 0 && call->archs(archs_.data()) != 0)
-    fail("{}: does not list its architectures", library_.path().string());
-  call_ = std::move(call);
+namespace {
+
+Nvrtc::Functions functions_of(const SharedLibrary& library) {
+  Nvrtc::Functions call = {};
+  library.load("nvrtcGetErrorString", &call.error_string);
+  library.load("nvrtcVersion", &call.version);
+  library.load("nvrtcGetNumSupportedArchs", &call.count_archs);
+  library.load("nvrtcGetSupportedArchs", &call.archs);
+  library.load("nvrtcCreateProgram", &call.create);
+  library.load("nvrtcDestroyProgram", &call.destroy);
+  library.load("nvrtcCompileProgram", &call.compile);
+  library.load("nvrtcGetCUBINSize", &call.cubin_size);
+  library.load("nvrtcGetCUBIN", &call.cubin);
+  library.load("nvrtcGetProgramLogSize", &call.log_size);
+  library.load("nvrtcGetProgramLog", &call.log);
+  library.load("nvrtcAddNameExpression", &call.add_name);
+  library.load("nvrtcGetLoweredName", &call.lowered_name);
+  return call;
 }
 
+// In place of the machine's own.
+std::unique_ptr<Nvrtc>& substituted() {
+  static std::unique_ptr<Nvrtc> nvrtc;
+  return nvrtc;
+}
+
+}  // namespace
+
+Nvrtc::Nvrtc(const Functions& functions, fs::path path) : path_(std::move(path)), call_(functions) {
+  int count = 0;
+  if (call_.version(&major_, &minor_) != 0 || call_.count_archs(&count) != 0 || count < 0 || count > 1000) {
+    fail("{}: does not tell its version", path_.string());
+  }
+  archs_.resize(static_cast<size_t>(count));
+  if (count > 0 && call_.archs(archs_.data()) != 0) fail("{}: does not list its architectures", path_.string());
+}
+
+void Nvrtc::substitute(const Functions& functions) { substituted().reset(new Nvrtc(functions, "of a test")); }
+
 const Nvrtc* Nvrtc::find(std::string* why) {
+  if (substituted() != nullptr) return substituted().get();
   struct Found {
     std::unique_ptr<Nvrtc> nvrtc;
     std::string tried;
@@ -129,7 +127,9 @@ const Nvrtc* Nvrtc::find(std::string* why) {
   static const Found found = [] {
     Found f;
     if (auto library = SharedLibrary::open(nvrtc_candidates(), &f.tried)) {
-      f.nvrtc.reset(new Nvrtc(std::move(*library)));
+      f.nvrtc.reset(new Nvrtc(functions_of(*library), library->path()));
+      f.nvrtc->builtins_ = open_builtins(library->path());
+      f.nvrtc->library_ = std::move(*library);
     }
     return f;
   }();
@@ -172,39 +172,39 @@ CompileResult Nvrtc::compile(const CompileRequest& request) const {
   for (const std::string& flag : request.flags) options.push_back(flag.c_str());
 
   const auto check = [&](int result, const char* step) {
-    if (result != 0) fail("{}: {} failed: {}", sources.name, step, call_->error_string(result));
+    if (result != 0) fail("{}: {} failed: {}", sources.name, step, call_.error_string(result));
   };
   Program program = nullptr;
-  check(call_->create(&program, sources.text.c_str(), sources.name.c_str(), static_cast<int>(names.size()),
-                      texts.data(), names.data()),
+  check(call_.create(&program, sources.text.c_str(), sources.name.c_str(), static_cast<int>(names.size()), texts.data(),
+                     names.data()),
         "nvrtcCreateProgram");
   struct Guard {
     const Functions* call;
     Program program;
     ~Guard() { call->destroy(&program); }
-  } guard{call_.get(), program};
+  } guard{&call_, program};
   for (const std::string& expression : request.expressions) {
-    check(call_->add_name(program, expression.c_str()), "nvrtcAddNameExpression");
+    check(call_.add_name(program, expression.c_str()), "nvrtcAddNameExpression");
   }
-  const int status = call_->compile(program, static_cast<int>(options.size()), options.data());
+  const int status = call_.compile(program, static_cast<int>(options.size()), options.data());
   CompileResult result;
   size_t size = 0;
-  check(call_->log_size(program, &size), "nvrtcGetProgramLogSize");
+  check(call_.log_size(program, &size), "nvrtcGetProgramLogSize");
   if (size > 1) {
     result.log.resize(size);
-    check(call_->log(program, result.log.data()), "nvrtcGetProgramLog");
+    check(call_.log(program, result.log.data()), "nvrtcGetProgramLog");
     while (!result.log.empty() && result.log.back() == '\0') result.log.pop_back();
   }
   if (status != 0) {
     fail("{} does not compile for {} with {}: {}\n{}", sources.name, request.arch, version(),
-         call_->error_string(status), result.log);
+         call_.error_string(status), result.log);
   }
-  check(call_->cubin_size(program, &size), "nvrtcGetCUBINSize");
+  check(call_.cubin_size(program, &size), "nvrtcGetCUBINSize");
   result.cubin.resize(size);
-  check(call_->cubin(program, result.cubin.data()), "nvrtcGetCUBIN");
+  check(call_.cubin(program, result.cubin.data()), "nvrtcGetCUBIN");
   for (const std::string& expression : request.expressions) {
     const char* name = nullptr;
-    check(call_->lowered_name(program, expression.c_str(), &name), "nvrtcGetLoweredName");
+    check(call_.lowered_name(program, expression.c_str(), &name), "nvrtcGetLoweredName");
     result.lowered[expression] = name;
   }
   return result;

@@ -42,10 +42,30 @@ class Nvrtc {
   // The library, or an Error that says how to get one.
   static const Nvrtc& get();
 
+  // The few functions of nvrtc.h that are used; names and types are the library's ABI.
+  struct Functions {
+    const char* (*error_string)(int result);
+    int (*version)(int* major, int* minor);
+    int (*count_archs)(int* count);
+    int (*archs)(int* archs);
+    int (*create)(void** program, const char* source, const char* name, int headers, const char* const* texts,
+                  const char* const* names);
+    int (*destroy)(void** program);
+    int (*compile)(void* program, int options, const char* const* values);
+    int (*cubin_size)(void* program, size_t*);
+    int (*cubin)(void* program, char*);
+    int (*log_size)(void* program, size_t*);
+    int (*log)(void* program, char*);
+    int (*add_name)(void* program, const char* expression);
+    int (*lowered_name)(void* program, const char* expression, const char** name);
+  };
+  // For tests: what find() gives from then on is a compiler of these functions, whatever the machine has.
+  static void substitute(const Functions& functions);
+
   int major() const { return major_; }
   int minor() const { return minor_; }
   std::string version() const;  // "nvrtc 13.0"
-  const std::filesystem::path& path() const { return library_.path(); }
+  const std::filesystem::path& path() const { return path_; }
   bool supports(std::string_view arch) const;
 
   // Thread-safe. Error with the compiler's log when the source does not compile, or when the architecture is unknown to
@@ -53,11 +73,11 @@ class Nvrtc {
   CompileResult compile(const CompileRequest& request) const;
 
  private:
-  explicit Nvrtc(SharedLibrary library);
-  struct Functions;
-  SharedLibrary library_;
-  std::optional<SharedLibrary> builtins_;  // where the system would not find them by itself
-  std::shared_ptr<const Functions> call_;
+  Nvrtc(const Functions& functions, std::filesystem::path path);
+  std::filesystem::path path_;
+  // They stay open as long as their functions are used; builtins_ where the system would not find them by itself.
+  std::optional<SharedLibrary> library_, builtins_;
+  Functions call_;
   int major_ = 0, minor_ = 0;
   std::vector<int> archs_;
 };

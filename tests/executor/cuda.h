@@ -152,6 +152,7 @@ inline unsigned __reduce_min_sync(unsigned mask, unsigned v, Site site = Site::h
 
 int atomicAdd(int* address, int value, Site site = Site::here());
 unsigned atomicAdd(unsigned* address, unsigned value, Site site = Site::here());
+unsigned long long atomicAdd(unsigned long long* address, unsigned long long value, Site site = Site::here());
 float atomicAdd(float* address, float value, Site site = Site::here());
 unsigned atomicOr(unsigned* address, unsigned value, Site site = Site::here());
 int atomicMax(int* address, int value, Site site = Site::here());

@@ -151,6 +151,8 @@ class Device {
   // Pages come into being when they are written, so that a buffer may be far larger than the host's memory.
   // Not filled.
   void* reserve(std::size_t bytes, const std::string& name);
+  // Addresses are not used again: whoever still looks there is reported.
+  void release(const void* buffer);
   void make_constant(const void* buffer);
   // The contents come from a kernel launched just before the next one, which must therefore wait for them.
   void produced(const void* buffer);

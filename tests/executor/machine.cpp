@@ -374,9 +374,12 @@ void Machine::end_thread() {
 void Machine::start_cta(Index3 cta) {
   cta_ = cta;
   const int n = config_.threads;
-  std::memset(arena_, 0xff, kMaxShared);
+  std::memset(arena_, 0xff, touched_);  // what lies behind is checked when a CTA ends
   if (tls_begin_ != nullptr) std::memset(tls_begin_, 0xff, static_cast<size_t>(tls_end_ - tls_begin_));
-  cells_.assign((kMaxShared + kMaxStaticShared) / 2, Cell{});
+  // Of the bytes that this launch may touch.
+  cells_.resize((kMaxShared + kMaxStaticShared) / 2);
+  std::fill_n(cells_.begin(), (touched_ + 1) / 2, Cell{});
+  std::fill_n(cells_.begin() + kMaxShared / 2, (tls_end_ - tls_begin_ + 1) / 2, Cell{});
   readers_.clear();
   barriers_.clear();
   named_.clear();
@@ -449,7 +452,9 @@ void Machine::run_together(const Index3* ctas, size_t count) {
     while ((s = step()) == Step::kRan) {
     }
     if (s == Step::kIdle) violate(deadlock_report());
-    return end_of_cta();
+    end_of_cta();
+    if (Device::checks_plain_accesses()) touched_ = stats_.shared_high_water;  // of the launch so far
+    return;
   }
   std::vector<ParkedCta> parked(count);
   for (size_t i = 0; i < count; ++i) {
@@ -489,9 +494,11 @@ void Machine::end_of_cta() {
   for (const auto& [address, b] : barriers_) {
     if (b.bytes != 0) violate(fmt::format("the CTA ends while mbarrier {} still expects {} bytes", address, b.bytes));
   }
-  for (u32 i = shared_bytes_; i < kMaxShared; ++i) {
-    if (arena_[i] != 0xff)
-      violate(fmt::format("shared memory was written at byte {}, beyond the planned {}", i, shared_bytes_));
+  const u8* beyond = arena_ + shared_bytes_;
+  if (shared_bytes_ < kMaxShared &&
+      (*beyond != 0xff || std::memcmp(beyond, beyond + 1, kMaxShared - shared_bytes_ - 1) != 0)) {
+    beyond = std::find_if(beyond, static_cast<const u8*>(arena_ + kMaxShared), [](u8 b) { return b != 0xff; });
+    violate(fmt::format("shared memory was written at byte {}, beyond the planned {}", beyond - arena_, shared_bytes_));
   }
   for (size_t w = 0; w + 3 < warps_.size(); w += 4) {
     for (size_t i = 1; i < 4; ++i) {
@@ -564,6 +571,8 @@ LaunchStats Machine::launch(const LaunchConfig& config, const std::function<void
   try {
     body_ = &body;
     atomics_ = 0;
+    std::memset(arena_, 0xff, kMaxShared);
+    touched_ = kMaxShared;
     first_write_ += static_cast<u32>(writes_.size());
     writes_.clear();
     released_.clear();
@@ -572,7 +581,7 @@ LaunchStats Machine::launch(const LaunchConfig& config, const std::function<void
     for (size_t i = 0; i < order.size(); i += together) {
       run_together(order.data() + i, std::min(together, order.size() - i));
     }
-    check_canaries();
+    if (!Device::checks_plain_accesses()) check_canaries();
   } catch (...) {
     restore();
     throw;
@@ -585,6 +594,7 @@ Device::Device(const Options& options) : machine_(std::make_unique<Machine>(opti
 Device::~Device() = default;
 void* Device::alloc_bytes(std::size_t bytes, const std::string& name) { return machine_->allocate(bytes, name, true); }
 void* Device::reserve(std::size_t bytes, const std::string& name) { return machine_->allocate(bytes, name, false); }
+void Device::release(const void* buffer) { machine_->release(buffer); }
 void Device::make_constant(const void* buffer) { machine_->buffer_at(buffer)->constant = true; }
 void Device::produced(const void* buffer) { machine_->produced(buffer); }
 LaunchStats Device::launch(const LaunchConfig& config, const std::function<void()>& body) {
@@ -601,12 +611,25 @@ u8* Machine::allocate(std::size_t bytes, const std::string& name, bool fill) {
   if (global_used_ + whole + kGranule > kGlobalBytes) throw std::runtime_error("executor: out of global addresses");
   u8* p = global_begin_ + global_used_;
   if (fill) std::memset(p, 0xff, whole);
-  buffers_.push_back(std::make_unique<Buffer>(Buffer{name, p, bytes, false, fill, {}, {}, {}}));
+  buffers_.push_back(std::make_unique<Buffer>(Buffer{name, p, bytes, false, fill}));
+  Buffer& b = *buffers_.back();
+  while (bytes / b.piece > 65536) b.piece *= 2;
+  b.written.resize(bytes / b.piece + 1);
+  b.read.resize(bytes / b.piece + 1);
   for (std::size_t g = global_used_ / kGranule; g < (global_used_ + whole) / kGranule; ++g) {
     granules_[g] = static_cast<u16>(buffers_.size());
   }
   global_used_ += whole;
   return p;
+}
+
+void Machine::release(const void* buffer) {
+  Buffer* b = buffer_at(buffer);
+  if (b == nullptr || b->freed) throw std::logic_error("executor: releases what is no buffer");
+  const std::size_t whole = (b->bytes + kGranule - 1) / kGranule * kGranule;
+  madvise(b->begin, whole, MADV_DONTNEED);
+  b->marks.clear();
+  b->freed = true;
 }
 
 Buffer* Machine::buffer_at(const void* p) {
@@ -619,6 +642,7 @@ void Machine::global_access(const void* p, std::size_t bytes, Access access) {
   Thread& t = current();
   Buffer* b = buffer_at(p);
   if (b == nullptr) violate("an access to global memory outside every buffer");
+  if (b->freed) violate(fmt::format("an access to `{}`, which was freed", b->name));
   const i64 at = static_cast<const u8*>(p) - b->begin;
   const bool write = access != Access::kRead;
   if (at < 0 || static_cast<std::size_t>(at) + bytes > b->bytes) {
@@ -626,14 +650,17 @@ void Machine::global_access(const void* p, std::size_t bytes, Access access) {
                         b->name, b->bytes));
   }
   if (write && b->constant) violate(fmt::format("a write to `{}`, which is constant", b->name));
-  const int writer = b->written.other_than(launch_index_);
-  const int newest = write ? std::max(writer, b->read.other_than(launch_index_)) : writer;
-  if (newest > settled_launch_ && !ordered(kGridComponent, 1, t)) {
-    violate(fmt::format(
-        "a {} of `{}`, which the kernel before {} and may still be running: grid_dependency_wait is missing",
-        write ? "write" : "read", b->name, newest == writer ? "writes" : "reads"));
+  const std::size_t last = (static_cast<std::size_t>(at) + std::max<std::size_t>(bytes, 1) - 1) / b->piece;
+  for (std::size_t i = static_cast<std::size_t>(at) / b->piece; i <= last; ++i) {
+    const int writer = b->written[i].other_than(launch_index_);
+    const int newest = write ? std::max(writer, b->read[i].other_than(launch_index_)) : writer;
+    if (newest > settled_launch_ && !ordered(kGridComponent, 1, t)) {
+      violate(fmt::format(
+          "a {} of `{}`, which the kernel before {} and may still be running: grid_dependency_wait is missing",
+          write ? "write" : "read", b->name, newest == writer ? "writes" : "reads"));
+    }
+    (write ? b->written[i] : b->read[i]).set(launch_index_);
   }
-  (write ? b->written : b->read).set(launch_index_);
   order_access(t, *b, static_cast<std::size_t>(at), bytes, access);
   if (access == Access::kAtomic) order_atomic(t, p);
 }
@@ -649,7 +676,7 @@ void Machine::exchange_access(const void* p, std::size_t bytes) {
 
 void Machine::check_canaries() {
   for (const auto& b : buffers_) {
-    if (!b->filled) continue;
+    if (!b->filled || b->freed) continue;
     const std::size_t whole = (b->bytes + kGranule - 1) / kGranule * kGranule;
     for (std::size_t i = b->bytes; i < whole; ++i) {
       if (b->begin[i] != 0xff) violate(fmt::format("`{}` was written at byte {}, beyond its {}", b->name, i, b->bytes));

@@ -212,6 +212,7 @@ struct Buffer {
   std::size_t bytes;
   bool constant = false;
   bool filled = true;
+  bool freed = false;
   // The launches that touched it last.
   static constexpr int kNever = -1000;
   struct Touch {
@@ -223,10 +224,12 @@ struct Buffer {
       last = launch;
     }
   };
-  Touch written;
-  Touch read;
+  // By pieces of the buffer, so that what kernels do side by side in one allocation is told apart.
+  std::size_t piece = 256;
+  std::vector<Touch> written{};
+  std::vector<Touch> read{};
   // Of each byte the last write in a launch, in pages that come into being when they are written.
-  std::vector<std::unique_ptr<u32[]>> marks;
+  std::vector<std::unique_ptr<u32[]>> marks{};
 };
 
 class FiberSlot;
@@ -255,11 +258,14 @@ class Machine {
 
   // ---- global memory
   u8* allocate(std::size_t bytes, const std::string& name, bool fill);
+  void release(const void* buffer);
   Buffer* buffer_at(const void* p);
   bool in_global(const void* p) const {
     return static_cast<const u8*>(p) >= global_begin_ && static_cast<const u8*>(p) < global_end_;
   }
-  void produced(const void* p) { buffer_at(p)->written.set(launch_index_); }
+  void produced(const void* p) {
+    for (Buffer::Touch& t : buffer_at(p)->written) t.set(launch_index_);
+  }
   void global_access(const void* p, std::size_t bytes, Access access);
   // Words that kernels exchange while they run: inside a buffer and aligned, in any order.
   void exchange_access(const void* p, std::size_t bytes);
@@ -365,6 +371,7 @@ class Machine {
   void switch_to(Thread& t);
   void to_main();
   void end_of_cta();
+  u32 touched_ = kMaxShared;  // bytes of dynamic shared memory that the CTA before may have used
   void check_canaries();
   std::string deadlock_report();
   std::string where() const;

@@ -519,6 +519,9 @@ int atomicAdd(int* p, int v, Site site) {
 unsigned atomicAdd(unsigned* p, unsigned v, Site site) {
   return atomic(p, site, [&](unsigned old) { return old + v; });
 }
+unsigned long long atomicAdd(unsigned long long* p, unsigned long long v, Site site) {
+  return atomic(p, site, [&](unsigned long long old) { return old + v; });
+}
 float atomicAdd(float* p, float v, Site site) {
   return atomic(p, site, [&](float old) { return old + v; });
 }

@@ -83,7 +83,15 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   void start_lanes(Step& step);
   ops::StepShape lay_out(Step& step);
   void wait_for_masks(const Entry& entry);
-  void choose_for(Entry& entry, const Tensor& logits, Sampler& sampler);
+  // chosen(i): from the lane's i-th row.
+  template <typename F>
+  void choose_for(Entry& entry, F&& chosen);
+  Chosen chosen_on_host(const Entry& entry, int32_t i, const Tensor& logits, Sampler& sampler);
+  Choice choice_of(const Entry& entry, int32_t i, int64_t index) const;
+  std::span<const uint32_t> mask_of(const Entry& entry, int32_t i) const;
+  int32_t verified_rows(const Entry& entry) const;
+  bool choose_where_logits_are(const Tensor& logits);
+  void move_on(Entry& entry);
   void report_prompt(const Entry& entry, const Tensor& logits, Sampler& sampler);
   void list_drafters();
   int64_t drafting_rows(int64_t lanes) const { return std::min(round_up(lanes, parts_.row_bucket), limits_.lanes); }
@@ -101,6 +109,9 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   std::vector<size_t> drafters_;  // indices of entries_, those with most drafts to make first
   std::vector<int32_t> row_tokens_, logit_rows_, next_tokens_, end_rows_;
   std::vector<int32_t> draft_counts_;  // by drafter: drafts to make
+  std::vector<RowChoice> choices_;     // of rows that parts_.choose chooses from
+  std::vector<Chosen> chosen_;
+  std::vector<std::string> errors_;
   std::vector<ops::Sequence> sequences_;
 
   // Shared.
@@ -159,6 +170,9 @@ HostStepper::HostStepper(const ops::StepLimits& limits, HostStepParts parts)
   row_tokens_.reserve(rows);
   next_tokens_.reserve(rows);
   logit_rows_.reserve(static_cast<size_t>(limits_.logit_rows));
+  choices_.reserve(static_cast<size_t>(limits_.logit_rows));
+  chosen_.resize(static_cast<size_t>(limits_.logit_rows));
+  errors_.resize(static_cast<size_t>(limits_.logit_rows));
   for (Step& step : steps_) {
     step.work.resize(lanes);
     step.starts.resize(lanes);
@@ -399,29 +413,76 @@ void HostStepper::for_entries(size_t count, F&& fn) {
 }
 
 void HostStepper::choose(const Tensor& computed) {
-  const Tensor logits = logit_rows_.empty() ? computed : parts_.fetch(computed);
-  FF_ASSERT(logits.cols == limits_.vocabulary && logits.rows >= static_cast<int64_t>(logit_rows_.size()));
   for (const Entry& entry : entries_) {
     if (entry.chooses && entry.lane->request.constrained) wait_for_masks(entry);
   }
+  const bool reports = std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return step_->work[entry.work].plan.prompt_logprobs >= 0;
+  });
+  if (parts_.choose && !reports && choose_where_logits_are(computed)) return;
+  const Tensor logits = logit_rows_.empty() ? computed : parts_.fetch(computed);
+  FF_ASSERT(logits.cols == limits_.vocabulary && logits.rows >= static_cast<int64_t>(logit_rows_.size()));
   for_entries(entries_.size(), [&](size_t i, Sampler& sampler) {
     Entry& entry = entries_[i];
     try {
       if (step_->work[entry.work].plan.prompt_logprobs >= 0) report_prompt(entry, logits, sampler);
-      choose_for(entry, logits, sampler);
+      choose_for(entry, [&](int32_t row) { return chosen_on_host(entry, row, logits, sampler); });
     } catch (const Error& error) {
       step_->outcomes[entry.work].error = error.what();
       entry.lane->ended = true;
     }
-    // The rows whose tokens were chosen are the lane's now; the first is in any case.
-    const std::span<const int32_t> slots = step_->states_of(step_->work[entry.work]);
-    const size_t chosen = step_->outcomes[entry.work].tokens.size();
-    const bool goes_on = step_->work[entry.work].token_count == 0;
-    const size_t rows = goes_on ? std::max<size_t>(chosen, 1) : static_cast<size_t>(entry.count);
-    entry.lane->position = entry.position + static_cast<int32_t>(rows);
-    entry.lane->state = slots[std::min(rows, slots.size()) - 1];
-    entry.lane->draft_count = 0;
+    move_on(entry);
   });
+}
+
+// All rows at once, each as if the drafts before it had been chosen: what is taken of them is decided afterwards.
+bool HostStepper::choose_where_logits_are(const Tensor& logits) {
+  choices_.clear();
+  for (const Entry& entry : entries_) {
+    if (!entry.chooses) continue;
+    const Lane& lane = *entry.lane;
+    for (int32_t i = 0; i <= verified_rows(entry); ++i) {
+      if (lane.request.constrained && mask_of(entry, i).empty()) break;
+      const bool goes_on = step_->work[entry.work].token_count == 0;
+      choices_.push_back({entry.first_logit + (goes_on ? i : entry.logits - 1), choice_of(entry, i, lane.outputs + i)});
+    }
+  }
+  const std::span<std::string> errors = std::span(errors_).first(choices_.size());
+  std::fill(errors.begin(), errors.end(), std::string());
+  if (!choices_.empty() && !parts_.choose(logits, choices_, std::span(chosen_).first(choices_.size()), errors)) {
+    return false;
+  }
+  size_t first = 0;
+  for (Entry& entry : entries_) {
+    size_t rows = 0;
+    while (first + rows < choices_.size() && &choices_[first + rows].choice.params == &entry.lane->request.sampling) {
+      ++rows;
+    }
+    try {
+      choose_for(entry, [&](int32_t i) {
+        const size_t at = first + static_cast<size_t>(i);
+        if (!errors_[at].empty()) fail("{}", errors_[at]);
+        return std::move(chosen_[at]);
+      });
+    } catch (const Error& error) {
+      step_->outcomes[entry.work].error = error.what();
+      entry.lane->ended = true;
+    }
+    first += rows;
+    move_on(entry);
+  }
+  return true;
+}
+
+// The rows whose tokens were chosen are the lane's now; the first is in any case.
+void HostStepper::move_on(Entry& entry) {
+  const std::span<const int32_t> slots = step_->states_of(step_->work[entry.work]);
+  const size_t chosen = step_->outcomes[entry.work].tokens.size();
+  const bool goes_on = step_->work[entry.work].token_count == 0;
+  const size_t rows = goes_on ? std::max<size_t>(chosen, 1) : static_cast<size_t>(entry.count);
+  entry.lane->position = entry.position + static_cast<int32_t>(rows);
+  entry.lane->state = slots[std::min(rows, slots.size()) - 1];
+  entry.lane->draft_count = 0;
 }
 
 void HostStepper::wait_for_masks(const Entry& entry) {
@@ -444,41 +505,56 @@ void HostStepper::report_prompt(const Entry& entry, const Tensor& logits, Sample
   }
 }
 
-void HostStepper::choose_for(Entry& entry, const Tensor& logits, Sampler& sampler) {
+int32_t HostStepper::verified_rows(const Entry& entry) const {
+  return step_->work[entry.work].token_count == 0 ? entry.count - 1 : 0;
+}
+
+// Of a constrained lane's i-th row; empty where none was supplied.
+std::span<const uint32_t> HostStepper::mask_of(const Entry& entry, int32_t i) const {
+  const std::vector<uint32_t>& masks = step_->work[entry.work].masks;
+  const auto words = static_cast<size_t>(ceil_div(limits_.vocabulary, 32));
+  const size_t begin = static_cast<size_t>(i) * words;
+  if (!entry.lane->request.constrained || begin >= masks.size()) return {};
+  return std::span(masks).subspan(begin, words);
+}
+
+// `index`: output tokens before it.
+Choice HostStepper::choice_of(const Entry& entry, int32_t i, int64_t index) const {
+  const LaneStartCopy& request = entry.lane->request;
+  return {.params = request.sampling,
+          .seed = request.seed,
+          .index = index,
+          .defined_tokens = request.defined_tokens,
+          .banned = request.banned_tokens,
+          .too_early = index < request.min_output ? request.stop_tokens : std::span<const int32_t>{},
+          .mask = mask_of(entry, i),
+          .counts = entry.lane->counts.counts()};
+}
+
+Chosen HostStepper::chosen_on_host(const Entry& entry, int32_t i, const Tensor& logits, Sampler& sampler) {
+  const bool goes_on = step_->work[entry.work].token_count == 0;
+  float* row = logits.f32(entry.first_logit + (goes_on ? i : entry.logits - 1));
+  // The lane has moved on with the rows before.
+  return sampler.choose({row, static_cast<size_t>(logits.cols)}, choice_of(entry, i, entry.lane->outputs));
+}
+
+template <typename F>
+void HostStepper::choose_for(Entry& entry, F&& chosen_from) {
   if (!entry.chooses) return;
   Lane& lane = *entry.lane;
-  const LaneStartCopy& request = lane.request;
-  const Step::Work& work = step_->work[entry.work];
   LaneOutcome& outcome = step_->outcomes[entry.work];
-  const bool goes_on = work.token_count == 0;
-  const int32_t verified = goes_on ? entry.count - 1 : 0;
-  const auto words = static_cast<size_t>(ceil_div(limits_.vocabulary, 32));
+  const int32_t verified = verified_rows(entry);
   outcome.verified = verified;
   for (int32_t i = 0; i <= verified; ++i) {
-    std::span<const uint32_t> mask;
-    if (request.constrained) {
-      const size_t begin = static_cast<size_t>(i) * words;
-      if (begin >= work.masks.size()) {
-        if (i == 0) lane.ended = true;
-        break;
-      }
-      mask = std::span(work.masks).subspan(begin, words);
+    if (lane.request.constrained && mask_of(entry, i).empty()) {
+      if (i == 0) lane.ended = true;
+      break;
     }
-    float* row = logits.f32(entry.first_logit + (goes_on ? i : entry.logits - 1));
-    Chosen chosen = sampler.choose(
-        {row, static_cast<size_t>(logits.cols)},
-        {.params = request.sampling,
-         .seed = request.seed,
-         .index = lane.outputs,
-         .defined_tokens = request.defined_tokens,
-         .banned = request.banned_tokens,
-         .too_early = lane.outputs < request.min_output ? request.stop_tokens : std::span<const int32_t>{},
-         .mask = mask,
-         .counts = lane.counts.counts()});
+    Chosen chosen = chosen_from(i);
     const bool as_drafted = i < verified && chosen.token == lane.drafts[static_cast<size_t>(i)];
     lane.add_output(chosen.token);
     outcome.tokens.push_back(chosen.token);
-    if (request.sampling.logprobs >= 0) outcome.logprobs.push_back(std::move(chosen.logprobs));
+    if (lane.request.sampling.logprobs >= 0) outcome.logprobs.push_back(std::move(chosen.logprobs));
     if (as_drafted) ++outcome.accepted;
     if (!as_drafted || lane.ended) break;
   }
@@ -549,12 +625,34 @@ void HostStepper::gather_ends(const Tensor& x, const Tensor& out) {
 }
 
 void HostStepper::draft(int64_t pass, const Tensor& computed) {
+  const auto keep = [&](size_t i, int32_t token) {
+    Lane& lane = *entries_[drafters_[i]].lane;
+    lane.drafts[static_cast<size_t>(pass)] = token;
+    lane.draft_count = static_cast<int32_t>(pass) + 1;
+  };
+  if (parts_.choose) {
+    static const ops::SamplingParams greedy = [] {
+      ops::SamplingParams params;
+      params.temperature = 0;
+      return params;
+    }();
+    choices_.clear();
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      choices_.push_back({static_cast<int64_t>(i),
+                          {.params = greedy, .defined_tokens = entries_[drafters_[i]].lane->request.defined_tokens}});
+    }
+    const std::span<Chosen> chosen = std::span(chosen_).first(choices_.size());
+    if (parts_.choose(computed, choices_, chosen, std::span(errors_).first(choices_.size()))) {
+      // Where no token can be chosen any draft will do.
+      for (size_t i = 0; i < chosen.size(); ++i) keep(i, std::max(chosen[i].token, 0));
+      return;
+    }
+  }
   const Tensor logits = parts_.fetch(computed);
   for_entries(sequences_.size(), [&](size_t i, Sampler&) {
-    Lane& lane = *entries_[drafters_[i]].lane;
+    const Lane& lane = *entries_[drafters_[i]].lane;
     const std::span<const float> row(logits.f32(static_cast<int64_t>(i)), static_cast<size_t>(logits.cols));
-    lane.drafts[static_cast<size_t>(pass)] = Sampler::most_probable(row, lane.request.defined_tokens);
-    lane.draft_count = static_cast<int32_t>(pass) + 1;
+    keep(i, Sampler::most_probable(row, lane.request.defined_tokens));
   });
 }
 

@@ -9,10 +9,18 @@
 #include <span>
 
 #include "base/threads.h"
+#include "cpu/sample/sampler.h"
 #include "ops/batch.h"
 #include "ops/step.h"
 
 namespace fourfold::cpu {
+
+// What is chosen from a row of logits, before it is known what was chosen from the rows before it: as if these had
+// chosen what was drafted.
+struct RowChoice {
+  int64_t row = 0;  // of the logits
+  Choice choice;    // its counts are those before the step, without the drafts on the rows before
+};
 
 struct HostStepParts {
   // The rows that the operations of the body work on from here on. What the batch points to stays valid until the next
@@ -25,6 +33,12 @@ struct HostStepParts {
   std::function<void(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out)> gather;
   // Logits, once they are computed, in host memory where they may be overwritten. Null: they are there.
   std::function<ops::Tensor(const ops::Tensor& logits)> fetch;
+  // Chooses for rows where the logits are, as Sampler would; for a row that has no answer, `errors` says why. False: it
+  // cannot, and has done nothing; the host then chooses from what fetch() gives, as where it is null. Logits of rows
+  // may be overwritten.
+  std::function<bool(const ops::Tensor& logits, std::span<const RowChoice> rows, std::span<Chosen> chosen,
+                     std::span<std::string> errors)>
+      choose;
   ops::StepBody body;
   // Called once on the stepper's thread before its first step, where not null.
   std::function<void()> begin_thread;

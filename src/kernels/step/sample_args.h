@@ -1,0 +1,105 @@
+// Choosing tokens from logits, as ops/sampling.h defines it, and verifying drafts: arguments and launch shapes. Host
+// and device, freestanding.
+//
+// Two kernels a step: sample_prepare makes of each row's logits what may be chosen from, and finds the largest;
+// sample_choose draws. A third one, verify_drafts, tells how many of a lane's rows count. Weights are summed in fixed
+// point, so that no sum depends on its order: a row's token is a function of its logits and parameters alone.
+#pragma once
+
+#include "nvfp4/number.h"
+
+namespace fourfold::step {
+
+inline constexpr int kSampleThreads = 512;
+inline constexpr int kSampleWarps = kSampleThreads / 32;
+inline constexpr int kMostLogprobs = 20;  // beside the chosen token's
+inline constexpr int kNotFinite = -1;     // instead of a token: a logit is NaN or infinite,
+inline constexpr int kAllMasked = -2;     // or none may be chosen
+
+struct Bias {
+  int token;
+  float value;
+};
+
+// How a row's token is chosen. Ranges are of the tables in SampleArgs; -1 for a row of a table: none.
+struct SampleRow {
+  int row;  // of the logits
+  float temperature;
+  float top_p;
+  float min_p;
+  int top_k;  // 0: off
+  float repetition_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+  int defined;  // tokens [0, defined) exist, 1 .. vocabulary
+  unsigned long long seed;
+  long long index;  // output tokens before this one
+  int bias_first, bias_count;
+  int banned_first, banned_count;
+  int mask;                      // row of `masks`
+  int counts;                    // row of `counts`
+  int draft_first, draft_count;  // output tokens since `counts`: the drafts on the rows before this one, in `drafts`
+  int logprobs;                  // -1: not asked for; otherwise so many of the most probable tokens, too
+};
+
+// What one CTA of sample_prepare found in its part of a row.
+struct SamplePart {
+  float largest;  // of what may be chosen
+  int token;      // its first one
+  float raw;      // the largest logit as the model gave it
+  int bad;        // 1: a logit is not finite
+};
+
+struct SampleArgs {
+  const float* logits;  // [rows][stride], as the model gave them
+  // Likewise; of rows with bias, masks or penalties. May be `logits` where none of these asks for log-probabilities.
+  float* adjusted;
+  long long stride;
+  int rows;    // that are chosen from
+  int splits;  // CTAs of sample_prepare for a row
+  const SampleRow* samples;
+  const Bias* biases;
+  const int* banned;
+  const unsigned* masks;  // [..][mask_words]: bit t % 32 of word t / 32 allows token t
+  long long mask_words;
+  const int* counts;  // [..][counts_stride]: 0 not seen, or 1 + occurrences in the output
+  long long counts_stride;
+  const int* drafts;
+  SamplePart* parts;    // [rows][splits]
+  int* tokens;          // [rows]
+  int* logprob_tokens;  // [rows][1 + kMostLogprobs]: the chosen one, then the most probable ones; null: nobody asks
+  float* logprobs;      // likewise
+};
+
+// Whether the row's logits are adjusted.
+FOURFOLD_HD constexpr bool adjusts(const SampleRow& s) {
+  return s.bias_count > 0 || s.banned_count > 0 || s.mask >= 0 || s.counts >= 0;
+}
+
+// Grid of sample_prepare: splits x rows; of sample_choose: rows.
+FOURFOLD_HD constexpr int sample_splits(int vocabulary, int rows, int sms) {
+  const int wanted = (sms + rows - 1) / rows;
+  const int most = (vocabulary + 4 * kSampleThreads - 1) / (4 * kSampleThreads);
+  return wanted < most ? wanted : most;
+}
+
+// A lane whose rows were chosen for: row first + i had the lane's i-th token since the step began, rows after the first
+// one being drafts.
+struct VerifyLane {
+  int first;
+  int count;
+  int stop_first, stop_count;  // of `stops`
+  int left;                    // tokens that the lane may still choose, at least 1
+};
+struct VerifyArgs {
+  const VerifyLane* lanes;
+  int count;
+  const int* chosen;      // SampleArgs::tokens
+  const int* row_tokens;  // what stood on the rows
+  const int* stops;
+  int* kept;   // [lanes]: how many of the lane's chosen tokens count, from the first on; 0: none could be chosen
+  int* ended;  // [lanes]: 1: with a stop token, at its limit, or for want of a token
+};
+inline constexpr int kVerifyThreads = 128;
+
+}  // namespace fourfold::step

@@ -50,6 +50,10 @@ void add_backend_options(Command& command, BackendArgs& args) {
   command.add_option("--isa", args.isa, "Instruction set: " + cpu::family_isa_names() + " (default: the best)");
   command.add_option("--activations", args.activations, "bf16 (weight-only) or nvfp4 (W4A4 numerics)")
       .one_of({"bf16", "nvfp4"});
+  command
+      .add_option("--kv-cache-dtype", args.kv_cache,
+                  "Keys and values on a GPU: auto (bf16), bf16 or fp8 (e4m3, scale 1)")
+      .one_of({"auto", "bf16", "fp8"});
 }
 
 cpu::Isa chosen_isa(const BackendArgs& args) {
@@ -105,12 +109,14 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t wei
     cuda::CudaOptions options;
     options.device = *device;
     options.threads = args.threads;
+    options.fp8_cache = args.kv_cache == "fp8";
     try {
       return cuda::make_backend(options);
     } catch (const Error& error) {
       fail("--device {}: {}", device_name(args), error.what());
     }
   }
+  if (args.kv_cache != "auto") fail("--kv-cache-dtype {}: the CPU keeps its own; wanted --device cuda", args.kv_cache);
   cpu::CpuOptions options;
   options.isa = chosen_isa(args);
   options.threads = args.threads;

@@ -17,9 +17,10 @@ namespace fourfold::cmd {
 struct BackendArgs {
   std::string isa, activations = "bf16";
   std::string device;  // empty: FOURFOLD_DEVICE, or auto
+  std::string kv_cache = "auto";
   int threads = 0;
 };
-// --device, --threads, --isa, --activations
+// --device, --threads, --isa, --activations, --kv-cache-dtype
 void add_backend_options(Command& command, BackendArgs& args);
 // `weight_bytes`: of the model, for --device auto; 0: not known, it runs on the CPU.
 std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t weight_bytes = 0);

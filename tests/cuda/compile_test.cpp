@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "cuda/backend/sources.h"
 #include "cuda/device/build.h"
 #include "cuda/moe/sources.h"
 #include "jit/build.h"
@@ -152,6 +153,27 @@ TEST(Kernels, ProductsAndNormsCompileForEveryArchitecture) {
   for (const jit::BuiltKernel& kernel : jit::build(test_store(), requests, {.progress = false})) {
     // NVRTC 13.0 spills two registers once for sm_100a, and refusal_of() lets that pass.
     EXPECT_LE(kernel.entry.spill_bytes, kernel.name == "products sm_100a" ? 8 : 0) << kernel.name;
+    EXPECT_EQ(jit::refusal_of(kernel.entry), "") << kernel.name;
+  }
+}
+
+// What the backend adds: choosing tokens on every architecture; products of many rows, and attention over them, on
+// Hopper.
+TEST(Kernels, TheBackendsSourcesCompile) {
+  FOURFOLD_NEEDS_NVRTC();
+  std::vector<jit::KernelRequest> requests;
+  for (const plan::Arch& arch : plan::kArchs) {
+    for (const plan::KernelSource& source : {sample_source(), step_source()}) {
+      requests.push_back(request_of(source, {std::string(arch.name), {}}));
+    }
+  }
+  for (const plan::KernelSource& source :
+       {wide_source(1), wide_source(4), wide_source(5), wide_source(10), prefill_source(256, 64, false),
+        prefill_source(256, 64, true), attention_source(256, 64, true)}) {
+    requests.push_back(request_of(source, {"sm_90a", {}}));
+  }
+  for (const jit::BuiltKernel& kernel : jit::build(test_store(), requests, {.progress = false})) {
+    EXPECT_EQ(kernel.entry.spill_bytes, 0) << kernel.name << " " << kernel.entry.arch;
     EXPECT_EQ(jit::refusal_of(kernel.entry), "") << kernel.name;
   }
 }

@@ -16,6 +16,7 @@ struct CudaOptions {
   std::filesystem::path store;  // of compiled kernels; empty: jit::default_store_directory()
   bool overlap = true;          // kernels may start before the one before them has ended
   bool self_test = true;        // of the expert kernels
+  bool fp8_cache = false;       // keys and values as e4m3, scale 1; otherwise bf16
 };
 
 // Error when there is no such device, no NVRTC, or kernels for its architecture are missing.

@@ -1,5 +1,5 @@
-// The operations of ops.h as launches on one stream. Products, attention and the recurrent delta rule take up to 16
-// rows at a time; longer pieces are taken 16 rows after each other (step_tables.h).
+// The operations of ops.h as launches on one stream. Products of up to 16 rows and of more are kernels of their own,
+// and so are attention and the delta rule over sequences of up to 16 rows and of more (step_tables.h).
 //
 // plan(): operations that only say which kernels and how much memory they need. make_stepper() runs the body once like
 // that, so that no step compiles or allocates anything; used without a stepper, operations fetch what is missing.
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "cpu/step/host_stepper.h"
 #include "cuda/backend/backend.h"
 #include "cuda/backend/memory.h"
 #include "cuda/backend/sources.h"
@@ -37,7 +38,7 @@ class CudaBackend : public ops::Backend {
                                              const std::function<void(int64_t)>& done) override;
   std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvCacheShape& shape) override;
   std::unique_ptr<ops::StateCache> make_state_cache(const ops::StateCacheShape& shape) override;
-  int64_t kv_element_bytes() const override { return 2; }
+  int64_t kv_element_bytes() const override { return options_.fp8_cache ? 1 : 2; }
   void reserve(const ops::ReserveLimits& limits) override;
 
   void begin_step(const ops::Batch& batch) override;
@@ -79,20 +80,35 @@ class CudaBackend : public ops::Backend {
             float eps, float* residual_out, const ops::Tensor& out);
   // One launch of up to 16 rows.
   void product(const gemm::Matrix& matrix, const Kernel& kernel, const gemm::RowsTile& tile, gemm::RowsArgs args);
+  // The kernels for more rows.
+  const std::vector<Kernel>& wide_kernels(int formats);
+  // One launch of any number of rows; `out` is [rows][out_stride], fp32 or bf16.
+  void wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, const std::vector<Kernel>& kernels,
+                    bool to_float, void* out, int64_t out_stride);
   void multiply(const ops::Tensor& x, const Stack& weight, const ops::Tensor& out);
   void gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down, const ops::Tensor& out);
   void attend(const ops::AttentionParams& params, const ops::Tensor& k, CardKvCache& cache, int64_t layer,
               const ops::Tensor* out);
+  // Sequences of more than 16 rows.
+  void attend_whole(const attn::AttentionArgs& shared, const ops::AttentionParams& params);
   const float* frequencies(float theta, int64_t rotary_dim);
   ExpertSet& experts_of(const ops::MoeParams& params);
+  // The stepper's choice of tokens on the device: HostStepParts::choose.
+  bool choose(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows, std::span<cpu::Chosen> chosen,
+              std::span<std::string> errors);
+  void reserve_choices(const ops::StepLimits& limits);
+  void settle();  // the stream was waited for
   void clear_padding(const ops::Tensor& out);
 
   CudaOptions options_;
   std::shared_ptr<Card> card_;
   ThreadPool pool_;
   Overlap overlap_;
-  Uploads step_uploads_, row_uploads_;
+  Uploads step_uploads_, row_uploads_, block_uploads_, sample_uploads_;
   StepTables tables_;
+  // Of the attention over whole sequences, once a layer of the step has asked for them.
+  DeviceAddress blocks_ = 0;
+  int block_count_ = 0, block_group_ = 0;  // 0: not there
   ops::ReserveLimits limits_;
   ops::KvCacheShape kv_shape_;
   ops::StateCacheShape state_shape_;
@@ -101,15 +117,22 @@ class CudaBackend : public ops::Backend {
 
   std::vector<int> formats_;  // of the stacks that were loaded
   std::map<std::string, const std::vector<Kernel>*> by_name_;
-  std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, delta_;
+  std::map<int, const std::vector<Kernel>*> wide_kernels_;  // by formats
+  std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, prefill_, delta_;
   std::map<std::tuple<int64_t, int64_t, int64_t, int64_t>, ExpertSet> experts_;
   std::map<std::pair<float, int64_t>, cuda::Buffer> frequencies_;
   std::vector<std::unique_ptr<std::vector<Kernel>>> owned_;
-  const std::vector<Kernel>*norm_ = nullptr, *step_ = nullptr, *route_ = nullptr;  // after load_known()
+  const std::vector<Kernel>*norm_ = nullptr, *step_ = nullptr, *route_ = nullptr,
+        *sample_ = nullptr;  // after load_known()
 
   cuda::Buffer zeros_, ones_, arrived_;
-  cuda::Buffer floats_, logits_, ids_, weights_, wide_, narrow_, share_, partial_, partial_sums_, chunk_space_;
+  cuda::Buffer floats_, logits_, ids_, weights_, wide_, narrow_, share_, queries_, partial_, partial_sums_,
+      chunk_space_;
   PinnedBuffer fetched_;
+  // Choices: parts of rows; tokens, and log-probabilities with their tokens, on the device and on the host.
+  cuda::Buffer sample_parts_, sample_results_;
+  PinnedBuffer sample_fetched_;
+  uint64_t sample_bytes_ = 0;  // of the tables of a step's choices
 };
 
 }  // namespace fourfold::cuda

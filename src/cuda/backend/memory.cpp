@@ -207,8 +207,10 @@ CardExperts::CardExperts(std::shared_ptr<Card> card, int64_t count,
   for (int64_t i = 0; i < count; ++i) done(i);
 }
 
-CardKvCache::CardKvCache(std::shared_ptr<Card> card, const ops::KvCacheShape& shape)
-    : card_(std::move(card)), shape_(shape), layer_bytes_(shape.kv_heads * 2 * shape.page_size * shape.head_dim * 2) {
+CardKvCache::CardKvCache(std::shared_ptr<Card> card, const ops::KvCacheShape& shape, int64_t element_bytes)
+    : card_(std::move(card)),
+      shape_(shape),
+      layer_bytes_(shape.kv_heads * 2 * shape.page_size * shape.head_dim * element_bytes) {
   if (shape.page_size < attn::kLeastPage || (shape.page_size & (shape.page_size - 1)) != 0) {
     fail("key/value cache: pages of {} positions; wanted a power of two, at least {}", shape.page_size,
          attn::kLeastPage);

@@ -88,7 +88,8 @@ class Stack : public ops::Matrix {
   int formats() const { return formats_; }
   const gemm::Matrix& matrix() const { return matrix_; }
   const std::string& name() const { return name_; }
-  mutable const std::vector<Kernel>* kernels = nullptr;  // of its formats, once they are loaded
+  // Of its formats, once they are loaded: for up to 16 rows, and for more.
+  mutable const std::vector<Kernel>*kernels = nullptr, *wide = nullptr;
 
  private:
   std::shared_ptr<Card> card_;
@@ -135,10 +136,10 @@ class CardExperts : public ops::Experts {
   int64_t bytes_per_expert_ = 0;
 };
 
-// [page][layer][kv head][keys, values][position][head_dim] bf16 (kernels/attn/tables.h).
+// [page][layer][kv head][keys, values][position][head_dim] bf16 or e4m3 (kernels/attn/tables.h).
 class CardKvCache : public ops::KvCache {
  public:
-  CardKvCache(std::shared_ptr<Card> card, const ops::KvCacheShape& shape);
+  CardKvCache(std::shared_ptr<Card> card, const ops::KvCacheShape& shape, int64_t element_bytes);
   const ops::KvCacheShape& shape() const override { return shape_; }
   int64_t bytes() const override { return static_cast<int64_t>(buffer_.bytes()); }
   void copy_page(int64_t from, int64_t to) override;

@@ -4,6 +4,7 @@
 #include "kernels/gemm/repack_args.h"
 #include "kernels/norm/norm_args.h"
 #include "kernels/step/rows_args.h"
+#include "kernels/step/sample_args.h"
 
 namespace fourfold::cuda {
 
@@ -27,6 +28,37 @@ plan::KernelSource rows_source(int formats, gemm::RowsLast last) {
   return source;
 }
 
+WideEntry wide_entry(int formats, int64_t rows) {
+  return rows > 64 && (formats & gemm::kCells) == 0 ? kWideMany : kWideFew;
+}
+
+// As many stages as measured best on an H200 (tools/device/products_bench.cu), by what the widest unit leaves room for.
+gemm::WideTile wide_tile(int formats, WideEntry entry) {
+  gemm::WideTile t = {formats, entry == kWideFew ? 64 : 128, 0};
+  if (t.has(gemm::Weights::kBf16)) {
+    t.stages = entry == kWideFew ? 5 : 4;
+  } else if (t.has(gemm::Weights::kFp8)) {
+    t.stages = entry == kWideFew ? 8 : 6;
+  } else {
+    t.stages = entry == kWideFew ? 10 : 7;
+  }
+  return t;
+}
+
+plan::KernelSource wide_source(int formats) {
+  plan::KernelSource source;
+  source.name = fmt::format("wide_{}", formats);
+  source.text = "#include \"kernels/gemm/dense_sm90.cuh\"\n";
+  for (const WideEntry entry : {kWideFew, kWideMany}) {
+    if (entry == kWideMany && (formats & gemm::kCells) != 0) continue;
+    const gemm::WideTile t = wide_tile(formats, entry);
+    source.entries.push_back({fmt::format("fourfold::gemm::gemm_wide<fourfold::gemm::WideTileOf<{}, {}, {}>>",
+                                          t.formats, t.tokens, t.stages),
+                              gemm::kWideThreads, static_cast<int64_t>(gemm::wide_map(t).total)});
+  }
+  return source;
+}
+
 plan::KernelSource norm_source() {
   return {"norm",
           "#include \"kernels/norm/norm.cuh\"\n",
@@ -39,25 +71,37 @@ plan::KernelSource norm_source() {
 
 plan::KernelSource step_source() {
   return {"step_rows",
-          "#include \"kernels/step/rows.cuh\"\n#include \"kernels/gemm/repack.cuh\"\n",
+          "#include \"kernels/step/rows.cuh\"\n#include \"kernels/gemm/repack.cuh\"\n"
+          "#include \"kernels/gemm/route.cuh\"\n",
           {{"fourfold::step::round_rows", step::kRowsThreads},
            {"fourfold::step::add_rows", step::kRowsThreads},
            {"fourfold::step::gate_rows", step::kRowsThreads},
            {"fourfold::step::add_shared", step::kRowsThreads},
-           {"fourfold::gemm::gemm_repack", gemm::kRepackThreads}}};
+           {"fourfold::gemm::gemm_repack", gemm::kRepackThreads},
+           {"fourfold::gemm::gemm_route", gemm::kRouteThreads}}};
 }
 
-attn::DecodeTile attention_tile(int head_dim, int rotary_dim, AttentionEntry entry) {
+plan::KernelSource sample_source() {
+  return {"sample",
+          "#include \"kernels/step/sample.cuh\"\n",
+          {{"fourfold::step::sample_prepare", step::kSampleThreads},
+           {"fourfold::step::sample_choose", step::kSampleThreads},
+           {"fourfold::step::verify_drafts", step::kVerifyThreads}}};
+}
+
+attn::DecodeTile attention_tile(int head_dim, int rotary_dim, bool fp8, AttentionEntry entry) {
+  if (fp8 && entry == kAttendFew) return {head_dim, rotary_dim, 1, 4, 2, 1, 6, true, true, 1};
+  if (fp8) return {head_dim, rotary_dim, 4, 2, 2, 1, 2, true, true, 1};
   if (entry == kAttendFew) return {head_dim, rotary_dim, 1, 4, 2, 1, 3, false, true, 1};
   return {head_dim, rotary_dim, 4, 1, 2, 2, 2, false, true, 1};
 }
 
-plan::KernelSource attention_source(int head_dim, int rotary_dim) {
+plan::KernelSource attention_source(int head_dim, int rotary_dim, bool fp8) {
   plan::KernelSource source;
-  source.name = fmt::format("attention_{}_{}", head_dim, rotary_dim);
+  source.name = fmt::format("attention_{}_{}{}", head_dim, rotary_dim, fp8 ? "_fp8" : "");
   source.text = "#include \"kernels/attn/decode.cuh\"\n";
   for (const AttentionEntry entry : {kAttendFew, kAttendMany}) {
-    const attn::DecodeTile t = attention_tile(head_dim, rotary_dim, entry);
+    const attn::DecodeTile t = attention_tile(head_dim, rotary_dim, fp8, entry);
     if (!t.legal())
       fail("attention: heads of {}, {} of them rotate; wanted 64, 128 or 256 and a multiple of 16", head_dim,
            rotary_dim);
@@ -69,6 +113,29 @@ plan::KernelSource attention_source(int head_dim, int rotary_dim) {
   }
   source.entries.push_back({fmt::format("fourfold::attn::attention_combine<{}>", head_dim), attn::kCombineThreads});
   return source;
+}
+
+attn::PrefillTile prefill_tile(int head_dim, int rotary_dim, bool fp8) {
+  if (fp8) return {head_dim, rotary_dim, 8, 32, 3, true, false};
+  return {head_dim, rotary_dim, 8, 64, 2, false, true};
+}
+
+bool has_prefill(int head_dim, int rotary_dim, bool fp8) {
+  const attn::PrefillTile t = prefill_tile(head_dim, rotary_dim, fp8);
+  return t.legal() && attn::prefill_map(t).total <= kMostShared;
+}
+
+plan::KernelSource prefill_source(int head_dim, int rotary_dim, bool fp8) {
+  const attn::PrefillTile t = prefill_tile(head_dim, rotary_dim, fp8);
+  return {
+      fmt::format("prefill_{}_{}{}", head_dim, rotary_dim, fp8 ? "_fp8" : ""),
+      fmt::format("#include \"kernels/attn/prefill_prepare.cuh\"\n#include \"kernels/attn/prefill_{}.cuh\"\n",
+                  t.wgmma ? "sm90" : "mma"),
+      {{fmt::format("fourfold::attn::attention_prepare<{}, {}, {}>", t.head_dim, t.rotary_dim, t.fp8),
+        attn::kPrepareThreads},
+       {fmt::format("fourfold::attn::attention_prefill_{}<fourfold::attn::PrefillTileOf<{}, {}, {}, {}, {}, {}, {}>>",
+                    t.wgmma ? "wgmma" : "mma", t.head_dim, t.rotary_dim, t.warps, t.keys, t.stages, t.fp8, t.wgmma),
+        static_cast<unsigned>(t.threads()), static_cast<int64_t>(attn::prefill_map(t).total)}}};
 }
 
 gdn::RecurrentTile recurrent_tile(int key_dim, int value_dim, DeltaEntry entry) {

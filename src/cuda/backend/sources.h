@@ -3,8 +3,10 @@
 
 #include "cuda/moe/sources.h"
 #include "kernels/attn/decode_tile.h"
+#include "kernels/attn/prefill_tile.h"
 #include "kernels/gdn/chunk_tile.h"
 #include "kernels/gdn/recurrent_tile.h"
+#include "kernels/gemm/dense_tile.h"
 #include "kernels/gemm/rows_tile.h"
 #include "plan/kernel.h"
 
@@ -16,17 +18,34 @@ inline constexpr unsigned kMostShared = 227 * 1024;  // of a CTA, on Hopper
 gemm::RowsTile rows_tile(int formats, int row_tiles, gemm::RowsLast last);
 plan::KernelSource rows_source(int formats, gemm::RowsLast last = gemm::RowsLast::kNothing);
 
+// Products of more rows, by wgmma. Entries: up to 64 rows, and many; with cells one for both.
+enum WideEntry { kWideFew, kWideMany };
+WideEntry wide_entry(int formats, int64_t rows);
+gemm::WideTile wide_tile(int formats, WideEntry entry);
+plan::KernelSource wide_source(int formats);
+
 // Norms of rows of up to 2048, 4096 and 8192 columns, embeddings, rows picked out.
 enum NormEntry { kNorm1, kNorm2, kNorm4, kEmbed, kGather };
 plan::KernelSource norm_source();
 
-enum StepEntry { kRound, kAdd, kGate, kShared, kRepackUnits };
+enum StepEntry { kRound, kAdd, kGate, kShared, kRepackUnits, kRouteRows };
 plan::KernelSource step_source();
+
+// Choosing tokens, and verifying drafts.
+enum SampleEntry { kSamplePrepare, kSampleChoose, kVerifyDrafts };
+plan::KernelSource sample_source();
 
 // Entries: few query rows of a kv head, many, and the sum over splits.
 enum AttentionEntry { kAttendFew, kAttendMany, kAttendCombine };
-attn::DecodeTile attention_tile(int head_dim, int rotary_dim, AttentionEntry entry);
-plan::KernelSource attention_source(int head_dim, int rotary_dim);
+// `fp8`: the cache's keys and values are e4m3, otherwise bf16.
+attn::DecodeTile attention_tile(int head_dim, int rotary_dim, bool fp8, AttentionEntry entry);
+plan::KernelSource attention_source(int head_dim, int rotary_dim, bool fp8);
+
+// Many rows of a sequence. Entries: norm, rotation and cache; attention.
+enum PrefillEntry { kPrefillPrepare, kPrefill };
+attn::PrefillTile prefill_tile(int head_dim, int rotary_dim, bool fp8);
+bool has_prefill(int head_dim, int rotary_dim, bool fp8);
+plan::KernelSource prefill_source(int head_dim, int rotary_dim, bool fp8);
 
 enum DeltaEntry { kDeltaOne, kDeltaFew, kDeltaPrepare, kDeltaScan, kDeltaScale };
 gdn::RecurrentTile recurrent_tile(int key_dim, int value_dim, DeltaEntry entry);

@@ -48,6 +48,19 @@ void StepTables::add_round(std::span<const ops::Sequence> batch, const std::vect
   rounds.push_back(round);
 }
 
+std::vector<attn::RowBlock> StepTables::blocks(int block_rows, int group) const {
+  std::vector<attn::RowBlock> all;
+  for (int place = 0; place < whole.places; ++place) {
+    const int rows_of_place = places_[static_cast<size_t>(whole.first + place)].count * group;
+    for (int first = 0; first < rows_of_place; first += block_rows) all.push_back({place, first});
+  }
+  const auto context = [&](const attn::RowBlock& b) {
+    return places_[static_cast<size_t>(whole.first + b.sequence)].position + b.first / group;
+  };
+  std::stable_sort(all.begin(), all.end(), [&](const auto& a, const auto& b) { return context(a) > context(b); });
+  return all;
+}
+
 void StepTables::build(const ops::Batch& batch, int64_t page_size, int chunk, Uploads& uploads) {
   rounds.clear();
   places_.clear();
@@ -60,15 +73,15 @@ void StepTables::build(const ops::Batch& batch, int64_t page_size, int chunk, Up
   singles_.clear();
   few_.clear();
   many_.clear();
-  chunked = {};
+  whole = {};
   rows = batch.rows();
   page_stride = 1;
-  bool whole = chunk > 0;
+  bool chunked = chunk > 0;
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
     const ops::Sequence& s = batch.sequences[i];
     FF_ASSERT(s.count >= 1 && s.position >= 0);
     (s.count == 1 ? singles_ : s.count <= kRows ? few_ : many_).push_back(static_cast<int>(i));
-    if (s.count > kRows && s.written_slots().size() != 1) whole = false;
+    if (s.count > kRows && s.written_slots().size() != 1) chunked = false;
     if (page_size > 0) {
       const int64_t pages_used = ceil_div(int64_t{s.position} + s.count, page_size);
       page_stride = std::max(page_stride, static_cast<int>(pages_used));
@@ -80,6 +93,7 @@ void StepTables::build(const ops::Batch& batch, int64_t page_size, int chunk, Up
     const ops::Sequence& s = batch.sequences[static_cast<size_t>(i)];
     const std::span<const int32_t> slots = s.written_slots();
     const int page_row = add_pages(s);
+    if (i == many_.front()) whole.page_row = page_row;
     int state_in = s.state_in;
     for (int at = 0; at < s.count; at += kRows) {
       Round round;
@@ -104,19 +118,21 @@ void StepTables::build(const ops::Batch& batch, int64_t page_size, int chunk, Up
       rounds.push_back(round);
     }
   }
-  if (whole && !many_.empty()) {
-    chunked.first = static_cast<int>(places_.size());
-    chunked.places = static_cast<int>(many_.size());
-    chunked.live = static_cast<int>(lives_.size());
-    lives_.push_back(chunked.places);
-    for (size_t place = 0; place < many_.size(); ++place) {
-      const ops::Sequence& s = batch.sequences[static_cast<size_t>(many_[place])];
-      places_.push_back({s.first, s.count, s.position, s.state_in});
-      chunk_slots_.push_back(s.written_slots()[0]);
-      first_chunks_.push_back(static_cast<int>(chunks_.size()));
-      for (int j = 0; j * chunk < s.count; ++j) chunks_.push_back({static_cast<int>(place), j});
-    }
-    chunked.chunks = static_cast<int>(chunks_.size());
+  if (!many_.empty()) {
+    whole.first = static_cast<int>(places_.size());
+    whole.places = static_cast<int>(many_.size());
+    whole.live = static_cast<int>(lives_.size());
+    lives_.push_back(whole.places);
+  }
+  for (int place = 0; place < whole.places; ++place) {
+    const ops::Sequence& s = batch.sequences[static_cast<size_t>(many_[static_cast<size_t>(place)])];
+    places_.push_back({s.first, s.count, s.position, s.state_in});
+    whole.most_rows = std::max(whole.most_rows, s.count);
+    if (!chunked) continue;
+    chunk_slots_.push_back(s.written_slots()[0]);
+    first_chunks_.push_back(static_cast<int>(chunks_.size()));
+    for (int j = 0; j * chunk < s.count; ++j) chunks_.push_back({place, j});
+    whole.chunks = static_cast<int>(chunks_.size());
   }
 
   uint64_t total = 0;

@@ -1,8 +1,8 @@
 // A batch as the mixers' kernels see it: which rows of which sequences one launch takes.
 //
-// The kernels take up to 16 rows of a sequence. Sequences of one row are a launch, those of 2 to 16 rows another one,
-// and each longer one is taken 16 rows at a time, in order: so what is computed for a sequence depends on its own rows
-// only. The chunked delta rule takes longer ones whole.
+// Sequences of one row are a launch, those of 2 to 16 rows another one. Longer ones are taken whole, by the kernels for
+// many rows; where these do not take their heads, or every row's state is kept, 16 rows at a time, in order. So what is
+// computed for a sequence depends on its own rows only.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/backend/memory.h"
+#include "kernels/attn/prefill_tile.h"
 #include "kernels/gdn/chunk_tile.h"
 #include "kernels/sequences.h"
 #include "ops/batch.h"
@@ -26,16 +27,23 @@ struct StepTables {
     bool follows = false;       // on another one of the same sequence
     bool part = false;          // of a sequence longer than 16 rows
   };
-  struct Chunked {
+  // The sequences longer than 16 rows, whole.
+  struct Whole {
     int first = 0, places = 0, live = 0;
-    int chunks = 0;
+    int page_row = 0;
+    int most_rows = 0;  // of a place
+    int chunks = 0;     // of the delta rule; 0: it is in the rounds
   };
+
+  // Blocks of so many rows for attention over the whole sequences, a token being `group` of them; longest contexts
+  // first.
+  std::vector<attn::RowBlock> blocks(int block_rows, int group) const;
 
   // page_size: 0 where there is no cache. `chunk`: tokens of a chunk of the delta rule, 0 without its kernels.
   void build(const ops::Batch& batch, int64_t page_size, int chunk, Uploads& uploads);
 
   std::vector<Round> rounds;
-  Chunked chunked;   // places 0: all of the delta rule is in the rounds
+  Whole whole;
   int64_t rows = 0;  // of sequences
   int page_stride = 1;
 

@@ -84,6 +84,5 @@ __global__ void __launch_bounds__(kRouteThreads) gemm_route(const __grid_constan
   const int t = static_cast<int>((blockIdx.x * kRouteThreads + threadIdx.x) / 32);
   if (t < args.tokens) route_row(args, t, static_cast<int>(threadIdx.x) % 32);
 }
-FOURFOLD_HD constexpr int route_grid(int tokens) { return (tokens + kRouteThreads / 32 - 1) / (kRouteThreads / 32); }
 
 }  // namespace fourfold::gemm

@@ -115,6 +115,8 @@ struct RouteArgs {
   float* weights;
 };
 inline constexpr int kRouteThreads = 256;
+// Of the kernel that routes rows whose logits another one computed: a warp a row.
+FOURFOLD_HD constexpr int route_grid(int tokens) { return (tokens + kRouteThreads / 32 - 1) / (kRouteThreads / 32); }
 inline constexpr int kMostRouted = 1024;  // experts
 
 // A largest sum and its column.

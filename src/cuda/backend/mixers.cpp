@@ -1,0 +1,236 @@
+// Attention and the delta rule.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "cuda/backend/cuda_backend.h"
+#include "cuda/backend/tensors.h"
+
+namespace fourfold::cuda {
+namespace {
+
+constexpr int64_t kPartialBytes = 64 << 20;
+
+}  // namespace
+
+const float* CudaBackend::frequencies(float theta, int64_t rotary_dim) {
+  cuda::Buffer& buffer = frequencies_[{theta, rotary_dim}];
+  if (buffer.bytes() == 0) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < std::max<int64_t>(rotary_dim / 2, 1); ++i) {
+      const float exponent = static_cast<float>(2 * i) / static_cast<float>(std::max<int64_t>(rotary_dim, 1));
+      values.push_back(1.0f / static_cast<float>(std::pow(static_cast<double>(theta), static_cast<double>(exponent))));
+    }
+    buffer = cuda::Buffer(card_->device, values.size() * sizeof(float), "rotation");
+    buffer.upload(card_->stream, values);
+  }
+  return buffer.as<const float>();
+}
+
+void CudaBackend::attend(const ops::AttentionParams& params, const ops::Tensor& k, CardKvCache& cache, int64_t layer,
+                         const ops::Tensor* out) {
+  const int head_dim = static_cast<int>(params.head_dim), rotary_dim = static_cast<int>(params.rotary_dim);
+  const std::vector<Kernel>*& found = attention_[{params.head_dim, params.rotary_dim}];
+  if (found == nullptr) found = &loaded(attention_source(head_dim, rotary_dim, options_.fp8_cache));
+  const attn::AttentionShape shape = {static_cast<int>(params.heads), static_cast<int>(params.kv_heads), head_dim,
+                                      params.gated};
+  const ops::KvCacheShape& pages = cache.shape();
+  FF_ASSERT(layer >= 0 && layer < pages.layers && pages.kv_heads == params.kv_heads &&
+            pages.head_dim == params.head_dim);
+  const bool whole = has_prefill(head_dim, rotary_dim, options_.fp8_cache);
+  const std::vector<Kernel>*& many = prefill_[{params.head_dim, params.rotary_dim}];
+  if (whole && many == nullptr) many = &loaded(prefill_source(head_dim, rotary_dim, options_.fp8_cache));
+  const float* turns = frequencies(params.rope_theta, params.rotary_dim);
+  const auto partial_bytes = [&](int splits, int rows) { return 4 * attn::partial_floats(shape, splits, rows, 1); };
+  const auto reserve_partial = [&](int64_t bytes) {
+    scratch(partial_, bytes, "parts of attention");
+    scratch(partial_sums_, bytes / head_dim * 2, "parts of attention");
+  };
+  if (planning_) {
+    const int splits = attn::most_splits(static_cast<int>(limits_.context));
+    reserve_partial(std::max(kPartialBytes, static_cast<int64_t>(partial_bytes(splits, attn::kMostRows))));
+    if (whole) {
+      scratch(queries_, rows_of(k) * params.heads * params.head_dim * 2, "queries");
+      const int64_t block_rows = prefill_tile(head_dim, rotary_dim, options_.fp8_cache).rows();
+      const int64_t blocks = limits_.rows * shape.group() / block_rows + limits_.sequences + 1;
+      block_uploads_.prepare(static_cast<uint64_t>(blocks) * sizeof(attn::RowBlock));
+    }
+    return;
+  }
+  attn::AttentionArgs args = {};
+  args.shape = shape;
+  args.rows = static_cast<const uint16_t*>(k.data) - shape.k_column(0);
+  args.row_stride = k.stride;
+  if (reinterpret_cast<uintptr_t>(args.rows) % 16 != 0 || k.stride % 8 != 0) {
+    fail("attention: rows of {} elements, wanted a multiple of 8", k.stride);
+  }
+  args.q_norm = params.q_norm != nullptr ? params.q_norm->data() : nullptr;
+  args.k_norm = params.k_norm != nullptr ? params.k_norm->data() : nullptr;
+  args.frequencies = turns;
+  args.cache = cache.layer(layer);
+  args.cache_scales = ones_.as<const float>();
+  args.out = out != nullptr ? bf16_out(*out) : nullptr;
+  args.out_stride = out != nullptr ? out->stride : 0;
+  args.page_bytes = cache.page_bytes();
+  while (int64_t{1} << args.page_shift < pages.page_size) ++args.page_shift;
+  args.page_table_stride = tables_.page_stride;
+  args.scale = params.scale;
+  args.norm_eps = params.norm_eps;
+  for (const StepTables::Round& round : tables_.rounds) {
+    if (round.part && whole) continue;
+    args.most_rows = round.most_rows;
+    args.splits = attn::most_splits(round.longest);
+    args.settled = overlap_ == Overlap::kProgrammatic && !round.follows ? 1 : 0;
+    const int64_t each = partial_bytes(args.splits, args.most_rows);
+    const int64_t budget = std::max({kPartialBytes, each});
+    reserve_partial(std::min<int64_t>(each * round.places, budget));
+    args.partial = partial_.as<float>();
+    args.partial_sums = partial_sums_.as<float>();
+    const AttentionEntry entry =
+        round.most_rows * shape.group() <= 16 && !round.part && round.most_rows == 1 ? kAttendFew : kAttendMany;
+    const attn::DecodeTile tile = attention_tile(head_dim, rotary_dim, options_.fp8_cache, entry);
+    const int at_once = static_cast<int>(std::clamp<int64_t>(budget / each, 1, 65535));
+    for (int begin = 0; begin < round.places; begin += at_once) {
+      const int places = std::min(at_once, round.places - begin);
+      args.sequences = device_pointer<const SequenceRows>(tables_.sequences) + round.first + begin;
+      args.live = device_pointer<const int>(tables_.lives) + round.live;
+      args.pages =
+          device_pointer<const int>(tables_.pages) + static_cast<int64_t>(round.page_row + begin) * tables_.page_stride;
+      const attn::DecodeLaunch decode = attn::decode_launch(tile, shape, args.splits, args.most_rows, places);
+      launch(card_->stream, (*found)[entry], {decode.grid_x, decode.grid_y, decode.grid_z}, overlap_, args);
+      if (out == nullptr) continue;
+      const attn::DecodeLaunch combine = attn::combine_launch(shape, args.most_rows, places);
+      launch(card_->stream, (*found)[kAttendCombine], {combine.grid_x, combine.grid_y, combine.grid_z}, overlap_, args);
+    }
+  }
+  if (whole && tables_.whole.places > 0) attend_whole(args, params);
+  if (out != nullptr) clear_padding(*out);
+}
+
+void CudaBackend::attend_whole(const attn::AttentionArgs& shared, const ops::AttentionParams& params) {
+  const int head_dim = static_cast<int>(params.head_dim), rotary_dim = static_cast<int>(params.rotary_dim);
+  const std::vector<Kernel>& kernels = *prefill_.at({params.head_dim, params.rotary_dim});
+  const attn::PrefillTile tile = prefill_tile(head_dim, rotary_dim, options_.fp8_cache);
+  const StepTables::Whole& whole = tables_.whole;
+  const int group = shared.shape.group();
+  if (block_group_ != group) {
+    const std::vector<attn::RowBlock> blocks = tables_.blocks(tile.rows(), group);
+    const uint64_t bytes = blocks.size() * sizeof(blocks[0]);
+    std::memcpy(block_uploads_.prepare(bytes), blocks.data(), bytes);
+    blocks_ = block_uploads_.send(bytes);
+    block_count_ = static_cast<int>(blocks.size());
+    block_group_ = group;
+  }
+  attn::PrefillArgs args = {};
+  args.attention = shared;
+  args.attention.sequences = device_pointer<const SequenceRows>(tables_.sequences) + whole.first;
+  args.attention.live = device_pointer<const int>(tables_.lives) + whole.live;
+  args.attention.pages =
+      device_pointer<const int>(tables_.pages) + static_cast<int64_t>(whole.page_row) * tables_.page_stride;
+  args.attention.settled = overlap_ == Overlap::kProgrammatic ? 1 : 0;
+  args.blocks = device_pointer<const attn::RowBlock>(blocks_);
+  args.queries =
+      device_pointer<uint16_t>(scratch(queries_, tables_.rows * params.heads * params.head_dim * 2, "queries"));
+  const auto run = [&](PrefillEntry entry, const attn::PrefillLaunch& l) {
+    launch(card_->stream, kernels[entry], {l.grid_x, l.grid_y}, overlap_, args);
+  };
+  run(kPrefillPrepare, attn::prefill_prepare_launch(shared.shape, whole.most_rows, whole.places));
+  if (shared.out == nullptr) return;
+  run(kPrefill, attn::prefill_launch(tile, shared.shape, block_count_));
+}
+
+void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tensor& q, const ops::Tensor& k,
+                            const ops::Tensor& v, ops::KvCache& cache, int64_t layer, const ops::Tensor& out) {
+  FF_ASSERT(follows(q, k) && follows(k, v) && out.rows == q.rows && out.cols == params.heads * params.head_dim);
+  FF_ASSERT(q.cols == params.heads * params.head_dim * (params.gated ? 2 : 1));
+  attend(params, k, static_cast<CardKvCache&>(cache), layer, &out);
+}
+
+void CudaBackend::append_keys(const ops::AttentionParams& params, const ops::Tensor& k, const ops::Tensor& v,
+                              ops::KvCache& cache, int64_t layer) {
+  // The queries are the columns before the keys; what becomes of them is dropped.
+  FF_ASSERT(follows(k, v) &&
+            k.stride >= (params.heads * (params.gated ? 2 : 1) + 2 * params.kv_heads) * params.head_dim);
+  attend(params, k, static_cast<CardKvCache&>(cache), layer, nullptr);
+}
+
+void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor& qkv, const ops::Tensor& z,
+                            const ops::Tensor& b, const ops::Tensor& a, ops::StateCache& states, int64_t layer,
+                            const ops::Tensor& out) {
+  FF_ASSERT(follows(qkv, z) && follows(z, b) && follows(b, a) && out.rows == qkv.rows);
+  const int key_dim = static_cast<int>(params.key_dim), value_dim = static_cast<int>(params.value_dim);
+  const std::vector<Kernel>*& found = delta_[{params.key_dim, params.value_dim}];
+  if (found == nullptr) found = &loaded(delta_source(key_dim, value_dim));
+  auto& cache = static_cast<CardStateCache&>(states);
+  const gdn::DeltaShape shape = delta_shape(cache.shape());
+  FF_ASSERT(layer >= 0 && layer < cache.shape().layers && shape.key_dim == key_dim && shape.value_dim == value_dim &&
+            shape.key_heads == params.key_heads && shape.value_heads == params.value_heads &&
+            params.conv_taps == gdn::kTaps && qkv.cols == shape.channels() && z.cols == out.cols);
+  const gdn::ChunkTile tile = chunk_tile(key_dim, value_dim);
+  const auto reserve_chunks = [&](int64_t chunks, int64_t rows) {
+    const gdn::ChunkSpace space = gdn::chunk_space(tile, shape, static_cast<int>(chunks), static_cast<int>(rows));
+    scratch(chunk_space_, space.total, "chunks of the delta rule");
+    return space;
+  };
+  if (planning_) {
+    if (has_chunks(key_dim, value_dim)) {
+      reserve_chunks(limits_.rows / tile.chunk + std::max<int64_t>(limits_.rows / kMostRows, 1), limits_.rows);
+    }
+    return;
+  }
+  gdn::DeltaArgs args = {};
+  args.shape = shape;
+  args.rows = qkv.data;
+  args.states = cache.states(layer);
+  args.history = cache.history(layer);
+  args.conv = params.conv->data();
+  args.a_log = params.a_log->data();
+  args.dt_bias = params.dt_bias->data();
+  args.norm = params.norm->data();
+  args.out = bf16_out(out);
+  args.row_stride = qkv.stride;
+  args.out_stride = out.stride;
+  args.state_stride = cache.state_stride();
+  args.history_stride = cache.history_stride();
+  args.norm_eps = params.norm_eps;
+  if (!aligned(qkv)) fail("delta rule: rows of {} elements, wanted a multiple of 8", qkv.stride);
+  const auto* sequences = device_pointer<const SequenceRows>(tables_.sequences);
+  const auto* lives = device_pointer<const int>(tables_.lives);
+  const int early = overlap_ == Overlap::kProgrammatic ? 1 : 0;
+  for (const StepTables::Round& round : tables_.rounds) {
+    if (round.part && tables_.whole.chunks > 0) continue;
+    const DeltaEntry entry = round.most_rows == 1 && !round.part ? kDeltaOne : kDeltaFew;
+    args.sequences = sequences + round.first;
+    args.live = lives + round.live;
+    args.state_out = device_pointer<const int>(tables_.state_out) + int64_t{round.first} * kMostRows;
+    args.state_out_stride = kMostRows;
+    args.settled = round.follows ? 0 : early;
+    const gdn::RecurrentLaunch l =
+        gdn::recurrent_launch(recurrent_tile(key_dim, value_dim, entry), shape, round.places);
+    launch(card_->stream, (*found)[entry], {l.grid_x, l.grid_y}, overlap_, args);
+  }
+  if (const StepTables::Whole& c = tables_.whole; c.chunks > 0) {
+    gdn::ChunkArgs chunks = {};
+    chunks.delta = args;
+    chunks.delta.sequences = sequences + c.first;
+    chunks.delta.live = lives + c.live;
+    chunks.delta.state_out = device_pointer<const int>(tables_.chunk_state_out);
+    chunks.delta.state_out_stride = 1;
+    chunks.delta.settled = early;
+    chunks.chunks = device_pointer<const gdn::ChunkPlace>(tables_.chunk_places);
+    chunks.first_chunk = device_pointer<const int>(tables_.first_chunk);
+    chunks.at = reserve_chunks(c.chunks, tables_.rows);
+    chunks.space = chunk_space_.as<uint8_t>();
+    const auto run = [&](DeltaEntry entry, const gdn::ChunkLaunch& l) {
+      launch(card_->stream, (*found)[entry], {l.grid_x, l.grid_y}, overlap_, chunks);
+    };
+    run(kDeltaPrepare, gdn::prepare_launch(tile, shape, c.chunks));
+    run(kDeltaScan, gdn::scan_launch(tile, shape, c.places));
+    run(kDeltaScale, gdn::scale_launch(tile, shape, c.chunks));
+  }
+  clear_padding(out);
+}
+
+}  // namespace fourfold::cuda

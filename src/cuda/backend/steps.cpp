@@ -1,0 +1,237 @@
+// Steps: driven by the host, tokens chosen on the device.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "cuda/backend/cuda_backend.h"
+#include "cuda/backend/tensors.h"
+#include "kernels/step/sample_args.h"
+
+namespace fourfold::cuda {
+
+// A body that is planned: its operations say what they need.
+struct CudaBackend::Rehearsal : ops::StepScope {
+  explicit Rehearsal(int64_t lanes_) : lanes(lanes_) {}
+  int64_t lanes;
+  void begin_trunk() override {}
+  void gather_logit_rows(const ops::Tensor&, const ops::Tensor&) override {}
+  void choose(const ops::Tensor&) override {}
+  void begin_feed() override {}
+  int64_t begin_draft(int64_t) override { return lanes; }
+  void gather_ends(const ops::Tensor&, const ops::Tensor&) override {}
+  void draft(int64_t, const ops::Tensor&) override {}
+};
+
+std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,
+                                                        ops::StepBody body) {
+  reserve({limits.rows, limits.lanes, limits.context, limits.page_size});
+  planning_ = true;
+  try {
+    Rehearsal rehearsal(limits.lanes);
+    body({limits.rows, limits.logit_rows, limits.lanes, limits.drafts, limits.drafts > 0}, rehearsal);
+  } catch (...) {
+    planning_ = false;
+    throw;
+  }
+  planning_ = false;
+  const auto logit_bytes = static_cast<uint64_t>(limits.logit_rows * limits.vocabulary * 4);
+  if (fetched_.bytes() < logit_bytes) fetched_ = PinnedBuffer(card_->device, logit_bytes, "logits");
+  reserve_choices(limits);
+  card_->stream.synchronize();
+
+  cpu::HostStepParts parts;
+  parts.choose = [this](const ops::Tensor& logits, std::span<const cpu::RowChoice> rows, std::span<cpu::Chosen> chosen,
+                        std::span<std::string> errors) { return choose(logits, rows, chosen, errors); };
+  parts.bind = [this](const ops::Batch& batch) { begin_step(batch); };
+  parts.copy_page = [kv](int32_t from, int32_t to) {
+    if (kv != nullptr) kv->copy_page(from, to);
+  };
+  parts.gather = [this](const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out) {
+    gather_rows(x, rows, out);
+  };
+  parts.fetch = [this](const ops::Tensor& logits) {
+    const auto bytes = static_cast<uint64_t>(logits.rows * logits.cols * 4);
+    FF_ASSERT(is_float(logits) && logits.stride == logits.cols && bytes <= fetched_.bytes());
+    card_->device.check(card_->device.driver().call().copy_to_host(fetched_.data(), address_of(logits.data), bytes,
+                                                                   card_->stream.handle()),
+                        "copy from the device");
+    card_->stream.synchronize();
+    settle();
+    ops::Tensor host = logits;
+    host.data = fetched_.data();
+    return host;
+  };
+  parts.body = std::move(body);
+  parts.begin_thread = [this] { card_->device.make_current(); };
+  parts.pool = &pool_;
+  return cpu::make_host_stepper(limits, std::move(parts));
+}
+
+void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
+  const auto rows = static_cast<uint64_t>(limits.logit_rows);
+  const auto words = static_cast<uint64_t>(ceil_div(limits.vocabulary, 32));
+  // Masks for every row; lists of biases and banned tokens beyond that room go the host's way.
+  sample_bytes_ = rows * (sizeof(step::SampleRow) + words * sizeof(uint32_t)) + (uint64_t{1} << 16);
+  sample_uploads_.prepare(sample_bytes_);
+  const auto parts = rows + static_cast<uint64_t>(card_->device.info().sms);
+  const uint64_t results = rows * (1 + 2 * (1 + step::kMostLogprobs)) * sizeof(int);
+  if (sample_results_.bytes() < results) {
+    sample_parts_ = cuda::Buffer(card_->device, parts * sizeof(step::SamplePart), "choices of tokens");
+    sample_results_ = cuda::Buffer(card_->device, results, "chosen tokens");
+    sample_fetched_ = PinnedBuffer(card_->device, results, "chosen tokens");
+  }
+}
+
+bool CudaBackend::choose(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows, std::span<cpu::Chosen> chosen,
+                         std::span<std::string> errors) {
+  FF_ASSERT(is_float(logits) && logits.stride == logits.cols);
+  const auto vocabulary = static_cast<int>(logits.cols);
+  const size_t words = static_cast<size_t>(ceil_div(logits.cols, 32));
+  std::vector<step::SampleRow> samples;
+  std::vector<step::Bias> biases;
+  std::vector<int> banned;
+  std::vector<uint32_t> masks;
+  bool asked = false;
+  for (const cpu::RowChoice& row : rows) {
+    const cpu::Choice& c = row.choice;
+    const ops::SamplingParams& p = c.params;
+    if (!c.counts.empty() || p.logprobs > step::kMostLogprobs) return false;
+    step::SampleRow s = {};
+    s.row = static_cast<int>(row.row);
+    s.temperature = p.temperature;
+    s.top_p = p.top_p;
+    s.min_p = p.min_p;
+    s.top_k = p.top_k;
+    s.defined = c.defined_tokens > 0 ? c.defined_tokens : vocabulary;
+    s.seed = c.seed;
+    s.index = c.index;
+    s.bias_first = static_cast<int>(biases.size());
+    for (const auto& [token, value] : p.logit_bias) biases.push_back({token, value});
+    s.bias_count = static_cast<int>(biases.size()) - s.bias_first;
+    s.banned_first = static_cast<int>(banned.size());
+    banned.insert(banned.end(), c.banned.begin(), c.banned.end());
+    banned.insert(banned.end(), c.too_early.begin(), c.too_early.end());
+    s.banned_count = static_cast<int>(banned.size()) - s.banned_first;
+    s.mask = c.mask.empty() ? -1 : static_cast<int>(masks.size() / words);
+    masks.insert(masks.end(), c.mask.begin(), c.mask.end());
+    s.counts = -1;
+    s.logprobs = p.logprobs;
+    asked = asked || p.logprobs >= 0;
+    if (p.logprobs >= 0 && step::adjusts(s)) return false;
+    samples.push_back(s);
+  }
+  uint64_t total = 0;
+  const auto place = [&total](const auto& values) {
+    const uint64_t at = total;
+    total += (values.size() * sizeof(values[0]) + 15) / 16 * 16;
+    return at;
+  };
+  const uint64_t at_samples = place(samples), at_biases = place(biases), at_banned = place(banned),
+                 at_masks = place(masks);
+  if (total > sample_bytes_) return false;
+  uint8_t* to = sample_uploads_.prepare(total);
+  const auto write = [&](uint64_t at, const auto& values) {
+    if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
+  };
+  write(at_samples, samples);
+  write(at_biases, biases);
+  write(at_banned, banned);
+  write(at_masks, masks);
+  const DeviceAddress tables = sample_uploads_.send(total);
+
+  const auto count = static_cast<unsigned>(rows.size());
+  step::SampleArgs args = {};
+  args.logits = args.adjusted = const_cast<float*>(logits.f32());
+  args.stride = logits.stride;
+  args.rows = static_cast<int>(count);
+  args.splits = step::sample_splits(vocabulary, args.rows, card_->device.info().sms);
+  args.samples = device_pointer<const step::SampleRow>(tables + at_samples);
+  args.biases = device_pointer<const step::Bias>(tables + at_biases);
+  args.banned = device_pointer<const int>(tables + at_banned);
+  args.masks = device_pointer<const uint32_t>(tables + at_masks);
+  args.mask_words = static_cast<long long>(words);
+  args.parts = sample_parts_.as<step::SamplePart>();
+  args.tokens = sample_results_.as<int>();
+  constexpr size_t kEach = 1 + step::kMostLogprobs;
+  args.logprob_tokens = asked ? args.tokens + count : nullptr;
+  args.logprobs = asked ? reinterpret_cast<float*>(args.tokens + count * (1 + kEach)) : nullptr;
+  launch(card_->stream, (*sample_)[kSamplePrepare], {static_cast<unsigned>(args.splits), count}, overlap_, args);
+  launch(card_->stream, (*sample_)[kSampleChoose], {count}, overlap_, args);
+  const size_t bytes = count * (asked ? 1 + 2 * kEach : 1) * sizeof(int);
+  card_->device.check(card_->device.driver().call().copy_to_host(sample_fetched_.data(), sample_results_.address(),
+                                                                 bytes, card_->stream.handle()),
+                      "copy from the device");
+  card_->stream.synchronize();
+  settle();
+
+  const auto* tokens = reinterpret_cast<const int*>(sample_fetched_.data());
+  const auto* logprobs = reinterpret_cast<const float*>(tokens + count * (1 + kEach));
+  for (size_t i = 0; i < count; ++i) {
+    chosen[i].token = tokens[i];
+    chosen[i].logprobs.clear();
+    if (tokens[i] == step::kNotFinite) errors[i] = "a logit of the model is not finite, wanted finite numbers";
+    if (tokens[i] == step::kAllMasked) {
+      errors[i] = fmt::format("no token may be chosen: all {} defined tokens are masked", samples[i].defined);
+    }
+    if (samples[i].logprobs < 0 || tokens[i] < 0) continue;
+    for (size_t k = 0; k < 1 + static_cast<size_t>(std::min(samples[i].logprobs, samples[i].defined)); ++k) {
+      chosen[i].logprobs.push_back({tokens[count + i * kEach + k], logprobs[i * kEach + k]});
+    }
+  }
+  return true;
+}
+
+void CudaBackend::settle() {
+  for (Uploads* uploads : {&step_uploads_, &row_uploads_, &block_uploads_, &sample_uploads_}) uploads->settled();
+}
+
+void CudaBackend::read(const ops::Tensor& x, std::span<float> out) {
+  FF_ASSERT(static_cast<int64_t>(out.size()) == x.rows * x.cols);
+  if (x.rows == 0) return;
+  const auto row = static_cast<size_t>(x.stride * x.element_bytes());
+  const size_t bytes = static_cast<size_t>(x.rows - 1) * row + static_cast<size_t>(x.cols * x.element_bytes());
+  std::vector<uint8_t> host(bytes);
+  card_->device.check(
+      card_->device.driver().call().copy_to_host(host.data(), address_of(x.data), bytes, card_->stream.handle()),
+      "copy from the device");
+  card_->stream.synchronize();
+  settle();
+  for (int64_t t = 0; t < x.rows; ++t) {
+    const uint8_t* from = host.data() + static_cast<size_t>(t) * row;
+    float* to = out.data() + t * x.cols;
+    if (is_float(x)) {
+      std::memcpy(to, from, static_cast<size_t>(x.cols) * sizeof(float));
+      continue;
+    }
+    for (int64_t i = 0; i < x.cols; ++i) {
+      uint16_t bits = 0;
+      std::memcpy(&bits, from + i * 2, sizeof(bits));
+      to[i] = nvfp4::bf16_to_float(bits);
+    }
+  }
+}
+
+std::shared_ptr<ops::Backend> make_backend(const CudaOptions& options) {
+  return std::make_shared<CudaBackend>(options);
+}
+
+std::string refusal_of(int device, uint64_t weight_bytes) {
+  std::string why;
+  const jit::Driver* driver = jit::Driver::find(&why);
+  if (driver == nullptr) return "no CUDA device" + why;
+  if (jit::Nvrtc::find(&why) == nullptr) return "no NVRTC" + why;
+  if (device >= driver->device_count()) return fmt::format("no CUDA device {}", device);
+  const jit::DeviceInfo info = driver->device(device);
+  if (info.major != 9) return fmt::format("{} is not a Hopper card", info.name);
+  const Device opened(device);
+  const DeviceMemory memory = opened.memory();
+  constexpr uint64_t kBeside = uint64_t{3} << 30;  // caches, activations, kernels
+  if (weight_bytes + weight_bytes / 16 + kBeside > memory.free) {
+    return fmt::format("{:.1f} GB of weights, {:.1f} GB free on {}", static_cast<double>(weight_bytes) / 1e9,
+                       static_cast<double>(memory.free) / 1e9, info.name);
+  }
+  return "";
+}
+
+}  // namespace fourfold::cuda

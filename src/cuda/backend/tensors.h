@@ -1,0 +1,29 @@
+// Tensors of the CUDA backend, whose memory is on the device.
+#pragma once
+
+#include <cstdint>
+
+#include "base/check.h"
+#include "cuda/device/device.h"
+#include "ops/tensor.h"
+
+namespace fourfold::cuda {
+
+inline constexpr int kMostRows = 16;  // of a sequence, and of a product, in the kernels for few
+
+inline bool is_float(const ops::Tensor& x) { return x.dtype == ops::DType::kF32; }
+inline const uint16_t* bf16(const ops::Tensor& x) {
+  FF_ASSERT(x.dtype == ops::DType::kBf16);
+  return static_cast<const uint16_t*>(x.data);
+}
+inline uint16_t* bf16_out(const ops::Tensor& x) { return const_cast<uint16_t*>(bf16(x)); }
+inline bool aligned(const ops::Tensor& x) {
+  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride * x.element_bytes() % 16 == 0;
+}
+inline DeviceAddress address_of(const void* p) { return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(p)); }
+// Columns [0, b.cols) of b follow those of a in the same rows.
+inline bool follows(const ops::Tensor& a, const ops::Tensor& b) {
+  return static_cast<const uint16_t*>(a.data) + a.cols == b.data && a.stride == b.stride && a.rows == b.rows;
+}
+
+}  // namespace fourfold::cuda

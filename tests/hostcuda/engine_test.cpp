@@ -1,0 +1,195 @@
+// The engine on the CUDA backend without a card: answers, drafts, and what becomes of requests when the driver fails.
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "base/check.h"
+#include "chat/chat_text.h"
+#include "cpu/backend.h"
+#include "engine/engine.h"
+#include "hostcuda/testing.h"
+#include "model/checkpoint.h"
+#include "model/inventory.h"
+#include "model/model.h"
+#include "model/random_weights.h"
+
+namespace fourfold::hostcuda {
+namespace {
+
+using engine::Event;
+
+std::filesystem::path demo() { return std::filesystem::path(FOURFOLD_SOURCE_DIR) / "models" / "demo"; }
+
+engine::EngineOptions engine_options(int32_t drafts) {
+  engine::EngineOptions options;
+  options.max_context = 128;
+  options.max_sequences = 2;
+  options.max_step_tokens = 64;
+  options.page_size = 16;
+  options.drafts = drafts;
+  options.prefix_cache = false;
+  return options;
+}
+
+model::ModelOptions model_options(const engine::EngineOptions& options) {
+  model::ModelOptions m;
+  m.max_step_tokens = options.max_step_tokens;
+  m.max_logit_rows = engine::logit_rows(options);
+  m.mtp = options.drafts > 0;
+  return m;
+}
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::string error;
+  int64_t accepted = 0;
+};
+
+Answer read(engine::EventStream& stream) {
+  Answer answer;
+  while (const auto event = stream.next(std::chrono::minutes(4))) {
+    if (event->kind == Event::Kind::kToken) {
+      answer.tokens.push_back(event->token);
+      continue;
+    }
+    answer.error = event->error;
+    answer.accepted = event->accepted;
+    return answer;
+  }
+  answer.error = "no end came";
+  return answer;
+}
+
+std::vector<Answer> answers(std::shared_ptr<ops::Backend> backend, int32_t drafts) {
+  model::Checkpoint checkpoint(demo());
+  const chat::ChatText text(demo(), checkpoint.config());
+  const engine::EngineOptions options = engine_options(drafts);
+  const auto engine =
+      engine::make_engine(model::load_model(checkpoint, std::move(backend), model_options(options)), options);
+  std::vector<std::unique_ptr<engine::EventStream>> streams;
+  for (const char* question : {"2 + 3?", "Hi"}) {
+    chat::Conversation conversation;
+    conversation.messages = Json::array({{{"role", "user"}, {"content", question}}});
+    conversation.variables["enable_thinking"] = false;
+    engine::Request request = text.request(text.prompt(conversation));
+    request.max_tokens = 4;
+    request.sampling.temperature = 0;
+    streams.push_back(engine->submit(std::move(request)));
+  }
+  std::vector<Answer> all;
+  for (const auto& stream : streams) all.push_back(read(*stream));
+  return all;
+}
+
+TEST(HostEngine, AnswersAsTheCpuDoesWithAndWithoutDrafts) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  cpu::CpuOptions cpu;
+  cpu.isa = cpu::Isa::kReference;
+  const std::vector<Answer> want = answers(cpu::make_backend(cpu), 0);
+  for (const int32_t drafts : {0, 2}) {
+    install({});
+    const std::vector<Answer> got = answers(cuda_backend(), drafts);
+    int64_t accepted = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_EQ(got[i].error, "");
+      EXPECT_FALSE(got[i].tokens.empty());
+      EXPECT_EQ(got[i].tokens, want[i].tokens) << "request " << i << ", " << drafts << " drafts";
+      accepted += got[i].accepted;
+    }
+    if (drafts > 0) {
+      EXPECT_GT(accepted, 0);
+    }
+    EXPECT_EQ(live(), Live{});
+  }
+}
+
+// ---- faults
+
+// One layer of each kind, with random weights.
+std::unique_ptr<engine::Engine> small_engine() {
+  model::ModelConfig config = model::read_config(demo());
+  config.mtp_layers = 0;
+  model::set_layers(config, 4);
+  const auto weights = model::make_random_weights(config, 1);
+  const engine::EngineOptions options = engine_options(0);
+  return engine::make_engine(model::load_model(*weights, cuda_backend(), model_options(options)), options);
+}
+
+engine::Request request_of(int32_t tokens) {
+  engine::Request request;
+  for (int32_t i = 0; i < tokens; ++i) request.prompt.push_back(10 + i);
+  request.max_tokens = 4;
+  request.sampling.temperature = 0;
+  request.ignore_eos = true;
+  return request;
+}
+
+class HostFaults : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+    install({});
+  }
+};
+
+TEST_F(HostFaults, OutOfMemoryAtAnyAllocationIsAnErrorAndLeavesNothing) {
+  for (const Call call : {Call::kAllocate, Call::kHostAllocate}) {
+    const int64_t before = calls(call);
+    small_engine().reset();
+    ASSERT_EQ(live(), Live{});
+    const int64_t all = calls(call) - before;
+    ASSERT_GT(all, 0);
+    // Every one of the last, which are caches, workspaces and tables; of the weights before them some.
+    const int64_t weights = std::max<int64_t>(all - 20, 0);
+    for (int64_t nth = 1; nth <= all; nth += nth < weights ? std::max<int64_t>(weights / 5, 1) : 1) {
+      fail_call(call, nth, kOutOfMemory);
+      try {
+        small_engine();
+        FAIL() << "allocation " << nth << " of " << all << " failed and nobody noticed";
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find(call == Call::kAllocate ? "asked for" : "out of memory"),
+                  std::string::npos)
+            << error.what();
+      }
+      ASSERT_EQ(live(), Live{}) << "after allocation " << nth;
+    }
+  }
+}
+
+TEST_F(HostFaults, NothingIsAllocatedWhileServing) {
+  const auto engine = small_engine();
+  const int64_t before = calls(Call::kAllocate) + calls(Call::kHostAllocate);
+  const auto first = engine->submit(request_of(40)), second = engine->submit(request_of(3));
+  EXPECT_EQ(read(*first).error, "");
+  EXPECT_EQ(read(*second).error, "");
+  EXPECT_EQ(calls(Call::kAllocate) + calls(Call::kHostAllocate), before);
+}
+
+TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
+  struct Fault {
+    Call call;
+    int64_t nth;
+    const char* cause;
+  };
+  for (const Fault& fault : {Fault{Call::kLaunch, 1, "launch of"},
+                             {Call::kLaunch, 70, "launch of"},
+                             {Call::kCopy, 3, "copy"},
+                             {Call::kSynchronize, 2, "waiting for the device"}}) {
+    install({});
+    {
+      const auto engine = small_engine();
+      fail_call(fault.call, fault.nth, kLaunchFailed);
+      const auto first = engine->submit(request_of(20)), second = engine->submit(request_of(3));
+      for (engine::EventStream* stream : {first.get(), second.get()}) {
+        const std::string error = read(*stream).error;
+        EXPECT_NE(error.find(fault.cause), std::string::npos) << error;
+        EXPECT_NE(error.find("CUDA error 719"), std::string::npos) << error;
+      }
+      EXPECT_THROW(engine->submit(request_of(3)), engine::Refused);
+    }
+    EXPECT_EQ(live(), Live{});
+  }
+}
+
+}  // namespace
+}  // namespace fourfold::hostcuda

@@ -1,0 +1,105 @@
+// Writes the kernels that tests of the GPU's host side run without a card, as files for the host's compiler:
+//   generate DIRECTORY COUNT    kernels_0.cpp ... of so many files, each with its share of the sources
+// What is listed here is what tests can run: the sources that launchers, planner and backend would give to NVRTC.
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "base/check.h"
+#include "cuda/backend/sources.h"
+#include "cuda/device/device.h"
+#include "cuda/moe/sources.h"
+#include "hostcuda/problems.h"
+#include "plan/buckets.h"
+
+namespace fourfold::hostcuda {
+namespace {
+
+std::vector<plan::KernelSource> all_sources() {
+  std::vector<plan::KernelSource> all = {
+      cuda::norm_source(),
+      cuda::step_source(),
+      cuda::sample_source(),
+      cuda::route_source(),
+      cuda::prepare_source(),
+      cuda::quantise_source(),
+      cuda::delta_source(128, 128),
+      cuda::attention_source(256, 64, false),
+      cuda::attention_source(256, 64, true),
+      cuda::prefill_source(256, 64, false),
+      cuda::prefill_source(256, 64, true),
+      cuda::rows_source(15, gemm::RowsLast::kRoute),
+  };
+  for (const int formats : kStackFormats) {
+    all.push_back(cuda::rows_source(formats));
+    all.push_back(cuda::wide_source(formats));
+  }
+  for (const ExpertCase& c : expert_cases()) {
+    // As the planner will see the card.
+    const plan::Gpu gpu = cuda::gpu_row_of(device_info(c.card));
+    for (const int64_t tokens : plan::token_buckets()) {
+      if (tokens > plan::bucket_of(c.most_tokens)) break;
+      plan::moe::Problem p = c.problem;
+      p.tokens = tokens;
+      std::vector<plan::moe::LayerPlan> plans = {plan::moe::plan_layer(p, gpu, {.only_implemented = true})};
+      if (plan::moe::needs_input_scales(plans[0])) {
+        plans.push_back(plan::moe::plan_without_input_scales(plans[0], {.only_implemented = true}));
+      }
+      for (const plan::moe::LayerPlan& plan : plans) {
+        for (const plan::moe::GemmPlan* gemm : {&plan.gate_up, &plan.down}) {
+          all.push_back(plan::moe::kernel_of(p, gemm->pass, gemm->chosen.candidate));
+        }
+      }
+    }
+  }
+  return all;
+}
+
+std::string file_of(const plan::KernelSource& source, size_t number) {
+  std::string text = fmt::format("#define PlannedTile PlannedTile_{}\n{}", number, source.text);
+  text += fmt::format("static const fourfold::hostcuda::HostModule module_{}(R\"source({})source\", {{\n", number,
+                      source.text);
+  for (const plan::KernelEntry& entry : source.entries) {
+    text += fmt::format("    fourfold::hostcuda::host_kernel<&{}>(\"{}\"),\n", entry.expression, entry.expression);
+  }
+  return text + "});\n#undef PlannedTile\n";
+}
+
+void write_if_changed(const std::filesystem::path& path, const std::string& text) {
+  std::ifstream before(path);
+  std::stringstream content;
+  content << before.rdbuf();
+  if (before && content.str() == text) return;
+  std::ofstream(path) << text;
+}
+
+}  // namespace
+}  // namespace fourfold::hostcuda
+
+int main(int count, char** arguments) try {
+  using namespace fourfold;
+  if (count != 3) fail("usage: generate DIRECTORY COUNT");
+  const auto files = static_cast<size_t>(std::atoi(arguments[2]));
+  std::vector<std::string> texts(
+      files,
+      "#include \"executor/cuda.h\"\n#include \"hostcuda/registry.h\"\n"
+      "// The kernels' headers want the wrappers first.\n#include \"kernels/ptx/sm90.cuh\"\n");
+  std::set<std::string> seen;
+  for (const plan::KernelSource& source : hostcuda::all_sources()) {
+    std::string name = source.text;
+    for (const plan::KernelEntry& entry : source.entries) name += entry.expression;
+    if (!seen.insert(std::move(name)).second) continue;
+    texts[seen.size() % files] += hostcuda::file_of(source, seen.size());
+  }
+  for (size_t i = 0; i < files; ++i) {
+    hostcuda::write_if_changed(std::filesystem::path(arguments[1]) / fmt::format("kernels_{}.cpp", i), texts[i]);
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "generate: %s\n", error.what());
+  return 1;
+}

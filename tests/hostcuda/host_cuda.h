@@ -1,0 +1,77 @@
+// A CUDA driver and a compiler for tests, without a card: what src/jit opens at run time is replaced (jit::Driver,
+// jit::Nvrtc), so that everything above it runs as it stands, launchers, memory, graphs and the whole backend.
+//
+// Kernels run on the host executor (tests/executor), which checks every access, and in the order of their streams, as
+// late as is allowed: when somebody waits. So whoever reads a result too early reads poison. Memory is host memory
+// between red zones, filled with 0xff when it is allocated, and its addresses are never used again. The compiler finds
+// kernels that the build has compiled with the host's compiler by their source text (generate.cpp lists them).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "executor/executor.h"
+#include "jit/driver.h"
+
+namespace fourfold::hostcuda {
+
+struct HostCard {
+  std::string name = "NVIDIA H200";
+  int major = 9, minor = 0;
+  int sms = 16;
+  int l2_mb = 60;
+  int64_t smem_per_block = 232448;
+  int64_t smem_per_sm = 233472;
+  uint64_t memory = uint64_t{4} << 30;
+  executor::Options executor = {};
+};
+// A workstation Blackwell card, with 99 KB for a block.
+inline HostCard blackwell_card() {
+  HostCard card;
+  card.name = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition";
+  card.major = 12;
+  card.l2_mb = 128;
+  card.smem_per_block = 101376;
+  card.smem_per_sm = 102400;
+  return card;
+}
+// What the driver says of it.
+inline constexpr int kClockKhz = 1755000, kMemoryClockKhz = 3201000, kBusBits = 6144;
+inline jit::DeviceInfo device_info(const HostCard& card) {
+  jit::DeviceInfo info;
+  info.name = card.name;
+  info.major = card.major;
+  info.minor = card.minor;
+  info.sms = card.sms;
+  info.smem_per_block = card.smem_per_block;
+  info.smem_per_sm = card.smem_per_sm;
+  info.l2_bytes = int64_t{card.l2_mb} << 20;
+  info.clock_ghz = kClockKhz * 1e-6;
+  info.memory_tbs = 2.0 * kMemoryClockKhz * 1e3 * kBusBits / 8 * 1e-12;
+  return info;
+}
+
+// Calls of the driver that can be made to fail; kSynchronize: asking whether work has ended, which it then has.
+enum class Call { kAllocate, kHostAllocate, kLaunch, kCopy, kSynchronize, kCount };
+
+inline constexpr int kOutOfMemory = 2;     // CUDA_ERROR_OUT_OF_MEMORY
+inline constexpr int kLaunchFailed = 719;  // CUDA_ERROR_LAUNCH_FAILED: every later call fails, too
+
+// What exists now.
+struct Live {
+  int64_t allocations = 0;
+  uint64_t bytes = 0;
+  int64_t host_allocations = 0, modules = 0, streams = 0, events = 0, graphs = 0;
+  bool operator==(const Live&) const = default;
+};
+
+// Installs driver and compiler in place of the machine's own, or a fresh card in place of an earlier one, of which
+// nothing may be left.
+void install(const HostCard& card);
+Live live();
+uint64_t peak_bytes();
+int64_t calls(Call call);  // since install()
+// The nth call from now (1: the next) fails with `result`, once; 0: none does.
+void fail_call(Call call, int64_t nth, int result);
+
+}  // namespace fourfold::hostcuda

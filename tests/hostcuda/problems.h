@@ -1,0 +1,43 @@
+// What tests run on the host driver: formats of stacks, expert layers, cards. The kernels for it are compiled when the
+// tests are built (generate.cpp).
+#pragma once
+
+#include <vector>
+
+#include "hostcuda/host_cuda.h"
+#include "plan/moe/plan.h"
+
+namespace fourfold::hostcuda {
+
+// As gemm::RowsTile::formats has them.
+inline constexpr int kStackFormats[] = {1, 4, 5};
+
+struct ExpertCase {
+  HostCard card;
+  plan::moe::Problem problem;
+  int64_t most_tokens;
+};
+
+inline plan::moe::Problem expert_problem(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate) {
+  plan::moe::Problem p;
+  p.name = "experts";
+  p.experts = experts;
+  p.top_k = top_k;
+  p.hidden = hidden;
+  p.intermediate = intermediate;
+  return p;
+}
+
+inline plan::moe::Problem with_fp4(plan::moe::Problem p) {
+  p.activations = plan::moe::ActivationFormat::kNvfp4;
+  return p;
+}
+
+inline std::vector<ExpertCase> expert_cases() {
+  return {
+      {HostCard{}, expert_problem(24, 4, 256, 64), 128},  // the demo model
+      {blackwell_card(), with_fp4(expert_problem(9, 3, 256, 256)), 8},
+  };
+}
+
+}  // namespace fourfold::hostcuda

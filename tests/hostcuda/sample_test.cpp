@@ -1,0 +1,333 @@
+// Choosing tokens on the device (kernels/step/sample.cuh), run by the host driver, against the literal definition in
+// ops/sampling.h in double precision: ties, masks, penalties, every limit, draws, log-probabilities, drafts.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/random.h"
+#include "cuda/backend/memory.h"
+#include "cuda/backend/sources.h"
+#include "hostcuda/testing.h"
+#include "kernels/step/sample_args.h"
+#include "ops/sampling.h"
+
+namespace fourfold::hostcuda {
+namespace {
+
+using cuda::Buffer;
+using step::SampleRow;
+
+struct Problem {
+  int vocabulary = 0;
+  std::vector<float> logits;
+  std::vector<SampleRow> rows;
+  std::vector<step::Bias> biases;
+  std::vector<int> banned, counts, drafts;
+  std::vector<unsigned> masks;
+
+  int words() const { return (vocabulary + 31) / 32; }
+  SampleRow plain() const {
+    SampleRow s = {};
+    s.temperature = 1;
+    s.top_p = 1;
+    s.repetition_penalty = 1;
+    s.defined = vocabulary;
+    s.mask = s.counts = s.logprobs = -1;
+    return s;
+  }
+};
+
+struct Chosen {
+  std::vector<int> tokens, logprob_tokens;
+  std::vector<float> logprobs;
+};
+
+// At least one element, so that it has an address.
+template <typename T>
+Buffer upload(const cuda::Device& device, const cuda::Stream& stream, std::vector<T> values, const char* what) {
+  values.resize(std::max<size_t>(values.size(), 1));
+  Buffer buffer(device, values.size() * sizeof(T), what);
+  buffer.upload(stream, values);
+  return buffer;
+}
+
+struct DeviceSampler {
+  cuda::Device device;
+  cuda::Stream stream{device};
+  jit::KernelStore store{kernel_store()};
+  cuda::KernelLoader loader{device, store, {}};
+  std::vector<cuda::Kernel> kernels = loader.load(cuda::sample_source());
+
+  Chosen choose(const Problem& p, int sms = 3) {
+    const auto rows = static_cast<int>(p.rows.size());
+    std::vector<SampleRow> numbered = p.rows;
+    for (int i = 0; i < rows; ++i) numbered[static_cast<size_t>(i)].row = i;
+    const auto n = static_cast<size_t>(rows);
+    step::SampleArgs args = {};
+    args.stride = p.vocabulary;
+    args.rows = rows;
+    args.splits = step::sample_splits(p.vocabulary, rows, sms * rows);
+    args.mask_words = p.words();
+    args.counts_stride = p.vocabulary;
+    const Buffer logits = upload(device, stream, p.logits, "logits"),
+                 samples = upload(device, stream, numbered, "rows"),
+                 biases = upload(device, stream, p.biases, "biases"),
+                 banned = upload(device, stream, p.banned, "banned"), masks = upload(device, stream, p.masks, "masks"),
+                 counts = upload(device, stream, p.counts, "counts"),
+                 drafts = upload(device, stream, p.drafts, "drafts");
+    const Buffer adjusted(device, p.logits.size() * 4, "adjusted"),
+        parts(device, n * static_cast<size_t>(args.splits) * sizeof(step::SamplePart), "parts"),
+        tokens(device, n * 4, "tokens"), logprobs(device, n * 21 * 4, "logprobs"), ids(device, n * 21 * 4, "ids");
+    args.logits = logits.as<float>();
+    args.adjusted = adjusted.as<float>();
+    args.samples = samples.as<SampleRow>();
+    args.biases = biases.as<step::Bias>();
+    args.banned = banned.as<int>();
+    args.masks = masks.as<unsigned>();
+    args.counts = counts.as<int>();
+    args.drafts = drafts.as<int>();
+    args.parts = parts.as<step::SamplePart>();
+    args.tokens = tokens.as<int>();
+    args.logprob_tokens = ids.as<int>();
+    args.logprobs = logprobs.as<float>();
+    cuda::launch(stream, kernels[cuda::kSamplePrepare],
+                 {static_cast<unsigned>(args.splits), static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic, args);
+    cuda::launch(stream, kernels[cuda::kSampleChoose], {static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic,
+                 args);
+    return {tokens.download<int>(stream, n), ids.download<int>(stream, n * 21),
+            logprobs.download<float>(stream, n * 21)};
+  }
+};
+
+// The definition, word by word. Also how far the draw was from where another token would have been drawn.
+int literal_choice(const Problem& p, size_t row, double* margin) {
+  const SampleRow& s = p.rows[row];
+  *margin = 1;
+  std::vector<float> x(p.logits.begin() + static_cast<std::ptrdiff_t>(row) * p.vocabulary,
+                       p.logits.begin() + static_cast<std::ptrdiff_t>(row) * p.vocabulary + s.defined);
+  constexpr float kMasked = -INFINITY;
+  for (int i = 0; i < s.bias_count; ++i) {
+    const step::Bias& b = p.biases[static_cast<size_t>(s.bias_first + i)];
+    if (b.token < s.defined) x[static_cast<size_t>(b.token)] += b.value;
+  }
+  for (int i = 0; i < s.banned_count; ++i) {
+    const int token = p.banned[static_cast<size_t>(s.banned_first + i)];
+    if (token < s.defined) x[static_cast<size_t>(token)] = kMasked;
+  }
+  for (size_t t = 0; t < x.size(); ++t) {
+    if (s.mask >= 0 && (p.masks[static_cast<size_t>(s.mask * p.words()) + t / 32] >> (t % 32) & 1) == 0) x[t] = kMasked;
+    if (s.counts < 0 || x[t] == kMasked) continue;
+    const int count = p.counts[static_cast<size_t>(s.counts) * static_cast<size_t>(p.vocabulary) + t];
+    int outputs = std::max(count - 1, 0);
+    for (int i = 0; i < s.draft_count; ++i) outputs += p.drafts[static_cast<size_t>(s.draft_first + i)] == int(t);
+    if (count == 0 && outputs == 0) continue;
+    x[t] = x[t] > 0 ? x[t] / s.repetition_penalty : x[t] * s.repetition_penalty;
+    if (outputs > 0) x[t] -= s.presence_penalty + s.frequency_penalty * static_cast<float>(outputs);
+  }
+  std::vector<int> order(x.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return x[static_cast<size_t>(a)] > x[static_cast<size_t>(b)]; });
+  if (x[static_cast<size_t>(order[0])] == kMasked) return step::kAllMasked;
+  if (s.temperature == 0) return order[0];
+  if (s.top_k > 0 && s.top_k < s.defined) order.resize(static_cast<size_t>(s.top_k));
+  const double largest = x[static_cast<size_t>(order[0])];
+  const auto weight = [&](int t) { return std::exp((x[static_cast<size_t>(t)] - largest) / s.temperature); };
+  double total = 0;
+  for (const int t : order) total += weight(t);
+  if (s.top_p < 1) {
+    double sum = 0;
+    size_t end = 0;
+    while (end < order.size() && sum < static_cast<double>(s.top_p) * total) {
+      sum += weight(order[end++]);
+      *margin = std::min(*margin, std::fabs(sum / total - static_cast<double>(s.top_p)));
+    }
+    order.resize(end);
+  }
+  std::erase_if(order, [&](int t) {
+    *margin = std::min(*margin, std::fabs(weight(t) - static_cast<double>(s.min_p)) + (s.min_p == 0 ? 1 : 0));
+    return weight(t) < static_cast<double>(s.min_p);
+  });
+  std::sort(order.begin(), order.end());
+  total = 0;
+  for (const int t : order) total += weight(t);
+  const double uniform = ops::draw_at(s.seed, s.index);
+  double sum = 0;
+  int chosen = -9;
+  for (const int t : order) {
+    sum += weight(t) / total;
+    *margin = std::min(*margin, std::fabs(sum - uniform));
+    if (chosen < 0 && uniform < sum) chosen = t;
+  }
+  return chosen;
+}
+
+// Every combination of limits, on logits with many ties or none.
+Problem mixed_problem(uint64_t seed, int vocabulary, int rows, bool ties) {
+  Random random(seed);
+  Problem p;
+  p.vocabulary = vocabulary;
+  for (int i = 0; i < vocabulary * rows; ++i) {
+    const double x = random.normal() * 3;
+    p.logits.push_back(static_cast<float>(ties ? std::round(x) : x));
+  }
+  for (int i = 0; i < 2 * p.words(); ++i) p.masks.push_back(static_cast<unsigned>(random.next()));
+  for (int i = 0; i < 2 * vocabulary; ++i) {
+    p.counts.push_back(random.below(3) == 0 ? static_cast<int>(random.below(4)) : 0);
+  }
+  for (int i = 0; i < rows; ++i) {
+    SampleRow s = p.plain();
+    const auto one_of = [&](uint64_t n) { return random.below(n) == 0; };
+    s.temperature = one_of(5) ? 0.0f : static_cast<float>(random.uniform(0.2, 1.5));
+    if (one_of(2)) s.top_k = static_cast<int>(1 + random.below(static_cast<uint64_t>(one_of(2) ? 8 : vocabulary + 2)));
+    if (one_of(2)) s.top_p = static_cast<float>(random.uniform(0.05, 0.99));
+    if (one_of(3)) s.min_p = static_cast<float>(random.uniform(0.01, 0.4));
+    s.seed = random.next();
+    s.index = static_cast<long long>(random.below(1000));
+    if (one_of(3)) s.defined = vocabulary - static_cast<int>(random.below(30));
+    if (one_of(3)) s.mask = static_cast<int>(random.below(2));
+    if (one_of(3)) {
+      s.counts = static_cast<int>(random.below(2));
+      s.repetition_penalty = static_cast<float>(random.uniform(0.6, 1.8));
+      s.presence_penalty = static_cast<float>(random.uniform(-1, 1));
+      s.frequency_penalty = static_cast<float>(random.uniform(-1, 1));
+      s.draft_first = static_cast<int>(p.drafts.size());
+      s.draft_count = static_cast<int>(random.below(4));
+      for (int d = 0; d < s.draft_count; ++d) p.drafts.push_back(static_cast<int>(random.below(uint64_t(vocabulary))));
+    }
+    if (one_of(3)) {
+      s.bias_first = static_cast<int>(p.biases.size());
+      s.bias_count = 2;
+      for (int b = 0; b < 2; ++b) {
+        p.biases.push_back({static_cast<int>(random.below(uint64_t(vocabulary))), float(random.uniform(-8, 8))});
+      }
+    }
+    if (one_of(3)) {
+      s.banned_first = static_cast<int>(p.banned.size());
+      s.banned_count = 3;
+      for (int b = 0; b < 3; ++b) p.banned.push_back(static_cast<int>(random.below(uint64_t(vocabulary))));
+    }
+    p.rows.push_back(s);
+  }
+  return p;
+}
+
+class HostSampling : public testing::Test {
+ protected:
+  HostSampling() { install({}); }
+};
+
+TEST_F(HostSampling, IsTheDefinition) {
+  DeviceSampler sampler;
+  int close = 0, all = 0;
+  for (const auto& [vocabulary, ties] : {std::pair{700, false}, {700, true}, {33, true}, {5000, false}}) {
+    const Problem p = mixed_problem(static_cast<uint64_t>(vocabulary) + ties, vocabulary, 40, ties);
+    const Chosen got = sampler.choose(p);
+    for (size_t row = 0; row < p.rows.size(); ++row, ++all) {
+      double margin = 0;
+      const int want = literal_choice(p, row, &margin);
+      if (margin < 1e-6) {
+        ++close;  // rounding may decide
+        continue;
+      }
+      EXPECT_EQ(got.tokens[row], want) << "vocabulary " << vocabulary << ", row " << row << ", margin " << margin;
+    }
+  }
+  EXPECT_LT(close, all / 10);
+}
+
+TEST_F(HostSampling, DoesNotDependOnSplitsOrOtherRows) {
+  DeviceSampler sampler;
+  const Problem p = mixed_problem(3, 6000, 6, true);
+  const std::vector<int> tokens = sampler.choose(p, 1).tokens;
+  EXPECT_EQ(sampler.choose(p, 132).tokens, tokens);
+  for (size_t row = 0; row < p.rows.size(); ++row) {
+    Problem alone = p;
+    alone.rows = {p.rows[row]};
+    const auto begin = p.logits.begin() + static_cast<std::ptrdiff_t>(row) * p.vocabulary;
+    alone.logits.assign(begin, begin + p.vocabulary);
+    EXPECT_EQ(sampler.choose(alone).tokens[0], tokens[row]);
+  }
+}
+
+TEST_F(HostSampling, LogProbabilitiesAreOfTheModelsOwnDistribution) {
+  DeviceSampler sampler;
+  Problem p = mixed_problem(9, 900, 12, true);
+  for (size_t i = 0; i < p.rows.size(); ++i) p.rows[i].logprobs = i == 0 ? 0 : static_cast<int>(i * 20 / 11);
+  const Chosen got = sampler.choose(p);
+  for (size_t row = 0; row < p.rows.size(); ++row) {
+    const SampleRow& s = p.rows[row];
+    const float* x = &p.logits[row * static_cast<size_t>(p.vocabulary)];
+    double sum = 0;
+    for (int t = 0; t < s.defined; ++t) sum += std::exp(static_cast<double>(x[t]));
+    std::vector<int> order(static_cast<size_t>(s.defined));
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return x[a] > x[b]; });
+    order.insert(order.begin(), got.tokens[row]);
+    for (size_t i = 0; i < static_cast<size_t>(s.logprobs) + 1; ++i) {
+      EXPECT_EQ(got.logprob_tokens[row * 21 + i], order[i]) << row << ", " << i;
+      EXPECT_NEAR(got.logprobs[row * 21 + i], x[order[i]] - std::log(sum), 1e-5);
+    }
+  }
+}
+
+TEST_F(HostSampling, SaysWhenNothingCanBeChosen) {
+  DeviceSampler sampler;
+  Problem p;
+  p.vocabulary = 70;
+  p.logits.assign(70 * 4, 1.0f);
+  p.logits[70 + 69] = NAN;
+  p.logits[140 + 3] = INFINITY;
+  p.masks.assign(3, 0u);
+  p.rows.assign(4, p.plain());
+  p.rows[0].mask = 0;
+  p.rows[3].defined = 69;
+  const std::vector<int> tokens = sampler.choose(p).tokens;
+  EXPECT_EQ(tokens[0], step::kAllMasked);
+  EXPECT_EQ(tokens[1], step::kNotFinite);
+  EXPECT_EQ(tokens[2], step::kNotFinite);
+  EXPECT_GE(tokens[3], 0);
+}
+
+TEST_F(HostSampling, DraftsCountWhileTheyAreWhatWasChosen) {
+  DeviceSampler sampler;
+  // Rows of four lanes: what stood on them, and what was chosen.
+  const std::vector<int> row_tokens = {9, 4, 5, 6, 9, 4, 9, 7, 8, 3}, chosen = {4, 5, 1, 2, 5, 6, 7, 8, 2, -1};
+  struct Want {
+    step::VerifyLane lane;
+    int kept, ended;
+  };
+  const std::vector<Want> wants = {
+      {{0, 4, 0, 0, 10}, 3, 0},  // the third draft was another one
+      {{4, 2, 0, 0, 10}, 1, 0},  // the first was
+      {{6, 3, 0, 0, 10}, 3, 0},  // all
+      {{6, 3, 0, 2, 10}, 2, 1},  // 8 ends it
+      {{6, 3, 0, 0, 2}, 2, 1},   // at its limit
+      {{9, 1, 0, 0, 5}, 0, 1},   // no token
+  };
+  std::vector<step::VerifyLane> lanes;
+  for (const Want& w : wants) lanes.push_back(w.lane);
+  const cuda::Stream& stream = sampler.stream;
+  const Buffer l = upload(sampler.device, stream, lanes, "lanes"), c = upload(sampler.device, stream, chosen, "chosen"),
+               r = upload(sampler.device, stream, row_tokens, "rows"),
+               stops = upload(sampler.device, stream, std::vector{2, 8}, "stops");
+  const Buffer kept(sampler.device, lanes.size() * 4, "kept"), ended(sampler.device, lanes.size() * 4, "ended");
+  const step::VerifyArgs args = {l.as<step::VerifyLane>(),
+                                 static_cast<int>(lanes.size()),
+                                 c.as<int>(),
+                                 r.as<int>(),
+                                 stops.as<int>(),
+                                 kept.as<int>(),
+                                 ended.as<int>()};
+  cuda::launch(stream, sampler.kernels[cuda::kVerifyDrafts], {1}, cuda::Overlap::kProgrammatic, args);
+  const auto got_kept = kept.download<int>(stream, lanes.size()), got_ended = ended.download<int>(stream, lanes.size());
+  for (size_t i = 0; i < wants.size(); ++i) {
+    EXPECT_EQ(got_kept[i], wants[i].kept) << i;
+    EXPECT_EQ(got_ended[i], wants[i].ended) << i;
+  }
+}
+
+}  // namespace
+}  // namespace fourfold::hostcuda

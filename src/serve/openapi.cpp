@@ -97,6 +97,7 @@ constexpr Named kSchemas[] = {
     {"thinking", R"({"type": "object", "required": ["type"], "properties":
                      {"type": {"enum": ["enabled", "adaptive", "disabled"]},
                       "budget_tokens": {"type": ["integer", "null"], "minimum": 1, "maximum": 2147483648}}})"},
+    {"output_format", kObject},
     {"output_config", R"({"type": "object", "properties": {"effort": {"type": ["string", "null"], "maxLength": 64}}})"},
 };
 
@@ -191,6 +192,7 @@ struct Operation {
   std::span<const FieldRule> (*fields)();
   std::vector<const char*> required;
   bool stream = false;
+  const char* type = "text/plain";  // of an answer that is no JSON
 };
 
 const std::vector<Operation>& operations() {
@@ -213,6 +215,7 @@ const std::vector<Operation>& operations() {
       {"/props", "Sizes, as llama.cpp's clients ask for them", "Object", nullptr, {}},
       {"/get_server_info", "The state of the server, for routers", "Object", nullptr, {}},
       {"/get_model_info", "The model, for routers", "Object", nullptr, {}},
+      {"/", "The page: chat and live figures", nullptr, nullptr, {}, false, "text/html"},
       {"/health", "Whether requests are taken, and the phase", "State", nullptr, {}},
       {"/ready", "The same", "State", nullptr, {}},
       {"/live", "Whether the process is worth keeping", "State", nullptr, {}},
@@ -274,7 +277,7 @@ Json responses_of(const Route& route, const Operation* operation, bool keys) {
     const std::string name = std::string_view(route.method) == "DELETE" ? "DeletedResponse"
                              : operation->answer == nullptr             ? ""
                                                                         : operation->answer;
-    success["content"] = name.empty() ? answer_content("text/plain", {{"type", "string"}})
+    success["content"] = name.empty() ? answer_content(operation->type, {{"type", "string"}})
                                       : answer_content("application/json", reference(name));
     if (operation->stream) success["content"]["text/event-stream"] = Json::object();  // events of each API's own form
   }

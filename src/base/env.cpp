@@ -12,7 +12,7 @@ constexpr EnvVariable kVariables[] = {
     {"FOURFOLD_DEVICE", "where models run: auto, cpu, cuda, cuda:N (default: auto)"},
     {"FOURFOLD_THREADS", "number of compute threads (default: the processors this process may use)"},
     {"FOURFOLD_API_KEY", "a key that clients of `serve` must send"},
-    {"FOURFOLD_ISA", "instruction set of the CPU backend: reference, avx2, avx512, amx"},
+    {"FOURFOLD_ISA", "instruction set of the CPU backend, a name that --isa takes"},
     {"FOURFOLD_ALLOW_REFERENCE",
      "when set, a slower CPU backend may replace one that fails its self-test or is missing"},
     {"FOURFOLD_NVRTC", "file of NVRTC, CUDA's run-time compiler (default: searched for)"},

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "cmd/config_file.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -83,6 +84,60 @@ size_t end_of_options(const CLI::App* command, const std::vector<std::string>& a
     if (option != nullptr && option->get_items_expected_min() > 0) ++i;
   }
   return arguments.size();
+}
+
+constexpr const char* kConfig = "--config";
+
+// The options of a configuration file, where the arguments name one, put before whatever follows "--". CLI11's own
+// reading of such files knows one form, which is not YAML, and only for the root command.
+void add_configured(const CLI::App* command, std::vector<std::string>& arguments) {
+  const CLI::Option* config = command->get_option_no_throw(kConfig);
+  if (config == nullptr) return;
+  const size_t end = end_of_options(command, arguments);
+  std::string path;
+  std::vector<const CLI::Option*> given;
+  size_t place = 0, count = 0;  // of the option that names the file
+  bool positional = false;
+  for (size_t i = 0; i < end; ++i) {
+    const std::string name = arguments[i].substr(0, arguments[i].find('='));
+    const CLI::Option* option = name.starts_with("--") ? command->get_option_no_throw(name) : nullptr;
+    if (option == nullptr) {
+      // The command's own name stands first.
+      positional = positional || (i > 0 && !name.starts_with('-'));
+      continue;
+    }
+    given.push_back(option);
+    const bool attached = name.size() < arguments[i].size();
+    const bool takes = !attached && option->get_items_expected_min() > 0 && i + 1 < end;
+    if (option == config) {
+      if (!path.empty() || (!attached && !takes)) return;  // CLI11 says what is wrong
+      path = attached ? arguments[i].substr(name.size() + 1) : arguments[i + 1];
+      place = i;
+      count = takes ? 2 : 1;
+    }
+    if (!takes) continue;
+    ++i;
+    while (option->get_items_expected_max() > 1 && i + 1 < end && !arguments[i + 1].starts_with('-')) ++i;
+  }
+  if (path.empty()) return;
+  std::vector<std::string> more = config_arguments(path, [&](const std::string& name) {
+    ConfigOption out;
+    const CLI::Option* option = command->get_option_no_throw("--" + name);
+    if (option == nullptr) option = command->get_option_no_throw(name);
+    if (option == nullptr || option == config || name == "help") return out;
+    out.known = true;
+    out.positional = option->get_positional();
+    out.given = out.positional ? positional : std::find(given.begin(), given.end(), option) != given.end();
+    out.flag = option->get_items_expected_max() == 0;
+    out.list = option->get_items_expected_max() > 1;
+    return out;
+  });
+  // Behind the command's name, and before the option that names the file: an option of several values must not take
+  // what follows for one of them.
+  more.push_back(fmt::format("{}={}", kConfig, path));
+  const auto named = arguments.begin() + static_cast<std::ptrdiff_t>(place);
+  arguments.erase(named, named + static_cast<std::ptrdiff_t>(count));
+  arguments.insert(arguments.begin() + 1, more.begin(), more.end());
 }
 
 // For the help: positional arguments that name no type are described by their description, "[DIR] [PROMPT]".
@@ -189,6 +244,10 @@ template void Command::add_flag(const std::string&, std::optional<bool>&, const 
 
 void Command::add_flag_callback(const std::string& names, std::function<void()> given, const std::string& help) {
   app_->add_flag_callback(names, std::move(given), help);
+}
+
+void Command::add_config_file() {
+  app_->add_option(kConfig, "File of options in YAML form, by their names; the command line wins")->type_name("FILE");
 }
 
 void Command::exclude(const std::string& name, const std::string& other) {
@@ -299,6 +358,79 @@ complete -o default -F _fourfold fourfold
                      found.commands, found.values, command_names, found.options);
 }
 
+namespace {
+
+// Text for roff: a backslash, a hyphen and a dot or quote that begins a line mean something there.
+std::string roff(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if ((c == '.' || c == '\'') && (i == 0 || text[i - 1] == '\n')) out += "\\&";
+    if (c == '\\') {
+      out += "\\e";
+    } else if (c == '-') {
+      out += "\\-";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+// Help as it is written: paragraphs, and examples, whose lines begin with blanks and are kept as they are.
+void describe(std::string_view text, std::string* out) {
+  bool example = false;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = text.substr(begin, end - begin);
+    begin = end + 1;
+    const bool indented = line.starts_with("  ");
+    if (indented != example) *out += indented ? ".nf\n" : ".fi\n";
+    example = indented;
+    *out += line.empty() ? ".PP\n" : roff(line) + '\n';
+  }
+  if (example) *out += ".fi\n";
+}
+
+void describe(const CLI::App* app, const std::string& path, std::string* out) {
+  if (!path.empty()) {
+    *out += fmt::format(".SS \"fourfold {}\"\n", roff(path));
+    describe(app->get_description(), out);
+  }
+  for (const CLI::Option* option : app->get_options()) {
+    if (option->get_group().empty() || (!path.empty() && option == app->get_help_ptr())) continue;
+    std::string names = option->get_positional() ? option->get_name(true, false) : option->get_name(false, true);
+    for (size_t at = 0; (at = names.find(",-", at)) != std::string::npos; at += 2) names.replace(at, 2, ", -");
+    const std::string type = option->get_type_size() == 0 ? "" : option->get_type_name();
+    const std::string value = option->get_default_str();
+    *out += fmt::format(".TP\n\\fB{}\\fR{}{}\n", roff(names), type.empty() ? "" : " " + roff(type),
+                        value.empty() ? "" : roff(" (default: " + value + ")"));
+    describe(option->get_description(), out);
+  }
+  for (const CLI::App* command : app->get_subcommands([](const CLI::App*) { return true; })) {
+    describe(command, path.empty() ? command->get_name() : path + ' ' + command->get_name(), out);
+  }
+}
+
+}  // namespace
+
+std::string Program::manual() const {
+  std::string out = ".TH FOURFOLD 1 \"\" \"fourfold " FOURFOLD_VERSION "\" \"User Commands\"\n.SH NAME\n";
+  std::string about = app_->get_description();
+  about.erase(0, about.find(": ") + 2);  // "fourfold: inference for ..."
+  out += "fourfold \\- " + roff(about) + "\n.SH SYNOPSIS\n.B fourfold\nCOMMAND [OPTIONS]\n";
+  out += ".SH \"COMMANDS AND OPTIONS\"\n";
+  describe(app_.get(), "", &out);
+  out +=
+      ".SH \"EXIT STATUS\"\n0: done. 2: bad input; one line on standard error says what was found and what was "
+      "wanted.\n"
+      "3: a mistake of the program. 130: work ended by Ctrl\\-C.\n.SH ENVIRONMENT\n.nf\n";
+  std::string variables = app_->get_footer();
+  variables.erase(0, variables.find('\n') + 1);  // the heading
+  out += roff(variables) + ".fi\n";
+  return out;
+}
+
 Command Program::root() { return Command(app_.get()); }
 
 int Program::run(int argc, char** argv) {
@@ -308,6 +440,7 @@ int Program::run(int argc, char** argv) {
   // is one with which no argument begins.
   std::string mark;
   if (command != nullptr) {
+    add_configured(command, arguments);
     const size_t end = end_of_options(command, arguments);
     if (end < arguments.size()) {
       arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(end));

@@ -56,6 +56,9 @@ class Command {
   void add_flag(const std::string& names, T& field, const std::string& help);
   void add_flag_callback(const std::string& names, std::function<void()> given, const std::string& help);
 
+  // "--config FILE": options of this command from a YAML file; those of the command line win (cmd/config_file.h).
+  void add_config_file();
+
   // Options of this command, by one of their names, of which only one may be given; and one that only goes with
   // another.
   void exclude(const std::string& name, const std::string& other);
@@ -83,6 +86,8 @@ class Program {
   std::string help(const std::vector<std::string>& command) const;
   // A script of bash that completes the commands, their options, the words that options take, and file names.
   std::string bash_completion() const;
+  // The same as a page for man, section 1, in roff.
+  std::string manual() const;
 
  private:
   std::unique_ptr<CLI::App> app_;

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -269,7 +270,7 @@ Bench mlp(Setting& setting, int64_t tokens) {
             return [=, &setting](int64_t) {
               (void)x_memory, (void)out_memory;
               setting.backend().begin_step(step->batch());
-              setting.backend().mlp({gate_up->get(), down->get(), ops::Activation::kSilu}, x, out);
+              setting.backend().mlp({gate_up->get(), down->get()}, x, out);
             };
           }};
 }
@@ -503,16 +504,20 @@ void run(const Options& options) {
                         {"fma_avx2_gflop_per_s", ceilings.fma_avx2 / 1e9},
                         {"fma_avx512_gflop_per_s", ceilings.fma_avx512 / 1e9},
                         {"bf16_avx512_gflop_per_s", ceilings.bf16_avx512 / 1e9},
-                        {"bf16_amx_gflop_per_s", ceilings.bf16_amx / 1e9}};
+                        {"bf16_amx_gflop_per_s", ceilings.bf16_amx / 1e9},
+                        {"fma_neon_gflop_per_s", ceilings.fma_neon / 1e9},
+                        {"bf16_mmla_gflop_per_s", ceilings.bf16_mmla / 1e9}};
   report["operations"] = Json::array();
   if (!options.json) {
-    fmt::print("{}\nmeasured ceilings: read {:.1f} GB/s; fp32 multiply-add {:.0f} (AVX2)", backend.description(),
-               read / 1e9, ceilings.fma_avx2 / 1e9);
-    if (ceilings.fma_avx512 > 0) fmt::print(", {:.0f} (AVX-512)", ceilings.fma_avx512 / 1e9);
-    if (ceilings.bf16_avx512 > 0) fmt::print("; bf16 {:.0f} (AVX-512)", ceilings.bf16_avx512 / 1e9);
-    if (ceilings.bf16_amx > 0) fmt::print(", {:.0f} (AMX)", ceilings.bf16_amx / 1e9);
-    fmt::print(" GFLOP/s\n\n{:<48} {:>11} {:>11} {:>7} {:>9} {:>6}  {}\n", "operation", "median", "best", "GB/s",
-               "GFLOP/s", "floor", "bound by");
+    fmt::print("{}\nmeasured ceilings: read {:.1f} GB/s; GFLOP/s:", backend.description(), read / 1e9);
+    const std::pair<const char*, double> rates[] = {
+        {"fp32 AVX2", ceilings.fma_avx2}, {"fp32 AVX-512", ceilings.fma_avx512}, {"bf16 AVX-512", ceilings.bf16_avx512},
+        {"bf16 AMX", ceilings.bf16_amx},  {"fp32 NEON", ceilings.fma_neon},      {"bf16 bfmmla", ceilings.bf16_mmla}};
+    for (const auto& [name, rate] : rates) {
+      if (rate > 0) fmt::print(" {:.0f} ({})", rate / 1e9, name);
+    }
+    fmt::print("\n\n{:<48} {:>11} {:>11} {:>7} {:>9} {:>6}  {}\n", "operation", "median", "best", "GB/s", "GFLOP/s",
+               "floor", "bound by");
   }
   for (const Bench& bench : benches) {
     const Timing timing = time_calls(bench.make(), options.seconds);
@@ -553,7 +558,7 @@ void add_bench_ops(Command& bench_app) {
   auto options = std::make_shared<Options>();
   Command app = bench_app.add_command(
       "ops", "Time each operation of the CPU backend at the sizes of Qwen3.5-35B-A3B, beside measured ceilings");
-  app.add_option("--isa", options->isa, "reference, avx2, avx512 or amx (default: the best one)");
+  app.add_option("--isa", options->isa, cpu::family_isa_names() + " (default: the best one)");
   app.add_option("--threads", options->threads, "compute threads (default: FOURFOLD_THREADS, or all processors)")
       .range(1, 1024);
   app.add_option("--filter", options->filter, "only operations whose name contains this");

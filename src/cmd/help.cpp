@@ -12,9 +12,12 @@ namespace fourfold::cmd {
 
 void add_help(Command& app, const Program& program) {
   auto words = std::make_shared<std::vector<std::string>>();
+  auto manual = std::make_shared<bool>(false);
   Command help = app.add_command("help", "Print the help of a command: fourfold help bench model");
   help.add_option("args", *words, "[COMMAND...]").untyped();
-  help.callback([words, &program] { fmt::print("{}", program.help(*words)); });
+  help.add_flag("--man", *manual, "All of it as a page for man, in roff");
+  help.exclude("--man", "args");
+  help.callback([words, manual, &program] { fmt::print("{}", *manual ? program.manual() : program.help(*words)); });
 
   Command completion = app.add_command(
       "completion",

@@ -55,7 +55,7 @@ void add_backend_options(Command& command, BackendArgs& args) {
                      "auto, cpu, cuda or cuda:N (default: FOURFOLD_DEVICE, or auto: a GPU that holds the model)");
   command.add_option("--threads", args.threads, "Compute threads (default: FOURFOLD_THREADS, or all processors)")
       .range(1, 1024);
-  command.add_option("--isa", args.isa, "Instruction set: reference, avx2, avx512, amx (default: the best)");
+  command.add_option("--isa", args.isa, "Instruction set: " + cpu::family_isa_names() + " (default: the best)");
   command.add_option("--activations", args.activations, "bf16 (weight-only) or nvfp4 (W4A4 numerics)")
       .one_of({"bf16", "nvfp4"});
 }

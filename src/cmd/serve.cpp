@@ -13,17 +13,19 @@
 #include "cmd/arguments.h"
 #include "cmd/commands.h"
 #include "cmd/model_options.h"
+#include "serve/cache_events.h"
 #include "serve/server.h"
 
 namespace fourfold::cmd {
 namespace {
 
 struct Options {
-  std::string directory, host = "127.0.0.1";
+  std::string directory, host = "127.0.0.1", unix_socket, certificates, key, api_key_file;
   int64_t port = 8000;
   std::vector<std::string> names, api_keys;
   int64_t context = 0, sequences = 16, step_tokens = 512, cache_tokens = 0, queued = 256, queued_tokens = 0;
-  int64_t body_mb = 32, drain_seconds = 30, stuck_seconds = 300;
+  int64_t body_mb = 32, drain_seconds = 30, stuck_seconds = 300, request_seconds = 0;
+  std::string cache_events;
   std::string reasoning_parser = "qwen3", tool_parser = "qwen3_coder", kv_type = "auto", speculative;
   std::optional<double> gpu_memory;
   int64_t tensor_parallel = 1, pipeline_parallel = 1;
@@ -73,15 +75,24 @@ void require_supported(const Options& options) {
   }
 }
 
-std::vector<std::string> read_keys(const Options& options) {
-  std::vector<std::string> keys = options.api_keys;
-  if (const auto key = env("FOURFOLD_API_KEY")) keys.push_back(*key);
-  for (const std::string& key : keys) {
-    if (key.size() < 4 || key.find_first_of(" \t\r\n") != std::string::npos) {
-      fail("--api-key: a key is shorter than 4 bytes or has white space in it");
-    }
+serve::ApiKeys read_keys(const Options& options) {
+  serve::ApiKeys keys;
+  int number = 0;
+  for (const std::string& key : options.api_keys) keys.add(key, fmt::format("key-{}", ++number), {}, "--api-key");
+  if (const auto key = env("FOURFOLD_API_KEY")) keys.add(*key, "environment", {}, "FOURFOLD_API_KEY");
+  if (!options.api_key_file.empty()) {
+    keys.read(options.api_key_file);
+    if (keys.empty()) fail("--api-key-file {}: there is no key in it", printable(options.api_key_file, 200));
   }
   return keys;
+}
+
+std::shared_ptr<const serve::TlsContext> read_tls(const Options& options) {
+  if (options.certificates.empty() && options.key.empty()) return nullptr;
+  if (options.certificates.empty() || options.key.empty()) {
+    fail("serve: --ssl-certfile and --ssl-keyfile, wanted both of them");
+  }
+  return std::make_shared<serve::TlsContext>(options.certificates, options.key);
 }
 
 void run(const Options& options) {
@@ -110,15 +121,32 @@ void run(const Options& options) {
   if (options.queued_tokens > 0) service.engine.max_queued_tokens = options.queued_tokens;
   service.engine.prefix_cache = !options.no_prefix_cache;
   service.engine.drafts = read_drafts(options.speculative);
+  if (!options.cache_events.empty()) {
+    bool enabled = false;
+    const auto events = serve::CacheEventsOptions::read(options.cache_events, enabled);
+    if (enabled && !service.engine.prefix_cache) {
+      fail("serve: --kv-events-config and --no-enable-prefix-caching, wanted one of them");
+    }
+    if (enabled) {
+      service.engine.cache_observer = serve::publish_cache_events(events, service.engine.page_size);
+    }
+  }
   service.log_requests = !options.no_log_requests;
   service.stuck = std::chrono::seconds(options.stuck_seconds);
+  service.request_timeout = std::chrono::seconds(options.request_seconds);
   server.http.host = options.host;
   server.http.port = static_cast<uint16_t>(options.port);
+  server.http.unix_socket = options.unix_socket;
+  server.http.tls = read_tls(options);
   server.http.limits.body = static_cast<size_t>(options.body_mb) << 20;
   server.drain = std::chrono::seconds(options.drain_seconds);
   serve::serve(server, [&](uint16_t port) {
-    eprint("fourfold: listening on http://{}:{}, loading {}\n", options.host, port, service.directory.string());
-    if (service.api_keys.empty() && options.host != "127.0.0.1" && options.host != "localhost" &&
+    const bool local = !options.unix_socket.empty();
+    const std::string place = local ? options.unix_socket : fmt::format("{}:{}", options.host, port);
+    const char* protocol = server.http.tls ? "https" : "http";
+    eprint("fourfold: listening on {}{}://{}, loading {}\n", protocol, local ? "+unix" : "", place,
+           service.directory.string());
+    if (service.api_keys.empty() && !local && options.host != "127.0.0.1" && options.host != "localhost" &&
         options.host != "::1") {
       warn("everybody who reaches this port may ask: there is no --api-key");
     }
@@ -136,10 +164,17 @@ void add_serve(Command& app) {
       "  fourfold serve DIR --port 8080       a checkpoint\n\n"
       "The port answers at once; /health tells when the model is loaded. SIGTERM and Ctrl-C let running answers end.");
   command.add_option("dir", options->directory, "Checkpoint directory (default: the demo model)");
+  command.add_config_file();
   command.add_option("--host", options->host, "Address to listen on").show_default();
   command.add_option("--port", options->port, "0: any that is free, printed").range(0, 65535).show_default();
   command.add_option("--served-model-name", options->names, "Names of the model in the API (default: the directory's)");
+  command.add_option("--uds", options->unix_socket, "Path of a Unix socket to listen on, instead of the port");
+  command.add_option("--ssl-certfile", options->certificates, "TLS: certificate, and those above it, in PEM form");
+  command.add_option("--ssl-keyfile", options->key, "TLS: the certificate's key");
   command.add_option("--api-key", options->api_keys, "Keys that clients must send (also FOURFOLD_API_KEY)");
+  command.add_option("--api-key-file", options->api_key_file,
+                     "A key in each line, and behind it its limits: name=NAME max-requests=N requests-per-minute=N "
+                     "priority=N");
   command
       .add_option("--max-model-len", options->context,
                   "Tokens of prompt and answer (default: 8192, or what the model has)")
@@ -157,6 +192,8 @@ void add_serve(Command& app) {
   command.add_flag("--no-enable-prefix-caching", options->no_prefix_cache, "Compute every prompt as a whole");
   command.add_option("--speculative-config", options->speculative,
                      R"({"method": "mtp", "num_speculative_tokens": N}: drafts of the model's MTP head)");
+  command.add_option("--kv-events-config", options->cache_events,
+                     R"({"endpoint": "tcp://*:5557", "topic": ""}: tells routers over ZeroMQ what is cached)");
   command.add_option("--max-queued-requests", options->queued, "Waiting requests; more get 503")
       .range(1, 1 << 20)
       .show_default();
@@ -164,6 +201,11 @@ void add_serve(Command& app) {
       .add_option("--max-queued-tokens", options->queued_tokens,
                   "Tokens of waiting prompts; more get 503 (default: any)")
       .range(1, int64_t{1} << 40);
+  command
+      .add_option("--request-timeout", options->request_seconds,
+                  "Seconds from a request to the end of its answer; 0: any (also the header x-request-timeout)")
+      .range(0, 86400)
+      .show_default();
   command.add_option("--max-body-mb", options->body_mb, "Largest body of a request").range(1, 1024).show_default();
   command.add_option("--drain-seconds", options->drain_seconds, "For running answers when the server ends")
       .range(0, 86400)

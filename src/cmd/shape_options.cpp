@@ -25,15 +25,15 @@ void ShapeOptions::add_card_to(Command& command) {
 
 void ShapeOptions::add_shape_to(Command& command) {
   command.add_option("--model", model, "Shape of a model: " + names<plan::moe::NamedShape>(plan::moe::named_shapes()));
-  // plan::moe::validate() knows how large a size may be.
-  const auto size = [&](const char* name, auto& field, const char* help) {
-    return command.add_option(name, field, help).range(1, int64_t{1} << 40);
-  };
-  size("--experts", experts, "Number of routed experts");
-  size("--top-k", top_k, "Experts per token");
-  size("--hidden", hidden, "Hidden size");
-  size("--intermediate", intermediate, "Intermediate size of one expert");
-  size("--tp", ranks, "Tensor-parallel ranks: plan the slice of one").show_default();
+  constexpr plan::moe::Limits kLimits = plan::moe::kLimits;
+  command.add_option("--experts", experts, "Number of routed experts").range(1, kLimits.experts);
+  command.add_option("--top-k", top_k, "Experts per token").range(1, kLimits.top_k);
+  command.add_option("--hidden", hidden, "Hidden size").range(kLimits.hidden_min, kLimits.hidden);
+  command.add_option("--intermediate", intermediate, "Intermediate size of one expert")
+      .range(kLimits.intermediate_min, kLimits.intermediate);
+  command.add_option("--tp", ranks, "Tensor-parallel ranks: plan the slice of one")
+      .show_default()
+      .range(1, kLimits.ranks);
   command
       .add_option("--activations", activations,
                   "Activations that kernels multiply: bf16 (W4A16), nvfp4 (W4A4), or auto (the faster one for each "

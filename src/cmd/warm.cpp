@@ -60,6 +60,11 @@ void run(const Options& options) {
         {.threads = options.threads});
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  // What was compiled stays, so that a second call with more room finds it.
+  if (const uint64_t needed = store.used_bytes(); needed > store.limit()) {
+    fail("--limit-mb {}: these {} kernels need {} MB", options.limit_mb, kernels.size(),
+         (needed + (1 << 20) - 1) >> 20);
+  }
   int64_t spills = 0, stack = 0;
   std::vector<jit::Key> keys;
   for (const jit::BuiltKernel& kernel : kernels) {

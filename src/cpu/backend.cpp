@@ -37,8 +37,9 @@ std::shared_ptr<ops::Backend> make_backend(const CpuOptions& options, double (*s
   }
   if (!forced && !allow_reference && supported_isas().size() == 1) {
     fail(
-        "this processor has no instruction set that fourfold has kernels for (wanted at least AVX2 with FMA and F16C); "
-        "--isa reference or FOURFOLD_ALLOW_REFERENCE=1 allows the slow reference");
+        "this processor has no instruction set that fourfold has kernels for (wanted one of {}); --isa reference or "
+        "FOURFOLD_ALLOW_REFERENCE=1 allows the slow reference",
+        family_isa_names());
   }
   return std::make_shared<ReferenceBackend>(options);
 }

@@ -18,6 +18,8 @@ struct Ceilings {
   double fma_avx512 = 0;
   double bf16_avx512 = 0;  // vdpbf16ps
   double bf16_amx = 0;     // tdpbf16ps
+  double fma_neon = 0;
+  double bf16_mmla = 0;  // bfmmla
 
   // The highest arithmetic rate an instruction set offers to a kernel of fp32 or bf16 operands.
   double peak(Isa isa) const;

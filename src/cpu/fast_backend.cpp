@@ -7,30 +7,13 @@
 
 namespace fourfold::cpu {
 
-namespace {
-
-const Kernels& kernels_of(Isa isa) {
-#if defined(__x86_64__)
-  switch (isa) {
-    case Isa::kReference:
-      break;
-    case Isa::kAvx2:
-      return kernels_avx2();
-    case Isa::kAvx512:
-    case Isa::kAmx:
-      return kernels_avx512();
-  }
-#endif
-  fail("no kernels for instruction set {}", isa_name(isa));
-}
-
-}  // namespace
-
 FastBackend::FastBackend(const CpuOptions& options, Isa isa) : FastBackend(options, isa, kernels_of(isa)) {}
 
 FastBackend::FastBackend(const CpuOptions& options, Isa isa, const Kernels& kernels)
     : CpuBackend(isa, options, kernels.rows, ops::DType::kF16),
-      products_({&gemm::kernels_for(isa), &gemm::wide_kernels_for(isa), gemm::twin_kernels_for(isa)}, pool(), options),
+      products_({&gemm::kernels_for(isa), gemm::beside_kernels_for(isa), &gemm::wide_kernels_for(isa),
+                 gemm::twin_kernels_for(isa)},
+                pool(), options),
       attention_(kernels.attention, pool(), options.attention_partial_floats),
       delta_net_(kernels.delta, pool()) {}
 

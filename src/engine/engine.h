@@ -123,6 +123,19 @@ class Refused : public Error {
 
 inline constexpr int32_t kAutoDrafts = -1;
 
+// Told of what the prefix cache holds, for whoever sends requests to where their prompts are cached. A block is a full
+// page of tokens, named by a hash of all tokens up to its end; what has a salt (CacheHints) is not told. Called on the
+// engine thread; must be quick, and not throw.
+class CacheObserver {
+ public:
+  virtual ~CacheObserver() = default;
+  // The blocks of `tokens`, which follow each other. `parent`: the block before the first one, if there is one.
+  virtual void stored(std::optional<uint64_t> parent, std::span<const uint64_t> blocks,
+                      std::span<const int32_t> tokens) = 0;
+  virtual void removed(uint64_t block) = 0;
+  virtual void cleared() = 0;
+};
+
 struct EngineOptions {
   int64_t max_context = 8192;     // positions a single request may use (prompt and output)
   int64_t max_sequences = 8;      // running at once
@@ -141,6 +154,7 @@ struct EngineOptions {
   // Recurrent states kept for the prefix cache; 0: what an eighth of a full set of running sequences' caches would
   // take, at least 16. Pages of keys and values are kept as long as nobody else needs them.
   int64_t cached_states = 0;
+  std::shared_ptr<CacheObserver> cache_observer = nullptr;  // null: nobody is told
 };
 
 // Rows of logits that a model must have been built for (ModelOptions::max_logit_rows).

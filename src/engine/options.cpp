@@ -71,6 +71,7 @@ Sizes sizes_of(const EngineOptions& resolved, const model::Model& model) {
   sizes.slots = resolved.max_sequences * (1 + sizes.step.drafts) + resolved.cached_states;
   sizes.prefixes.recurrent = model.state_bytes_per_slot() > 0;
   sizes.prefixes.max_states = resolved.cached_states;
+  sizes.prefixes.observer = resolved.cache_observer;
   sizes.prefixes.page_bytes = resolved.page_size * model.cache_bytes_per_token();
   sizes.prefixes.state_bytes = model.state_bytes_per_slot();
   return sizes;

@@ -326,7 +326,34 @@ PrefixCache::Node* PrefixCache::extend(Node* node, std::span<const int32_t> toke
   Node* result = leaf.get();
   node->children.insert(node->place_of(result->tokens.front()), std::move(leaf));
   list_of(*result).push_newest(result);
+  tell_stored(result, tokens);
   return result;
+}
+
+// Of the blocks that end within the leaf, which is the last part of `tokens`.
+void PrefixCache::tell_stored(const Node* leaf, std::span<const int32_t> tokens) const {
+  const int64_t page_size = pages_.page_size();
+  const int64_t first = leaf->begin / page_size * page_size, last = leaf->end() / page_size * page_size;
+  const Node* root = leaf;
+  while (!root->is_root()) root = root->parent;
+  if (options_.observer == nullptr || last <= first || !root->salt->empty()) return;
+  uint64_t hash = leaf->parent->hash;
+  for (int64_t i = leaf->begin; i > first; --i) hash = hash_back(hash, tokens[static_cast<size_t>(i - 1)]);
+  const std::optional<uint64_t> parent = first > 0 ? std::optional(hash) : std::nullopt;
+  std::vector<uint64_t> blocks;
+  for (int64_t i = first; i < last; ++i) {
+    hash = hash_on(hash, tokens[static_cast<size_t>(i)]);
+    if ((i + 1) % page_size == 0) blocks.push_back(hash);
+  }
+  options_.observer->stored(parent, blocks,
+                            tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(last - first)));
+}
+
+// Of the block that ends with the node.
+void PrefixCache::tell_removed(const Node* node) const {
+  const Node* root = node;
+  while (!root->is_root()) root = root->parent;
+  if (options_.observer != nullptr && root->salt->empty()) options_.observer->removed(node->hash);
 }
 
 StateRecord* PrefixCache::state_before(const Node* node, int64_t& distance) const {
@@ -405,7 +432,10 @@ bool PrefixCache::drop_last_page(Node* node) {
   node->answer_ends = false;
   const int64_t page_size = pages_.page_size();
   const int64_t page_begin = (node->end() - 1) / page_size * page_size;
-  if (node->end() % page_size == 0) remember(node->hash);
+  if (node->end() % page_size == 0) {
+    remember(node->hash);
+    tell_removed(node);
+  }
   while (node->end() > std::max(node->begin, page_begin)) {
     node->hash = hash_back(node->hash, node->tokens.back());
     node->tokens.pop_back();
@@ -451,6 +481,7 @@ void PrefixCache::clear() {
     for (const int32_t page : node->pages) pages_.uncache(page);
     remove(node);
   }
+  if (options_.observer != nullptr) options_.observer->cleared();
 }
 
 void PrefixCache::remember(uint64_t hash) { ghosts_[(hash >> 20) & (ghosts_.size() - 1)] = hash; }

@@ -38,6 +38,7 @@ struct PrefixCacheOptions {
   int64_t max_states = 16;  // kept at most; only for recurrent models
   int64_t page_bytes = 0;   // for the statistics
   int64_t state_bytes = 0;
+  std::shared_ptr<CacheObserver> observer = nullptr;  // null: nobody is told
 };
 
 // A state for insert(): after `position` tokens, in `slot`.
@@ -119,6 +120,8 @@ class PrefixCache {
   void drop_worst_state(bool held_too);
   bool drop_last_page(Node* node);
   void remove(Node* leaf);
+  void tell_stored(const Node* leaf, std::span<const int32_t> tokens) const;
+  void tell_removed(const Node* node) const;
   void remember(uint64_t hash);
   bool remembers(uint64_t hash) const;
   StateRecord* state_before(const Node* node, int64_t& distance) const;

@@ -201,6 +201,7 @@ std::optional<Entry> KernelStore::load(const Key& key) {
     // The time of the last use, by which entries are evicted.
     ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
     ++counters_.hits;
+    use(key);
     return entry;
   } catch (const Error& damage) {
     ++counters_.misses;
@@ -218,7 +219,13 @@ void KernelStore::save(const Key& key, const Entry& entry) {
     fail("kernel {}: {} bytes, the store takes at most {}", entry.name, content.size(), kMaxEntryBytes);
   }
   publish(key, content);
-  evict(key);
+  use(key);
+  evict();
+}
+
+void KernelStore::use(const Key& key) {
+  const std::lock_guard lock(mutex_);
+  used_.insert(key);
 }
 
 void KernelStore::publish(const Key& key, std::string_view content) {
@@ -250,7 +257,7 @@ void KernelStore::publish(const Key& key, std::string_view content) {
   }
 }
 
-void KernelStore::evict(const Key& keep) {
+void KernelStore::evict() {
   struct File {
     fs::path path;
     uint64_t size;
@@ -270,7 +277,8 @@ void KernelStore::evict(const Key& keep) {
       if (now - used > kStaleTemporary) fs::remove(it->path(), gone);  // left by a process that died
     } else if (name.ends_with(kSuffix)) {
       total += size;
-      if (name != keep + std::string(kSuffix)) files.push_back({it->path(), size, used});
+      const std::lock_guard lock(mutex_);
+      if (!used_.contains(name.substr(0, name.size() - kSuffix.size()))) files.push_back({it->path(), size, used});
     }
   }
   if (total <= limit_) return;
@@ -296,14 +304,22 @@ std::vector<Key> KernelStore::keys() const {
   return list;
 }
 
-uint64_t KernelStore::bytes() const {
+template <typename Keys>
+uint64_t KernelStore::bytes_of(const Keys& keys) const {
   uint64_t total = 0;
-  for (const Key& key : keys()) {
+  for (const Key& key : keys) {
     std::error_code gone;
     const uint64_t size = fs::file_size(path_of(key), gone);
     if (!gone) total += size;
   }
   return total;
+}
+
+uint64_t KernelStore::bytes() const { return bytes_of(keys()); }
+
+uint64_t KernelStore::used_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_of(used_);
 }
 
 // ---- packs: magic, number of entries, then for each its key, its size and its file; SHA-256 of all that at the end
@@ -349,8 +365,17 @@ size_t KernelStore::import_pack(const fs::path& file) {
     at += size;
   }
   if (at != body.size()) fail("{}: {} bytes after the last entry", what, body.size() - at);
-  for (const auto& [key, content] : entries) publish(key, content);
-  if (!entries.empty()) evict(entries.back().first);
+  uint64_t total = 0;
+  for (const auto& [key, content] : entries) total += content.size();
+  if (total > limit_) {
+    fail("{}: its {} kernels need {} bytes, the store's limit is {}; nothing was imported", what, entries.size(), total,
+         limit_);
+  }
+  for (const auto& [key, content] : entries) {
+    publish(key, content);
+    use(key);
+  }
+  evict();
   return entries.size();
 }
 

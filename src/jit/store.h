@@ -6,14 +6,17 @@
 //
 // An entry is a header (magic, version, key, sizes, SHA-256 of the rest), a JSON description and the cubin; all of it
 // is checked at every load. A damaged entry is removed, counted and reported as absent, so that it is compiled anew.
-// The directory is bounded: entries that were not used for longest go first.
+// The directory is bounded: entries that were not used for longest go first. What a KernelStore itself has written or
+// read is never removed by it: a limit that is too small for the work at hand loses none of it.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,21 +68,29 @@ class KernelStore {
   // One file with the given entries, for another machine. Error when one is missing.
   void write_pack(const std::filesystem::path& file, const std::vector<Key>& keys);
   // Takes over every entry of a pack; the number of entries. Error, before anything is stored, when the pack is
-  // damaged.
+  // damaged or larger than the limit.
   size_t import_pack(const std::filesystem::path& file);
 
   const std::filesystem::path& directory() const { return directory_; }
   const StoreCounters& counters() const { return counters_; }
   std::vector<Key> keys() const;
   uint64_t bytes() const;
+  // Bytes on disk of what this object has written or read.
+  uint64_t used_bytes() const;
+  uint64_t limit() const { return limit_; }
 
  private:
   std::filesystem::path path_of(const Key& key) const;
+  template <typename Keys>
+  uint64_t bytes_of(const Keys& keys) const;
   void publish(const Key& key, std::string_view content);
-  void evict(const Key& keep);
+  void evict();
+  void use(const Key& key);
 
   std::filesystem::path directory_;
   uint64_t limit_;
+  mutable std::mutex mutex_;
+  std::set<Key> used_;
   StoreCounters counters_;
 };
 

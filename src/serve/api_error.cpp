@@ -13,6 +13,8 @@ const char* openai_type(int status) {
       return "rate_limit_error";
     case 503:
       return "service_unavailable_error";
+    case 504:
+      return "timeout_error";
     default:
       return status >= 500 ? "internal_server_error" : "invalid_request_error";
   }
@@ -30,6 +32,8 @@ const char* anthropic_type(int status) {
       return "rate_limit_error";
     case 503:
       return "overloaded_error";
+    case 504:
+      return "timeout_error";
     default:
       return status >= 500 ? "api_error" : "invalid_request_error";
   }
@@ -48,6 +52,8 @@ ApiError ApiError::busy(const std::string& message, int retry_after) {
   error.retry_after = retry_after;
   return error;
 }
+
+ApiError ApiError::too_late() { return {504, "the request's time was over before the first token was there"}; }
 
 // Clients compact a conversation when they meet one of these words.
 ApiError ApiError::too_long(int64_t tokens, int64_t limit, ErrorForm form) {

@@ -8,7 +8,8 @@
 namespace fourfold::serve {
 namespace {
 
-constexpr auto kHeartbeat = std::chrono::seconds(5);
+constexpr auto kTick = std::chrono::seconds(1);
+constexpr int kHeartbeatTicks = 5;   // without a token, until the client is told that it waits
 constexpr size_t kPiece = 32 << 10;  // bytes that are gathered before they are sent
 
 ApiError api_error(const engine::Refused& refused, const GenerationJob::Part& part, const ServedModel& model,
@@ -51,6 +52,8 @@ void GenerationJob::submit() {
         if (const auto held = weak.lock()) held->pump();
       });
     };
+    part.request.deadline = call_->deadline;
+    part.request.priority = engine_priority(call_->key ? call_->key->limits().priority : 0, part.request.priority);
     try {
       if (part.answers == 1) {
         answers_.emplace_back();
@@ -70,6 +73,7 @@ void GenerationJob::submit() {
     }
     part.request = {};
   }
+  call_->reservation.reset();  // the engine counts them
   unfinished_ = answers_.size();
   exchange.on_gone([self = shared_from_this()] { self->client_gone(); });
   if (ended_) return;
@@ -83,25 +87,30 @@ void GenerationJob::submit() {
     form_->begin(out);
     if (out.empty()) out = form_->heartbeat();  // the client sees that it is queued
     send(out);
-    heartbeat();
   }
+  tick();
   pump();
 }
 
-void GenerationJob::heartbeat() {
-  call_->exchange->after(kHeartbeat, [weak = weak_from_this()] {
+// Once a second: whoever waits for an engine that never comes round again is told so, and who waits for another reason
+// that the connection lives.
+void GenerationJob::tick() {
+  call_->exchange->after(kTick, [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (!self || self->ended_) return;
-    if (self->silent_ && !self->call_->exchange->crowded()) self->call_->exchange->write(self->form_->heartbeat());
-    self->silent_ = true;
-    self->heartbeat();
+    if (self->service_.stuck()) return self->fail(ApiError::busy("the engine has stopped, the server ends", 5));
+    if (self->stream_ && ++self->silent_ticks_ >= kHeartbeatTicks) {
+      self->silent_ticks_ = 0;
+      if (!self->call_->exchange->crowded()) self->call_->exchange->write(self->form_->heartbeat());
+    }
+    self->tick();
   });
 }
 
 void GenerationJob::send(std::string& out) {
   if (out.empty()) return;
   if (stream_) call_->exchange->write(out);
-  silent_ = false;
+  silent_ticks_ = 0;
   out.clear();
 }
 
@@ -154,6 +163,12 @@ void GenerationJob::take(size_t index, const engine::Event& event, std::string& 
   figures.queue_seconds = event.queue_seconds;
   figures.prefill_seconds = event.prefill_seconds;
   figures.decode_seconds = event.decode_seconds;
+  if (event.reason == engine::FinishReason::kDeadline && answer.tokens == 0) {
+    figures.reason = "abort";
+    service_.metrics().answer(figures);
+    send(out);
+    return fail(ApiError::too_late());
+  }
   const bool cancelled = event.reason == engine::FinishReason::kCancelled && answer.wanted;
   if (event.reason == engine::FinishReason::kError || cancelled) {
     figures.reason = cancelled ? "abort" : "error";
@@ -218,7 +233,7 @@ void GenerationJob::end() {
   for (Answer& answer : answers_) {
     if (!answer.finished && answer.stream) answer.stream->cancel();
   }
-  call_->admission.reset();
+  call_->release();
 }
 
 std::vector<GenerationJob::Part> thinking_parts(engine::Request request, int64_t answers, std::optional<int64_t> budget,

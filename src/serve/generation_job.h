@@ -57,7 +57,7 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   void submit();
   void pump();
   void take(size_t index, const engine::Event& event, std::string& out);
-  void heartbeat();
+  void tick();
   void client_gone();
   void complete();
   void fail(const ApiError& error);
@@ -71,7 +71,8 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   const bool stream_;
   std::vector<Answer> answers_;
   size_t unfinished_ = 0;
-  bool ended_ = false, silent_ = true;
+  bool ended_ = false;
+  int silent_ticks_ = 0;
   std::atomic<bool> woken_{false};
 };
 

@@ -1,13 +1,18 @@
 #include "serve/http_server.h"
 
+#include <netinet/tcp.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
+#include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
@@ -26,6 +31,9 @@ namespace {
 
 namespace asio = boost::asio;
 using asio::ip::tcp;
+using Protocol = asio::generic::stream_protocol;  // TCP or a Unix socket
+using Socket = Protocol::socket;
+using Acceptor = asio::basic_socket_acceptor<Protocol>;
 using Clock = std::chrono::steady_clock;
 using ErrorCode = boost::system::error_code;
 using Strand = asio::strand<asio::io_context::executor_type>;
@@ -34,6 +42,8 @@ constexpr size_t kReadBytes = 64 << 10;  // at once, of one connection
 constexpr size_t kMaxAhead = 64 << 10;   // that a client may send before it has the answer to its last request
 constexpr size_t kMaxDiscarded = size_t{64} << 20;  // that is read and dropped behind a refusal
 constexpr auto kLinger = std::chrono::seconds(2);
+// A peer that vanished without a word is asked for after so many seconds, so often, so many times.
+constexpr int kKeepIdle = 30, kKeepInterval = 10, kKeepCount = 3;
 
 std::string date() {
   const std::time_t now = std::time(nullptr);
@@ -71,6 +81,10 @@ struct HttpServer::Shared {
         guard(io.get_executor()) {}
 
   void listen();
+  void open(const Acceptor::endpoint_type& endpoint, const std::string& name);
+  void listen_on_port();
+  void listen_on_path();
+  void remove_path() const;
   void accept();
   void remove(Connection* connection);
   void each(const std::function<void(Connection&)>& call);
@@ -91,7 +105,9 @@ struct HttpServer::Shared {
   uint16_t port = 0;
   asio::io_context io;
   Strand strand;
-  tcp::acceptor acceptor;
+  Acceptor acceptor;
+  dev_t socket_device = 0;  // of the Unix socket that is ours
+  ino_t socket_inode = 0;
   asio::steady_timer retry;
   asio::executor_work_guard<asio::io_context::executor_type> guard;
   std::vector<std::thread> threads;
@@ -101,20 +117,21 @@ namespace {
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(HttpServer::Shared& shared, tcp::socket socket)
+  Connection(HttpServer::Shared& shared, Socket socket)
       : shared_(shared),
         options_(shared.options),
         socket_(std::move(socket)),
         timer_(socket_.get_executor()),
-        parser_(options_.limits) {}
+        parser_(options_.limits),
+        tls_(options_.tls ? options_.tls->accept() : nullptr) {}
 
   ~Connection() { count_body(0); }
 
   void start() {
     ErrorCode ignored;
-    socket_.set_option(tcp::no_delay(true), ignored);
     socket_.non_blocking(true, ignored);
-    set_deadline(options_.idle);
+    if (options_.unix_socket.empty()) set_tcp_options();
+    set_idle_deadline();
     wait_readable();
   }
 
@@ -201,11 +218,22 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void dropped(uint64_t exchange) {
     if (!is_current(exchange)) return;
-    if (streaming_) return close();
+    if (streaming_ || read_closed_) return close();  // nobody waits for it
     respond(exchange, shared_.refuser({500, "the request was dropped without an answer"}));
   }
 
  private:
+  void set_tcp_options() {
+    const auto set = [&](int level, int name, int value) {
+      ::setsockopt(socket_.native_handle(), level, name, &value, sizeof value);
+    };
+    set(IPPROTO_TCP, TCP_NODELAY, 1);
+    set(SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdle);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, kKeepInterval);
+    set(IPPROTO_TCP, TCP_KEEPCNT, kKeepCount);
+  }
+
   // ---- deadlines: one timer, which looks again when it was set too early
 
   void set_deadline(std::chrono::milliseconds time) {
@@ -213,6 +241,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (!timer_set_ || deadline_ < timer_.expiry()) arm();
   }
   void no_deadline() { deadline_ = Clock::time_point::max(); }
+  void set_idle_deadline() { set_deadline(tls_ && !tls_->established() ? options_.head : options_.idle); }
 
   void arm() {
     if (closed_ || deadline_ == Clock::time_point::max()) {
@@ -242,7 +271,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void wait_readable() {
     if (reading_ || closed_ || read_closed_) return;
     reading_ = true;
-    socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](ErrorCode error) {
+    socket_.async_wait(Socket::wait_read, [self = shared_from_this()](ErrorCode error) {
       self->reading_ = false;
       if (error || self->closed_) return;
       self->read();
@@ -254,27 +283,43 @@ class Connection : public std::enable_shared_from_this<Connection> {
     ErrorCode error;
     const size_t count = socket_.read_some(asio::buffer(buffer.data(), buffer.size()), error);
     if (error == asio::error::would_block || error == asio::error::try_again) return wait_readable();
-    if (error == asio::error::eof) {
-      read_closed_ = closing_ = true;
-      if (!busy_ && !sending_) return close();
-      const auto keep = shared_from_this();
-      // Whoever closes its side may still read, but nothing tells such a client from one that is gone: what takes long
-      // ends, what is answered at once is sent.
-      if (gone_) std::exchange(gone_, nullptr)();
-      return;
-    }
+    if (error == asio::error::eof) return end_of_input();
     if (error) return close();
-    const std::string_view bytes(buffer.data(), count);
+    if (!tls_) {
+      received({buffer.data(), count});
+      return wait_readable();
+    }
+    thread_local std::string plain;
+    plain.clear();
+    const TlsSession::State state = tls_->receive({buffer.data(), count}, plain, raw_);
+    if (!raw_.empty() && !sending_) flush();
+    if (!plain.empty()) received(plain);
+    if (state == TlsSession::State::kClosed) return end_of_input();
+    // Why is said in what is being sent; nothing that comes behind it could be read.
+    if (state == TlsSession::State::kFailed) return post([self = shared_from_this()] { self->close(); });
+    wait_readable();
+  }
+
+  void end_of_input() {
+    read_closed_ = closing_ = true;
+    if (!busy_ && !sending_) return close();
+    const auto keep = shared_from_this();
+    // Whoever closes its side may still read, but nothing tells such a client from one that is gone: what takes long
+    // ends, what is answered at once is sent.
+    if (gone_) std::exchange(gone_, nullptr)();
+  }
+
+  void received(std::string_view bytes) {
+    if (closed_) return;
     if (lingering_) {
-      discarded_ += count;
+      discarded_ += bytes.size();
       if (discarded_ > kMaxDiscarded) return close();
     } else if (busy_ || sending_) {
-      if (ahead_.size() + count > kMaxAhead) return close();
+      if (ahead_.size() + bytes.size() > kMaxAhead) return close();
       ahead_ += bytes;
     } else {
       take(bytes);
     }
-    wait_readable();
   }
 
   // Bytes of a request.
@@ -352,7 +397,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
     sending_ = true;
     sent_ = 0;
     sending_now_.clear();
-    sending_now_.swap(out_);
+    sending_now_.swap(tls_ ? raw_ : out_);
+    if (tls_ && !out_.empty()) {
+      tls_->send(out_, sending_now_);
+      out_.clear();
+    }
     sending_bytes_ = sending_now_.size();
     set_deadline(options_.write);
     flush_more();
@@ -370,7 +419,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
       set_deadline(options_.write);
     }
     if (error == asio::error::would_block || error == asio::error::try_again) {
-      socket_.async_wait(tcp::socket::wait_write, [self = shared_from_this()](ErrorCode wait_error) {
+      socket_.async_wait(Socket::wait_write, [self = shared_from_this()](ErrorCode wait_error) {
         if (self->closed_) return;
         if (wait_error) return self->close();
         self->flush_more();
@@ -379,7 +428,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     }
     // Later and not from here: who wrote must be able to go on.
     if (error) return post([self = shared_from_this()] { self->close(); });
-    if (!out_.empty()) return flush();
+    if (!out_.empty() || !raw_.empty()) return flush();
     sending_ = false;
     if (sending_now_.capacity() > kReadBytes) sending_now_ = {};
     post([self = shared_from_this()] { self->sent(); });
@@ -395,9 +444,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
     }
     if (lingering_ || (closing_ && !read_closed_)) {
       // Closing at once would make the system drop what the client has not read yet.
-      if (!lingering_) lingering_ = true;
+      lingering_ = true;
+      if (tls_ && !std::exchange(said_goodbye_, true)) {
+        tls_->close(raw_);
+        if (!raw_.empty()) return flush();
+      }
       ErrorCode ignored;
-      socket_.shutdown(tcp::socket::shutdown_send, ignored);
+      socket_.shutdown(Socket::shutdown_send, ignored);
       set_deadline(kLinger);
       return;
     }
@@ -423,7 +476,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void next() {
     streaming_ = false;
     if (ahead_.empty() && !parser_.begun()) {
-      set_deadline(options_.idle);
+      set_idle_deadline();
     } else {
       const std::string bytes = std::exchange(ahead_, {});
       set_deadline(options_.head);
@@ -434,13 +487,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   HttpServer::Shared& shared_;
   const HttpServerOptions& options_;
-  tcp::socket socket_;
+  Socket socket_;
   asio::steady_timer timer_;
   std::unique_ptr<asio::steady_timer> later_;
   Clock::time_point deadline_ = Clock::time_point::max(), body_end_;
   HttpParser parser_;
   std::string ahead_;  // of requests behind the one that is being answered
   std::string out_, sending_now_;
+  std::unique_ptr<TlsSession> tls_;  // out_ is encrypted as it is sent
+  std::string raw_;                  // what TLS says for itself
   size_t sent_ = 0, sending_bytes_ = 0, discarded_ = 0, counted_ = 0;
   uint64_t exchanges_ = 0;  // so far; the number of the last one
   std::function<void()> gone_, drained_;
@@ -450,6 +505,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool closing_ = false;    // no further request
   bool lingering_ = false;  // all is said
   bool closed_ = false;
+  bool said_goodbye_ = false;                                      // in TLS
   bool http_1_0_ = false, head_only_ = false, keep_alive_ = true;  // of the request
 };
 
@@ -503,22 +559,64 @@ void Connection::handle() {
 
 }  // namespace
 
-void HttpServer::Shared::listen() {
+void HttpServer::Shared::listen() { options.unix_socket.empty() ? listen_on_port() : listen_on_path(); }
+
+void HttpServer::Shared::open(const Acceptor::endpoint_type& endpoint, const std::string& name) {
   ErrorCode error;
-  const auto address = asio::ip::make_address(options.host == "localhost" ? "127.0.0.1" : options.host, error);
-  if (error) fail("--host is {}, wanted an IP address, such as 127.0.0.1 or 0.0.0.0", printable(options.host));
-  const tcp::endpoint endpoint(address, options.port);
   const auto check = [&](const char* what) {
-    if (error) fail("cannot {} {} port {}: {}", what, options.host, options.port, error.message());
+    if (error) fail("cannot {} {}: {}", what, name, error.message());
   };
   acceptor.open(endpoint.protocol(), error);
   check("open a socket for");
-  acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+  acceptor.set_option(Acceptor::reuse_address(true), error);
   acceptor.bind(endpoint, error);
   check("bind to");
   acceptor.listen(4096, error);
   check("listen on");
-  port = acceptor.local_endpoint(error).port();
+}
+
+void HttpServer::Shared::listen_on_port() {
+  ErrorCode error;
+  const auto address = asio::ip::make_address(options.host == "localhost" ? "127.0.0.1" : options.host, error);
+  if (error) fail("--host is {}, wanted an IP address, such as 127.0.0.1 or 0.0.0.0", printable(options.host));
+  open(tcp::endpoint(address, options.port), fmt::format("{} port {}", options.host, options.port));
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  ::getsockname(acceptor.native_handle(), reinterpret_cast<sockaddr*>(&bound), &size);
+  // Where both families have the port is the same place in both structures.
+  port = ntohs(reinterpret_cast<const sockaddr_in*>(&bound)->sin_port);
+}
+
+void HttpServer::Shared::listen_on_path() {
+  const std::string& path = options.unix_socket;
+  if (path.size() >= sizeof(sockaddr_un::sun_path)) {
+    fail("--uds has {} bytes, a socket's path has at most {}", path.size(), sizeof(sockaddr_un::sun_path) - 1);
+  }
+  const asio::local::stream_protocol::endpoint endpoint(path);
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) == 0) {
+    if (!S_ISSOCK(info.st_mode)) fail("--uds {}: there is something else than a socket", printable(path));
+    asio::local::stream_protocol::socket probe(io);
+    ErrorCode error;
+    probe.connect(endpoint, error);
+    if (error != asio::error::connection_refused) {
+      fail("--uds {}: another server listens there", printable(path));
+    }
+    ::unlink(path.c_str());
+  }
+  open(endpoint, printable(path));
+  if (::lstat(path.c_str(), &info) == 0) {
+    socket_device = info.st_dev;
+    socket_inode = info.st_ino;
+  }
+}
+
+// Unless somebody else has taken the name since.
+void HttpServer::Shared::remove_path() const {
+  struct stat info {};
+  const std::string& path = options.unix_socket;
+  if (path.empty() || ::lstat(path.c_str(), &info) != 0) return;
+  if (info.st_dev == socket_device && info.st_ino == socket_inode) ::unlink(path.c_str());
 }
 
 void HttpServer::Shared::accept() {
@@ -532,7 +630,7 @@ void HttpServer::Shared::accept() {
       return;
     }
     accepted.fetch_add(1, std::memory_order_relaxed);
-    const auto connection = std::make_shared<Connection>(*this, tcp::socket(std::move(socket)));
+    const auto connection = std::make_shared<Connection>(*this, Socket(std::move(socket)));
     bool full = false;
     {
       const std::lock_guard lock(mutex);
@@ -609,6 +707,7 @@ void HttpServer::finish_connections() {
 void HttpServer::close() {
   if (shared_->threads.empty()) return;
   finish_connections();
+  shared_->remove_path();
   {
     // A connection that was accepted as the port was closed may come late: it is closed as well.
     std::unique_lock lock(shared_->mutex);

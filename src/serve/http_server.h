@@ -15,6 +15,7 @@
 
 #include "serve/http_message.h"
 #include "serve/http_parser.h"
+#include "serve/tls.h"
 
 namespace fourfold::serve {
 
@@ -51,7 +52,9 @@ class Exchange {
 
 struct HttpServerOptions {
   std::string host = "127.0.0.1";
-  uint16_t port = 0;  // 0: any that is free
+  uint16_t port = 0;                      // 0: any that is free
+  std::string unix_socket;                // a path: listens there, and on no port
+  std::shared_ptr<const TlsContext> tls;  // null: without
   int threads = 2;
   size_t max_connections = 16384;
   HttpLimits limits;
@@ -75,13 +78,14 @@ class HttpServer {
   // The body of an answer to what is no acceptable request.
   using Refuser = std::function<HttpResponse(const HttpFailure&)>;
 
-  // Opens the port: an Error when that cannot be done. Requests are handled from here on.
+  // Opens the port, or the socket: an Error when that cannot be done. Requests are handled from here on. Where a socket
+  // of that name is left of a server that is gone, its place is taken.
   HttpServer(const HttpServerOptions& options, Handler handler, Refuser refuser);
   ~HttpServer();  // close()
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  uint16_t port() const;
+  uint16_t port() const;  // 0: a Unix socket
   HttpServerStats stats() const;
   // Connections end with the answer that is being given, those without a request at once.
   void finish_connections();

@@ -19,6 +19,7 @@ constexpr Route kRoutes[] = {
     {"GET", "/v1/models", ErrorForm::kOpenAi, false, true, false, models},
     {"POST", "/tokenize", ErrorForm::kOpenAi, false, true, true, tokenize},
     {"POST", "/detokenize", ErrorForm::kOpenAi, false, true, true, detokenize},
+    {"GET", "/tokenizer_info", ErrorForm::kOpenAi, false, true, false, tokenizer_info},
     {"GET", "/props", ErrorForm::kOpenAi, false, true, false, props},
     {"GET", "/get_server_info", ErrorForm::kOpenAi, false, true, false, server_info},
     {"GET", "/get_model_info", ErrorForm::kOpenAi, false, true, false, model_info},
@@ -26,10 +27,32 @@ constexpr Route kRoutes[] = {
     {"GET", "/ready", ErrorForm::kOpenAi, true, false, false, health},
     {"GET", "/live", ErrorForm::kOpenAi, true, false, false, live},
     {"GET", "/version", ErrorForm::kOpenAi, true, false, false, version},
+    {"GET", "/openapi.json", ErrorForm::kOpenAi, true, false, false, openapi},
     {"GET", "/metrics", ErrorForm::kOpenAi, true, false, false, metrics_text},
 };
 
+using enum Treatment;
+
+constexpr FieldRule kTokenizeFields[] = {{"prompt", kHonoured},
+                                         {"content", kHonoured},
+                                         {"messages", kHonoured},
+                                         {"tools", kHonoured},
+                                         {"model", kHonoured},
+                                         {"add_special_tokens", kHonoured},
+                                         {"add_special", kHonoured},
+                                         {"return_token_strs", kHonoured},
+                                         {"with_pieces", kHonoured},
+                                         {"chat_template_kwargs", kHonoured},
+                                         {"add_generation_prompt", kHonoured},
+                                         {"chat_template", kRefused, "templates come from the checkpoint only"}};
+
+constexpr FieldRule kDetokenizeFields[] = {{"tokens", kHonoured}, {"model", kHonoured}};
+
 }  // namespace
+
+std::span<const FieldRule> tokenize_fields() { return kTokenizeFields; }
+
+std::span<const FieldRule> detokenize_fields() { return kDetokenizeFields; }
 
 std::span<const Route> routes() { return kRoutes; }
 
@@ -42,7 +65,8 @@ void health(Service& service, const std::shared_ptr<ApiCall>& call) {
 }
 
 void live(Service& service, const std::shared_ptr<ApiCall>& call) {
-  service.respond(call, json_response({{"status", "alive"}}));
+  const bool stuck = service.stuck();
+  service.respond(call, json_response({{"status", stuck ? "stuck" : "alive"}}, stuck ? 503 : 200));
 }
 
 void version(Service& service, const std::shared_ptr<ApiCall>& call) {
@@ -98,6 +122,18 @@ void props(Service& service, const std::shared_ptr<ApiCall>& call) {
                                        {"build_info", "fourfold " FOURFOLD_VERSION}}));
 }
 
+// What lm-eval asks, as it asks vLLM.
+void tokenizer_info(Service& service, const std::shared_ptr<ApiCall>& call) {
+  const ServedModel& model = service.require_model();
+  service.respond(call, json_response({{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                       {"eos_token", model.end_token},
+                                       {"bos_token", nullptr},
+                                       {"pad_token", model.end_token},
+                                       {"chat_template", model.chat_template},
+                                       {"model_max_length", model.context},
+                                       {"vocab_size", model.config.vocabulary}}));
+}
+
 // What SGLang's router asks.
 void server_info(Service& service, const std::shared_ptr<ApiCall>& call) {
   const ServedModel& model = service.require_model();
@@ -129,21 +165,8 @@ void model_info(Service& service, const std::shared_ptr<ApiCall>& call) {
 }
 
 void tokenize(Service& service, const std::shared_ptr<ApiCall>& call) {
-  using enum Treatment;
-  static constexpr FieldRule kRules[] = {{"prompt", kHonoured},
-                                         {"content", kHonoured},
-                                         {"messages", kHonoured},
-                                         {"tools", kHonoured},
-                                         {"model", kHonoured},
-                                         {"add_special_tokens", kHonoured},
-                                         {"add_special", kHonoured},
-                                         {"return_token_strs", kHonoured},
-                                         {"with_pieces", kHonoured},
-                                         {"chat_template_kwargs", kHonoured},
-                                         {"add_generation_prompt", kHonoured},
-                                         {"chat_template", kRefused, "templates come from the checkpoint only"}};
   const Json body = call->body();
-  const Fields fields(body, kRules);
+  const Fields fields(body, kTokenizeFields);
   call->ignored = fields.ignored();
   const ServedModel& model = service.require_model();
   service.require_name(fields.string("model"));
@@ -177,10 +200,8 @@ void tokenize(Service& service, const std::shared_ptr<ApiCall>& call) {
 }
 
 void detokenize(Service& service, const std::shared_ptr<ApiCall>& call) {
-  using enum Treatment;
-  static constexpr FieldRule kRules[] = {{"tokens", kHonoured}, {"model", kHonoured}};
   const Json body = call->body();
-  const Fields fields(body, kRules);
+  const Fields fields(body, kDetokenizeFields);
   call->ignored = fields.ignored();
   const ServedModel& model = service.require_model();
   service.require_name(fields.string("model"));

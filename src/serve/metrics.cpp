@@ -1,8 +1,10 @@
 #include "serve/metrics.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 
 namespace fourfold::serve {
 namespace {
@@ -30,6 +32,13 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
+int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t size = 0, resident = 0;
+  file >> size >> resident;
+  return file ? resident * ::sysconf(_SC_PAGESIZE) : 0;
+}
+
 class Writer {
  public:
   explicit Writer(std::string label) : label_(std::move(label)) {}
@@ -49,6 +58,9 @@ class Writer {
   void counter(std::string_view name, std::string_view help, T value) {
     head(name, "counter", help);
     line(name, value);
+  }
+  void by_position(std::string_view name, std::span<const int64_t> counts) {
+    for (size_t i = 0; i < counts.size(); ++i) line(name, counts[i], fmt::format(",position=\"{}\"", i));
   }
   std::string out;
 
@@ -134,11 +146,13 @@ std::string Metrics::text(std::string_view model, const engine::EngineStats* eng
               e.prefix.prompt_tokens);
     w.counter("vllm:prefix_cache_hits_total", "Tokens of prompts that were taken from the prefix cache.",
               e.prefix.hit_tokens);
-    w.head("fourfold:prefix_cache_missed_tokens_total", "counter",
+    w.head("fourfold_prefix_cache_missed_tokens_total", "counter",
            "Tokens that had been computed before and were computed again, by the reason.");
-    w.line("fourfold:prefix_cache_missed_tokens_total", e.prefix.missed_no_state, ",reason=\"no_state\"");
-    w.line("fourfold:prefix_cache_missed_tokens_total", e.prefix.missed_evicted, ",reason=\"evicted\"");
-    w.gauge("fourfold:prefix_cache_bytes", "Bytes that the prefix cache holds.", e.prefix.bytes);
+    w.line("fourfold_prefix_cache_missed_tokens_total", e.prefix.missed_no_state, ",reason=\"no_state\"");
+    w.line("fourfold_prefix_cache_missed_tokens_total", e.prefix.missed_evicted, ",reason=\"evicted\"");
+    w.gauge("fourfold_prefix_cache_pages", "Pages that the prefix cache holds.", e.prefix.pages);
+    w.gauge("fourfold_prefix_cache_states", "Recurrent states that the prefix cache holds.", e.prefix.states);
+    w.gauge("fourfold_prefix_cache_bytes", "Bytes that the prefix cache holds.", e.prefix.bytes);
     w.counter("vllm:spec_decode_num_drafts_total", "Steps of a sequence that verified drafts.", e.drafts.rounds);
     int64_t drafted = 0, accepted = 0;
     for (const int64_t count : e.drafts.drafted) drafted += count;
@@ -146,13 +160,18 @@ std::string Metrics::text(std::string_view model, const engine::EngineStats* eng
     w.counter("vllm:spec_decode_num_draft_tokens_total", "Drafts that were verified.", drafted);
     w.counter("vllm:spec_decode_num_accepted_tokens_total", "Drafts that were accepted.", accepted);
     w.head("vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter", "Accepted drafts by their position.");
-    int position = 0;
-    for (const int64_t count : e.drafts.accepted) {
-      w.line("vllm:spec_decode_num_accepted_tokens_per_pos_total", count, fmt::format(",position=\"{}\"", position++));
-    }
-    w.counter("fourfold:engine_steps_total", "Steps of the engine.", e.steps);
-    w.counter("fourfold:engine_step_seconds_total", "Seconds spent in steps.", e.step_seconds);
-    w.gauge("fourfold:engine_heartbeat_seconds", "Since the engine came round; 0 when it has nothing to do.",
+    w.by_position("vllm:spec_decode_num_accepted_tokens_per_pos_total", e.drafts.accepted);
+    w.head("fourfold_drafts_verified_per_position_total", "counter", "Drafts that were verified, by their position.");
+    w.by_position("fourfold_drafts_verified_per_position_total", e.drafts.drafted);
+    w.head("vllm:cache_config_info", "gauge", "Pages of keys and values: how many, and positions in each.");
+    w.line("vllm:cache_config_info", 1,
+           fmt::format(",block_size=\"{}\",num_gpu_blocks=\"{}\"", page_size_.load(), e.pages_total));
+    w.gauge("fourfold_waiting_tokens", "Tokens of the prompts of waiting requests.", e.waiting_tokens);
+    w.gauge("fourfold_recurrent_states", "Recurrent states that there is room for.", e.slots_total);
+    w.gauge("fourfold_recurrent_states_free", "Recurrent states that no running request holds.", e.slots_free);
+    w.counter("fourfold_engine_steps_total", "Steps of the engine.", e.steps);
+    w.counter("fourfold_engine_step_seconds_total", "Seconds spent in steps.", e.step_seconds);
+    w.gauge("fourfold_engine_heartbeat_seconds", "Since the engine came round; 0 when it has nothing to do.",
             e.idle ? 0.0 : e.heartbeat_seconds);
   }
   w.counter("vllm:prompt_tokens_total", "Tokens of the prompts of answers that have ended.", prompt_tokens_);
@@ -170,13 +189,15 @@ std::string Metrics::text(std::string_view model, const engine::EngineStats* eng
   decode_.write(w.out, "vllm:request_decode_time_seconds", "From the first token to the last.", label);
   prompt_.write(w.out, "vllm:request_prompt_tokens", "Tokens of a prompt.", label);
   output_.write(w.out, "vllm:request_generation_tokens", "Tokens of an answer.", label);
-  w.head("fourfold:http_requests_total", "counter", "Requests by path and status; unknown paths are \"other\".");
+  w.head("fourfold_http_requests_total", "counter", "Requests by path and status; unknown paths are \"other\".");
   for (const auto& [key, count] : requests_) {
-    w.line("fourfold:http_requests_total", count,
+    w.line("fourfold_http_requests_total", count,
            fmt::format(",path=\"{}\",status=\"{}\"", escaped(key.first), key.second));
   }
-  w.counter("fourfold:http_refused_total", "Requests that were not HTTP as it is taken.", http.refused);
-  w.gauge("fourfold:http_connections", "Open connections.", http.connections);
+  w.counter("fourfold_http_refused_total", "Requests that were not HTTP as it is taken.", http.refused);
+  w.gauge("fourfold_http_connections", "Open connections.", http.connections);
+  w.counter("fourfold_http_accepted_total", "Connections that were opened.", http.accepted);
+  w.gauge("process_resident_memory_bytes", "Resident memory of the process in bytes.", resident_bytes());
   return w.out;
 }
 

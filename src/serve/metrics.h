@@ -2,6 +2,7 @@
 // where it has one, so that its dashboards and routers work.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -43,11 +44,13 @@ class Metrics {
   void request(std::string_view path, int status);
   void answer(const FinishedAnswer& answer);
   void gap(double seconds);  // between two tokens of an answer
+  void set_page_size(int64_t positions) { page_size_ = positions; }
 
   // In Prometheus' text format. `engine` is null while the model loads.
   std::string text(std::string_view model, const engine::EngineStats* engine, const HttpServerStats& http) const;
 
  private:
+  std::atomic<int64_t> page_size_{0};
   mutable std::mutex mutex_;
   std::map<std::pair<std::string, int>, int64_t> requests_;
   std::map<std::string, int64_t> finished_;

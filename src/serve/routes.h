@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 
+#include "serve/fields.h"
 #include "serve/service.h"
 
 namespace fourfold::serve {
@@ -19,6 +20,9 @@ struct Route {
 };
 
 std::span<const Route> routes();
+
+std::span<const FieldRule> tokenize_fields();
+std::span<const FieldRule> detokenize_fields();
 
 // ---- generation
 void chat_completions(Service& service, const std::shared_ptr<ApiCall>& call);
@@ -37,8 +41,10 @@ void detokenize(Service& service, const std::shared_ptr<ApiCall>& call);
 void health(Service& service, const std::shared_ptr<ApiCall>& call);
 void live(Service& service, const std::shared_ptr<ApiCall>& call);
 void version(Service& service, const std::shared_ptr<ApiCall>& call);
+void openapi(Service& service, const std::shared_ptr<ApiCall>& call);
 void metrics_text(Service& service, const std::shared_ptr<ApiCall>& call);
 void models(Service& service, const std::shared_ptr<ApiCall>& call);
+void tokenizer_info(Service& service, const std::shared_ptr<ApiCall>& call);
 void props(Service& service, const std::shared_ptr<ApiCall>& call);
 void server_info(Service& service, const std::shared_ptr<ApiCall>& call);
 void model_info(Service& service, const std::shared_ptr<ApiCall>& call);

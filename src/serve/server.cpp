@@ -84,6 +84,16 @@ class Ending {
   HttpServer& http_;
 };
 
+constexpr auto kFarewell = std::chrono::seconds(5);
+
+// What is written is still sent.
+void finish(HttpServer& http) {
+  http.finish_connections();
+  for (int i = 0; i < 100 && http.stats().connections > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
 }  // namespace
 
 void serve(const ServerOptions& options, const std::function<void(uint16_t port)>& opened) {
@@ -111,7 +121,9 @@ void serve(const ServerOptions& options, const std::function<void(uint16_t port)
         // Its thread cannot be ended, so that the process cannot either but like this.
         eprint("fourfold: error: the engine has not come round for {} s\n", options.service.stuck.count());
         service.drain();
-        http.close();
+        const auto end = Clock::now() + kFarewell;  // for the requests to be told
+        while (service.in_flight() > 0 && Clock::now() < end) std::this_thread::sleep_for(milliseconds(20));
+        finish(http);
         ::_exit(kStuckStatus);
       }
     }
@@ -124,9 +136,7 @@ void serve(const ServerOptions& options, const std::function<void(uint16_t port)
     while (service.in_flight() > 0 && Clock::now() < end && !signals.wait(milliseconds(20))) {
     }
   }
-  // What is written is still sent.
-  http.finish_connections();
-  for (int i = 0; i < 100 && http.stats().connections > 0; ++i) std::this_thread::sleep_for(milliseconds(20));
+  finish(http);
 }
 
 }  // namespace fourfold::serve

@@ -1,6 +1,8 @@
 #include "serve/service.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <random>
@@ -17,13 +19,18 @@ namespace {
 
 constexpr int kWorkers = 2;
 
-// All of both is compared, so that the time tells nothing.
-bool same_key(std::string_view a, std::string_view b) {
-  unsigned different = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i) {
-    different |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b.empty() ? 0 : b[i % b.size()]);
+// What a prompt may have of tokens before it is tokenised: a guess from its bytes that is rather too large for text.
+constexpr int64_t kBytesPerToken = 3;
+
+// The key that a client gives, as OpenAI's and as Anthropic's clients do.
+std::string_view given_key(const HttpRequest& request) {
+  if (const std::string* header = request.header("authorization"); header != nullptr && header->size() > 7) {
+    std::string scheme = header->substr(0, 7);
+    for (char& c : scheme) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+    return scheme == "bearer " ? std::string_view(*header).substr(7) : "";
   }
-  return different == 0;
+  const std::string* key = request.header("x-api-key");
+  return key == nullptr ? "" : std::string_view(*key);
 }
 
 // An id that the client gave, if it may stand in a header and in a log.
@@ -109,6 +116,12 @@ Headers ApiCall::headers() const {
   return out;
 }
 
+void ApiCall::release() {
+  reservation.reset();
+  key_admission.reset();
+  admission.reset();
+}
+
 Service::Service(ServiceOptions options)
     : options_(std::move(options)),
       max_in_flight_(options_.engine.max_sequences + options_.engine.max_queued),
@@ -161,6 +174,7 @@ void Service::load() {
   served->drafts = engine.drafts;
   served->engine = engine::make_engine(std::move(loaded.model), engine);
   served->cache_tokens = served->engine->stats().pages_total * engine.page_size;
+  metrics_.set_page_size(engine.page_size);
   model_ = std::move(served);
   set_phase("ready");
   ready_ = true;
@@ -221,28 +235,47 @@ Json Service::health(int& status) const {
   return out;
 }
 
-bool Service::may_ask(const HttpRequest& request) const {
-  if (options_.api_keys.empty()) return true;
-  std::string_view given;
-  if (const std::string* header = request.header("authorization"); header != nullptr && header->size() > 7) {
-    std::string scheme = header->substr(0, 7);
-    for (char& c : scheme) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
-    if (scheme == "bearer ") given = std::string_view(*header).substr(7);
-  } else if (const std::string* key = request.header("x-api-key")) {
-    given = *key;
-  }
-  bool found = false;
-  for (const std::string& key : options_.api_keys) found |= same_key(key, given);
-  return found && !given.empty();
-}
-
 void Service::admit(ApiCall& call) {
   if (draining_) throw ApiError::busy("the server is shutting down", 5);
+  set_deadline(call);
+  if (call.key) call.key_admission = ApiKey::admit(call.key, call.begin);
   if (in_flight_.fetch_add(1) >= max_in_flight_) {
     in_flight_.fetch_sub(1);
     throw ApiError::busy(fmt::format("{} requests are being answered or waiting, more are not taken", max_in_flight_));
   }
   call.admission = std::shared_ptr<void>(nullptr, [this](void*) { in_flight_.fetch_sub(1); });
+  reserve_tokens(call);
+}
+
+// Before anything is tokenised: what waits for that counts as what waits for the engine, which knows the true number.
+// As with the engine, one prompt that is longer may wait alone.
+void Service::reserve_tokens(ApiCall& call) {
+  const auto tokens = static_cast<int64_t>(call.exchange->request().body.size()) / kBytesPerToken;
+  const int64_t waiting = reserved_tokens_.fetch_add(tokens) + model_->engine->stats().waiting_tokens;
+  call.reservation = std::shared_ptr<void>(nullptr, [this, tokens](void*) { reserved_tokens_.fetch_sub(tokens); });
+  const int64_t most = options_.engine.max_queued_tokens;
+  if (waiting > 0 && waiting + tokens > most) {
+    throw ApiError::busy(fmt::format(
+        "about {} tokens of prompts are waiting, at most {} may with those of this request", waiting, most));
+  }
+}
+
+// The server's limit, and the client's where it is sooner.
+void Service::set_deadline(ApiCall& call) const {
+  std::chrono::milliseconds time = options_.request_timeout;
+  if (const std::string* header = call.exchange->request().header("x-request-timeout")) {
+    double seconds = 0;
+    const auto [end, error] = std::from_chars(header->data(), header->data() + header->size(), seconds);
+    if (error != std::errc() || end != header->data() + header->size() || !(seconds > 0 && seconds <= 1e6)) {
+      throw ApiError::field("x-request-timeout",
+                            fmt::format("the header x-request-timeout is '{}', a number of seconds "
+                                        "above 0 and up to 1000000 is wanted",
+                                        printable(*header, 40)));
+    }
+    const auto asked = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
+    time = time.count() == 0 ? asked : std::min(time, asked);
+  }
+  if (time.count() > 0) call.deadline = call.begin + time;
 }
 
 void Service::guarded(const std::shared_ptr<ApiCall>& call, const std::function<void()>& work) {
@@ -284,7 +317,8 @@ void Service::handle(const std::shared_ptr<Exchange>& exchange) {
       return respond(call, std::move(response));
     }
     call->form = route->form;
-    if (!route->open && !may_ask(request)) {
+    if (!options_.api_keys.empty()) call->key = options_.api_keys.find(given_key(request));
+    if (!route->open && !options_.api_keys.empty() && !call->key) {
       ApiError error(401, "the API key is missing or wrong");
       error.code = "invalid_api_key";
       throw error;
@@ -296,7 +330,11 @@ void Service::handle(const std::shared_ptr<Exchange>& exchange) {
     if (!route->generates) return route->handle(*this, call);
     admit(*call);
     const bool taken = workers_.submit([this, call, route] {
-      if (!call->exchange->gone()) guarded(call, [&] { route->handle(*this, call); });
+      if (call->exchange->gone()) return;
+      guarded(call, [&] {
+        if (call->deadline && Clock::now() >= *call->deadline) throw ApiError::too_late();
+        route->handle(*this, call);
+      });
     });
     if (!taken) throw ApiError::busy("too many requests are waiting");
   });
@@ -307,7 +345,7 @@ void Service::respond(const std::shared_ptr<ApiCall>& call, HttpResponse respons
   response.headers.insert(response.headers.end(), headers.begin(), headers.end());
   finished(*call, response.status);
   call->exchange->post([call, response = std::move(response)]() mutable {
-    call->admission.reset();
+    call->release();
     call->exchange->respond(std::move(response));
   });
 }
@@ -323,6 +361,7 @@ void Service::finished(const ApiCall& call, int status) {
   if (probe) return;
   Json line = {{"time", utc_now()}, {"id", call.id},    {"method", call.exchange->request().method},
                {"path", call.path}, {"status", status}, {"ms", static_cast<int64_t>(call.seconds() * 1000)}};
+  if (call.key) line["key"] = call.key->name();
   if (call.prompt_tokens >= 0) {
     line["prompt_tokens"] = call.prompt_tokens;
     line["cached_tokens"] = call.cached_tokens;

@@ -18,6 +18,7 @@
 #include "engine/engine.h"
 #include "model/config.h"
 #include "serve/api_error.h"
+#include "serve/api_keys.h"
 #include "serve/http_server.h"
 #include "serve/metrics.h"
 #include "serve/response_store.h"
@@ -29,14 +30,15 @@ using Clock = std::chrono::steady_clock;
 
 struct ServiceOptions {
   std::filesystem::path directory;
-  std::vector<std::string> names;     // under which the model is served; empty: the directory's
-  std::vector<std::string> api_keys;  // empty: everybody may ask
+  std::vector<std::string> names;  // under which the model is served; empty: the directory's
+  ApiKeys api_keys;                // empty: everybody may ask
   chat::BackendFactory make_backend;
   std::string backend;           // for people
   int64_t context = 0;           // 0: chat::choose_context()
   engine::EngineOptions engine;  // max_context excepted
   bool log_requests = true;
-  std::chrono::seconds stuck{300};  // a step of the engine that takes longer: it is taken for dead
+  std::chrono::seconds stuck{300};               // a step of the engine that takes longer: it is taken for dead
+  std::chrono::milliseconds request_timeout{0};  // from the request to the end of its answer; 0: any
 };
 
 // A model that is ready to be asked. Does not change; all of it may be used from many threads.
@@ -65,8 +67,12 @@ class ApiCall {
   const std::string id;
   const Clock::time_point begin = Clock::now();
   ErrorForm form = ErrorForm::kOpenAi;
-  std::string path;  // of the route; "other" when there is none
-  std::shared_ptr<void> admission;
+  std::string path;             // of the route; "other" when there is none
+  std::shared_ptr<ApiKey> key;  // null where everybody may ask
+  // Held while the request counts: as one that is being answered, under its key, and with its tokens until the engine
+  // counts them.
+  std::shared_ptr<void> admission, key_admission, reservation;
+  std::optional<Clock::time_point> deadline;
   std::vector<std::string> ignored;  // fields that change nothing
   // Figures for the log line.
   int64_t prompt_tokens = -1, output_tokens = 0, cached_tokens = 0;
@@ -76,6 +82,7 @@ class ApiCall {
   // The body as JSON; an ApiError when it is none, or no object.
   Json body() const;
   Headers headers() const;  // that every answer has
+  void release();           // it does not count any more
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 };
 
@@ -123,7 +130,8 @@ class Service {
 
  private:
   void admit(ApiCall& call);
-  bool may_ask(const HttpRequest& request) const;
+  void reserve_tokens(ApiCall& call);
+  void set_deadline(ApiCall& call) const;
   void set_phase(std::string phase, int64_t done = 0, int64_t total = 0);
   void guarded(const std::shared_ptr<ApiCall>& call, const std::function<void()>& work);
 
@@ -132,7 +140,7 @@ class Service {
   ResponseStore stored_responses_;
   std::unique_ptr<ServedModel> model_;
   std::atomic<bool> ready_{false}, draining_{false}, stop_loading_{false};
-  std::atomic<int64_t> in_flight_{0};
+  std::atomic<int64_t> in_flight_{0}, reserved_tokens_{0};
   std::atomic<const HttpServer*> network_{nullptr};
   int64_t max_in_flight_;
   mutable std::mutex mutex_;

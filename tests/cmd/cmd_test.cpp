@@ -173,6 +173,31 @@ TEST_F(Cmd, AFileThatMayNotGrowIsAnError) {
   EXPECT_EQ(run("quantize " + in + " " + path("out").string()).status, 0);  // goes on where there is room
 }
 
+TEST_F(Cmd, AQuantisationThatTheDiskHasNoRoomForLeavesNothing) {
+  const std::string in = path("in").string(), out = path("out").string();
+  ASSERT_EQ(run("generate " + in + " --format bf16 --layers 1 --vocab 64").status, 0);
+  // One more tensor, which would be copied, of twice what is free; a hole in the input's file.
+  const std::string weights = in + "/model.safetensors";
+  std::string bytes = read(weights);
+  uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  Json tensors = Json::parse(bytes.substr(8, header));
+  const uint64_t end = bytes.size() - 8 - header, more = 2 * fs::space(in).available + (1 << 30);
+  tensors["model.visual.hole"] = {{"dtype", "U8"}, {"shape", {more}}, {"data_offsets", {end, end + more}}};
+  std::string text = tensors.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  header = text.size();
+  write("in/model.safetensors",
+        std::string(reinterpret_cast<const char*>(&header), 8) + text + bytes.substr(bytes.size() - end));
+  std::error_code error;
+  fs::resize_file(weights, 8 + header + end + more, error);
+  if (error) GTEST_SKIP() << "no file with a hole of " << more << " bytes here: " << error.message();
+  for (const char* options : {"", " --exclude lm_head"}) {
+    expect_refused("quantize " + in + " " + out + options, {"free", "wanted"});
+    EXPECT_FALSE(fs::exists(out));
+  }
+}
+
 TEST_F(Cmd, WeightsThatAreNotFiniteAreNamedByTheirResult) {
   const fs::path dir = path("nan");
   ASSERT_EQ(run("generate " + dir.string() + " --format bf16 --layers 1 --vocab 64").status, 0);
@@ -309,6 +334,14 @@ TEST_F(Cmd, PlanNeedsNoCard) {
   expect_refused("plan --gpu gtx-1080 --model 397B-A17B --tokens 8", {"gtx-1080", "h200"});
   expect_refused("plan --gpu h200 --model 398B --tokens 8", {"398B", "397B-A17B"});
   expect_refused("plan --model 35B-A3B --experts 0", {"--experts", "0"});
+  const Json step = run_json("plan --step --model 35B-A3B --mix C --gpu rtx-pro-6000 --tokens 4 --context 1000 --json");
+  EXPECT_GT(step.at("predicted_us").get<double>(), step.at("floor_us").get<double>());
+  EXPECT_FALSE(step.at("ops").empty());
+  expect_refused("plan --step --model 35B-A3B --mix D", {"--mix", "D", "bf16"});
+  expect_refused("plan --step --model 9B", {"9B", "35B-A3B"});
+  expect_refused("plan --step", {"--model"});
+  expect_refused("plan --step --model 35B-A3B --top-k 4", {"--step", "--top-k"});
+  expect_refused("plan --model 35B-A3B --context 4", {"--context", "--step"});
   expect_refused("plan --model 35B-A3B --hidden ''", {"--hidden"});
   expect_refused("plan --model 35B-A3B --tokens -1", {"--tokens", "-1"});
 }
@@ -330,6 +363,7 @@ TEST_F(Cmd, APackServesAMachineWithoutACompiler) {
   ::setenv("FOURFOLD_NVRTC", path("no-such-library.so").c_str(), 1);
   const std::string store = " --store " + path("b").string();
   expect_refused("warm" + shape + store, {"NVRTC"});
+  expect_refused("warm --limit-mb 0 --import " + path("pack").string() + store, {"--limit-mb"});
   EXPECT_EQ(run("warm --import " + path("pack").string() + store).status, 0);
   const Json found = run_json("warm" + shape + store + " --json");
   ::unsetenv("FOURFOLD_NVRTC");

@@ -4,6 +4,7 @@
 // Exit status 1 when a result is wrong.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -199,10 +200,10 @@ int main(int argc, char** argv) {
   std::fflush(stdout);
   const Ceilings limits = CeilingMeter(1, best_isa()).measure();
   fmt::print(
-      "read {:.1f} GB/s, fp32 FMA {:.0f} (AVX2) {:.0f} (AVX-512), bf16 {:.0f} (AVX-512) {:.0f} (AMX) GFLOP/s, one "
-      "thread\n",
-      limits.read_bytes_per_second * 1e-9, limits.fma_avx2 * 1e-9, limits.fma_avx512 * 1e-9, limits.bf16_avx512 * 1e-9,
-      limits.bf16_amx * 1e-9);
+      "read {:.1f} GB/s, fp32 FMA {:.0f} (AVX2) {:.0f} (AVX-512) {:.0f} (NEON), bf16 {:.0f} (AVX-512) {:.0f} (AMX) "
+      "{:.0f} (bfmmla) GFLOP/s, one thread\n",
+      limits.read_bytes_per_second * 1e-9, limits.fma_avx2 * 1e-9, limits.fma_avx512 * 1e-9, limits.fma_neon * 1e-9,
+      limits.bf16_avx512 * 1e-9, limits.bf16_amx * 1e-9, limits.bf16_mmla * 1e-9);
   for (const int threads : {1, 2}) {
     for (const Isa isa : supported_isas()) {
       if (isa == Isa::kReference) continue;
@@ -215,7 +216,9 @@ int main(int argc, char** argv) {
   if (layers_only) return wrong;
   for (const KernelTable* kernels : gemm::runnable_kernels()) {
     const std::string name = kernels->name;
-    const double peak = name == "amx" ? limits.bf16_amx : name == "avx2" ? limits.fma_avx2 : limits.fma_avx512;
+    const double peak = name == "amx"    ? limits.bf16_amx
+                        : name == "avx2" ? limits.fma_avx2
+                                         : std::max(limits.fma_avx512, limits.fma_neon);
     fmt::print("{}\n", kernels->name);
     measure(*kernels, quick ? 0.02 : 0.1, limits.read_bytes_per_second, peak);
   }

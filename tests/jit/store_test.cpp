@@ -96,10 +96,10 @@ TEST(Store, AnyDamagedByteIsFoundAndTheEntryRemoved) {
 TEST(Store, StaysBoundedAndForgetsWhatWasUsedLongestAgo) {
   const TemporaryDirectory dir;
   const uint64_t each = encode(key("0"), entry("k0")).size();
-  KernelStore store(dir.path(), 4 * each + 8);
+  KernelStore earlier(dir.path(), 4 * each + 8), store(dir.path(), 4 * each + 8);
   for (int i = 0; i < 4; ++i) {
     const std::string name = fmt::format("k{}", i);
-    store.save(key(std::to_string(i)), entry(name));
+    earlier.save(key(std::to_string(i)), entry(name));
     // Distinct ages without waiting.
     fs::last_write_time(file_of(store, key(std::to_string(i))),
                         fs::file_time_type::clock::now() - std::chrono::minutes(10 - i));
@@ -111,10 +111,40 @@ TEST(Store, StaysBoundedAndForgetsWhatWasUsedLongestAgo) {
   EXPECT_FALSE(fs::exists(file_of(store, key("1"))));
   EXPECT_TRUE(fs::exists(file_of(store, key("4"))));
   EXPECT_EQ(store.counters().evicted, 1);
-  // A limit below one entry still keeps the entry that was just written.
+}
+
+TEST(Store, KeepsWhatItWroteOrReadItselfWhateverTheLimit) {
+  const TemporaryDirectory dir;
+  const uint64_t each = encode(key("0"), entry("k0")).size();
+  KernelStore earlier(dir.path());
+  for (const char* name : {"0", "1", "2"}) earlier.save(key(name), entry(std::string("k") + name));
   KernelStore tiny(dir.path(), 1);
+  ASSERT_TRUE(tiny.load(key("1")).has_value());
   tiny.save(key("5"), entry("k5"));
-  EXPECT_EQ(tiny.keys(), std::vector<Key>{key("5")});
+  tiny.save(key("6"), entry("k6"));
+  std::vector<Key> kept = {key("1"), key("5"), key("6")};
+  std::sort(kept.begin(), kept.end());
+  EXPECT_EQ(tiny.keys(), kept);
+  EXPECT_EQ(tiny.used_bytes(), 3 * each);
+}
+
+TEST(Store, PackThatTheLimitHasNoRoomForIsRefusedWhole) {
+  const TemporaryDirectory from, to;
+  KernelStore source(from.path());
+  std::vector<Key> keys = {key("0"), key("1")};
+  for (const Key& k : keys) source.save(k, entry("k"));
+  source.write_pack(from.path() / "pack", keys);
+  KernelStore small(to.path(), source.bytes() - 1);
+  try {
+    small.import_pack(from.path() / "pack");
+    FAIL() << "wanted an Error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(std::to_string(source.bytes())), std::string::npos) << error.what();
+  }
+  EXPECT_TRUE(small.keys().empty());
+  KernelStore enough(to.path(), source.bytes());
+  EXPECT_EQ(enough.import_pack(from.path() / "pack"), 2u);
+  EXPECT_EQ(enough.keys().size(), 2u);
 }
 
 TEST(Store, ForgottenTemporariesOfDeadProcessesGo) {
@@ -254,7 +284,7 @@ TEST(Pack, ADamagedPackStoresNothing) {
 
 CompileRequest request() {
   CompileRequest r;
-  r.sources = {"main", "#include \"a.h\"\n  #  include \"b.h\"\nkernel", {}};
+  r.sources = {"main", "#include \"a.h\"\n\t#\t include\t\"b.h\"\nkernel", {}};
   r.sources.headers = {{"a.h", "#include \"c.h\"\n"}, {"b.h", "b"}, {"c.h", "#include \"a.h\""}, {"d.h", "unused"}};
   r.arch = "sm_90a";
   r.flags = {"-DX=1"};

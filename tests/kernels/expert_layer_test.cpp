@@ -153,7 +153,8 @@ TEST(ExpertLayer, TilesAreInTheList) {
     problem.tokens = k.one() ? k.tokens() : 64;
     const plan::Gpu& gpu = plan::find_gpu(k.fp4() ? "rtx-pro-6000" : "h200");
     if (k.tile().resident_k > 0) problem.hidden = k.tile().resident_k;
-    if (k.one() && k.tile().k < 512) problem.hidden = problem.intermediate = 320;  // short copies where K is short
+    if (k.one() && k.tile().k < 512) problem.hidden = problem.intermediate = 320;     // short copies where K is short
+    if (k.fp4() && k.tile().warps == 2) problem.hidden = problem.intermediate = 192;  // no multiple of 128
     const auto candidates = plan::moe::candidates(problem, k.tile().pass, plan::arch_of(gpu));
     const bool found = std::any_of(candidates.begin(), candidates.end(), [&](const plan::moe::Candidate& c) {
       return c.tile == k.tile() && c.ctas_per_sm == k.ctas();

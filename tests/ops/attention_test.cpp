@@ -95,8 +95,7 @@ TEST(Attention, ResultDoesNotDependOnChunksNeighboursOrThreads) {
   cuts.push_back(std::vector<int64_t>(20, 35));
   cuts.push_back({690});
   for (int i = 0; i < 10; ++i) cuts.back().push_back(1);
-  for (const cpu::Isa isa : fast_isas()) {
-    if (isa > cpu::Isa::kAvx512) break;  // the later ones share its kernels
+  for (const cpu::Isa isa : isas_with_own_loops()) {
     const std::vector<float> expected = run(backend_of(isa, false, 1), inputs, {kTokens}, false);
     for (const float value : expected) ASSERT_TRUE(std::isfinite(value));
     for (const int threads : {1, 2, 3}) {
@@ -118,6 +117,36 @@ TEST(Attention, KeysAndValuesBeyondHalfPrecisionStayFinite) {
   for (const cpu::Isa isa : fast_isas()) {
     for (const float value : run(backend_of(isa, false, 2), inputs, {kTokens}, false)) {
       ASSERT_TRUE(std::isfinite(value) && std::abs(value) <= 65504.0f * 1.001f) << cpu::isa_name(isa) << " " << value;
+    }
+  }
+}
+
+TEST(KvCache, CopyMovesAllLayersAndHeads) {
+  for (const cpu::Isa isa : cpu::supported_isas()) {
+    const ops::KvCacheShape shape{3, 2, 40, 5, 4};  // layers, heads, dimensions, pages, positions
+    const auto cache = backend_of(isa).make_kv_cache(shape);
+    auto& pages = dynamic_cast<cpu::HostKvCache&>(*cache);
+    const auto bytes = static_cast<size_t>(2 * pages.values_offset() * (pages.type() == ops::DType::kF32 ? 4 : 2));
+    const auto content = [&](int64_t layer, int64_t page, int64_t head) {
+      const auto* from = static_cast<const char*>(pages.at(layer, page, head, 0, 0));
+      return std::string(from, bytes);
+    };
+    for (int64_t layer = 0; layer < 3; ++layer) {
+      for (int64_t page = 0; page < 5; ++page) {
+        for (int64_t head = 0; head < 2; ++head) {
+          std::memset(pages.at(layer, page, head, 0, 0), static_cast<int>(1 + 10 * layer + 2 * page + head), bytes);
+        }
+      }
+    }
+    cache->copy_page(1, 3);
+    for (int64_t layer = 0; layer < 3; ++layer) {
+      for (int64_t page = 0; page < 5; ++page) {
+        for (int64_t head = 0; head < 2; ++head) {
+          const int64_t from = page == 3 ? 1 : page;
+          EXPECT_EQ(content(layer, page, head), std::string(bytes, static_cast<char>(1 + 10 * layer + 2 * from + head)))
+              << cpu::isa_name(isa) << ", layer " << layer << ", page " << page << ", head " << head;
+        }
+      }
     }
   }
 }

@@ -82,10 +82,6 @@ std::vector<float> from_panels(const std::vector<float>& panels, int64_t key_dim
   return out;
 }
 
-const cpu::DeltaKernels& kernels_of(cpu::Isa isa) {
-  return (isa == cpu::Isa::kAvx2 ? cpu::kernels_avx2() : cpu::kernels_avx512()).delta;
-}
-
 enum class Form { kReferenceRecurrent, kReferenceChunked, kRecurrent, kChunked };
 
 struct Answer {
@@ -103,7 +99,7 @@ Answer solve(const Problem& p, Form form, cpu::Isa isa, int64_t chunk) {
     }
     return answer;
   }
-  const cpu::DeltaKernels& kernels = kernels_of(isa);
+  const cpu::DeltaKernels& kernels = cpu::kernels_of(isa).delta;
   std::vector<float> state = to_panels(p.state, p.key_dim, p.value_dim);
   answer.out.assign(p.v.size(), NAN);
   // The kernels take rows of one tensor [q | k | v] and gates side by side.
@@ -158,8 +154,7 @@ Answer solve(const Problem& p, Form form, cpu::Isa isa, int64_t chunk) {
 std::vector<std::pair<Form, cpu::Isa>> all_forms() {
   std::vector<std::pair<Form, cpu::Isa>> forms = {{Form::kReferenceRecurrent, cpu::Isa::kReference},
                                                   {Form::kReferenceChunked, cpu::Isa::kReference}};
-  for (const cpu::Isa isa : fast_isas()) {
-    if (isa > cpu::Isa::kAvx512) break;  // the later ones share its kernels
+  for (const cpu::Isa isa : isas_with_own_loops()) {
     forms.push_back({Form::kRecurrent, isa});
     forms.push_back({Form::kChunked, isa});
   }

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/math.h"
+#include "cpu/kernels/kernels.h"
 #include "cpu/memory/workspace.h"
 #include "nvfp4/number.h"
 #include "nvfp4/quantize.h"
@@ -33,10 +34,18 @@ std::vector<cpu::Isa> fast_isas() {
   return isas;
 }
 
+std::vector<cpu::Isa> isas_with_own_loops() {
+  std::vector<cpu::Isa> isas;
+  for (const cpu::Isa isa : fast_isas()) {
+    if (isas.empty() || &cpu::kernels_of(isa) != &cpu::kernels_of(isas.back())) isas.push_back(isa);
+  }
+  return isas;
+}
+
 double product_tolerance(cpu::Isa isa, bool nvfp4, int64_t depth) {
   double tolerance = 0x1p-24 * (4.0 + 4.0 * std::sqrt(static_cast<double>(depth)));
   if (isa != cpu::Isa::kReference && nvfp4) tolerance += 0x1p-14;
-  if (isa == cpu::Isa::kAmx) tolerance += 0x1p-15;  // two bf16 parts
+  if (isa == cpu::Isa::kAmx || isa == cpu::Isa::kMmla) tolerance += 0x1p-15;  // two bf16 parts
   return tolerance;
 }
 

@@ -25,6 +25,9 @@ namespace fourfold::test {
 cpu::CpuBackend& backend_of(cpu::Isa isa, bool nvfp4_activations = false, int threads = 2);
 std::vector<cpu::Isa> fast_isas();
 
+// Those with loops of their own beside products; the others share theirs.
+std::vector<cpu::Isa> isas_with_own_loops();
+
 // Tolerance of a product over `depth` elements, relative to the norm of the result, from
 //   - what activations are rounded to: bf16 (2^-9) on instruction sets that multiply bf16; with few tokens and NVFP4
 //     weights 16-bit integers in blocks of 16, a step of 2^-15 of the block's largest, itself up to 4 times the root

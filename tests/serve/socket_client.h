@@ -66,6 +66,7 @@ class SocketClient {
     }
     return out;
   }
+  int fd() const { return fd_; }
   bool closed() const { return closed_; }  // by the server, as the last receive() saw it
 
  private:

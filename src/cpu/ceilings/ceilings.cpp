@@ -78,8 +78,11 @@ std::span<const ReadLoop> read_loops(Isa isa) {
 #if defined(__x86_64__)
   static constexpr ReadLoop kAvx512[] = {ceilings::read_avx512, ceilings::read_ahead_avx512};
   static constexpr ReadLoop kAvx2[] = {ceilings::read_avx2, ceilings::read_ahead_avx2};
-  if (isa >= Isa::kAvx512) return kAvx512;
+  if (isa == Isa::kAvx512 || isa == Isa::kAmx) return kAvx512;
   if (isa == Isa::kAvx2) return kAvx2;
+#elif defined(__aarch64__)
+  static constexpr ReadLoop kNeon[] = {ceilings::read_neon, ceilings::read_ahead_neon};
+  if (isa != Isa::kReference) return kNeon;
 #endif
   (void)isa;
   static constexpr ReadLoop kPlain[] = {ceilings::read_plain};
@@ -95,26 +98,34 @@ long long last_level_cache_bytes() {
 double Ceilings::peak(Isa isa) const {
   switch (isa) {
     case Isa::kReference:
+      return std::max(fma_avx2, fma_neon);
     case Isa::kAvx2:
       return fma_avx2;
     case Isa::kAvx512:
       return std::max({fma_avx2, fma_avx512, bf16_avx512});
     case Isa::kAmx:
       return std::max({fma_avx2, fma_avx512, bf16_avx512, bf16_amx});
+    case Isa::kNeon:
+    case Isa::kDotprod:
+      return fma_neon;
+    case Isa::kMmla:
+      return std::max(fma_neon, bf16_mmla);
   }
   return 0;
 }
 
 double Ceilings::peak_bf16(Isa isa) const {
   if (isa == Isa::kAmx) return std::max(bf16_avx512, bf16_amx);
+  if (isa == Isa::kMmla) return bf16_mmla;
   return isa == Isa::kAvx512 ? bf16_avx512 : 0;
 }
 
 namespace {
 
 bool measures(Isa isa, Isa wanted) {
-  // The reference is compared with what plain AVX2 could do, where the processor has it.
-  if (wanted > isa && !(isa == Isa::kReference && wanted == Isa::kAvx2)) return false;
+  // The reference is compared with what plain AVX2 or NEON could do, where the processor has it.
+  const bool least = wanted == Isa::kAvx2 || wanted == Isa::kNeon;
+  if (wanted > isa && !(isa == Isa::kReference && least)) return false;
   const std::vector<Isa> supported = supported_isas();
   return std::find(supported.begin(), supported.end(), wanted) != supported.end();
 }
@@ -197,6 +208,13 @@ Ceilings CeilingMeter::measure() {
   }
   if (measures(s.isa, Isa::kAmx)) {
     result.bf16_amx = arithmetic_rate(s.pool, ceilings::dot_bf16_amx, ceilings::kFlopsPerRoundAmx);
+  }
+#elif defined(__aarch64__)
+  if (measures(s.isa, Isa::kNeon)) {
+    result.fma_neon = arithmetic_rate(s.pool, ceilings::fma_neon, ceilings::kFlopsPerRoundNeon);
+  }
+  if (measures(s.isa, Isa::kMmla)) {
+    result.bf16_mmla = arithmetic_rate(s.pool, ceilings::dot_bf16_mmla, ceilings::kFlopsPerRoundMmla);
   }
 #endif
   for (int round = 0; round < 3; ++round) {

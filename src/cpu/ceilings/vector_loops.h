@@ -16,7 +16,8 @@ inline float fma_loop(int64_t rounds) {
   typename V::F x = V::set(0.9999f);
   typename V::F y = V::set(1e-4f);
   for (int64_t round = 0; round < rounds; ++round) {
-    __asm__ volatile("" : "+v"(x), "+v"(y));  // keeps the loop from being folded
+    V::opaque(x);  // keeps the loop from being folded
+    V::opaque(y);
 #pragma GCC unroll 32
     for (int i = 0; i < kSums; ++i) sums[i] = V::fma(sums[i], x, y);
   }

@@ -57,17 +57,31 @@ const KernelTable& kernels_for(Isa isa) {
         return kernels;
       }
       break;
+    case Isa::kNeon:
+      if (neon_kernels() != nullptr) return *neon_kernels();
+      break;
+    case Isa::kDotprod:
+      if (dotprod_kernels() != nullptr) return *dotprod_kernels();
+      break;
+    case Isa::kMmla:
+      if (i8mm_kernels() != nullptr) return *i8mm_kernels();
+      break;
   }
   fail("this build has no matrix kernels for instruction set {}", isa_name(isa));
 }
 
+const KernelTable* beside_kernels_for(Isa isa) { return isa == Isa::kMmla ? bfmmla_kernels() : nullptr; }
+
 const KernelTable& wide_kernels_for(Isa isa) {
   const KernelTable& kernels = kernels_for(isa);
-  return kernels.gemm_kinds == kAllKinds ? kernels : *avx512_kernels();
+  if (kernels.gemm_kinds == kAllKinds) return kernels;
+  return isa == Isa::kMmla ? *dotprod_kernels() : *avx512_kernels();
 }
 
 const KernelTable* twin_kernels_for(Isa isa) {
-  return isa >= Isa::kAvx512 && has_vnni_and_vbmi() ? avx512vnni_kernels() : nullptr;
+  if (isa == Isa::kMmla) return i8mm_kernels();
+  const bool wide = isa == Isa::kAvx512 || isa == Isa::kAmx;
+  return wide && has_vnni_and_vbmi() ? avx512vnni_kernels() : nullptr;
 }
 
 std::vector<const KernelTable*> runnable_kernels() {
@@ -76,8 +90,9 @@ std::vector<const KernelTable*> runnable_kernels() {
     if (isa == Isa::kReference) continue;
     if (isa == Isa::kAvx2) all.push_back(avx2_kernels());
     if (isa == Isa::kAvx512) all.push_back(avx512_kernels());
-    const KernelTable* kernels = &kernels_for(isa);
-    if (std::find(all.begin(), all.end(), kernels) == all.end()) all.push_back(kernels);
+    for (const KernelTable* kernels : {&kernels_for(isa), beside_kernels_for(isa)}) {
+      if (kernels != nullptr && std::find(all.begin(), all.end(), kernels) == all.end()) all.push_back(kernels);
+    }
   }
   return all;
 }

@@ -12,7 +12,10 @@ namespace fourfold::cpu::gemm {
 // support `isa`; kReference has none.
 const KernelTable& kernels_for(Isa isa);
 
-// For matrices that kernels_for(isa).gemm does not take (gemm_kinds): fp32 throughout.
+// For matrices that kernels_for(isa).gemm does not take (gemm_kinds), where this takes them; null: none.
+const KernelTable* beside_kernels_for(Isa isa);
+
+// For matrices that neither takes: fp32 throughout.
 const KernelTable& wide_kernels_for(Isa isa);
 
 // The table whose gemm gives the bits of kernels_for(isa).gemv_nvfp4, for NVFP4 only; null: this processor has none.

@@ -124,5 +124,9 @@ const KernelTable* avxvnni_kernels();     // AVX2 and AVX-VNNI
 const KernelTable* avx512_kernels();      // F, BW, DQ, VL
 const KernelTable* avx512vnni_kernels();  // and VNNI, VBMI
 const KernelTable* amx_kernels();         // and AMX-TILE, AMX-BF16
+const KernelTable* neon_kernels();        // every arm64
+const KernelTable* dotprod_kernels();     // and FEAT_DotProd
+const KernelTable* i8mm_kernels();        // and FEAT_I8MM: gemm of NVFP4
+const KernelTable* bfmmla_kernels();      // and FEAT_BF16: gemm of bf16 and FP8
 
 }  // namespace fourfold::cpu::gemm

@@ -14,7 +14,7 @@ const PackedMatrix* packed(const ops::Matrix* matrix) { return static_cast<const
 }  // namespace
 
 void Products::Packer::pack(const float* const* rows, int64_t n, const PackedPart& part) {
-  const KernelTable* wanted_table = part.fits(preferred) ? &preferred : &self.wide_;
+  const KernelTable* wanted_table = &self.table_of(part, preferred);
   const float wanted_scale = self.scale_of(part);
   if (table == wanted_table && scale == wanted_scale) return;
   table = wanted_table;

@@ -32,6 +32,7 @@ void clear_rows(const ops::Tensor& out, Rows rows) {
 
 Products::Products(const Tables& tables, ThreadPool& pool, const CpuOptions& options)
     : kernels_(*tables.kernels),
+      beside_(tables.beside),
       wide_(*tables.wide),
       twin_(tables.twin),
       pool_(pool),
@@ -40,15 +41,24 @@ Products::Products(const Tables& tables, ThreadPool& pool, const CpuOptions& opt
 
 int64_t Products::packed_bytes(int64_t tokens, int64_t columns) const {
   int64_t most = std::max(kernels_.packed_bytes(tokens, columns), wide_.packed_bytes(tokens, columns));
-  if (twin_ != nullptr) most = std::max(most, twin_->packed_bytes(tokens, columns));
+  for (const KernelTable* table : {beside_, twin_}) {
+    if (table != nullptr) most = std::max(most, table->packed_bytes(tokens, columns));
+  }
   return round_up(most, 64);
+}
+
+const KernelTable& Products::table_of(const PackedPart& part, const KernelTable& preferred) const {
+  if (part.fits(preferred)) return preferred;
+  return beside_ != nullptr && part.fits(*beside_) ? *beside_ : wide_;
 }
 
 int64_t Products::ThreadScratch::stride() const { return round_up(sums + kernel + packed + quantized, 4096) + 128; }
 
 Products::ThreadScratch Products::thread_scratch(int64_t columns) const {
   int64_t kernel = std::max(kernels_.gemm_scratch, wide_.gemm_scratch);
-  if (twin_ != nullptr) kernel = std::max(kernel, twin_->gemm_scratch);
+  for (const KernelTable* table : {beside_, twin_}) {
+    if (table != nullptr) kernel = std::max(kernel, table->gemm_scratch);
+  }
   ThreadScratch scratch{kSumsBytes, round_up(kernel, 64), 0, 0};
   if (columns > 0) {
     scratch.packed = packed_bytes(kGemmTokens, columns);
@@ -201,8 +211,11 @@ void Products::run_gemm(const Input& x, const PackedMatrix& weight, const Parts&
     uint8_t* data = nullptr;
     int64_t stride = 0;
     bool used = false;
-  } packed[2] = {{&table}, {&wide_}};
-  const auto table_of = [&](const PackedPart& part) -> Packed& { return packed[part.fits(table) ? 0 : 1]; };
+  } packed[3] = {{&table}, {&wide_}, {beside_}};
+  const auto packed_for = [&](const PackedPart& part) -> Packed& {
+    const KernelTable* of_part = &table_of(part, table);
+    return packed[of_part == &table ? 0 : of_part == &wide_ ? 1 : 2];
+  };
   part_work_.clear();
   int64_t pairs = 0;
   int64_t bytes = 0;
@@ -212,7 +225,7 @@ void Products::run_gemm(const Input& x, const PackedMatrix& weight, const Parts&
     part_work_.push_back({&part, pairs});
     pairs += ceil_div(part.panels, 2);
     bytes += part.panels * part.stride;
-    table_of(part).used = true;
+    packed_for(part).used = true;
   }
   if (pairs == 0) return;
   int64_t total = 0;
@@ -270,7 +283,7 @@ void Products::run_gemm(const Input& x, const PackedMatrix& weight, const Parts&
       const int64_t p = 2 * (pair - work->first_pair);
       const int count = p + 1 < part.panels ? 2 : 1;
       const Panel panels[2] = {part.panel(p), part.panel(p + count - 1)};
-      const Packed& from = table_of(part);
+      const Packed& from = packed_for(part);
       from.table->gemm(panels, count, from.data + b * from.stride, tokens, kernel_scratch, sums);
       const auto n = static_cast<size_t>(std::min<int64_t>(kPairRows, part.rows - p * kPanelRows)) * sizeof(float);
       for (int64_t t = 0; t < tokens; ++t) {
@@ -387,9 +400,9 @@ void Products::reserve(int64_t rows) {
     prepared->row_memory.reserve<float>(rows * columns);
     prepared->block_memory.reserve<ActivationBlock>(rows * columns / kBlockColumns);
   }
-  // Two tables; blocks of run_gemm() have at least one tile, and at most one that is not full.
+  // Up to three tables; blocks of run_gemm() have at least one tile, and at most one that is not full.
   const int64_t tiles = ceil_div(rows, int64_t{kTileTokens});
-  packed_.reserve<uint8_t>(2 * 2 * tiles * packed_bytes(kTileTokens, columns));
+  packed_.reserve<uint8_t>((beside_ != nullptr ? 3 : 2) * 2 * tiles * packed_bytes(kTileTokens, columns));
   quantized_.reserve<float>(nvfp4_activations_ ? 2 * columns * rows : columns);
   threads_.reserve<uint8_t>(thread_scratch(columns).stride() * pool_.size());
   gate_up_.reserve<float>(rows * 2 * columns);

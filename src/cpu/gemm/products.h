@@ -29,7 +29,9 @@ inline constexpr int64_t kUnitBytes = 128 << 10;
 // The kernels of one instruction set (dispatch.h).
 struct Tables {
   const KernelTable* kernels = nullptr;
-  // For kinds of weights that `kernels` does not take (KernelTable::gemm_kinds), and for routers: fp32 throughout.
+  // For kinds of weights that `kernels` does not take (KernelTable::gemm_kinds), where it takes them; null: none.
+  const KernelTable* beside = nullptr;
+  // For kinds that neither takes, and for routers: fp32 throughout.
   const KernelTable* wide = nullptr;
   // Whose gemm gives the bits of kernels->gemv_nvfp4 for NVFP4; null: none.
   const KernelTable* twin = nullptr;
@@ -90,7 +92,8 @@ class Products {
   void run_gemv(std::span<const GemvJob> jobs);
   // One or two panels times tokens [first, first + tokens) of the input; out as in KernelTable.
   void gemv_panels(const Panel* panels, int count, const Prepared& input, int64_t first, int tokens, float* out);
-  // Parts that `table` does not take go to wide_.
+  // The table whose gemm a part takes: `preferred`, or else beside_, or else wide_.
+  const KernelTable& table_of(const PackedPart& part, const KernelTable& preferred) const;
   void run_gemm(const Input& x, const PackedMatrix& weight, const Parts& parts, float input_scale,
                 const KernelTable& table, const Input& out);
   void run_few(const Input& x, const PackedMatrix& weight, const Parts& parts, float input_scale, const Input& out);
@@ -158,6 +161,7 @@ class Products {
   int64_t packed_bytes(int64_t tokens, int64_t columns) const;  // of the table that needs most
 
   const KernelTable& kernels_;
+  const KernelTable* beside_;
   const KernelTable& wide_;
   const KernelTable* twin_;
   ThreadPool& pool_;

@@ -1,6 +1,8 @@
-// What the processor and the operating system support. A CPUID bit alone is not enough: the system must also save the
-// wider registers (XCR0), and on Linux a process asks for the AMX tile registers before it uses them.
+// What the processor and the operating system support. On x86 a CPUID bit alone is not enough: the system must also
+// save the wider registers (XCR0), and on Linux a process asks for the AMX tile registers before it uses them. On Arm
+// the system says what both support (AT_HWCAP).
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "base/check.h"
@@ -10,18 +12,30 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace fourfold::cpu {
 namespace {
 
-constexpr Isa kAll[] = {Isa::kReference, Isa::kAvx2, Isa::kAvx512, Isa::kAmx};
+#if defined(__x86_64__)
+constexpr Isa kFamily[] = {Isa::kReference, Isa::kAvx2, Isa::kAvx512, Isa::kAmx};
+#elif defined(__aarch64__)
+constexpr Isa kFamily[] = {Isa::kReference, Isa::kNeon, Isa::kDotprod, Isa::kMmla};
+#else
+constexpr Isa kFamily[] = {Isa::kReference};
+#endif
 
 struct Features {
   bool avx2 = false;        // with FMA and F16C
   bool avx512 = false;      // F, BW, DQ, VL
   bool avx512bf16 = false;  // with avx512
   bool amx = false;         // tiles and bf16 products, with avx512bf16 and FP16 vectors, and permission to use them
+  bool neon = false;
+  bool dotprod = false;  // products of signed bytes, summed in fours
+  bool mmla = false;     // matrices of 2 x 2 from bytes and from bf16, with dotprod
 };
 
 #if defined(__x86_64__)
@@ -70,6 +84,18 @@ Features detect() {
   return features;
 }
 
+#elif defined(__aarch64__)
+
+Features detect() {
+  const unsigned long first = ::getauxval(AT_HWCAP);
+  const unsigned long second = ::getauxval(AT_HWCAP2);
+  Features features;
+  features.neon = (first & HWCAP_ASIMD) != 0;
+  features.dotprod = features.neon && (first & HWCAP_ASIMDDP) != 0;
+  features.mmla = features.dotprod && (second & HWCAP2_I8MM) != 0 && (second & HWCAP2_BF16) != 0;
+  return features;
+}
+
 #else
 
 Features detect() { return {}; }
@@ -93,18 +119,32 @@ const char* isa_name(Isa isa) {
       return "avx512";
     case Isa::kAmx:
       return "amx";
+    case Isa::kNeon:
+      return "neon";
+    case Isa::kDotprod:
+      return "dotprod";
+    case Isa::kMmla:
+      return "mmla";
   }
   return "unknown";
 }
 
-Isa parse_isa(std::string_view name) {
+std::span<const Isa> family_isas() { return kFamily; }
+
+std::string family_isa_names() {
   std::string names;
-  for (const Isa isa : kAll) {
-    if (name == isa_name(isa)) return isa;
+  for (const Isa isa : kFamily) {
     names += names.empty() ? "" : ", ";
     names += isa_name(isa);
   }
-  fail("unknown instruction set '{}', wanted one of {}", printable(name), names);
+  return names;
+}
+
+Isa parse_isa(std::string_view name) {
+  for (const Isa isa : kFamily) {
+    if (name == isa_name(isa)) return isa;
+  }
+  fail("unknown instruction set '{}', wanted one of {}", printable(name), family_isa_names());
 }
 
 std::vector<Isa> supported_isas() {
@@ -112,6 +152,9 @@ std::vector<Isa> supported_isas() {
   if (features().avx2) isas.push_back(Isa::kAvx2);
   if (features().avx512) isas.push_back(Isa::kAvx512);
   if (features().amx) isas.push_back(Isa::kAmx);
+  if (features().neon) isas.push_back(Isa::kNeon);
+  if (features().dotprod) isas.push_back(Isa::kDotprod);
+  if (features().mmla) isas.push_back(Isa::kMmla);
   return isas;
 }
 

@@ -5,6 +5,7 @@
 
 #include "cpu/attention/kernels.h"
 #include "cpu/delta/kernels.h"
+#include "cpu/host/isa.h"
 #include "cpu/host/row_kernels.h"
 
 namespace fourfold::cpu {
@@ -15,7 +16,11 @@ struct Kernels {
   DeltaKernels delta;
 };
 
+// Of an instruction set of this family of processors (isa.h); several may share theirs. kReference has none.
+const Kernels& kernels_of(Isa isa);
+
 const Kernels& kernels_avx2();
 const Kernels& kernels_avx512();
+const Kernels& kernels_neon();
 
 }  // namespace fourfold::cpu

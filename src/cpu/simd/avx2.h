@@ -57,6 +57,8 @@ struct Avx2 {
   }
   static inline F from_int(I v) { return _mm256_cvtepi32_ps(v); }
   static inline I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
+  // A value that the compiler knows nothing about.
+  static inline void opaque(F& v) { __asm__ volatile("" : "+v"(v)); }
 
   // ---- across lanes
   // The sums of the lanes of four vectors, in a fixed order.

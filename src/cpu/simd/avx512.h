@@ -49,6 +49,7 @@ struct Avx512 {
   }
   static inline F from_int(I v) { return _mm512_cvtepi32_ps(v); }
   static inline I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  static inline void opaque(F& v) { __asm__ volatile("" : "+v"(v)); }
 
   // ---- across lanes
   static inline __m256 half(F a) { return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)); }

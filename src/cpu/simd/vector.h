@@ -1,5 +1,5 @@
-// fp32 vectors with operators over a vocabulary V (simd/avx2.h, simd/avx512.h); a vector of one lane for sources
-// without special flags. What is written over either names its operations alike.
+// fp32 vectors with operators over a vocabulary V (simd/avx2.h, simd/avx512.h, simd/neon.h); a vector of one lane for
+// sources without special flags. What is written over either names its operations alike.
 #pragma once
 
 #include <bit>

@@ -180,9 +180,12 @@ std::vector<KernelSource> kernels_of(const Problem& problem, const Gpu& gpu, con
 // ---------------------------------------------------------------------------------------------
 
 struct PrintOptions {
-  bool all = false;  // every ranked and rejected candidate on its own line
+  // Every ranked and every rejected candidate (text: on its own line). Otherwise the fastest few, and the rejected ones
+  // by rule: how many, and one of them with its reason.
+  bool all = false;
 };
 std::string to_text(const LayerPlan& plan, const PrintOptions& options = {});
-std::string to_json(const LayerPlan& plan);
+// One object; docs/plan.md lists its fields.
+std::string to_json(const LayerPlan& plan, const PrintOptions& options = {});
 
 }  // namespace fourfold::plan::moe

@@ -345,6 +345,7 @@ LayerPlan plan_layer(const Problem& problem, const Gpu& gpu, const PlanOptions& 
   if (problem.tokens == 0) {
     plan.gate_up.grid = plan.down.grid = 0;
     plan.formats.clear();
+    for (GemmPlan* gemm : {&plan.gate_up, &plan.down}) gemm->chosen.prediction = {};
     plan.quantise_us = plan.route_us = plan.apart_us = plan.combine_us = plan.shared_us = plan.predicted_us =
         plan.floor_us = 0;
     plan.bound = "nothing to do";

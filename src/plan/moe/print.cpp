@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -61,35 +62,27 @@ std::string_view name_of(SharedExpert shared) {
   return "?";
 }
 
-// Rejections that differ only in numbers that do not matter for the reason, as one: the rule and, for memory rules, the
-// K tile and the stages.
+// The rejected candidates of one rule.
 struct Group {
   std::string_view rule;
+  int64_t count = 0;
   const Rejected* example;
-  int count = 0;
 };
-std::vector<Group> group(const std::vector<Rejected>& rejected) {
-  std::map<std::string, size_t> index;
+// Most frequent rules first.
+std::vector<Group> by_rule(const std::vector<Rejected>& rejected) {
+  std::map<std::string_view, size_t> index;
   std::vector<Group> groups;
   for (const Rejected& r : rejected) {
-    const std::string_view tile = r.tile, reason = r.reason;
-    std::string_view detail;
-    if (r.rule == "shared memory per block") {
-      detail = reason.substr(0, reason.find(" needs"));  // "K=128 with 4 stages"
-    } else if (r.rule == "shared memory per SM" || r.rule == "registers" || r.rule == "warps") {
-      const size_t ctas = tile.rfind(" x");
-      if (ctas != std::string_view::npos) detail = tile.substr(ctas, 3);
-    } else if (r.rule == "K tile") {
-      detail = reason.substr(0, reason.find(','));
-    }
-    const std::string key = fmt::format("{}|{}|{}", r.rule, tile.substr(0, tile.find(' ')), detail);
-    const auto [at, fresh] = index.try_emplace(key, groups.size());
-    if (fresh) groups.push_back({r.rule, &r, 0});
+    const auto [at, fresh] = index.try_emplace(r.rule, groups.size());
+    if (fresh) groups.push_back({r.rule, 0, &r});
     ++groups[at->second].count;
   }
-  std::stable_sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) { return a.rule < b.rule; });
+  std::stable_sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) { return a.count > b.count; });
   return groups;
 }
+
+// Ranked candidates that are shown when not all are.
+constexpr size_t kShownText = 3, kShownJson = 20;
 
 void text_terms(const LayerPlan& plan, std::string* out) {
   const Prediction &a = plan.gate_up.chosen.prediction, &b = plan.down.chosen.prediction;
@@ -113,7 +106,7 @@ void text_terms(const LayerPlan& plan, std::string* out) {
   line("+ launch", a.launch_us, b.launch_us, "graph node");
   line("+ latency", a.latency_us, b.latency_us, "dependent reads before the first weight, and the way out");
   line("+ drain", a.drain_us, b.drain_us, fmt::format("{:.2f} and {:.2f} waves", a.waves, b.waves));
-  line("+ split K", a.split_us, b.split_us, "");
+  if (a.split_us + b.split_us > 0) line("+ split K", a.split_us, b.split_us, "");
   line("total", a.total_us, b.total_us, fmt::format("bound: {} and {}", a.bound, b.bound));
 }
 
@@ -153,12 +146,13 @@ void text_gemm(const LayerPlan& plan, const GemmPlan& gemm, const PrintOptions& 
       to_string(t.family), t.tokens, t.operands == 2 ? "2 x " : "", t.n, t.k, t.stages, t.warps,
       t.producer_warps > 0 ? fmt::format(" + {} loading", t.producer_warps) : "", gemm.grid, c.ctas_per_sm,
       c.ctas_per_sm > 1 ? "s" : "");
-  *out += fmt::format("  {} scales per row and stage in {} block{} of {}; an mma takes {} (fold {})\n", s.per_row,
-                      s.blocks, s.blocks > 1 ? "s" : "", s.block, s.per_mma, s.fold);
-  *out += fmt::format("  registers: about {} of {} per thread\n", estimated_registers(c), register_limit(arch, c));
+  *out += fmt::format(
+      "  {} scales per row and stage in {} block{} of {}; an mma takes {} (fold {}); about {} of {} registers\n",
+      s.per_row, s.blocks, s.blocks > 1 ? "s" : "", s.block, s.per_mma, s.fold, estimated_registers(c),
+      register_limit(arch, c));
   text_map(gemm, arch, out);
 
-  const size_t shown = options.all ? gemm.ranked.size() : std::min<size_t>(gemm.ranked.size(), 8);
+  const size_t shown = options.all ? gemm.ranked.size() : std::min(gemm.ranked.size(), kShownText);
   *out += fmt::format("  ranked: {} legal candidates{}\n", gemm.ranked.size(),
                       shown < gemm.ranked.size() ? fmt::format(", the first {}", shown) : "");
   for (size_t i = 0; i < shown; ++i) {
@@ -167,14 +161,20 @@ void text_gemm(const LayerPlan& plan, const GemmPlan& gemm, const PrintOptions& 
         fmt::format("  {:>9.2f} us  {:<34} {:>7} B  {}{}\n", r.prediction.total_us, to_string(r.candidate),
                     make_smem_map(r.candidate.tile).total, r.prediction.bound, r.implemented ? "" : ", no kernel yet");
   }
+  if (!options.all) return;
   *out += fmt::format("  rejected: {}\n", gemm.rejected.size());
-  if (options.all) {
-    for (const Rejected& r : gemm.rejected) *out += fmt::format("    {:<34} {}: {}\n", r.tile, r.rule, r.reason);
-    return;
-  }
-  for (const Group& g : group(gemm.rejected)) {
-    *out += fmt::format("    {:>6} {:<24} {}: {}\n", fmt::format("{}x", g.count), g.rule, g.example->tile,
-                        g.example->reason);
+  for (const Rejected& r : gemm.rejected) *out += fmt::format("    {:<34} {}: {}\n", r.tile, r.rule, r.reason);
+}
+
+// Both passes by rule, a line each: a rule that refuses tiles of one refuses them in the other for the same reason.
+void text_rejected(const LayerPlan& plan, std::string* out) {
+  std::vector<Rejected> both = plan.gate_up.rejected;
+  both.insert(both.end(), plan.down.rejected.begin(), plan.down.rejected.end());
+  *out += fmt::format("\nrejected: {} and {} candidates (--all names each)\n", plan.gate_up.rejected.size(),
+                      plan.down.rejected.size());
+  for (const Group& g : by_rule(both)) {
+    *out +=
+        fmt::format("  {:>6} {:<24} {}: {}\n", fmt::format("{}x", g.count), g.rule, g.example->tile, g.example->reason);
   }
 }
 
@@ -294,10 +294,11 @@ std::string to_text(const LayerPlan& plan, const PrintOptions& options) {
   text_terms(plan, &out);
   text_gemm(plan, plan.gate_up, options, &out);
   text_gemm(plan, plan.down, options, &out);
+  if (!options.all) text_rejected(plan, &out);
   return out;
 }
 
-std::string to_json(const LayerPlan& plan) {
+std::string to_json(const LayerPlan& plan, const PrintOptions& options) {
   const Problem& p = plan.problem;
   const Arch& arch = arch_of(plan.gpu);
   Json json;
@@ -340,20 +341,29 @@ std::string to_json(const LayerPlan& plan) {
                   {"implemented", plan.gate_up.chosen.implemented && plan.down.chosen.implemented},
                   {"gate_up", json_gemm(plan.gate_up, arch)},
                   {"down", json_gemm(plan.down, arch)}};
-  Json ranked = Json::array(), rejected = Json::array();
+  Json ranked = Json::array(), rejected = Json::array(), counts = Json::object();
   for (const GemmPlan* gemm : {&plan.gate_up, &plan.down}) {
-    for (const Ranked& r : gemm->ranked) {
-      ranked.push_back({{"pass", to_string(gemm->pass)},
+    const std::string pass(to_string(gemm->pass));
+    counts[pass] = {{"legal", gemm->ranked.size()}, {"rejected", gemm->rejected.size()}};
+    const size_t shown = options.all ? gemm->ranked.size() : std::min(gemm->ranked.size(), kShownJson);
+    for (const Ranked& r : std::span(gemm->ranked).first(shown)) {
+      ranked.push_back({{"pass", pass},
                         {"tile", to_string(r.candidate)},
                         {"predicted_us", rounded(r.prediction.total_us)},
                         {"bound", r.prediction.bound},
                         {"smem_bytes", make_smem_map(r.candidate.tile).total},
                         {"implemented", r.implemented}});
     }
-    for (const Rejected& r : gemm->rejected) {
-      rejected.push_back({{"pass", to_string(gemm->pass)}, {"tile", r.tile}, {"rule", r.rule}, {"reason", r.reason}});
+    const auto reject = [&](int64_t count, const Rejected& r) {
+      rejected.push_back({{"pass", pass}, {"rule", r.rule}, {"count", count}, {"tile", r.tile}, {"reason", r.reason}});
+    };
+    if (options.all) {
+      for (const Rejected& r : gemm->rejected) reject(1, r);
+    } else {
+      for (const Group& g : by_rule(gemm->rejected)) reject(g.count, *g.example);
     }
   }
+  json["candidates"] = std::move(counts);
   json["ranked"] = std::move(ranked);
   json["rejected"] = std::move(rejected);
   return json.dump();

@@ -127,11 +127,11 @@ ActivationFormat parse_activations(std::string_view name) {
 }
 
 void validate(const Problem& p) {
-  in_range("experts", p.experts, 1, 4096);
-  in_range("top-k", p.top_k, 1, std::min<int64_t>(p.experts, 64));
-  in_range("hidden", p.hidden, 16, 1 << 17);
-  in_range("intermediate", p.intermediate, 16, 1 << 18);
-  in_range("tokens", p.tokens, 0, 1 << 20);
+  in_range("experts", p.experts, 1, kLimits.experts);
+  in_range("top-k", p.top_k, 1, std::min(p.experts, kLimits.top_k));
+  in_range("hidden", p.hidden, kLimits.hidden_min, kLimits.hidden);
+  in_range("intermediate", p.intermediate, kLimits.intermediate_min, kLimits.intermediate);
+  in_range("tokens", p.tokens, 0, kLimits.tokens);
   const int vector = p.scale_vector();
   if (p.hidden % vector != 0) fail("hidden: found {}, wanted a multiple of the scale vector {}", p.hidden, vector);
   if (p.intermediate % vector != 0) {
@@ -144,7 +144,7 @@ void validate(const Problem& p) {
 }
 
 Problem rank_slice(const Problem& problem, int64_t ranks) {
-  in_range("tensor-parallel ranks", ranks, 1, 64);
+  in_range("tensor-parallel ranks", ranks, 1, kLimits.ranks);
   const int64_t grain = ranks * problem.scale_vector();
   if (problem.intermediate % grain != 0) {
     fail("intermediate {} over {} ranks: wanted a multiple of {} (ranks x scale vector)", problem.intermediate, ranks,

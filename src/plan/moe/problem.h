@@ -56,7 +56,17 @@ inline constexpr int kDepthGrain = 64;
 std::string_view to_string(ActivationFormat format);
 ActivationFormat parse_activations(std::string_view name);
 
-// Throws Error, naming the field, when a field is outside what the kernels' arithmetic can hold.
+// What the kernels' arithmetic can hold.
+struct Limits {
+  int64_t experts = 4096, top_k = 64;
+  int64_t hidden_min = 16, hidden = 1 << 17;
+  int64_t intermediate_min = 16, intermediate = 1 << 18;
+  int64_t tokens = 1 << 20;
+  int64_t ranks = 64;
+};
+inline constexpr Limits kLimits;
+
+// Throws Error, naming the field, when a field is outside of kLimits or does not fit the others.
 void validate(const Problem& problem);
 
 // The slice of one rank under tensor parallelism: the intermediate dimension is cut. Error when it does not divide, or

@@ -1,0 +1,204 @@
+"""Two servers of the demo model behind a router, by hand: conversations stay where their beginning is cached, and when one
+server is killed under load no request is lost but those that it was answering. Standard library alone; everything
+listens on this machine only.
+
+  python3 tests/serve/routers.py nginx sglang vllm vllm_kv
+
+Wants the programs of those that are named: nginx (Debian: nginx-light), sglang-router and vllm-router (PyPI packages of
+those names). FOURFOLD_BINARY names the server's.
+"""
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+from server import Server
+
+CONVERSATIONS, TURNS, STREAMS = 8, 3, 16
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def nginx(servers, port, directory):
+    """Conversations are told apart by a header that clients send; without it the least busy server is taken."""
+    path = os.path.join(directory, "nginx.conf")
+    upstream = "\n".join(f"    server 127.0.0.1:{s.port} max_fails=1 fail_timeout=5s;" for s in servers)
+    temporary = "\n".join(f"  {name}_temp_path {directory}/{name};" for name in
+                          ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    with open(path, "w") as file:
+        file.write(f"""
+daemon off; worker_processes 1; pid {directory}/pid; error_log {directory}/error.log;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off;
+{temporary}
+  upstream fourfold {{
+    hash $http_x_conversation consistent;
+{upstream}
+    keepalive 64;
+  }}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://fourfold;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_set_header Host $host;
+      proxy_buffering off;                # tokens as they come
+      proxy_read_timeout 600s;
+      proxy_next_upstream error timeout http_503 non_idempotent;
+    }}
+  }}
+}}
+""")
+    return ["/usr/sbin/nginx", "-c", path]
+
+
+def worker_urls(servers):
+    return [f"http://127.0.0.1:{s.port}" for s in servers]
+
+
+def sglang(servers, port, directory):
+    return ["sglang-router", "launch", "--worker-urls", *worker_urls(servers), "--host", "127.0.0.1", "--port", str(port),
+            "--policy", "cache_aware", "--prometheus-port", str(free_port()), "--health-check-interval-secs", "1",
+            "--health-failure-threshold", "1"]
+
+
+def vllm(servers, port, directory):
+    return ["vllm-router", "--worker-urls", *worker_urls(servers), "--host", "127.0.0.1", "--port", str(port), "--policy",
+            "cache_aware", "--prometheus-port", str(free_port()), "--health-check-interval-secs", "1",
+            "--health-failure-threshold", "1"]
+
+
+def vllm_kv(servers, port, directory):
+    """By the servers' own events."""
+    more = ["--kv-event-block-size", "64", "--kv-event-model", "demo"]
+    for i, url in enumerate(worker_urls(servers)):
+        more += ["--kv-event-source", f"{url}=tcp://[::1]:{servers[i].events_port}",
+                 "--kv-event-replay-source", f"{url}=tcp://[::1]:{servers[i].replay_port}"]
+    command = vllm(servers, port, directory)
+    command[command.index("cache_aware")] = "kv_aware"
+    return command + more
+
+
+def post(port, body, conversation):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(),
+                                     {"content-type": "application/json", "x-conversation": str(conversation)})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.loads(answer.read())
+
+
+def wait_for(port):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            post(port, {"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, 0)
+            return
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.2)
+    raise RuntimeError("the router does not answer")
+
+
+def cached_share(port):
+    """Of the prompts' tokens, in later turns of conversations that take turns."""
+    histories = [[{"role": "user", "content": f"Conversation {i}. " + f"Remember {i * 37} and {i * 91}. " * 20}]
+                 for i in range(CONVERSATIONS)]
+    cached = prompt = 0
+    for turn in range(TURNS):
+        for i, messages in enumerate(histories):
+            answer = post(port, {"model": "demo", "messages": messages, "max_tokens": 20, "enable_thinking": False}, i)
+            usage = answer["usage"]
+            if turn > 0:
+                cached += usage["prompt_tokens_details"]["cached_tokens"]
+                prompt += usage["prompt_tokens"]
+            messages += [{"role": "assistant", "content": answer["choices"][0]["message"]["content"]},
+                         {"role": "user", "content": f"And what is {turn} + {i}?"}]
+    return cached / prompt
+
+
+async def ask(port, i):
+    """"whole", "cut" for a stream that ended early, or the status."""
+    body = json.dumps({"model": "demo", "messages": [{"role": "user", "content": f"Question {i}: what is {i} + 1?"}],
+                       "max_tokens": 60, "stream": True, "ignore_eos": True}).encode()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                     b"Connection: close\r\nX-Conversation: %d\r\nContent-Length: %d\r\n\r\n" % (i, len(body)) + body)
+        answer = await asyncio.wait_for(reader.read(), 120)
+        writer.close()
+    except OSError:
+        return "no connection"
+    status = answer.split(b" ", 2)[1].decode() if answer else "nothing"
+    return "whole" if status == "200" and b"data: [DONE]" in answer else "cut" if status == "200" else status
+
+
+async def killed_under_load(port, servers):
+    """What became of requests, and how many the killed server was answering."""
+    outcomes, number = {}, 0
+    killed_with = None
+    end = time.monotonic() + 20
+
+    async def client():
+        nonlocal number
+        while time.monotonic() < end:
+            number += 1
+            outcome = await ask(port, number)
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+
+    async def killer():
+        nonlocal killed_with
+        await asyncio.sleep(5)
+        running = [int(s.metric("vllm:num_requests_running")) for s in servers]
+        killed_with = max(running)
+        servers[running.index(killed_with)].process.send_signal(signal.SIGKILL)
+    await asyncio.gather(killer(), *(client() for _ in range(STREAMS)))
+    return outcomes, killed_with
+
+
+def main():
+    results = {}
+    for name in sys.argv[1:] or ["nginx", "sglang", "vllm", "vllm_kv"]:
+        with tempfile.TemporaryDirectory() as directory:
+            servers = []
+            for _ in range(2):
+                ports = [free_port(), free_port()]
+                events = {"endpoint": f"tcp://[::1]:{ports[0]}", "replay_endpoint": f"tcp://[::1]:{ports[1]}"}
+                server = Server("--served-model-name", "demo", "--disable-log-requests", "--kv-events-config", json.dumps(events))
+                server.events_port, server.replay_port = ports
+                servers.append(server.wait_ready())
+            port = free_port()
+            with open(os.path.join(directory, "log"), "w") as log:
+                router = subprocess.Popen(globals()[name](servers, port, directory), stdout=log, stderr=log, cwd=directory)
+            try:
+                wait_for(port)
+                share = cached_share(port)
+                used = [int(s.metric("vllm:prompt_tokens_total")) for s in servers]
+                outcomes, running = asyncio.run(killed_under_load(port, servers))
+                results[name] = {"cached_share": round(share, 3), "prompt_tokens_of_each": used, "outcomes": outcomes,
+                                 "running_when_killed": running}
+            except Exception:
+                with open(os.path.join(directory, "log")) as log:
+                    print(log.read()[-3000:], file=sys.stderr)
+                raise
+            finally:
+                router.terminate()
+                router.wait(30)
+                for server in servers:
+                    server.process.kill()
+                    server.stop()
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <exception>
+#include <fstream>
 #include <utility>
 
 #include "base/check.h"
@@ -29,12 +30,58 @@ inline void relax() {
 constexpr int kSpins = 4000;
 constexpr int kYields = 200;
 
+// Those this process may run on; empty where the system does not tell.
+std::vector<int> allowed_processors() {
+  cpu_set_t set;
+  std::vector<int> processors;
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return processors;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(i, &set)) processors.push_back(i);
+  }
+  return processors;
+}
+
+}  // namespace
+
+std::vector<int> helpful_processors(const std::vector<int>& processors, const std::string& root) {
+  const auto capacity = [&](int processor) {
+    std::ifstream file(root + "sys/devices/system/cpu/cpu" + std::to_string(processor) + "/cpu_capacity");
+    int64_t value = 0;
+    return file >> value ? value : int64_t{0};
+  };
+  int64_t largest = 0;
+  for (const int processor : processors) largest = std::max(largest, capacity(processor));
+  std::vector<int> helpful;
+  for (const int processor : processors) {
+    const int64_t own = capacity(processor);
+    if (own == 0 || 2 * own >= largest) helpful.push_back(processor);
+  }
+  return helpful;
+}
+
+namespace {
+
+// Where a pool leaves out little processors, its workers keep away from them: one there would be waited for. Empty:
+// they run anywhere.
+std::vector<int> processors_of_workers(size_t threads) {
+  const std::vector<int> allowed = allowed_processors();
+  std::vector<int> helpful = helpful_processors(allowed);
+  if (helpful.size() == allowed.size() || threads > helpful.size()) return {};
+  return helpful;
+}
+
+void stay_on(const std::vector<int>& processors) {
+  if (processors.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int processor : processors) CPU_SET(processor, &set);
+  ::sched_setaffinity(0, sizeof(set), &set);  // only a wish
+}
+
 }  // namespace
 
 int ThreadPool::default_threads() {
-  cpu_set_t set;
-  int available = 1;
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0) available = CPU_COUNT(&set);
+  const int available = std::max(1, static_cast<int>(helpful_processors(allowed_processors()).size()));
   if (const auto value = env("FOURFOLD_THREADS")) {
     int threads = 0;
     const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), threads);
@@ -48,8 +95,12 @@ int ThreadPool::default_threads() {
 
 ThreadPool::ThreadPool(int threads)
     : ranges_(static_cast<size_t>(threads > 0 ? threads : default_threads())), states_(ranges_.size() - 1) {
+  const std::vector<int> processors = processors_of_workers(ranges_.size());
   for (int i = 1; i < static_cast<int>(ranges_.size()); ++i) {
-    workers_.emplace_back([this, i] { work(i); });
+    workers_.emplace_back([this, i, processors] {
+      stay_on(processors);
+      work(i);
+    });
   }
 }
 

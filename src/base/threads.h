@@ -8,11 +8,17 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <type_traits>
 #include <vector>
 
 namespace fourfold {
+
+// Of processors (numbers as Linux has them) those with at least half of the largest capacity, or of unknown capacity:
+// threads take pieces of work from each other, so a slower processor helps until everyone waits for its last piece.
+// `root`: where sys/devices/system/cpu is, with a slash at its end.
+std::vector<int> helpful_processors(const std::vector<int>& processors, const std::string& root = "/");
 
 class ThreadPool {
  public:
@@ -85,10 +91,16 @@ class ThreadPool {
         n, grain, [&](int t) { return n * t / size(); }, fn);
   }
 
-  // FOURFOLD_THREADS, or the processors this process may run on.
+  // FOURFOLD_THREADS, or the processors this process may run on that help (helpful_processors()).
   static int default_threads();
 
  private:
+  // What threads write lies this far apart: lines of arm64 processors are 64 or 128 bytes.
+#if defined(__aarch64__)
+  static constexpr size_t kLine = 128;
+#else
+  static constexpr size_t kLine = 64;
+#endif
   using Entry = void (*)(void* context, int thread);
   template <typename F>
   static void call(void* context, int thread) {
@@ -99,7 +111,7 @@ class ThreadPool {
   void execute(int thread);
 
   // What is left of a thread's range: first item in the high half, end in the low one.
-  struct alignas(64) Range {
+  struct alignas(kLine) Range {
     std::atomic<uint64_t> bounds{0};
   };
   static uint64_t pack(int64_t begin, int64_t end) {
@@ -109,7 +121,7 @@ class ThreadPool {
   bool take(int thread, int64_t grain, bool front, int64_t& begin, int64_t& end);
 
   // The last region that a worker began or was left out of, and the last one that it finished.
-  struct alignas(64) Worker {
+  struct alignas(kLine) Worker {
     std::atomic<uint64_t> begun{0};
     std::atomic<uint64_t> done{0};
   };

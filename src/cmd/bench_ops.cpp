@@ -270,7 +270,7 @@ Bench mlp(Setting& setting, int64_t tokens) {
             return [=, &setting](int64_t) {
               (void)x_memory, (void)out_memory;
               setting.backend().begin_step(step->batch());
-              setting.backend().mlp({gate_up->get(), down->get(), ops::Activation::kSilu}, x, out);
+              setting.backend().mlp({gate_up->get(), down->get()}, x, out);
             };
           }};
 }

@@ -5,13 +5,30 @@
 namespace fourfold::jit {
 namespace {
 // Values of CUdevice_attribute and CUfunction_attribute (cuda.h).
-constexpr int kClockKhz = 13, kSms = 16, kMemoryClockKhz = 36, kBusBits = 37, kL2Bytes = 38, kMajor = 75, kMinor = 76,
-              kSmemPerSm = 81, kSmemPerBlockOptIn = 97;
+constexpr int kClockKhz = 13, kSms = 16, kIntegrated = 18, kMemoryClockKhz = 36, kBusBits = 37, kL2Bytes = 38,
+              kMajor = 75, kMinor = 76, kSmemPerSm = 81, kSmemPerBlockOptIn = 97, kUsesHostPageTables = 100;
 constexpr int kFunctionDynamicSmem = 8;
 constexpr int kFunctionSharedCarveout = 9;  // percent of what an SM can have at most
 }  // namespace
 
 std::string DeviceInfo::arch() const { return fmt::format("sm_{}{}{}", major, minor, major >= 9 ? "a" : ""); }
+
+const char* host_memory_name(HostMemory memory) {
+  switch (memory) {
+    case HostMemory::kApart:
+      return "memory of its own";
+    case HostMemory::kCoherent:
+      return "memory of its own, coherent with the processor's";
+    case HostMemory::kOnePool:
+      return "one pool of memory with the processor";
+  }
+  return "unknown";
+}
+
+HostMemory host_memory(bool integrated, bool uses_host_page_tables) {
+  if (integrated) return HostMemory::kOnePool;
+  return uses_host_page_tables ? HostMemory::kCoherent : HostMemory::kApart;
+}
 
 Driver::Driver(SharedLibrary library) : library_(std::move(library)) {
   auto call = std::make_shared<Functions>();
@@ -40,13 +57,13 @@ Driver::Driver(SharedLibrary library) : library_(std::move(library)) {
   library_.load("cuMemsetD8Async", &call->fill_bytes);
   library_.load("cuStreamCreate", &call->stream_create);
   library_.load("cuStreamDestroy_v2", &call->stream_destroy);
-  library_.load("cuStreamSynchronize", &call->stream_synchronize);
+  library_.load("cuStreamQuery", &call->stream_query);
   library_.load("cuStreamBeginCapture_v2", &call->stream_begin_capture);
   library_.load("cuStreamEndCapture", &call->stream_end_capture);
   library_.load("cuEventCreate", &call->event_create);
   library_.load("cuEventDestroy_v2", &call->event_destroy);
   library_.load("cuEventRecord", &call->event_record);
-  library_.load("cuEventSynchronize", &call->event_synchronize);
+  library_.load("cuEventQuery", &call->event_query);
   library_.load("cuEventElapsedTime", &call->event_elapsed);
   library_.load("cuGraphInstantiateWithFlags", &call->graph_instantiate);
   library_.load("cuGraphLaunch", &call->graph_launch);
@@ -104,6 +121,11 @@ int Driver::attribute(int device, int attribute) const {
   return value;
 }
 
+int Driver::attribute_or_zero(int device, int attribute) const {
+  int value = 0;
+  return call_->device_attribute(&value, attribute, device) == 0 ? value : 0;
+}
+
 DeviceInfo Driver::device(int index) const {
   if (index < 0 || index >= count_) fail("CUDA device {}: wanted 0 to {}", index, count_ - 1);
   int device = 0;
@@ -121,6 +143,8 @@ DeviceInfo Driver::device(int index) const {
   // Newer drivers answer 0 for the clocks of some cards.
   info.clock_ghz = attribute(device, kClockKhz) * 1e-6;
   info.memory_tbs = 2.0 * attribute(device, kMemoryClockKhz) * 1e3 * attribute(device, kBusBits) / 8 * 1e-12;
+  info.host_memory =
+      host_memory(attribute_or_zero(device, kIntegrated) != 0, attribute_or_zero(device, kUsesHostPageTables) != 0);
   return info;
 }
 

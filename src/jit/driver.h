@@ -12,6 +12,14 @@
 
 namespace fourfold::jit {
 
+// How a device's memory stands to the processor's: its own, behind a bus; its own, where it also follows the
+// processor's page tables and reads the processor's memory as it lies (GH200, GB200); or one pool for both (DGX Spark).
+enum class HostMemory : uint8_t { kApart, kCoherent, kOnePool };
+const char* host_memory_name(HostMemory memory);  // "memory of its own", "... coherent with ...", "one pool ..."
+// From CU_DEVICE_ATTRIBUTE_INTEGRATED and CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES. Access to
+// pageable memory alone says nothing: with a driver that moves pages when they are missed, cards behind a bus have it.
+HostMemory host_memory(bool integrated, bool uses_host_page_tables);
+
 struct DeviceInfo {
   std::string name;
   int major = 0, minor = 0;  // compute capability
@@ -21,6 +29,7 @@ struct DeviceInfo {
   int64_t l2_bytes = 0;
   double clock_ghz = 0;   // highest; 0 where the driver does not tell
   double memory_tbs = 0;  // from memory clock and bus width, double data rate; 0 likewise
+  HostMemory host_memory = HostMemory::kApart;
   // The architecture that kernels are compiled for: "sm_90a", with the features that no other one has (sm_90 and
   // later).
   std::string arch() const;
@@ -48,12 +57,16 @@ class Driver {
  private:
   explicit Driver(SharedLibrary library);
   int attribute(int device, int attribute) const;
+  // 0 where the driver does not know the attribute.
+  int attribute_or_zero(int device, int attribute) const;
   SharedLibrary library_;
   std::shared_ptr<const Functions> call_;
   int version_ = 0, count_ = 0;
 };
 
 using DeviceAddress = unsigned long long;
+
+inline constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
 
 // CUlaunchAttribute and CUlaunchConfig (cuda.h).
 struct LaunchAttribute {
@@ -104,13 +117,13 @@ struct Driver::Functions {
   int (*fill_bytes)(DeviceAddress address, unsigned char value, size_t count, void* stream);
   int (*stream_create)(void** stream, unsigned flags);
   int (*stream_destroy)(void* stream);
-  int (*stream_synchronize)(void* stream);
+  int (*stream_query)(void* stream);  // kNotReady while there is work
   int (*stream_begin_capture)(void* stream, int mode);
   int (*stream_end_capture)(void* stream, void** graph);
   int (*event_create)(void** event, unsigned flags);
   int (*event_destroy)(void* event);
   int (*event_record)(void* event, void* stream);
-  int (*event_synchronize)(void* event);
+  int (*event_query)(void* event);
   int (*event_elapsed)(float* milliseconds, void* start, void* stop);
   int (*graph_instantiate)(void** executable, void* graph, unsigned long long flags);
   int (*graph_launch)(void* executable, void* stream);

@@ -84,7 +84,7 @@ class NamePattern {
 
   bool matches(const std::string& name) const {
     const std::unique_ptr<pcre2_match_data, Free> match(pcre2_match_data_create_from_pattern(code_.get(), nullptr));
-    if (match == nullptr) throw std::bad_alloc();
+    if (match == nullptr) fail("--exclude: out of memory for a pattern");
     const int found =
         pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(name.data()), name.size(), 0, 0, match.get(), nullptr);
     if (found < 0 && found != PCRE2_ERROR_NOMATCH) {

@@ -141,26 +141,23 @@ struct DeltaNetParams {
   const Vector* norm = nullptr;     // [value_dim]
 };
 
-enum class Activation : uint8_t { kSilu };
-
 // Mixture of experts: softmax over all router logits, the top_k largest (ties: the lower expert index), their weights
-// renormalised to sum 1 when `renormalize`; plus an optional shared expert scaled by sigmoid(x . shared_gate).
+// renormalised to sum 1 when `renormalize`; an expert is a gated MLP (SiLU); plus an optional shared expert scaled by
+// sigmoid(x . shared_gate).
 struct MoeParams {
   const Matrix* router = nullptr;  // [experts, hidden]
   const Experts* experts = nullptr;
   int64_t top_k = 0;
   bool renormalize = true;
-  Activation activation = Activation::kSilu;
   const Matrix* shared_gate_up = nullptr;  // [2 x shared intermediate, hidden]: gate rows, then up rows; null: none
   const Matrix* shared_down = nullptr;     // [hidden, shared intermediate]
   const Matrix* shared_gate = nullptr;     // [1, hidden]; null: weight 1
 };
 
-// Dense gated MLP: down(act(gate(x)) * up(x)).
+// Dense gated MLP: down(silu(gate(x)) * up(x)).
 struct MlpParams {
   const Matrix* gate_up = nullptr;  // [2 x intermediate, hidden]: gate rows, then up rows
   const Matrix* down = nullptr;     // [hidden, intermediate]
-  Activation activation = Activation::kSilu;
 };
 
 // What a step may have at most.

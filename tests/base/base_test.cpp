@@ -3,11 +3,15 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "base/env.h"
 #include "base/file.h"
 #include "base/math.h"
@@ -16,6 +20,8 @@
 
 namespace fourfold {
 namespace {
+
+namespace fs = std::filesystem;
 
 TEST(Math, CheckedArithmeticNamesTheThing) {
   EXPECT_EQ(checked_mul(1ull << 32, (1ull << 32) - 1, "size"), 0xffffffff00000000ull);
@@ -137,6 +143,24 @@ TEST(Threads, SleepingWorkersWakeUp) {
   }
 }
 
+TEST(Threads, LittleProcessorsAreLeftOut) {
+  const fs::path root = fs::path(::testing::TempDir()) / fmt::format("fourfold_processors.{}", ::getpid());
+  const auto add = [&](int processor, const char* capacity) {
+    const fs::path folder = root / fmt::format("sys/devices/system/cpu/cpu{}", processor);
+    fs::create_directories(folder);
+    if (*capacity != 0) std::ofstream(folder / "cpu_capacity") << capacity << "\n";
+  };
+  add(0, "446");
+  add(1, "512");
+  add(2, "1024");
+  add(5, "");  // as on x86
+  const auto helpful = [&](std::vector<int> processors) { return helpful_processors(processors, root.string() + "/"); };
+  EXPECT_EQ(helpful({0, 1, 2, 5}), (std::vector<int>{1, 2, 5}));
+  EXPECT_EQ(helpful({0, 1}), (std::vector<int>{0, 1}));
+  EXPECT_EQ(helpful({5, 9}), (std::vector<int>{5, 9}));
+  fs::remove_all(root);
+}
+
 TEST(File, MapReadWrite) {
   const std::filesystem::path directory =
       std::filesystem::temp_directory_path() / fmt::format("fourfold.{}", ::getpid());
@@ -158,6 +182,45 @@ TEST(File, MapReadWrite) {
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) ++left;
   EXPECT_EQ(left, 1) << "temporary files left behind";
   std::filesystem::remove_all(directory);
+}
+
+TEST(File, WhatIsNotCommittedLeavesNothing) {
+  const std::filesystem::path directory =
+      std::filesystem::temp_directory_path() / fmt::format("fourfold.uncommitted.{}", ::getpid());
+  std::filesystem::create_directories(directory);
+  {
+    AtomicFile file(directory / "file");
+    file.write("half of it");
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory));
+  std::filesystem::remove_all(directory);
+}
+
+TEST(Checksum, TellsLengthsAndBytesApart) {
+  std::set<uint64_t> seen;
+  std::vector<std::byte> bytes(100);
+  for (size_t count = 0; count <= bytes.size(); ++count) {
+    EXPECT_TRUE(seen.insert(checksum(std::span(bytes).first(count))).second) << count << " zeros";
+  }
+  for (std::byte& byte : bytes) {
+    byte = std::byte{1};
+    EXPECT_TRUE(seen.insert(checksum(bytes)).second) << &byte - bytes.data();
+    byte = std::byte{0};
+  }
+}
+
+TEST(Threads, TheirNumberIsCheckedAndTaken) {
+  const char* before = std::getenv("FOURFOLD_THREADS");
+  const std::string kept = before == nullptr ? "" : before;
+  for (const char* wrong : {"0", "-1", "1025", "two", "3x", "99999999999999999999"}) {
+    ::setenv("FOURFOLD_THREADS", wrong, 1);
+    EXPECT_THROW(ThreadPool::default_threads(), Error) << wrong;
+  }
+  for (const int right : {1, 3, 1024}) {
+    ::setenv("FOURFOLD_THREADS", std::to_string(right).c_str(), 1);
+    EXPECT_EQ(ThreadPool::default_threads(), right);
+  }
+  ::setenv("FOURFOLD_THREADS", kept.c_str(), 1);  // empty counts as absent
 }
 
 TEST(Random, IsTheSameEverywhereAndUniform) {

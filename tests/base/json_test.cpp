@@ -63,6 +63,16 @@ TEST(Json, SyntaxErrorsNamePlace) {
   }
 }
 
+// The first keys of an object are compared one by one, the others hashed.
+TEST(Json, EveryKeyOfALargeObjectIsRemembered) {
+  for (int twice = 0; twice < 40; ++twice) {
+    std::string text = "{";
+    for (int i = 0; i < 40; ++i) text += fmt::format("\"key{}\":{},", i, i);
+    text += fmt::format("\"key{}\":0}}", twice);
+    EXPECT_EQ(error_of(text), fmt::format("x.json: JSON object holds the key 'key{}' twice", twice));
+  }
+}
+
 TEST(Json, LargeObjectsAreNotQuadratic) {
   std::string text = "{";
   for (int i = 0; i < 300000; ++i) text += fmt::format("\"key{}\":{},", i, i);

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "cpu/host/cpu_backend.h"
 #include "cpu/memory/available.h"
+#include "cpu/memory/host_buffer.h"
 
 namespace {
 
@@ -133,6 +134,18 @@ TEST(Available, WhatIsWantedAndFoundIsSaid) {
   EXPECT_EQ(message([&] { check_available("cache", 6 * kGib, 3 * kGib, available); }),
             "cache: 6.00 GiB wanted, 8.00 GiB are available (the machine, 3.00 GiB of them promised to other caches)");
   EXPECT_NO_THROW(check_available("cache", 9 * kGib, 0, {}));
+}
+
+// More than any machine has, and more than there are addresses: an error of ours, no std::bad_alloc.
+TEST(Available, MemoryThatIsNotThereIsAnError) {
+  for (const int bits : {50, 60}) {
+    try {
+      const HostBuffer buffer(int64_t{1} << bits);
+      FAIL() << "2^" << bits << " bytes were allocated";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("out of memory"), std::string::npos) << error.what();
+    }
+  }
 }
 
 TEST(Available, CachesThatDoNotFitAreRefusedByName) {

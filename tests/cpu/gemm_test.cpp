@@ -284,8 +284,8 @@ TEST(Mlp, MatchesTheReference) {
         const Activations x = filled(*fast, tokens, 160, 4);
         const Activations wanted = activations(*fast, tokens, 160);
         const Activations found = activations(*fast, tokens, 160);
-        reference->mlp({slow_both.get(), slow_down.get(), ops::Activation::kSilu}, x.tensor, wanted.tensor);
-        fast->mlp({fast_both.get(), fast_down.get(), ops::Activation::kSilu}, x.tensor, found.tensor);
+        reference->mlp({slow_both.get(), slow_down.get()}, x.tensor, wanted.tensor);
+        fast->mlp({fast_both.get(), fast_down.get()}, x.tensor, found.tensor);
         EXPECT_LT(relative_error(found.tensor, wanted.tensor), quantised ? 0.05 : kBound) << isa_name(isa);
       }
     }

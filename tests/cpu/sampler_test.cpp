@@ -15,6 +15,7 @@
 
 #include "base/check.h"
 #include "base/random.h"
+#include "cpu/simd/exp.h"
 
 namespace fourfold::cpu {
 namespace {
@@ -379,6 +380,18 @@ TEST(Sampler, NucleusWithExactTies) {
     ASSERT_EQ(counts.size(), 4u) << "top_k " << top_k;
     EXPECT_EQ(counts.rbegin()->first, 3) << "top_k " << top_k;
   }
+  // What the first token has is exactly what is wanted: the next, far smaller ones stay outside.
+  float half = -0.69314718f;
+  for (int i = 0; i < 64 && exp_in_range(Scalar{half}).v != 0.5f; ++i) {
+    half = std::nextafter(half, exp_in_range(Scalar{half}).v < 0.5f ? 0.0f : -1.0f);
+  }
+  ASSERT_EQ(exp_in_range(Scalar{half}).v, 0.5f);
+  for (const int32_t top_k : {0, 3}) {
+    SamplingParams params;
+    params.top_p = 0.5f;
+    params.top_k = top_k;
+    EXPECT_EQ(draw_many({half, 0.0f, half}, request_with(params), kNoHistory, 400).size(), 1u) << "top_k " << top_k;
+  }
   // More equal tokens than are sorted at once, after a larger one.
   std::vector<float> logits(200, 0.0f);
   logits[150] = 1.0f;
@@ -408,6 +421,18 @@ TEST(Sampler, SeedsAreNotShiftedByAnIndex) {
       EXPECT_NE(ops::draw_at(1 + step, index), ops::draw_at(1, index + 1));
     }
   }
+  // Nor does the sampler make such copies of what it is given.
+  const std::vector<float> logits = random_logits(6, 1000, 1.0);
+  Sampler sampler(1000);
+  std::vector<float> row;
+  int same = 0;
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    row = logits;
+    const int32_t token = choose(sampler, row, request_with({}), kNoHistory, seed, 1).token;
+    row = logits;
+    same += choose(sampler, row, request_with({}), kNoHistory, seed + 1, 0).token == token ? 1 : 0;
+  }
+  EXPECT_LT(same, 10);
 }
 
 TEST(Sampler, MasksShapeTheDistribution) {

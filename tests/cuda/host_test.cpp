@@ -33,6 +33,9 @@ TEST(GpuRow, CardsOfTheTableAreFoundByTheirNames) {
 }
 
 TEST(GpuRow, OthersAreDescribedByWhatTheDriverSays) {
+  // A longer number, or one that ends like a known one, is another card.
+  EXPECT_EQ(gpu_row_of(info("NVIDIA GeForce RTX 50901", 12, 0, 170)).name, "this card");
+  EXPECT_EQ(gpu_row_of(info("NVIDIA GeForce RTX 15090", 12, 0, 170)).name, "this card");
   // Fewer multiprocessors than the row's card, an unknown name, and a name that only contains a known one.
   for (const char* name : {"NVIDIA H100 PCIe", "NVIDIA X1", "NVIDIA GH200 480GB"}) {
     const plan::Gpu gpu = gpu_row_of(info(name, 9, 0, 114));
@@ -43,6 +46,21 @@ TEST(GpuRow, OthersAreDescribedByWhatTheDriverSays) {
     EXPECT_EQ(gpu.bf16_tflops, 0) << "the rate that was measured on another card";
   }
   EXPECT_THROW(gpu_row_of(info("NVIDIA GeForce GTX 1080", 6, 1, 20)), Error);
+}
+
+TEST(Deadline, AWaitEndsWithTheAnswerOrWithTheDeadline) {
+  int asked = 0;
+  const auto after = [&](int times, int answer) {
+    asked = 0;
+    return [&asked, times, answer] { return ++asked < times ? jit::kNotReady : answer; };
+  };
+  EXPECT_EQ(wait_until_ready(after(1, 0), std::chrono::milliseconds(0)), 0);
+  EXPECT_EQ(wait_until_ready(after(5000, 0), kDeviceDeadline), 0);
+  EXPECT_EQ(asked, 5000);
+  EXPECT_EQ(wait_until_ready(after(3, 719), kDeviceDeadline), 719);  // a launch that failed
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(wait_until_ready([] { return jit::kNotReady; }, std::chrono::milliseconds(30)), jit::kNotReady);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(30));
 }
 
 TEST(SharedExpert, SlicesCutRowsOfGateAndUpAndColumnsOfDown) {
@@ -157,6 +175,20 @@ TEST_F(Tuned, AnotherCardDriverOrShapeHasATableOfItsOwn) {
   for (const auto format : {plan::moe::ActivationFormat::kNvfp4, plan::moe::ActivationFormat::kAuto}) {
     EXPECT_NE(base, tuned_identity("NVIDIA H200", 13000, with_activations(p, format)));
   }
+}
+
+TEST_F(Tuned, ATableUnderAnothersNameIsIgnored) {
+  const plan::moe::Problem p = plan::moe::find_shape("35B-A3B");
+  const std::string mine = tuned_identity("NVIDIA H200", 13000, p), other = tuned_identity("NVIDIA H100", 13000, p);
+  TunedTable table(mine), others(other);
+  table.set(1, {"up a", "down b", 9.5, "bf16"});
+  others.set(1, {"up c", "down d", 9.5, "bf16"});
+  table.save(directory_);
+  others.save(directory_);
+  std::filesystem::copy_file(others.path(), table.path(), std::filesystem::copy_options::overwrite_existing);
+  testing::internal::CaptureStderr();
+  EXPECT_FALSE(TunedTable::load(directory_, mine).has_value());
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("was measured on something else"), std::string::npos);
 }
 
 TEST_F(Tuned, DamagedFilesAreIgnoredWithAWarning) {

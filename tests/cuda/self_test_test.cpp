@@ -71,6 +71,28 @@ TEST(SelfTest, AKernelThatTheCompilerSerialisesIsRefused) {
   layer.expect_right(Batch(p, 64, Pattern::kUniform, 1));
 }
 
+// One token's down polls for the words of gate-up, without bound. A gate-up that leaves some out is found before.
+TEST(SelfTest, WordsThatAreNeverStoredAreNotWaitedFor) {
+  FOURFOLD_NEEDS_GPU();
+  const plan::moe::Problem p = problem_of(16, 4, 1024, 256);
+  const ExpertKernels sound(test_device(), test_store(), p, {.max_tokens = 1});
+  const std::string first = sound.bucket(1).pair.gate_up_kernel.name;
+  if (!sound.bucket(1).pair.unsorted()) GTEST_SKIP() << "this card has no kernels for one token";
+  KernelOptions options;
+  options.max_tokens = 1;
+  options.load.rewrite = [&](jit::KernelRequest& request) {
+    if (request.name == first) {
+      mutate(request, "kernels/moe/one_sm90.cuh", "if (lane % 8 == 0) store_exchanged(out + tile / 2 * 8 + tile % 2",
+             "if (lane % 8 == 0 && tile != 1) store_exchanged(out + tile / 2 * 8 + tile % 2");
+    }
+  };
+  testing::internal::CaptureStderr();
+  const ExpertKernels kernels(test_device(), test_store(), p, options);
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_NE(text.find("kernel " + first + " failed its self-test"), std::string::npos) << text;
+  EXPECT_NE(kernels.bucket(1).pair.gate_up_kernel.name, first);
+}
+
 TEST(SelfTest, DownIsBlamedForDownsMistakes) {
   FOURFOLD_NEEDS_GPU();
   const plan::moe::Problem p = problem_of(16, 4, 1024, 256);

@@ -437,6 +437,35 @@ TEST(Engine, AnInternalErrorEndsEveryStream) {
   engine->drain();
 }
 
+// The same while a request is being removed: that one has ended already, and still hears of it.
+TEST(Engine, AnInternalErrorInTheLastStepOfARequestLeavesItItsEnd) {
+  struct Lying final : Watched {
+    using Watched::Watched;
+    const ops::StepOutcome& wait(ops::Ticket ticket) override {
+      const ops::StepOutcome& outcome = Watched::wait(ticket);
+      if (std::none_of(outcome.lanes.begin(), outcome.lanes.end(), [](const auto& lane) { return lane.ended; })) {
+        return outcome;
+      }
+      lanes.assign(outcome.lanes.begin(), outcome.lanes.end());
+      for (ops::LaneOutcome& lane : lanes) lane.position += 1000;
+      lie = outcome;
+      lie.lanes = lanes;
+      return lie;
+    }
+    std::vector<ops::LaneOutcome> lanes;
+    ops::StepOutcome lie;
+  };
+  FakeOptions fake;
+  fake.wrap_stepper = [](auto stepper) { return std::make_unique<Lying>(std::move(stepper)); };
+  const auto engine = fake_engine(small_options(), fake);
+  const auto stream = engine->submit(simple_request({1}, 5));
+  const Outcome outcome = collect(*stream);
+  EXPECT_EQ(outcome.end.kind, Event::Kind::kFinished);
+  EXPECT_EQ(outcome.end.reason, FinishReason::kLength);
+  EXPECT_EQ(outcome.tokens.size(), 5u);
+  engine->drain();
+}
+
 TEST(Engine, ACallbackThatThrowsEndsItsOwnRequest) {
   const auto engine = fake_engine(small_options());
   const Request good = simple_request({1}, 30);
@@ -483,6 +512,7 @@ TEST(Engine, RefusalsSayWhy) {
   const auto waiting = engine->submit(simple_request({1, 2, 3, 4, 5, 6}, 3));
   EXPECT_EQ(reason(simple_request({1, 2, 3, 4, 5}, 3)), Refusal::kFull);
   EXPECT_EQ(reason(simple_request({1}, 3), 3), Refusal::kFull);  // all or nothing
+  EXPECT_EQ(reason(simple_request({1, 2, 3}, 3), 2), Refusal::kFull);  // the tokens of each answer count
   EXPECT_EQ(engine->stats().waiting, 1);
   EXPECT_EQ(engine->stats().waiting_tokens, 6);
   EXPECT_EQ(reason(simple_request({1}, 3), 0), Refusal::kInvalid);

@@ -207,6 +207,21 @@ TEST(Scheduler, DraftsLeaveRowsToPrompts) {
   EXPECT_EQ(bench.last()[3].tokens, 5);  // 9 rows beside those of the others, half of them
 }
 
+// A row whose token would be beyond the last one is not computed.
+TEST(Scheduler, DraftsEndBeforeTheLastToken) {
+  for (int64_t tokens = 2; tokens < 20; ++tokens) {
+    Bench bench({1, 12, 12}, 200, 4, 4, 5);
+    Active* request = bench.add(1, 4, tokens);
+    for (int step = 0; bench.gone == 0; ++step) {
+      ASSERT_LT(step, 30);
+      const int64_t known = request->output_tokens();
+      ASSERT_TRUE(bench.launch());
+      EXPECT_LE(known + 1 + bench.last().front().drafts, tokens);
+      bench.settle(1.0);
+    }
+  }
+}
+
 TEST(Scheduler, TheNewestIsPreemptedAndComesBackFirst) {
   Bench bench({4, 32, 8}, 6, 4);
   Active* first = bench.add(1, 6, 18, 24, 1);

@@ -78,7 +78,7 @@ using fourfold::executor::Site;
 
 void __syncthreads(Site site = Site::here());
 void __syncwarp(unsigned mask = 0xffffffffu, Site site = Site::here());
-inline void __threadfence() {}
+void __threadfence(Site site = Site::here());
 inline void __threadfence_block() {}
 
 unsigned __ballot_sync(unsigned mask, bool vote, Site site = Site::here());

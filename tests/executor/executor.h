@@ -54,6 +54,7 @@ enum class Op {
   kWgmmaCommit,
   kWgmmaWait,
   kGridWait,
+  kFence,
   kFlagRaise,
   kFlagWait,
   kShuffle,

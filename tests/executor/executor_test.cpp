@@ -504,5 +504,74 @@ TEST(Executor, CtasInTurnsCanWaitForEachOther) {
   }
 }
 
+struct OrderFaults {
+  bool release = true, acquire = true, barrier = true, wait = true;
+};
+// Each CTA stores its part with all threads; the one that comes last adds all parts up.
+std::string last_cta(const OrderFaults& f, int resident) {
+  constexpr int kCtas = 3, kThreads = 64;
+  for (const Options& o : schedules(9)) {
+    Device device(o);
+    int* parts = device.alloc<int>(kCtas * kThreads, "parts");
+    int* arrived = device.alloc<int>(1, "arrived");
+    int* sum = device.alloc<int>(1, "sum");
+    *arrived = 0;
+    const auto body = [&] {
+      FOURFOLD_DYNAMIC_SHARED(smem);
+      int* last = reinterpret_cast<int*>(smem);
+      parts[blockIdx.x * kThreads + threadIdx.x] = 1;
+      if (f.barrier) __syncthreads();
+      if (threadIdx.x == 0) {
+        if (f.release) __threadfence();  // of what the barrier ordered before it, too
+        *last = atomicAdd(arrived, 1) == kCtas - 1 ? 1 : 0;
+        if (f.acquire) __threadfence();
+      }
+      __syncthreads();
+      if (f.wait && *last == 0) return;
+      if (threadIdx.x != 0) return;
+      int all = 0;
+      for (int i = 0; i < kCtas * kThreads; ++i) all += parts[i];
+      *sum = all;
+    };
+    try {
+      device.launch({"last CTA", {kCtas}, kThreads, 16, true, resident}, body);
+      if (*sum != kCtas * kThreads) return "wrong sum";
+    } catch (const Violation& v) {
+      return v.what();
+    }
+  }
+  return "";
+}
+
+TEST(Executor, WhatOtherCtasStoreNeedsFencesAndAnAtomicOperation) {
+  if (!Device::checks_plain_accesses()) GTEST_SKIP() << "plain accesses are not seen in sanitizer builds";
+  for (const int resident : {1, 3}) {
+    EXPECT_EQ(last_cta({}, resident), "");
+    EXPECT_CONTAINS(last_cta({.release = false}, resident), "wrote in this launch: nothing orders the two");
+    EXPECT_CONTAINS(last_cta({.acquire = false}, resident), "wanted: __threadfence");
+    EXPECT_CONTAINS(last_cta({.barrier = false}, resident), "wrote in this launch: nothing orders the two");
+    EXPECT_CONTAINS(last_cta({.wait = false}, resident), "wrote in this launch: nothing orders the two");
+  }
+}
+
+TEST(Executor, ThreadsOfACtaNeedTheirBarrierInGlobalMemoryToo) {
+  if (!Device::checks_plain_accesses()) GTEST_SKIP() << "plain accesses are not seen in sanitizer builds";
+  for (const bool barrier : {true, false}) {
+    Device device(Options{});
+    int* values = device.alloc<int>(64, "values");
+    int* out = device.alloc<int>(64, "out");
+    const auto body = [&] {
+      values[threadIdx.x] = static_cast<int>(threadIdx.x);
+      if (barrier) __syncthreads();
+      out[threadIdx.x] = values[63 - threadIdx.x];
+    };
+    if (barrier) {
+      EXPECT_NO_THROW(device.launch({"exchange", {}, 64, 0}, body));
+    } else {
+      EXPECT_THROW(device.launch({"exchange", {}, 64, 0}, body), Violation);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fourfold::executor

@@ -165,6 +165,8 @@ std::string_view to_string(Op op) {
       return "wgmma_wait";
     case Op::kGridWait:
       return "grid_dependency_wait";
+    case Op::kFence:
+      return "__threadfence";
     case Op::kFlagRaise:
       return "raise_flag";
     case Op::kFlagWait:
@@ -562,6 +564,10 @@ LaunchStats Machine::launch(const LaunchConfig& config, const std::function<void
   try {
     body_ = &body;
     atomics_ = 0;
+    first_write_ += static_cast<u32>(writes_.size());
+    writes_.clear();
+    released_.clear();
+    orders_.assign(order.size(), {});
     const size_t together = static_cast<size_t>(std::max(1, config.resident));
     for (size_t i = 0; i < order.size(); i += together) {
       run_together(order.data() + i, std::min(together, order.size() - i));
@@ -595,7 +601,7 @@ u8* Machine::allocate(std::size_t bytes, const std::string& name, bool fill) {
   if (global_used_ + whole + kGranule > kGlobalBytes) throw std::runtime_error("executor: out of global addresses");
   u8* p = global_begin_ + global_used_;
   if (fill) std::memset(p, 0xff, whole);
-  buffers_.push_back(std::make_unique<Buffer>(Buffer{name, p, bytes, false, fill, {}, {}}));
+  buffers_.push_back(std::make_unique<Buffer>(Buffer{name, p, bytes, false, fill, {}, {}, {}}));
   for (std::size_t g = global_used_ / kGranule; g < (global_used_ + whole) / kGranule; ++g) {
     granules_[g] = static_cast<u16>(buffers_.size());
   }
@@ -628,6 +634,8 @@ void Machine::global_access(const void* p, std::size_t bytes, Access access) {
         write ? "write" : "read", b->name, newest == writer ? "writes" : "reads"));
   }
   (write ? b->written : b->read).set(launch_index_);
+  order_access(t, *b, static_cast<std::size_t>(at), bytes, access);
+  if (access == Access::kAtomic) order_atomic(t, p);
 }
 
 void Machine::exchange_access(const void* p, std::size_t bytes) {

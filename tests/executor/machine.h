@@ -53,6 +53,28 @@ struct Reader {
 
 enum class Access { kRead, kWrite, kAtomic, kEngine };
 
+// What is known of each CTA's threads (order.cpp).
+using Known = std::map<u32, Clock>;
+
+// What a thread of a CTA did, and when: a fence, or an atomic operation that saw what others released.
+struct CtaEvent {
+  u32 thread;
+  u32 epoch;
+  Known known;
+};
+struct CtaOrder {
+  std::vector<CtaEvent> fenced;    // what is released by an atomic operation behind the fence
+  std::vector<CtaEvent> seen;      // what atomic operations saw, before any fence
+  std::vector<CtaEvent> acquired;  // what may be relied on behind the fence
+};
+// Of a launch, to global memory.
+struct Write {
+  u32 cta;
+  u32 thread;
+  u32 epoch;
+  bool atomic;
+};
+
 struct Thread;
 
 struct Barrier {
@@ -124,6 +146,10 @@ struct Thread {
     u16 value;
   };
   std::vector<Tentative> tentative;
+  // The last write to global memory (Machine::writes_), 0: none.
+  u32 write = 0;
+  u32 write_epoch = 0;
+  Access write_access = Access::kRead;
   // Mutations.
   u32 last_wait_line = 0;
   std::vector<u32> early_arrivals;
@@ -199,6 +225,8 @@ struct Buffer {
   };
   Touch written;
   Touch read;
+  // Of each byte the last write in a launch, in pages that come into being when they are written.
+  std::vector<std::unique_ptr<u32[]>> marks;
 };
 
 class FiberSlot;
@@ -235,6 +263,10 @@ class Machine {
   void global_access(const void* p, std::size_t bytes, Access access);
   // Words that kernels exchange while they run: inside a buffer and aligned, in any order.
   void exchange_access(const void* p, std::size_t bytes);
+  // Order between the threads of a launch (order.cpp): __threadfence() and atomic operations make it.
+  void fence(Thread& t);
+  void order_atomic(Thread& t, const void* p);
+  void order_access(Thread& t, Buffer& buffer, std::size_t at, std::size_t bytes, Access access);
 
   // ---- running
   LaunchStats launch(const LaunchConfig& config, const std::function<void()>& body);
@@ -340,6 +372,9 @@ class Machine {
   void check_write(Thread& t, Cell& c, u32 offset, Access access, const char* what);
   std::string name_of(u32 component) const;
   std::string region_of(u32 offset) const;
+  u32 cta_index() const;
+  bool happened(const CtaEvent& event, const Thread& t) const;
+  bool knows(const Thread& t, const Write& write) const;
 
   Options options_;
   std::mt19937 random_;
@@ -368,6 +403,11 @@ class Machine {
   std::size_t global_used_ = 0;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::vector<u16> granules_;
+  // order in global memory, of the present launch
+  std::vector<CtaOrder> orders_;  // of each CTA
+  std::map<const void*, Known> released_;
+  std::vector<Write> writes_;
+  u32 first_write_ = 1;  // number of writes_[0]; what has a smaller one belongs to an earlier launch
   friend class FiberSlot;
 };
 

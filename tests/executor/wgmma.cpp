@@ -8,7 +8,7 @@
 
 #include "executor/cuda.h"
 #include "executor/machine.h"
-#include "kernels/ptx/wgmma_attention_sm90.cuh"
+#include "kernels/ptx/wgmma_sm90.cuh"
 
 namespace fourfold::executor {
 namespace {
@@ -118,12 +118,7 @@ void wgmma_fence(Site site) {
          [&](const Rendezvous&) { m.warp_of(t).wgmma_fenced = true; });
 }
 
-void wgmma_issue(float* d, const u32* a, u64 b, int n, bool accumulate, Site site) {
-  wgmma_issue_any(d, a, 0, b, false, n, accumulate, site);
-}
-
-void wgmma_issue_any(float* d, const u32* a, u64 a_descriptor, u64 b, bool transposed, int n, bool accumulate,
-                     Site site) {
+void wgmma_issue(float* d, const u32* a, u64 a_descriptor, u64 b, bool transposed, int n, bool accumulate, Site site) {
   Machine& m = machine();
   Thread& t = m.enter(Op::kWgmma, site);
   struct Payload {

@@ -48,6 +48,13 @@ TEST(Driver, LoadsACompiledKernel) {
   EXPECT_THROW(Module(driver, std::string(64, 'x') + '\0', "garbage"), Error);
 }
 
+TEST(Driver, MemorySharedWithTheProcessorIsRecognised) {
+  EXPECT_EQ(host_memory(true, true), HostMemory::kOnePool);    // DGX Spark
+  EXPECT_EQ(host_memory(true, false), HostMemory::kOnePool);   // Jetson
+  EXPECT_EQ(host_memory(false, true), HostMemory::kCoherent);  // GH200, GB200
+  EXPECT_EQ(host_memory(false, false), HostMemory::kApart);    // cards behind a bus
+}
+
 TEST(Driver, NamesTheArchitectureThatKernelsAreCompiledFor) {
   DeviceInfo device;
   device.major = 9;

@@ -31,6 +31,8 @@ std::vector<ExpertKernel> async_kernels() {
       async<fp4(kUp, 64, 128, 128, 3, 8), 1>(),
       async<fp4(kDown, 64, 128, 256, 2, 8), 1>(),
       async<fp4(kUp, 16, 64, 64, 3, 4, false), 2>(),
+      async<fp4(kUp, 8, 64, 64, 2, 2), 3>(),
+      async<fp4(kDown, 8, 64, 128, 3, 2), 1>(),
   };
 }
 

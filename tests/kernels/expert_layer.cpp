@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 
+#include "cuda/moe/reference.h"
 #include "kernels/moe/layout.h"
-#include "nvfp4/quantize.h"
 
 namespace fourfold::moe {
 namespace {
@@ -137,97 +138,75 @@ bool fit(const ExpertKernel& up, const ExpertKernel& down) {
 
 namespace {
 
-// What is left of a row after quantisation.
-void through_fp4(std::vector<float>* row, float input_scale) {
-  for (float& v : *row) v = std::isnan(v) ? 0.0f : v;
-  std::vector<std::uint8_t> codes(row->size() / 2);
-  std::vector<std::uint8_t> scales(row->size() / 16);
-  nvfp4::quantize_activations(*row, 1.0f / input_scale, codes, scales);
-  for (size_t i = 0; i < row->size(); ++i) {
-    const std::uint8_t pair = codes[i / 2];
-    (*row)[i] = nvfp4::nvfp4_product(static_cast<std::uint8_t>(i % 2 != 0 ? pair >> 4 : pair & 15), scales[i / 16]) *
-                input_scale;
-  }
+plan::moe::Problem problem_of(const LayerShape& s) {
+  plan::moe::Problem p;
+  p.experts = s.experts;
+  p.top_k = s.top_k;
+  p.hidden = s.hidden;
+  p.intermediate = s.intermediate;
+  p.activation = s.gated ? plan::moe::Activation::kSwiGlu : plan::moe::Activation::kRelu2;
+  return p;
 }
 
-// Gate-up of one token and expert, into h.
-void activation(const LayerWeights& w, float limit, int expert, const std::vector<float>& x, std::vector<float>* h) {
-  const size_t hidden = static_cast<size_t>(w.shape.hidden);
-  const size_t n = h->size();
-  for (size_t r = 0; r < n; ++r) {
-    const size_t row = (static_cast<size_t>(expert) * n + r) * hidden;
-    float g = 0.0f;
-    float u = 0.0f;
-    for (size_t i = 0; i < hidden; ++i) {
-      g += w.gate[row + i] * x[i];
-      u += w.up[row + i] * x[i];
-    }
-    if (!w.shape.gated) {
-      u = std::max(u * w.gate_up_scales[static_cast<size_t>(expert)], 0.0f);
-      (*h)[r] = u * u;
-      continue;
-    }
-    g *= w.gate_up_scales[static_cast<size_t>(expert) * 2];
-    u *= w.gate_up_scales[static_cast<size_t>(expert) * 2 + 1];
-    if (limit > 0.0f) {
-      g = std::min(g, limit);
-      u = std::clamp(u, -limit, limit);
-    }
-    (*h)[r] = g / (1.0f + std::exp(-g)) * u;
+cuda::PlainExpert expert_of(const LayerWeights& w, int expert) {
+  const auto e = static_cast<size_t>(expert);
+  const auto of = [&](const std::vector<float>& all) {
+    const size_t each = all.size() / static_cast<size_t>(w.shape.experts);
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(e * each);
+    return std::vector<float>(first, first + static_cast<std::ptrdiff_t>(each));
+  };
+  cuda::PlainExpert plain;
+  if (w.shape.gated) {
+    plain.gate = of(w.gate);
+    plain.gate_scale = w.gate_up_scales[2 * e];
   }
-}
-
-std::vector<float> token_row(const LayerWeights& w, const LayerInput& in, int token) {
-  std::vector<float> x(static_cast<size_t>(w.shape.hidden));
-  for (size_t i = 0; i < x.size(); ++i) x[i] = bf16_to_float(in.rows[static_cast<size_t>(token) * x.size() + i]);
-  return x;
-}
-
-template <typename F>
-void for_each_pick(const LayerWeights& w, const LayerInput& in, F&& f) {
-  for (int t = 0; t < in.tokens; ++t) {
-    for (int k = 0; k < w.shape.top_k; ++k) {
-      const size_t pick = static_cast<size_t>(t * w.shape.top_k + k);
-      if (in.ids[pick] >= 0 && in.ids[pick] < w.shape.experts) f(t, in.ids[pick], in.weights[pick]);
-    }
-  }
+  plain.up = of(w.up);
+  plain.up_scale = w.gate_up_scales[w.shape.gated ? 2 * e + 1 : e];
+  plain.down = of(w.down);
+  plain.down_scale = w.down_scales[e];
+  return plain;
 }
 
 }  // namespace
 
 std::vector<float> input_scales(const LayerWeights& w, const LayerInput& in) {
-  std::vector<float> largest(static_cast<size_t>(w.shape.experts) + 1, 0.0f);
-  std::vector<float> h(static_cast<size_t>(w.shape.intermediate));
-  for_each_pick(w, in, [&](int t, int e, float) {
-    const std::vector<float> x = token_row(w, in, t);
-    for (const float v : x) largest[0] = std::max(largest[0], std::fabs(v));
-    activation(w, in.limit, e, x, &h);
-    for (const float v : h)
-      largest[static_cast<size_t>(e) + 1] = std::max(largest[static_cast<size_t>(e) + 1], std::fabs(v));
-  });
+  const LayerShape& s = w.shape;
+  std::vector<float> largest(static_cast<size_t>(s.experts) + 1, 0.0f);
+  const auto raise = [&](size_t at, float value) { largest[at] = std::max(largest[at], std::fabs(value)); };
+  for (size_t pick = 0; pick < in.ids.size(); ++pick) {
+    const int id = in.ids[pick];
+    if (id < 0 || id >= s.experts) continue;
+    const cuda::PlainExpert e = expert_of(w, id);
+    std::vector<float> x;
+    for (int i = 0; i < s.hidden; ++i) {
+      x.push_back(bf16_to_float(
+          in.rows[pick / static_cast<size_t>(s.top_k) * static_cast<size_t>(s.hidden) + static_cast<size_t>(i)]));
+      raise(0, x.back());
+    }
+    for (int r = 0; r < s.intermediate; ++r) {
+      const auto row = static_cast<size_t>(r) * x.size();
+      const float g = s.gated ? cuda::dot(&e.gate[row], x.data(), s.hidden).value * e.gate_scale : 0.0f;
+      const float u = cuda::dot(&e.up[row], x.data(), s.hidden).value * e.up_scale;
+      raise(static_cast<size_t>(id) + 1, cuda::activate(problem_of(s).activation, in.limit, g, 0, u, 0).value);
+    }
+  }
   for (float& v : largest) v = v == 0.0f ? 1.0f : v / (nvfp4::kE2m1Max * nvfp4::kE4m3Max);
   return largest;
 }
 
 std::vector<float> reference(const LayerWeights& w, const LayerInput& in, bool fp4) {
-  const size_t hidden = static_cast<size_t>(w.shape.hidden);
-  const size_t n = static_cast<size_t>(w.shape.intermediate);
-  const std::vector<float> scales = fp4 ? input_scales(w, in) : std::vector<float>();
-  std::vector<float> out(static_cast<size_t>(in.tokens) * hidden, 0.0f);
-  std::vector<float> h(n);
-  for_each_pick(w, in, [&](int t, int e, float weight) {
-    std::vector<float> x = token_row(w, in, t);
-    if (fp4) through_fp4(&x, scales[0]);
-    activation(w, in.limit, e, x, &h);
-    if (fp4) through_fp4(&h, scales[static_cast<size_t>(e) + 1]);
-    for (size_t r = 0; r < hidden; ++r) {
-      const float* down = w.down.data() + (static_cast<size_t>(e) * hidden + r) * n;
-      float sum = 0.0f;
-      for (size_t i = 0; i < n; ++i) sum += down[i] * h[i];
-      out[static_cast<size_t>(t) * hidden + r] += sum * w.down_scales[static_cast<size_t>(e)] * weight;
-    }
-  });
-  return out;
+  std::vector<int64_t> tokens(static_cast<size_t>(in.tokens));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  std::optional<nvfp4::LayerInputScales> scales;
+  if (fp4) {
+    const std::vector<float> all = input_scales(w, in);
+    scales.emplace();
+    scales->gate_up = all[0];
+    scales->down.assign(all.begin() + 1, all.end());
+  }
+  return cuda::reference_layer(
+      problem_of(w.shape), [&](int expert) { return expert_of(w, expert); }, in.rows, in.ids, in.weights, tokens,
+      in.limit, scales);
 }
 
 namespace {

@@ -46,7 +46,8 @@ struct LayerInput {
 };
 LayerInput make_input(const LayerShape& shape, int tokens, Pattern pattern, unsigned seed);
 
-// fp32, nothing rounded between. With `fp4`, activations are quantised to NVFP4 on the way into each multiplication.
+// The reference of the GPU self-test (cuda/moe/reference.h), for all tokens. With `fp4`, activations are quantised to
+// NVFP4 on the way into each multiplication.
 std::vector<float> reference(const LayerWeights& weights, const LayerInput& input, bool fp4 = false);
 // Input scales for NVFP4 activations: x, then h of each expert.
 std::vector<float> input_scales(const LayerWeights& weights, const LayerInput& input);

@@ -85,6 +85,8 @@ constexpr Redundant kRedundant[] = {
     {Op::kBarrierWait, "stream_sm90.cuh", "mbarrier_wait(stored, stored_phase);", "orders what another kernel reads"},
     {Op::kSyncWarp, "one_sm90.cuh", "__syncwarp();  // the factors are there",
      "the executor lets the shuffles before their use order them too; on a card shuffles need not"},
+    {Op::kFence, "unsorted.cuh", "__threadfence();",
+     "what other CTAs have read of the turn is in their registers, behind a barrier; the executor records no reads"},
     {Op::kAsyncCopyWait, "async_gemm.cuh", "async_copy_wait<0>();",
      "the groups that are left at the end are empty: nothing is loaded beyond the last item"},
 };

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <set>
 
@@ -582,15 +581,6 @@ TEST(Gather, PicksRows) {
 
 // ---- the executor bites ---------------------------------------------------------------------------------------------
 
-// The line of the kernel's source that a site is on.
-std::string source_line(const std::string& file, int line) {
-  std::ifstream in(FOURFOLD_SOURCE_DIR "/src/kernels/gemm/" + file);
-  std::string text;
-  for (int i = 0; i < line && std::getline(in, text); ++i) {
-  }
-  return text;
-}
-
 // Every synchronising call is left out in turn, by its wrapper; the products must then fail under schedules under which
 // they pass.
 TEST(Products, NoSynchronisationIsSuperfluous) {
@@ -639,8 +629,6 @@ TEST(Products, NoSynchronisationIsSuperfluous) {
   int mutations = 0;
   for (const auto& [op, file, line] : seen) {
     if (op == Op::kShuffle || op == Op::kMma || op == Op::kMatrixLoad) continue;
-    // Order between CTAs in global memory, which the executor does not see.
-    if (source_line(file, line).find("all of this CTA's part is stored") != std::string::npos) continue;
     if (op == Op::kAsyncCopyWait) {
       EXPECT_TRUE(found({Mutation::Kind::kWeaken, op, file, line, 0})) << file << ":" << line;
     }

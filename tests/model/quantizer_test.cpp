@@ -71,6 +71,17 @@ TEST_P(QuantizeForms, OutputLoadsAndIsTheQuantisedInput) {
   options.shard_bytes = 300000;
   const QuantizeResult result = quantize_checkpoint(directory / "in", directory / "out", options);
   EXPECT_GT(result.shards, 1);
+  for (int64_t shard = 0; shard < result.shards; ++shard) {
+    const SafetensorsFile file(directory /
+                               ("out/" + shard_name(static_cast<size_t>(shard), static_cast<size_t>(result.shards))));
+    uint64_t bytes = 0, largest = 0;
+    for (const StoredTensor& tensor : file.tensors()) {
+      bytes += tensor.bytes;
+      largest = std::max(largest, tensor.bytes);
+    }
+    EXPECT_TRUE(bytes <= options.shard_bytes || largest * 2 > options.shard_bytes)
+        << "shard " << shard << ": " << bytes;
+  }
   EXPECT_EQ(read_file(directory / "out/chat_template.jinja"), "template");
   EXPECT_FALSE(fs::exists(directory / "out/weights.bin"));
   EXPECT_FALSE(fs::exists(directory / "out/.fourfold-quantize.json"));

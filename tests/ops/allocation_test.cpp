@@ -115,7 +115,7 @@ class Layer {
     backend_.linear(tensor(rows, kHidden), *projection_, other(x, 96));
     const ops::Tensor narrow = tensor(rows, 50);
     backend_.linear(narrow, *odd_, other(narrow, 30));
-    const ops::MlpParams mlp{gate_up_.get(), down_.get(), ops::Activation::kSilu};
+    const ops::MlpParams mlp{gate_up_.get(), down_.get()};
     backend_.mlp(mlp, tensor(rows, kHidden), other(x, kHidden));
     ops::MoeParams moe;
     moe.router = router_.get();

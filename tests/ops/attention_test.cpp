@@ -121,6 +121,36 @@ TEST(Attention, KeysAndValuesBeyondHalfPrecisionStayFinite) {
   }
 }
 
+TEST(KvCache, CopyMovesAllLayersAndHeads) {
+  for (const cpu::Isa isa : cpu::supported_isas()) {
+    const ops::KvCacheShape shape{3, 2, 40, 5, 4};  // layers, heads, dimensions, pages, positions
+    const auto cache = backend_of(isa).make_kv_cache(shape);
+    auto& pages = dynamic_cast<cpu::HostKvCache&>(*cache);
+    const auto bytes = static_cast<size_t>(2 * pages.values_offset() * (pages.type() == ops::DType::kF32 ? 4 : 2));
+    const auto content = [&](int64_t layer, int64_t page, int64_t head) {
+      const auto* from = static_cast<const char*>(pages.at(layer, page, head, 0, 0));
+      return std::string(from, bytes);
+    };
+    for (int64_t layer = 0; layer < 3; ++layer) {
+      for (int64_t page = 0; page < 5; ++page) {
+        for (int64_t head = 0; head < 2; ++head) {
+          std::memset(pages.at(layer, page, head, 0, 0), static_cast<int>(1 + 10 * layer + 2 * page + head), bytes);
+        }
+      }
+    }
+    cache->copy_page(1, 3);
+    for (int64_t layer = 0; layer < 3; ++layer) {
+      for (int64_t page = 0; page < 5; ++page) {
+        for (int64_t head = 0; head < 2; ++head) {
+          const int64_t from = page == 3 ? 1 : page;
+          EXPECT_EQ(content(layer, page, head), std::string(bytes, static_cast<char>(1 + 10 * layer + 2 * from + head)))
+              << cpu::isa_name(isa) << ", layer " << layer << ", page " << page << ", head " << head;
+        }
+      }
+    }
+  }
+}
+
 TEST(StateCache, CopyMovesAllLayers) {
   for (const cpu::Isa isa : cpu::supported_isas()) {
     ops::StateCacheShape shape;

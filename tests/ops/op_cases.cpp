@@ -164,7 +164,7 @@ std::vector<Result> run_mlp(cpu::CpuBackend& backend, Format gate, Format up, Fo
   const auto down_matrix = random_matrix(random, down, hidden, width);
   const auto gate_up = backend.load_matrix(std::vector{gate_matrix->source, up_matrix->source});
   const auto down_loaded = backend.load_matrix(std::vector{down_matrix->source});
-  const ops::MlpParams params{gate_up.get(), down_loaded.get(), ops::Activation::kSilu};
+  const ops::MlpParams params{gate_up.get(), down_loaded.get()};
   std::vector<Result> results;
   for (const int64_t tokens : kTokenCounts) {
     const StepBatch step = plain_batch(tokens);

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "base/check.h"
 #include "cpu/host/routing.h"
 #include "nvfp4/number.h"
 #include "nvfp4/quantize.h"
 #include "op_harness.h"
+#include "ops/cost.h"
 
 namespace fourfold::test {
 namespace {
@@ -160,6 +162,41 @@ TEST(Reference, BadWeightsAreNamed) {
 }
 
 // ---- experts
+
+TEST(Sizes, StoredBytesAreThoseOfTheFormat) {
+  ops::MatrixSource m;
+  m.rows = 48;
+  m.columns = 80;
+  const auto bytes = [&](Format format) {
+    m.format = format;
+    return m.bytes();
+  };
+  EXPECT_EQ(bytes(Format::kF32), 48 * 80 * 4);
+  EXPECT_EQ(bytes(Format::kBf16), 48 * 80 * 2);
+  EXPECT_EQ(bytes(Format::kF16), 48 * 80 * 2);
+  EXPECT_EQ(bytes(Format::kNvfp4), 48 * (40 + 5) + 4);  // codes, a scale for 16, one for all
+  m.scale_rows = 32;
+  m.scale_columns = 64;
+  EXPECT_EQ(bytes(Format::kFp8), 48 * 80 + 2 * 2 * 4);
+}
+
+TEST(Sizes, TouchedExpertsAreThoseOfASimulation) {
+  Random random(4);
+  for (const int64_t tokens : {0, 1, 5, 40}) {
+    constexpr int64_t kExperts = 24, kTopK = 3, kTrials = 4000;
+    double touched = 0;
+    for (int64_t trial = 0; trial < kTrials; ++trial) {
+      std::set<uint64_t> all;
+      for (int64_t t = 0; t < tokens; ++t) {
+        std::set<uint64_t> own;
+        while (static_cast<int64_t>(own.size()) < kTopK) own.insert(random.below(kExperts));
+        all.merge(own);
+      }
+      touched += static_cast<double>(all.size());
+    }
+    EXPECT_NEAR(touched / kTrials, ops::expected_touched_experts(tokens, kTopK, kExperts), 0.15) << tokens;
+  }
+}
 
 TEST(Routing, LargestFirstTiesByIndex) {
   const float logits[] = {1.0f, 3.0f, 2.0f, 3.0f, -1.0f, 2.0f};

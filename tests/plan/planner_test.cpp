@@ -126,6 +126,25 @@ TEST(Planner, Fp4ActivationsNeedACardThatHasThem) {
 // ---- W4A16 or W4A4: the choice of a token bucket
 // ----------------------------------------------------------------------
 
+// Any multiple of 64, odd ones too, in every bucket.
+TEST(Activations, Fp4KernelsTakeNarrowLayers) {
+  for (const char* card : {"rtx-pro-6000", "rtx-5090", "dgx-spark"}) {
+    for (const int64_t hidden : {64, 128, 192, 320, 448, 2112}) {
+      for (const int64_t intermediate : {64, 192, 256}) {
+        for (const int64_t tokens : {1, 2, 8, 64, 4096}) {
+          Problem p = shape("35B-A3B", tokens);
+          p.hidden = hidden;
+          p.intermediate = intermediate;
+          p.activations = ActivationFormat::kNvfp4;
+          const LayerPlan plan = plan_layer(p, find_gpu(card), {.only_implemented = true, .explain = false});
+          check_gemm(plan, plan.gate_up);
+          check_gemm(plan, plan.down);
+        }
+      }
+    }
+  }
+}
+
 LayerPlan plan_of(const char* model, int64_t tokens, const char* card, ActivationFormat activations) {
   Problem p = shape(model, tokens);
   p.activations = activations;
@@ -317,6 +336,82 @@ TEST(Legality, EveryRuleRefusesSomethingAndNamesNumbers) {
   // A producer's bulk copies on a card without them: no candidate asks, but the rule must hold for whoever does.
   EXPECT_EQ(first_refusal(shape("35B-A3B", 1), Pass::kGateUp, find_gpu("rtx-4090"), fp4_tile(8, 128, 64, 2, 2))->rule,
             "instructions");
+}
+
+std::string refused_by(const Problem& p, Pass pass, const char* card, const Candidate& c) {
+  const auto refusal = first_refusal(p, pass, find_gpu(card), c);
+  return refusal ? fmt::format("{}: {}", refusal->rule, refusal->reason) : "";
+}
+
+// No family lists tiles that these two rules refuse, but a family to come may.
+TEST(Legality, WarpsAreThoseOfABlockAndOfAnSm) {
+  const Problem p = shape("397B-A17B", 8192);
+  Candidate c = fp4_tile(16, 256, 64, 2, 2);
+  c.tile.family = Family::kMmaSync;
+  c.tile.activation_bits = 16;
+  c.tile.producer_warps = 0;
+  c.tile.warps = 64;
+  EXPECT_EQ(refused_by(p, Pass::kGateUp, "h200", c), "warps: 2048 threads, a block has at most 1024");
+  c.tile.n = 64;
+  c.tile.warps = 16;
+  c.ctas_per_sm = 4;
+  EXPECT_EQ(refused_by(p, Pass::kGateUp, "rtx-pro-6000", c),
+            "warps: 4 CTAs of 16 warps, sm_120a holds 48 warps per SM");
+  EXPECT_EQ(refused_by(p, Pass::kGateUp, "h200", c).find("warps:"), std::string::npos) << "an H200 holds 64";
+  // Blocks are bounded too: 33 of one warp.
+  c.tile = fp4_tile(8, 16, 64, 2, 1).tile;
+  c.tile.family = Family::kMmaSync;
+  c.tile.activation_bits = 16;
+  c.tile.producer_warps = 0;
+  c.tile.warps = 1;
+  c.ctas_per_sm = 33;
+  EXPECT_EQ(refused_by(p, Pass::kDown, "h200", c), "warps: 33 CTAs per SM, sm_90a holds 32");
+}
+
+TEST(Legality, ScaleFactorsFitTheDepthOfATileAndOfAnMma) {
+  // A K tile that holds no whole number of scale vectors.
+  Problem p = shape("35B-A3B", 64);
+  Candidate c = fp4_tile(16, 64, 64, 2, 2);
+  c.tile.scale_vector = 24;
+  EXPECT_EQ(refused_by(p, Pass::kGateUp, "rtx-pro-6000", c),
+            "scale factors: K tile of 64 is not a multiple of the scale vector 24");
+  c.tile.scale_vector = 128;
+  EXPECT_EQ(refused_by(p, Pass::kGateUp, "rtx-pro-6000", c),
+            "scale factors: K tile of 64 is not a multiple of the scale vector 128");
+  // One FP4 mma takes the scales of 64 elements: eight of vectors of 8, and a copy's block holds four.
+  c.tile.scale_vector = 8;
+  EXPECT_EQ(refused_by(p, Pass::kGateUp, "rtx-pro-6000", c),
+            "scale factors: a block of 4 scales does not hold a whole number of the 8 that one mma takes");
+  c.tile.scale_vector = 16;
+  EXPECT_EQ(refused_by(p, Pass::kGateUp, "rtx-pro-6000", c).find("scale factors"), std::string::npos);
+}
+
+TEST(Legality, RowsArePaddedByAQuarterAtMost) {
+  Problem p = shape("35B-A3B", 512);
+  p.hidden = 320;
+  Candidate c = fp4_tile(16, 128, 64, 2, 1);
+  EXPECT_EQ(refused_by(p, Pass::kDown, "rtx-pro-6000", c), "") << "320 rows in tiles of 128: 384, a fifth more";
+  p.hidden = 304;
+  EXPECT_EQ(refused_by(p, Pass::kDown, "rtx-pro-6000", c),
+            "row padding: 304 weight rows in tiles of 128 are padded to 384: more than 25 % waste");
+}
+
+TEST(Legality, UnsortedKernelsTakeSixteenChoices) {
+  for (const int64_t tokens : {1, 4}) {
+    Problem p = shape("35B-A3B", tokens);
+    const auto unsorted = [&](int64_t top_k) {
+      p.top_k = top_k;
+      const LayerPlan plan = plan_layer(p, find_gpu("h200"), {.explain = false});
+      for (const GemmPlan* gemm : {&plan.gate_up, &plan.down}) {
+        for (const Ranked& r : gemm->ranked) {
+          if (!row_of(r.candidate.tile).sorted() && r.implemented) return true;
+        }
+      }
+      return false;
+    };
+    EXPECT_TRUE(unsorted(16)) << tokens;
+    EXPECT_FALSE(unsorted(17)) << tokens;
+  }
 }
 
 TEST(Legality, OddShapesKeepTheirLastUnits) {

@@ -161,12 +161,13 @@ stream_max_retries = 0
 
     def test_description(self):
         """Requests made from /openapi.json, right ones and wrong ones: answers are as it says."""
-        run = subprocess.run(
-            [os.path.join(os.path.dirname(sys.executable), "schemathesis"), "run", self.server.url + "/openapi.json",
-             "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
-                         "negative_data_rejection,unsupported_method",
-             "-H", "x-request-timeout: 3600", "--phases", "coverage,fuzzing", "--max-examples", "30", "--seed", "1", "--generation-deterministic", "--no-color", "--workers", "2"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+        with tempfile.TemporaryDirectory() as directory:  # it leaves notes where it runs
+            run = subprocess.run(
+                [os.path.join(os.path.dirname(sys.executable), "schemathesis"), "run", self.server.url + "/openapi.json",
+                 "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
+                             "negative_data_rejection,unsupported_method",
+                 "-H", "x-request-timeout: 3600", "--phases", "coverage,fuzzing", "--max-examples", "30", "--seed", "1", "--generation-deterministic", "--no-color", "--workers", "1"],
+                cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
         self.assertEqual(run.returncode, 0, run.stdout[-8000:])
 
 

@@ -1,6 +1,7 @@
 #include "cpu/memory/host_buffer.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -27,7 +28,8 @@ HostBuffer::HostBuffer(int64_t bytes) : bytes_(bytes) {
     return;
   }
   mapped_bytes_ = static_cast<size_t>(checked_add(static_cast<uint64_t>(bytes), 2 * kHugePage, "buffer"));
-  mapped_bytes_ = mapped_bytes_ / 4096 * 4096;
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));  // 4, 16 or 64 KiB
+  mapped_bytes_ = mapped_bytes_ / page * page;
   mapping_ = ::mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping_ == MAP_FAILED) {
     mapping_ = nullptr;

@@ -67,10 +67,17 @@ CudaBackend::CudaBackend(const CudaOptions& options)
   loaded(step_source());
 }
 
-CudaBackend::~CudaBackend() { card_->device.driver().call().stream_synchronize(card_->stream.handle()); }
+CudaBackend::~CudaBackend() {
+  if (card_->device.lost()) return;
+  try {
+    card_->stream.synchronize();
+  } catch (const Error&) {  // whoever waited for a result has heard of it
+  }
+}
 
 std::string CudaBackend::description() const {
-  return fmt::format("cuda {} ({})", card_->device.info().name, card_->device.info().arch());
+  const jit::DeviceInfo& info = card_->device.info();
+  return fmt::format("cuda {} ({}, {})", info.name, info.arch(), jit::host_memory_name(info.host_memory));
 }
 
 // ---- kernels and memory

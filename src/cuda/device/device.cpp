@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <thread>
 
 #include "base/check.h"
 
@@ -37,7 +38,26 @@ bool names(std::string_view device, std::string_view row) {
   return true;
 }
 
+[[noreturn]] void give_up(const Device& device, const std::string& what) {
+  device.lose();
+  fail("{}: no end within {} s of waiting; {}", device.info().name,
+       std::chrono::duration_cast<std::chrono::seconds>(kDeviceDeadline).count(), what);
+}
+
 }  // namespace
+
+int wait_until_ready(const std::function<int()>& query, std::chrono::milliseconds deadline) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kEager = std::chrono::milliseconds(2);
+  const Clock::time_point start = Clock::now();
+  for (;;) {
+    const int result = query();
+    if (result != jit::kNotReady) return result;
+    const auto waited = Clock::now() - start;
+    if (waited >= deadline) return result;
+    if (waited >= kEager) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
 
 plan::Gpu gpu_row_of(const jit::DeviceInfo& info) {
   const plan::Arch& arch = plan::find_arch(info.arch());
@@ -81,9 +101,21 @@ DeviceMemory Device::memory() const {
 Stream::Stream(const Device& device) : device_(device) {
   device_.check(device_.driver().call().stream_create(&handle_, kNonBlocking), "cuStreamCreate");
 }
-Stream::~Stream() { device_.driver().call().stream_destroy(handle_); }
+Stream::~Stream() {
+  if (!device_.lost()) device_.driver().call().stream_destroy(handle_);
+}
 void Stream::synchronize() const {
-  device_.check(device_.driver().call().stream_synchronize(handle_), "waiting for the device");
+  const int result = wait_until_ready([&] { return device_.driver().call().stream_query(handle_); }, kDeviceDeadline);
+  if (result == jit::kNotReady) {
+    const char* last = last_.data();
+    give_up(device_, fmt::format("what was launched last is {}", *last == 0 ? "a copy" : last));
+  }
+  device_.check(result, "waiting for the device");
+}
+void Stream::launched(std::string_view name) const {
+  const size_t count = std::min(name.size(), last_.size() - 1);
+  std::copy_n(name.begin(), count, last_.begin());
+  last_[count] = 0;
 }
 
 Buffer::Buffer(const Device& device, uint64_t bytes, std::string_view what) : device_(&device), bytes_(bytes) {
@@ -100,7 +132,7 @@ Buffer::Buffer(const Device& device, uint64_t bytes, std::string_view what) : de
 }
 
 Buffer::~Buffer() {
-  if (device_ != nullptr) device_->driver().call().memory_free(address_);
+  if (device_ != nullptr && !device_->lost()) device_->driver().call().memory_free(address_);
 }
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
@@ -157,13 +189,18 @@ ptx::TensorMap row_pieces(const Device& device, DeviceAddress address, uint64_t 
 Event::Event(const Device& device) : device_(device) {
   device_.check(device_.driver().call().event_create(&handle_, kEventDefault), "cuEventCreate");
 }
-Event::~Event() { device_.driver().call().event_destroy(handle_); }
+Event::~Event() {
+  if (!device_.lost()) device_.driver().call().event_destroy(handle_);
+}
 void Event::record(const Stream& stream) const {
   device_.check(device_.driver().call().event_record(handle_, stream.handle()), "cuEventRecord");
 }
 double Event::microseconds(const Event& start, const Event& stop) {
   const Device& device = stop.device_;
-  device.check(device.driver().call().event_synchronize(stop.handle_), "waiting for the device");
+  const int result =
+      wait_until_ready([&] { return device.driver().call().event_query(stop.handle_); }, kDeviceDeadline);
+  if (result == jit::kNotReady) give_up(device, "an event was waited for");
+  device.check(result, "waiting for the device");
   float milliseconds = 0;
   device.check(device.driver().call().event_elapsed(&milliseconds, start.handle_, stop.handle_), "cuEventElapsedTime");
   return static_cast<double>(milliseconds) * 1e3;
@@ -184,12 +221,16 @@ Graph::Graph(const Stream& stream, const std::function<void()>& enqueue) : devic
   call.graph_destroy(graph);
   device_.check(result, "instantiating a graph");
 }
-Graph::~Graph() { device_.driver().call().graph_executable_destroy(executable_); }
+Graph::~Graph() {
+  if (!device_.lost()) device_.driver().call().graph_executable_destroy(executable_);
+}
 void Graph::launch(const Stream& stream) const {
+  stream.launched("a graph");
   device_.check(device_.driver().call().graph_launch(executable_, stream.handle()), "launching a graph");
 }
 
 void launch_raw(const Stream& stream, const Kernel& kernel, Grid grid, Overlap overlap, void** arguments) {
+  stream.launched(kernel.name);
   jit::LaunchAttribute attribute = {};
   attribute.id = jit::kProgrammaticLaunch;
   attribute.value.flag = 1;

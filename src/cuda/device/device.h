@@ -3,6 +3,8 @@
 // outlive it. Not thread-safe: one thread at a time uses a device (Device::make_current() moves it to another thread).
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -43,6 +45,9 @@ class Device {
   const plan::Gpu& gpu() const { return gpu_; }
   const jit::Driver& driver() const { return driver_; }
   DeviceMemory memory() const;
+  // A wait was given up: what the device still does is unknown. Nothing on it is freed any more, because freeing waits.
+  bool lost() const { return lost_; }
+  void lose() const { lost_ = true; }
   void check(int result, std::string_view what) const { driver_.check(result, what); }
 
  private:
@@ -50,7 +55,15 @@ class Device {
   int index_;
   jit::DeviceInfo info_;
   plan::Gpu gpu_;
+  mutable bool lost_ = false;
 };
+
+// Longer than anything takes that the program puts on a stream at once.
+inline constexpr std::chrono::milliseconds kDeviceDeadline{std::chrono::minutes(2)};
+
+// Asks `query` until it answers something else than jit::kNotReady: at first without a pause, later every 50 us. The
+// answer, or kNotReady when `deadline` has passed. (The driver's own waits have no limit.)
+int wait_until_ready(const std::function<int()>& query, std::chrono::milliseconds deadline);
 
 // The planner's row for a device (exposed for tests; Device keeps the strings that the row points to).
 plan::Gpu gpu_row_of(const jit::DeviceInfo& info);
@@ -61,13 +74,18 @@ class Stream {
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
+  // Waits for all that is on the stream. Error when it does not end within kDeviceDeadline, with what was launched
+  // last; the device is lost then.
   void synchronize() const;
   void* handle() const { return handle_; }
+  // For that error.
+  void launched(std::string_view name) const;
   const Device& device() const { return device_; }
 
  private:
   const Device& device_;
   void* handle_ = nullptr;
+  mutable std::array<char, 120> last_ = {};  // of the last launch's name, as much as there is room for
 };
 
 // Device memory. `what` is for the error: "expert weights: 14.5 GB asked for, 3.2 of 139.8 GB free on NVIDIA H200".

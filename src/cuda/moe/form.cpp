@@ -71,8 +71,12 @@ DeviceAddress padded_input(const LayerCall& call) {
   return call.workspace.padded_x().address();
 }
 
-void launch_gemms(const LayerCall& call, const GemmPair& args) {
+void launch_first_gemm(const LayerCall& call, const GemmPair& args) {
   launch(call.stream, call.pair.gate_up_kernel, {call.pair.gate_up_grid, 1}, Overlap::kProgrammatic, args.up);
+}
+
+void launch_gemms(const LayerCall& call, const GemmPair& args) {
+  launch_first_gemm(call, args);
   launch(call.stream, call.pair.down_kernel, {call.pair.down_grid, 1}, Overlap::kProgrammatic, args.down);
 }
 

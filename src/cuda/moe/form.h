@@ -90,6 +90,9 @@ class LayerForm {
   virtual ~LayerForm() = default;
   // The launches of one layer.
   virtual void launch(const LayerCall& call) const = 0;
+  // Where down polls for what gate-up stores: gate-up alone, which waits for nobody. What it leaves out would be waited
+  // for. False where down does not poll, and nothing is launched.
+  virtual bool launch_gate_up(const LayerCall&) const { return false; }
   // Poisons what the kernels must write, in a workspace that serves nothing but the self-test.
   virtual void poison(const Stream& stream, const LayerContext& context, ExpertWorkspace& workspace) const = 0;
   // Reads what launch() left, and waits for it. Both arguments must outlive the reader.
@@ -108,6 +111,7 @@ GemmPair arguments_of(const LayerCall& call, DeviceAddress x);
 // The layer's input with rows that are a multiple of 64 long: itself, or a padded copy.
 DeviceAddress padded_input(const LayerCall& call);
 void launch_gemms(const LayerCall& call, const GemmPair& args);
+void launch_first_gemm(const LayerCall& call, const GemmPair& args);  // gate-up
 
 // One object for each form (form_sorted.cpp, form_unsorted.cpp).
 const LayerForm& rows_form();

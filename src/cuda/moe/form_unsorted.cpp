@@ -84,21 +84,30 @@ class FewTokensReader final : public UnsortedReader {
 template <typename Reader>
 class UnsortedForm final : public LayerForm {
  public:
-  void launch(const LayerCall& call) const override {
+  void launch(const LayerCall& call) const override { launch_gemms(call, arguments(call)); }
+  bool launch_gate_up(const LayerCall& call) const override {
+    launch_first_gemm(call, arguments(call));
+    return true;
+  }
+
+  // Unwritten again.
+  void poison(const Stream& stream, const LayerContext&, ExpertWorkspace& workspace) const override {
+    workspace.exchange().fill(stream, 0xff);
+  }
+
+  std::unique_ptr<LayerReader> read(const LayerCall& call, const LayerData& data) const override {
+    return std::make_unique<Reader>(call, data);
+  }
+
+ private:
+  static GemmPair arguments(const LayerCall& call) {
     GemmPair args = arguments_of(call, padded_input(call));
     args.up.out = call.workspace.exchange().as<void>();
     args.down.source = call.workspace.exchange().as<unsigned short>();
     args.down.out = device_pointer<void>(call.inputs.out);
     args.up.turn = args.down.turn = call.workspace.turn().as<moe::OneTurn>();
     args.down.inner_blocks = static_cast<int>(call.problem().intermediate / moe::kBlockK);
-    launch_gemms(call, args);
-  }
-
-  // The exchange is all ones, which is unwritten, as it is made.
-  void poison(const Stream&, const LayerContext&, ExpertWorkspace&) const override {}
-
-  std::unique_ptr<LayerReader> read(const LayerCall& call, const LayerData& data) const override {
-    return std::make_unique<Reader>(call, data);
+    return args;
   }
 };
 

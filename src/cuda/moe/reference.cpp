@@ -137,7 +137,7 @@ std::string check_quantised(const Nvfp4Row& row, const std::vector<float>& value
   return "";
 }
 
-std::vector<float> reference_layer(const plan::moe::Problem& p, const std::vector<ExpertMatrices>& experts,
+std::vector<float> reference_layer(const plan::moe::Problem& p, const std::function<PlainExpert(int)>& expert,
                                    const std::vector<uint16_t>& x, const std::vector<int>& ids,
                                    const std::vector<float>& weights, const std::vector<int64_t>& samples, float limit,
                                    const std::optional<nvfp4::LayerInputScales>& input_scales) {
@@ -147,7 +147,7 @@ std::vector<float> reference_layer(const plan::moe::Problem& p, const std::vecto
     float weight;
     std::vector<float> row;  // what it adds to the sample's output
   };
-  // Each expert's matrices are dequantised once, for all samples that use it.
+  // Each expert is made once, for all samples that use it.
   std::map<int, std::vector<Use>> uses;
   for (size_t s = 0; s < samples.size(); ++s) {
     for (int64_t k = 0; k < picks; ++k) {
@@ -160,10 +160,7 @@ std::vector<float> reference_layer(const plan::moe::Problem& p, const std::vecto
   ThreadPool pool;
   pool.parallel_for(static_cast<int64_t>(work.size()), 1, [&](int64_t begin, int64_t) {
     const auto& [id, list] = work[static_cast<size_t>(begin)];
-    const ExpertMatrices& e = experts[static_cast<size_t>(id)];
-    std::vector<float> gate;
-    if (p.gated()) gate = dequantised(e.gate, inner, hidden);
-    const auto up = dequantised(e.up, inner, hidden), down = dequantised(e.down, hidden, inner);
+    const PlainExpert e = expert(id);
     std::vector<float> row(static_cast<size_t>(hidden)), h(static_cast<size_t>(inner));
     for (Use& use : *list) {
       for (int64_t i = 0; i < hidden; ++i) {
@@ -171,15 +168,15 @@ std::vector<float> reference_layer(const plan::moe::Problem& p, const std::vecto
       }
       if (input_scales) through_nvfp4(&row, input_scales->gate_up);
       for (int64_t i = 0; i < inner; ++i) {
-        const float g = p.gated() ? dot(&gate[static_cast<size_t>(i * hidden)], row.data(), hidden).value : 0;
-        const float u = dot(&up[static_cast<size_t>(i * hidden)], row.data(), hidden).value;
-        const float v = activate(p.activation, limit, g * e.gate.tensor_scale, 0, u * e.up.tensor_scale, 0).value;
+        const float g = p.gated() ? dot(&e.gate[static_cast<size_t>(i * hidden)], row.data(), hidden).value : 0;
+        const float u = dot(&e.up[static_cast<size_t>(i * hidden)], row.data(), hidden).value;
+        const float v = activate(p.activation, limit, g * e.gate_scale, 0, u * e.up_scale, 0).value;
         h[static_cast<size_t>(i)] = input_scales ? v : nvfp4::bf16_to_float(nvfp4::float_to_bf16(v));
       }
       if (input_scales) through_nvfp4(&h, input_scales->down[static_cast<size_t>(id)]);
       for (int64_t i = 0; i < hidden; ++i) {
-        use.row.push_back(use.weight * e.down.tensor_scale *
-                          dot(&down[static_cast<size_t>(i * inner)], h.data(), inner).value);
+        use.row.push_back(use.weight * e.down_scale *
+                          dot(&e.down[static_cast<size_t>(i * inner)], h.data(), inner).value);
       }
     }
   });
@@ -190,6 +187,24 @@ std::vector<float> reference_layer(const plan::moe::Problem& p, const std::vecto
     }
   }
   return out;
+}
+
+std::vector<float> reference_layer(const plan::moe::Problem& p, const std::vector<ExpertMatrices>& experts,
+                                   const std::vector<uint16_t>& x, const std::vector<int>& ids,
+                                   const std::vector<float>& weights, const std::vector<int64_t>& samples, float limit,
+                                   const std::optional<nvfp4::LayerInputScales>& input_scales) {
+  const auto expert = [&](int id) {
+    const ExpertMatrices& e = experts[static_cast<size_t>(id)];
+    PlainExpert plain;
+    if (p.gated()) plain.gate = dequantised(e.gate, p.intermediate, p.hidden);
+    plain.up = dequantised(e.up, p.intermediate, p.hidden);
+    plain.down = dequantised(e.down, p.hidden, p.intermediate);
+    plain.gate_scale = e.gate.tensor_scale;
+    plain.up_scale = e.up.tensor_scale;
+    plain.down_scale = e.down.tensor_scale;
+    return plain;
+  };
+  return reference_layer(p, expert, x, ids, weights, samples, limit, input_scales);
 }
 
 }  // namespace fourfold::cuda

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,8 +52,21 @@ Nvfp4Row read_nvfp4_row(const uint8_t* codes, const uint8_t* scales, int64_t col
 std::string check_quantised(const Nvfp4Row& row, const std::vector<float>& values, const std::vector<float>& errors,
                             float input_scale);
 
-// The whole layer for some tokens: [samples.size(), hidden] fp32. x: bf16 [tokens, hidden]; ids, weights: [tokens,
-// picks]. h is rounded between the GEMMs as kernels do: to bf16; with input scales (W4A4) x and h are NVFP4.
+// An expert in fp32, without its tensor scales: gate, up [intermediate, hidden], down [hidden, intermediate]; no gate
+// where the activation has none.
+struct PlainExpert {
+  std::vector<float> gate, up, down;
+  float gate_scale = 1, up_scale = 1, down_scale = 1;
+};
+
+// The whole layer for some tokens, of experts that `expert` makes when they are wanted (at the same time, in several
+// threads), or of those of a checkpoint: [samples.size(), hidden] fp32. x: bf16 [tokens, hidden]; ids, weights:
+// [tokens, picks]. h is rounded between the GEMMs as kernels do: to bf16; with input scales (W4A4) x and h are NVFP4.
+std::vector<float> reference_layer(const plan::moe::Problem& problem, const std::function<PlainExpert(int)>& expert,
+                                   const std::vector<uint16_t>& x, const std::vector<int>& ids,
+                                   const std::vector<float>& weights, const std::vector<int64_t>& samples,
+                                   float limit = 0,
+                                   const std::optional<nvfp4::LayerInputScales>& input_scales = std::nullopt);
 std::vector<float> reference_layer(const plan::moe::Problem& problem, const std::vector<ExpertMatrices>& experts,
                                    const std::vector<uint16_t>& x, const std::vector<int>& ids,
                                    const std::vector<float>& weights, const std::vector<int64_t>& samples,

@@ -144,11 +144,17 @@ class Check {
     out.fill(stream_, 0xff);
     const LayerInputs inputs = {x.address(), ids.address(), router.address(), out.address(), data_.tokens, 0.0f, true};
     const LayerCall call = {stream_, context_, pair_, workspace_, weights_, inputs};
+    SelfTestResult result;
+    if (form_.launch_gate_up(call)) {
+      const std::unique_ptr<LayerReader> reader = form_.read(call, data_);
+      result.gate_up = check_gate_up(*reader, reader->rows());
+      if (!result.gate_up.empty()) return result;
+      form_.poison(stream_, context_, workspace_);
+    }
     form_.launch(call);
     out_ = out.download<uint16_t>(stream_, static_cast<size_t>(data_.tokens * p.hidden));
     const std::unique_ptr<LayerReader> reader = form_.read(call, data_);
     const std::vector<LayerReader::Row> rows = reader->rows();
-    SelfTestResult result;
     result.gate_up = check_gate_up(*reader, rows);
     if (result.gate_up.empty()) result.down = check_down(*reader, rows);
     return result;

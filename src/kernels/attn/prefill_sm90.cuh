@@ -9,7 +9,7 @@
 #pragma once
 
 #include "kernels/attn/prefill_mma.cuh"
-#include "kernels/ptx/wgmma_attention_sm90.cuh"
+#include "kernels/ptx/wgmma_sm90.cuh"
 
 namespace fourfold::attn {
 

@@ -380,9 +380,12 @@ void tiles(const Problem& problem, Pass pass, List* out) {
     for (const int swap : {1, 0}) {
       if (swap == 0 && (tokens < 64 || tokens % 16 != 0)) continue;  // m16: fewer rows would be mostly padding
       for (const int rows : {64, 128, 256}) {
+        // Four warps cannot share 64 rows of 8 tokens, and more rows are mostly padding where there are 64 or 192.
+        const bool small = rows == 64 && tokens == kTokenTileStep && problem.rows(pass) % 128 != 0;
         for (const int k : kDepthTiles) {
           for (const int stages : {2, 3, 4, 6}) {
-            for (const int warps : {4, 8}) {
+            for (const int warps : {2, 4, 8}) {
+              if (warps == 2 && !small) continue;
               for (const int ctas : {1, 2, 3}) {
                 set_sizes(&t, tokens, rows, k, stages, warps);
                 t.swap_ab = swap;

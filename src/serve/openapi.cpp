@@ -97,6 +97,7 @@ constexpr Named kSchemas[] = {
     {"thinking", R"({"type": "object", "required": ["type"], "properties":
                      {"type": {"enum": ["enabled", "adaptive", "disabled"]},
                       "budget_tokens": {"type": ["integer", "null"], "minimum": 1, "maximum": 2147483648}}})"},
+    {"output_format", kObject},
     {"output_config", R"({"type": "object", "properties": {"effort": {"type": ["string", "null"], "maxLength": 64}}})"},
 };
 
@@ -246,7 +247,7 @@ const char* treatment_word(Treatment treatment) {
   return "Refused";
 }
 
-Json body_schema(const Operation& operation) {
+Json body_schema(const Operation& operation, const std::vector<std::string>& names) {
   Json properties = Json::object();
   for (const FieldRule& rule : operation.fields()) {
     Json schema = field_schema(operation.path, rule);
@@ -254,6 +255,7 @@ Json body_schema(const Operation& operation) {
     schema["description"] = fmt::format("{}{}{}", treatment_word(rule.treatment), note.empty() ? "" : ": ", note);
     properties[rule.name] = std::move(schema);
   }
+  if (!names.empty()) properties["model"]["anyOf"][0]["enum"] = names;
   Json out = {{"type", "object"}, {"properties", std::move(properties)}};
   for (const char* name : operation.required) {
     out["required"].push_back(name);
@@ -277,7 +279,7 @@ Json responses_of(const Route& route, const Operation* operation, bool keys) {
                                                                         : operation->answer;
     success["content"] = name.empty() ? answer_content(operation->type, {{"type", "string"}})
                                       : answer_content("application/json", reference(name));
-    if (operation->stream) success["content"]["text/event-stream"] = {{"schema", {{"type", "string"}}}};
+    if (operation->stream) success["content"]["text/event-stream"] = Json::object();  // events of each API's own form
   }
   Json out = Json::object();
   out["200"] = std::move(success);
@@ -322,7 +324,7 @@ Json field_schema(const char* path, const FieldRule& rule) {
   return {{"anyOf", Json::array({Json::parse(text), {{"type", "null"}}})}};
 }
 
-Json openapi_description(bool keys) {
+Json openapi_description(bool keys, const std::vector<std::string>& names) {
   Json paths = Json::object();
   for (const Route& route : routes()) {
     const Operation* operation = operation_of(route.path);
@@ -343,7 +345,7 @@ Json openapi_description(bool keys) {
     if (!parameters.empty()) described["parameters"] = std::move(parameters);
     if (operation != nullptr && operation->fields != nullptr) {
       described["requestBody"] = {{"required", true},
-                                  {"content", answer_content("application/json", body_schema(*operation))}};
+                                  {"content", answer_content("application/json", body_schema(*operation, names))}};
     }
     if (route.open) described["security"] = Json::array();
     described["responses"] = responses_of(route, operation, keys);
@@ -362,7 +364,9 @@ Json openapi_description(bool keys) {
 }
 
 void openapi(Service& service, const std::shared_ptr<ApiCall>& call) {
-  service.respond(call, json_response(openapi_description(!service.options().api_keys.empty())));
+  const ServedModel* model = service.model();
+  const std::vector<std::string> names = model == nullptr ? std::vector<std::string>() : model->names;
+  service.respond(call, json_response(openapi_description(!service.options().api_keys.empty(), names)));
 }
 
 }  // namespace fourfold::serve

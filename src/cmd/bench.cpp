@@ -18,6 +18,7 @@
 #include "cmd/bench_engine.h"
 #include "cmd/bench_kernels.h"
 #include "cmd/bench_ops.h"
+#include "cmd/bench_serve.h"
 #include "cmd/commands.h"
 #include "cmd/engine_load.h"
 #include "cmd/model_options.h"
@@ -331,6 +332,7 @@ void add_bench(Command& app) {
   command.callback([options] { run(*options); });
   add_bench_engine(bench);
   add_bench_ops(bench);
+  add_bench_serve(bench);
   add_bench_kernels(bench);
 }
 

@@ -10,6 +10,8 @@ class Program;
 
 void add_run(Command& app);
 void add_serve(Command& app);
+void add_batch(Command& app);
+void add_doctor(Command& app);
 void add_eval(Command& app);
 void add_bench(Command& app);
 void add_inspect(Command& app);

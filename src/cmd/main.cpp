@@ -61,9 +61,11 @@ int main(int argc, char** argv) {
     cmd::Command app = program.root();
     cmd::add_run(app);
     cmd::add_serve(app);
+    cmd::add_batch(app);
     cmd::add_eval(app);
     cmd::add_bench(app);
     cmd::add_inspect(app);
+    cmd::add_doctor(app);
     cmd::add_quantize(app);
     cmd::add_generate(app);
     cmd::add_logits(app);

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "chat/model_directory.h"
@@ -59,10 +58,5 @@ class CostOfDecode {
 // Whether a good part of the weights stays in the processor's cache from token to token, so that the bandwidth of
 // memory says nothing about their speed.
 bool fits_in_cache(const chat::LoadedModel& loaded);
-
-// Bytes per second that `threads` threads read from memory together, out of a buffer that is larger than the caches:
-// good to a few percent. It takes some tenths of a second; nothing where it would take longer. cpu/ceilings.h is what
-// benchmarks use.
-std::optional<double> quick_read_bandwidth(int threads);
 
 }  // namespace fourfold::cmd

@@ -30,6 +30,7 @@
 #include "cmd/line_editor.h"
 #include "cmd/model_options.h"
 #include "cmd/options.h"
+#include "cpu/ceilings.h"
 #include "engine/engine.h"
 
 namespace fourfold::cmd {
@@ -80,7 +81,7 @@ void print_totals(const Totals& totals, int threads, bool in_cache) {
                         static_cast<double>(totals.decode_tokens) / totals.decode_seconds, rate / 1e9);
     if (in_cache) {
       line += " (from the processor's cache, which holds the model)";
-    } else if (const auto bandwidth = quick_read_bandwidth(threads)) {
+    } else if (const auto bandwidth = cpu::quick_read_bandwidth(threads)) {
       line += fmt::format(" = {:.0f} % of the measured {:.1f} GB/s", 100 * rate / *bandwidth, *bandwidth / 1e9);
     }
   }

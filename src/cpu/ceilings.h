@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "cpu/host/isa.h"
@@ -55,5 +56,11 @@ std::span<const ReadLoop> read_loops(Isa isa);
 
 // The last-level cache as the system reports it, in bytes; 0 when unknown.
 long long last_level_cache_bytes();
+inline constexpr long long kUnknownCacheBytes = 32 << 20;  // what is taken for it where it is unknown
+
+// Bytes per second that `threads` threads read from memory together, out of a buffer that is larger than the caches:
+// good to a few percent. It takes some tenths of a second; nothing where getting the memory for it would take longer
+// than `most_seconds`. Benchmarks use a CeilingMeter.
+std::optional<double> quick_read_bandwidth(int threads, double most_seconds = 1);
 
 }  // namespace fourfold::cpu

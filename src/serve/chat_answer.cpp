@@ -119,6 +119,8 @@ void ChatAnswer::delta(size_t index, Json content, const std::string* finish, st
 std::string ChatAnswer::finish(size_t index, const engine::Event& event, std::string& out) {
   Choice& choice = choices_[index];
   cached_tokens_ = std::max(cached_tokens_, event.cached_tokens);
+  drafted_ += event.drafted;
+  accepted_ += event.accepted;
   if (!choice.one_call) emit(index, choice.stream.finish(), out);
   const bool length = event.reason == engine::FinishReason::kLength || event.reason == engine::FinishReason::kDeadline;
   const bool calls = !choice.stream.answer().calls.empty();
@@ -141,7 +143,10 @@ Json ChatAnswer::usage() const {
           {"completion_tokens", output},
           {"total_tokens", options_.prompt_tokens + output},
           {"prompt_tokens_details", {{"cached_tokens", cached_tokens_}}},
-          {"completion_tokens_details", {{"reasoning_tokens", reasoning}}}};
+          {"completion_tokens_details",
+           {{"reasoning_tokens", reasoning},
+            {"accepted_prediction_tokens", accepted_},
+            {"rejected_prediction_tokens", drafted_ - accepted_}}}};
 }
 
 void ChatAnswer::complete(std::string& out) {

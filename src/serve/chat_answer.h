@@ -52,7 +52,7 @@ class ChatAnswer final : public AnswerForm {
   const ChatAnswerOptions options_;
   int32_t think_end_ = -1;
   std::vector<Choice> choices_;
-  int64_t cached_tokens_ = 0;
+  int64_t cached_tokens_ = 0, drafted_ = 0, accepted_ = 0;
 };
 
 }  // namespace fourfold::serve

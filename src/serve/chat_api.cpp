@@ -8,13 +8,12 @@
 #include "serve/generation_fields.h"
 #include "serve/generation_job.h"
 #include "serve/routes.h"
+#include "serve/structured.h"
 
 namespace fourfold::serve {
 namespace {
 
 using enum Treatment;
-
-constexpr const char* kNoGrammar = "constrained output is not built in; ask for it in the prompt";
 
 constexpr FieldRule kFields[] = {
     {"messages", kHonoured, "text only; system and developer messages are merged into the front"},
@@ -40,9 +39,14 @@ constexpr FieldRule kFields[] = {
     {"stream", kHonoured, ""},
     {"stream_options", kHonoured, "include_usage, continuous_usage_stats"},
     {"tools", kHonoured, "of type function"},
-    {"tool_choice", kHonoured, "auto and none (the tools are left out of the prompt); required and a name are refused"},
+    {"tool_choice", kHonoured, "auto, none (the tools are left out of the prompt), required, a function by its name"},
     {"parallel_tool_calls", kHonoured, "false: the answer ends with its first call"},
-    {"response_format", kHonoured, "type text; json_object and json_schema are refused"},
+    kStructureRules[0],
+    kStructureRules[1],
+    kStructureRules[2],
+    kStructureRules[3],
+    kStructureRules[4],
+    kStructureRules[5],
     {"reasoning_effort", kHonoured, "a variable of the template; none is enable_thinking: false"},
     {"enable_thinking", kHonoured, "a variable of the template"},
     {"preserve_thinking", kHonoured, "a variable of the template"},
@@ -72,11 +76,6 @@ constexpr FieldRule kFields[] = {
     {"skip_special_tokens", kIgnored, "end tokens are never part of the text"},
     {"spaces_between_special_tokens", kIgnored},
     {"request_id", kIgnored, "the header x-request-id is taken"},
-    {"structured_outputs", kRefused, kNoGrammar},
-    {"guided_json", kRefused, kNoGrammar},
-    {"guided_regex", kRefused, kNoGrammar},
-    {"guided_choice", kRefused, kNoGrammar},
-    {"guided_grammar", kRefused, kNoGrammar},
     {"functions", kRefused, "use tools"},
     {"function_call", kRefused, "use tool_choice"},
     {"audio", kRefused, "the model writes text only"},
@@ -120,17 +119,7 @@ Json read_tools(const Fields& fields) {
   }
   const bool given = tools != nullptr && !tools->empty();
   const Json* choice = fields.find("tool_choice");
-  if (choice != nullptr) {
-    if (choice->is_object() || *choice == "required") {
-      if (!given) fields.refuse("tool_choice", "asks for a call, but there are no tools");
-      fields.refuse("tool_choice", fmt::format("is {}: a call cannot be forced, wanted auto or none",
-                                               choice->is_object() ? "a named tool" : "required"));
-    }
-    if (*choice != "auto" && *choice != "none") {
-      fields.refuse("tool_choice", fmt::format("is {}, wanted auto or none", printable(dump(*choice), 60)));
-    }
-    if (*choice == "none") return nullptr;
-  }
+  if (choice != nullptr && *choice == "none") return nullptr;
   return given ? *tools : Json();
 }
 
@@ -148,12 +137,27 @@ void require_defaults(const Fields& fields) {
   if (const Json* modalities = fields.array("modalities", 8); modalities != nullptr && *modalities != Json({"text"})) {
     fields.refuse("modalities", "is not [\"text\"]: the model writes text only");
   }
-  if (const Json* format = fields.object("response_format")) {
-    const auto type = format->find("type");
-    if (type == format->end() || *type != "text") {
-      fields.refuse("response_format", fmt::format("is not of type text: {}", kNoGrammar));
-    }
+}
+
+// Beside the tools that read_tools() gives.
+ToolChoice read_tool_choice(const Fields& fields, const Json& tools) {
+  ToolChoice out;
+  out.parallel = fields.boolean("parallel_tool_calls").value_or(true);
+  out.strict = all_strict(tools);
+  const Json* choice = fields.find("tool_choice");
+  if (choice == nullptr || *choice == "auto" || *choice == "none") return out;
+  if (*choice == "required") {
+    out.kind = ToolChoice::Kind::kRequired;
+  } else if (choice->is_object() && choice->value("type", Json()) == "function" && choice->contains("function") &&
+             (*choice)["function"].is_object()) {
+    out.kind = ToolChoice::Kind::kNamed;
+    out.name = named_tool((*choice)["function"], tools, "tool_choice.function.name");
+  } else {
+    fields.refuse("tool_choice", fmt::format("is {}, wanted auto, none, required or a function by its name",
+                                             printable(dump(*choice), 60)));
   }
+  if (!tools.is_array()) fields.refuse("tool_choice", "asks for a call, but there are no tools");
+  return out;
 }
 
 }  // namespace
@@ -213,14 +217,20 @@ void chat_completions(Service& service, const std::shared_ptr<ApiCall>& call) {
   options.model = model.name();
   options.created = std::time(nullptr);
 
+  Structure structure = Structure::of_fields(fields);
+  structure.add_calls(conversation.tools, read_tool_choice(fields, conversation.tools));
+  structure.require_end(fields, options.fields);
+  structure.read_by(options.answer);
+
   const auto budget = fields.integer("thinking_token_budget", 0, kMaxTokens);
   engine::Request request = options.fields.request(std::move(prompt), model, call->form);
   if (options.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   std::vector<GenerationJob::Part> parts =
       thinking_parts(std::move(request), options.fields.answers, budget, *model.text, options.answer.reasoning);
   const bool stream = options.fields.stream;
-  GenerationJob::start(std::make_shared<GenerationJob>(
-      service, call, std::move(parts), std::make_unique<ChatAnswer>(*model.text, std::move(options)), stream));
+  const chat::Reasoning reasoning = options.answer.reasoning;
+  start_generation(service, call, structure, reasoning, std::move(parts),
+                   std::make_unique<ChatAnswer>(*model.text, std::move(options)), stream);
 }
 
 }  // namespace fourfold::serve

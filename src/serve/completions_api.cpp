@@ -8,13 +8,12 @@
 #include "serve/generation_fields.h"
 #include "serve/generation_job.h"
 #include "serve/routes.h"
+#include "serve/structured.h"
 
 namespace fourfold::serve {
 namespace {
 
 using enum Treatment;
-
-constexpr const char* kNoGrammar = "constrained output is not built in; ask for it in the prompt";
 
 constexpr FieldRule kFields[] = {
     {"prompt", kHonoured, "a text, an array of texts, of tokens, or of arrays of tokens; up to 256 prompts"},
@@ -41,7 +40,12 @@ constexpr FieldRule kFields[] = {
     {"add_special_tokens", kHonoured, "true where it is missing; of a prompt that is text"},
     {"best_of", kHonoured, "no other than n"},
     {"use_beam_search", kHonoured, "false only"},
-    {"response_format", kHonoured, "type text only"},
+    kStructureRules[0],
+    kStructureRules[1],
+    kStructureRules[2],
+    kStructureRules[3],
+    kStructureRules[4],
+    kStructureRules[5],
     {"priority", kHonoured, "lower values first"},
     {"cache_salt", kHonoured, "cached prefixes are shared with requests of the same salt only"},
     {"user", kIgnored},
@@ -54,11 +58,6 @@ constexpr FieldRule kFields[] = {
     {"suffix", kRefused, "the model fills no gaps; put the text into the prompt"},
     {"prompt_embeds", kRefused, "prompts are text or tokens"},
     {"prompt_logprobs", kRefused, "use echo and logprobs"},
-    {"structured_outputs", kRefused, kNoGrammar},
-    {"guided_json", kRefused, kNoGrammar},
-    {"guided_regex", kRefused, kNoGrammar},
-    {"guided_choice", kRefused, kNoGrammar},
-    {"guided_grammar", kRefused, kNoGrammar},
     {"bad_words", kRefused, "use logit_bias"},
     {"allowed_token_ids", kRefused, "use logit_bias"},
     {"logits_processors", kRefused, "use logit_bias"},
@@ -143,10 +142,8 @@ void completions(Service& service, const std::shared_ptr<ApiCall>& call) {
   }
   if (fields.boolean("use_beam_search").value_or(false)) fields.refuse("use_beam_search", "is true: there is none");
   fields.integer("best_of", options.fields.answers, options.fields.answers);
-  if (const Json* format = fields.object("response_format")) {
-    const auto type = format->find("type");
-    if (type == format->end() || *type != "text") fields.refuse("response_format", "is not of type text");
-  }
+  const Structure structure = Structure::of_fields(fields);
+  structure.require_end(fields, options.fields);
   options.prompts = read_prompts(fields, model);
   if (options.prompts.size() * static_cast<size_t>(options.fields.answers) > kMaxAnswersInAll) {
     fields.refuse("n", fmt::format("is {} for {} prompts, at most {} answers are taken", options.fields.answers,
@@ -171,8 +168,8 @@ void completions(Service& service, const std::shared_ptr<ApiCall>& call) {
     parts.push_back(std::move(part));
   }
   const bool stream = options.fields.stream;
-  GenerationJob::start(std::make_shared<GenerationJob>(
-      service, call, std::move(parts), std::make_unique<CompletionAnswer>(*model.text, std::move(options)), stream));
+  start_generation(service, call, structure, chat::Reasoning::kNone, std::move(parts),
+                   std::make_unique<CompletionAnswer>(*model.text, std::move(options)), stream);
 }
 
 }  // namespace fourfold::serve

@@ -26,7 +26,7 @@ struct HttpRequest {
 struct HttpResponse {
   int status = 200;
   Headers headers;
-  std::string body;
+  std::string body;    // not sent with a 304, of which it is what a 200 would have
   bool close = false;  // the connection, behind this response
 };
 

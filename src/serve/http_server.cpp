@@ -167,7 +167,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     count_body(0);  // before the client can know that there is room again
     if (read_closed_ || response.close) closing_ = true;
     send(head(response.status, response.headers, std::to_string(response.body.size())));
-    if (!head_only_) send(response.body);
+    if (!head_only_ && response.status != 304) send(response.body);
     answered();
   }
 

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "serve/chat_api.h"
+#include "serve/page/page.h"
 #include "serve/routes.h"
 #include "serve/token_text.h"
 
@@ -23,6 +24,7 @@ constexpr Route kRoutes[] = {
     {"GET", "/props", ErrorForm::kOpenAi, false, true, false, props},
     {"GET", "/get_server_info", ErrorForm::kOpenAi, false, true, false, server_info},
     {"GET", "/get_model_info", ErrorForm::kOpenAi, false, true, false, model_info},
+    {"GET", "/", ErrorForm::kOpenAi, true, false, false, page},
     {"GET", "/health", ErrorForm::kOpenAi, true, false, false, health},
     {"GET", "/ready", ErrorForm::kOpenAi, true, false, false, health},
     {"GET", "/live", ErrorForm::kOpenAi, true, false, false, live},

@@ -7,6 +7,7 @@
 #include "serve/generation_job.h"
 #include "serve/messages_answer.h"
 #include "serve/routes.h"
+#include "serve/structured.h"
 
 namespace fourfold::serve {
 namespace {
@@ -19,9 +20,10 @@ constexpr FieldRule kFields[] = {
     {"max_tokens", kHonoured, "1 or more, cut to what the context leaves; may be left out"},
     {"system", kHonoured, "a text or blocks of text"},
     {"tools", kHonoured, "those with an input_schema; Anthropic's own, which have a type, are left out"},
-    {"tool_choice", kHonoured, "auto and none, disable_parallel_tool_use; any and tool are refused"},
+    {"tool_choice", kHonoured, "auto, none, any, tool by its name; disable_parallel_tool_use"},
     {"thinking", kHonoured, "enabled with budget_tokens, adaptive, disabled; without it, as the template does"},
-    {"output_config", kHonoured, "effort, a variable of the template; a format is refused"},
+    {"output_config", kHonoured, "effort, a variable of the template; format: json_schema"},
+    {"output_format", kHonoured, "the same as output_config.format, by its older name"},
     {"stop_sequences", kHonoured, "up to 64; they sleep inside of thinking and of calls"},
     {"temperature", kHonoured, "0 to 10; 0 is greedy"},
     {"top_p", kHonoured, "above 0, up to 1"},
@@ -167,24 +169,32 @@ Json read_tools(const Fields& fields) {
     Json function = {{"name", name}};
     if (tool.contains("description") && tool["description"].is_string()) function["description"] = tool["description"];
     function["parameters"] = *schema;
+    if (tool.contains("strict")) function["strict"] = tool["strict"];
     out.push_back({{"type", "function"}, {"function", std::move(function)}});
   }
   return out.empty() ? Json() : out;
 }
 
-// The tools that may be called, and whether several calls may be in one answer.
-Json offered_tools(const Fields& fields, bool& parallel) {
+// The tools that may be called, and what is said of calls.
+Json offered_tools(const Fields& fields, ToolChoice& out) {
   Json tools = read_tools(fields);
+  out.strict = take_strict(tools);
+  out.parameters = ".input_schema";
   const Json* choice = fields.object("tool_choice");
   if (choice == nullptr) return tools;
   const std::string type = type_of(*choice, "tool_choice");
   if (const auto single = choice->find("disable_parallel_tool_use"); single != choice->end())
-    parallel = *single != true;
+    out.parallel = *single != true;
   if (type == "none") return nullptr;
-  if (type == "any" || type == "tool") {
-    refuse("tool_choice", fmt::format("is of type {}: a call cannot be forced, wanted auto or none", type));
+  if (type == "any") {
+    out.kind = ToolChoice::Kind::kRequired;
+  } else if (type == "tool") {
+    out.kind = ToolChoice::Kind::kNamed;
+    out.name = named_tool(*choice, tools, "tool_choice.name");
+  } else if (type != "auto") {
+    refuse("tool_choice", fmt::format("is of type {}, wanted auto, none, any or tool", printable(type, 60)));
   }
-  if (type != "auto") refuse("tool_choice", fmt::format("is of type {}, wanted auto or none", printable(type, 60)));
+  if (type != "auto" && !tools.is_array()) refuse("tool_choice", "asks for a call, but there are no tools");
   return tools;
 }
 
@@ -206,7 +216,8 @@ std::optional<int64_t> read_thinking(const Fields& fields, Json& variables) {
 struct Asked {
   chat::Conversation conversation;
   std::optional<int64_t> budget;
-  bool parallel_calls = true;
+  ToolChoice choice;
+  Structure structure;
 };
 
 Asked read(const Fields& fields) {
@@ -249,14 +260,20 @@ Asked read(const Fields& fields) {
     }
     asked.conversation.variables = *variables;
   }
-  asked.conversation.tools = offered_tools(fields, asked.parallel_calls);
+  asked.conversation.tools = offered_tools(fields, asked.choice);
   asked.budget = read_thinking(fields, asked.conversation.variables);
   if (const Json* config = fields.object("output_config")) {
-    static constexpr FieldRule kRules[] = {
-        {"effort", kHonoured}, {"format", kRefused, "constrained output is not built in; ask for it in the prompt"}};
+    static constexpr FieldRule kRules[] = {{"effort", kHonoured}, {"format", kHonoured, "json_schema"}};
     const Fields inner(*config, kRules, "output_config.");
     if (const auto effort = inner.string("effort", 64)) asked.conversation.variables["reasoning_effort"] = *effort;
+    if (const Json* format = inner.find("format"))
+      asked.structure = Structure::of_format(*format, "output_config.format");
   }
+  if (const Json* format = fields.find("output_format")) {
+    if (asked.structure.asked()) fields.refuse("output_format", "stands beside output_config.format");
+    asked.structure = Structure::of_format(*format, "output_format");
+  }
+  asked.structure.add_calls(asked.conversation.tools, asked.choice);
   return asked;
 }
 
@@ -279,12 +296,14 @@ void messages(Service& service, const std::shared_ptr<ApiCall>& call) {
   options.fields.max_tokens = fields.integer("max_tokens", 1, kMaxTokens);
   options.fields.set_stop(fields, "stop_sequences");
   const Asked asked = read(fields);
+  asked.structure.require_end(fields, options.fields);
   chat::Prompt prompt = model.text->prompt(asked.conversation);
   options.answer.reasoning = prompt.reasoning;
   options.answer.tools = asked.conversation.tools;
   options.answer.stop = options.fields.stop;
+  asked.structure.read_by(options.answer);
   options.answer.make_call_id = [] { return random_id("toolu_"); };
-  options.parallel_calls = asked.parallel_calls;
+  options.parallel_calls = asked.choice.parallel;
   options.prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
   options.id = random_id("msg_");
   options.model = model.name();
@@ -292,8 +311,9 @@ void messages(Service& service, const std::shared_ptr<ApiCall>& call) {
   std::vector<GenerationJob::Part> parts = thinking_parts(options.fields.request(std::move(prompt), model, call->form),
                                                           1, asked.budget, *model.text, options.answer.reasoning);
   const bool stream = options.fields.stream;
-  GenerationJob::start(std::make_shared<GenerationJob>(
-      service, call, std::move(parts), std::make_unique<MessagesAnswer>(*model.text, std::move(options)), stream));
+  const chat::Reasoning reasoning = options.answer.reasoning;
+  start_generation(service, call, asked.structure, reasoning, std::move(parts),
+                   std::make_unique<MessagesAnswer>(*model.text, std::move(options)), stream);
 }
 
 void count_message_tokens(Service& service, const std::shared_ptr<ApiCall>& call) {

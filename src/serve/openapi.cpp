@@ -97,6 +97,7 @@ constexpr Named kSchemas[] = {
     {"thinking", R"({"type": "object", "required": ["type"], "properties":
                      {"type": {"enum": ["enabled", "adaptive", "disabled"]},
                       "budget_tokens": {"type": ["integer", "null"], "minimum": 1, "maximum": 2147483648}}})"},
+    {"output_format", kObject},
     {"output_config", R"({"type": "object", "properties": {"effort": {"type": ["string", "null"], "maxLength": 64}}})"},
 };
 
@@ -191,6 +192,7 @@ struct Operation {
   std::span<const FieldRule> (*fields)();
   std::vector<const char*> required;
   bool stream = false;
+  const char* type = "text/plain";  // of an answer that is no JSON
 };
 
 const std::vector<Operation>& operations() {
@@ -213,6 +215,7 @@ const std::vector<Operation>& operations() {
       {"/props", "Sizes, as llama.cpp's clients ask for them", "Object", nullptr, {}},
       {"/get_server_info", "The state of the server, for routers", "Object", nullptr, {}},
       {"/get_model_info", "The model, for routers", "Object", nullptr, {}},
+      {"/", "The page: chat and live figures", nullptr, nullptr, {}, false, "text/html"},
       {"/health", "Whether requests are taken, and the phase", "State", nullptr, {}},
       {"/ready", "The same", "State", nullptr, {}},
       {"/live", "Whether the process is worth keeping", "State", nullptr, {}},
@@ -244,7 +247,7 @@ const char* treatment_word(Treatment treatment) {
   return "Refused";
 }
 
-Json body_schema(const Operation& operation) {
+Json body_schema(const Operation& operation, const std::vector<std::string>& names) {
   Json properties = Json::object();
   for (const FieldRule& rule : operation.fields()) {
     Json schema = field_schema(operation.path, rule);
@@ -252,6 +255,7 @@ Json body_schema(const Operation& operation) {
     schema["description"] = fmt::format("{}{}{}", treatment_word(rule.treatment), note.empty() ? "" : ": ", note);
     properties[rule.name] = std::move(schema);
   }
+  if (!names.empty()) properties["model"]["anyOf"][0]["enum"] = names;
   Json out = {{"type", "object"}, {"properties", std::move(properties)}};
   for (const char* name : operation.required) {
     out["required"].push_back(name);
@@ -273,9 +277,9 @@ Json responses_of(const Route& route, const Operation* operation, bool keys) {
     const std::string name = std::string_view(route.method) == "DELETE" ? "DeletedResponse"
                              : operation->answer == nullptr             ? ""
                                                                         : operation->answer;
-    success["content"] = name.empty() ? answer_content("text/plain", {{"type", "string"}})
+    success["content"] = name.empty() ? answer_content(operation->type, {{"type", "string"}})
                                       : answer_content("application/json", reference(name));
-    if (operation->stream) success["content"]["text/event-stream"] = {{"schema", {{"type", "string"}}}};
+    if (operation->stream) success["content"]["text/event-stream"] = Json::object();  // events of each API's own form
   }
   Json out = Json::object();
   out["200"] = std::move(success);
@@ -320,7 +324,7 @@ Json field_schema(const char* path, const FieldRule& rule) {
   return {{"anyOf", Json::array({Json::parse(text), {{"type", "null"}}})}};
 }
 
-Json openapi_description(bool keys) {
+Json openapi_description(bool keys, const std::vector<std::string>& names) {
   Json paths = Json::object();
   for (const Route& route : routes()) {
     const Operation* operation = operation_of(route.path);
@@ -341,7 +345,7 @@ Json openapi_description(bool keys) {
     if (!parameters.empty()) described["parameters"] = std::move(parameters);
     if (operation != nullptr && operation->fields != nullptr) {
       described["requestBody"] = {{"required", true},
-                                  {"content", answer_content("application/json", body_schema(*operation))}};
+                                  {"content", answer_content("application/json", body_schema(*operation, names))}};
     }
     if (route.open) described["security"] = Json::array();
     described["responses"] = responses_of(route, operation, keys);
@@ -360,7 +364,9 @@ Json openapi_description(bool keys) {
 }
 
 void openapi(Service& service, const std::shared_ptr<ApiCall>& call) {
-  service.respond(call, json_response(openapi_description(!service.options().api_keys.empty())));
+  const ServedModel* model = service.model();
+  const std::vector<std::string> names = model == nullptr ? std::vector<std::string>() : model->names;
+  service.respond(call, json_response(openapi_description(!service.options().api_keys.empty(), names)));
 }
 
 }  // namespace fourfold::serve

@@ -10,6 +10,7 @@
 #include "serve/response_store.h"
 #include "serve/responses_answer.h"
 #include "serve/routes.h"
+#include "serve/structured.h"
 
 namespace fourfold::serve {
 namespace {
@@ -27,10 +28,10 @@ constexpr FieldRule kFields[] = {
     {"top_p", kHonoured, "above 0, up to 1"},
     {"stream", kHonoured, ""},
     {"tools", kHonoured, "of type function; others (namespace, web_search, …) are left out"},
-    {"tool_choice", kHonoured, "auto and none; required and a name are refused"},
+    {"tool_choice", kHonoured, "auto, none, required, a function by its name"},
     {"parallel_tool_calls", kHonoured, "false: the answer ends with its first call"},
     {"reasoning", kHonoured, "effort, a variable of the template; none is enable_thinking: false"},
-    {"text", kHonoured, "a format of type text; others are refused"},
+    {"text", kHonoured, "format: text, json_object, json_schema"},
     {"truncation", kHonoured, "disabled only"},
     {"background", kHonoured, "false only"},
     {"metadata", kHonoured, "given back"},
@@ -168,16 +169,34 @@ Json read_tools(const Fields& fields) {
         if (!tool["parameters"].is_object()) refuse(place + ".parameters", "is no object");
         function["parameters"] = tool["parameters"];
       }
+      if (tool.contains("strict")) function["strict"] = tool["strict"];
       out.push_back({{"type", "function"}, {"function", std::move(function)}});
     }
   }
   const Json* choice = fields.find("tool_choice");
   if (choice != nullptr && *choice == "none") return nullptr;
-  if (choice != nullptr && *choice != "auto") {
-    fields.refuse("tool_choice", fmt::format("is {}: a call cannot be forced, wanted auto or none",
-                                             choice->is_object() ? "a named tool" : printable(dump(*choice), 60)));
-  }
   return out.empty() ? Json() : out;
+}
+
+// Beside the tools that read_tools() gives.
+ToolChoice read_tool_choice(const Fields& fields, Json& tools) {
+  ToolChoice out;
+  out.parallel = fields.boolean("parallel_tool_calls").value_or(true);
+  out.strict = take_strict(tools);
+  out.parameters = ".parameters";
+  const Json* choice = fields.find("tool_choice");
+  if (choice == nullptr || *choice == "auto" || *choice == "none") return out;
+  if (*choice == "required") {
+    out.kind = ToolChoice::Kind::kRequired;
+  } else if (choice->is_object() && choice->value("type", Json()) == "function") {
+    out.kind = ToolChoice::Kind::kNamed;
+    out.name = named_tool(*choice, tools, "tool_choice.name");
+  } else {
+    fields.refuse("tool_choice", fmt::format("is {}, wanted auto, none, required or a function by its name",
+                                             printable(dump(*choice), 60)));
+  }
+  if (!tools.is_array()) fields.refuse("tool_choice", "asks for a call, but there are no tools");
+  return out;
 }
 
 void read_variables(const Fields& fields, Json& variables) {
@@ -203,16 +222,14 @@ void require_defaults(const Fields& fields) {
   if (fields.string("truncation", 64).value_or("disabled") != "disabled") {
     fields.refuse("truncation", "is not disabled: a conversation is never cut silently");
   }
-  if (const Json* text = fields.object("text")) {
-    static constexpr FieldRule kRules[] = {{"format", kHonoured}, {"verbosity", kIgnored}};
-    const Fields inner(*text, kRules, "text.");
-    if (const Json* format = inner.object("format")) {
-      const auto type = format->find("type");
-      if (type == format->end() || *type != "text") {
-        inner.refuse("format", "is not of type text: constrained output is not built in; ask for it in the prompt");
-      }
-    }
-  }
+}
+
+Structure read_text_format(const Fields& fields) {
+  const Json* text = fields.object("text");
+  if (text == nullptr) return {};
+  static constexpr FieldRule kRules[] = {{"format", kHonoured}, {"verbosity", kIgnored}};
+  const Json* format = Fields(*text, kRules, "text.").find("format");
+  return format == nullptr ? Structure() : Structure::of_format(*format, "text.format");
 }
 
 // 0.7f is 0.7, and not the double that it is.
@@ -305,6 +322,7 @@ void responses(Service& service, const std::shared_ptr<ApiCall>& call) {
   }
   for (const Json& message : messages) conversation.messages.push_back(message);
   conversation.tools = read_tools(fields);
+  const ToolChoice choice = read_tool_choice(fields, conversation.tools);
   read_variables(fields, conversation.variables);
   chat::Prompt prompt = model.text->prompt(conversation);
 
@@ -312,6 +330,10 @@ void responses(Service& service, const std::shared_ptr<ApiCall>& call) {
   options.answer.reasoning = prompt.reasoning;
   options.answer.tools = conversation.tools;
   options.answer.stop = options.fields.stop;
+  Structure structure = read_text_format(fields);
+  structure.add_calls(conversation.tools, choice);
+  structure.require_end(fields, options.fields);
+  structure.read_by(options.answer);
   options.prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
   engine::Request request = options.fields.request(std::move(prompt), model, call->form);
   options.response = request_part(fields, options.id, model, options.fields, request);
@@ -326,8 +348,9 @@ void responses(Service& service, const std::shared_ptr<ApiCall>& call) {
   const bool stream = options.fields.stream;
   std::vector<GenerationJob::Part> parts =
       thinking_parts(std::move(request), 1, budget, *model.text, options.answer.reasoning);
-  GenerationJob::start(std::make_shared<GenerationJob>(
-      service, call, std::move(parts), std::make_unique<ResponsesAnswer>(*model.text, std::move(options)), stream));
+  const chat::Reasoning reasoning = options.answer.reasoning;
+  start_generation(service, call, structure, reasoning, std::move(parts),
+                   std::make_unique<ResponsesAnswer>(*model.text, std::move(options)), stream);
 }
 
 namespace {

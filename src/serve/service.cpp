@@ -17,7 +17,7 @@
 namespace fourfold::serve {
 namespace {
 
-constexpr int kWorkers = 2;
+constexpr int kWorkers = 2, kCompilers = 2;
 
 // What a prompt may have of tokens before it is tokenised: a guess from its bytes that is rather too large for text.
 constexpr int64_t kBytesPerToken = 3;
@@ -73,6 +73,21 @@ std::string utc_now() {
   return text;
 }
 
+// What tokens write. Special ones and those that end an answer write nothing that is part of it.
+structure::Vocabulary vocabulary_of(const chat::ChatText& text, const model::ModelConfig& config) {
+  const text::Tokenizer& tokenizer = text.tokenizer();
+  structure::Vocabulary out;
+  out.size = config.vocabulary;
+  out.tokens.resize(std::min(tokenizer.size(), static_cast<size_t>(config.vocabulary)));
+  for (size_t i = 0; i < out.tokens.size(); ++i) {
+    const auto id = static_cast<int32_t>(i);
+    if (tokenizer.is_defined(id) && !tokenizer.is_special(id) && !text.is_stop(id)) {
+      out.tokens[i] = tokenizer.token_bytes(id);
+    }
+  }
+  return out;
+}
+
 std::string read_template(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / "chat_template.jinja";
   return file_exists(path) ? read_file(path, 4u << 20) : "";
@@ -125,7 +140,8 @@ void ApiCall::release() {
 Service::Service(ServiceOptions options)
     : options_(std::move(options)),
       max_in_flight_(options_.engine.max_sequences + options_.engine.max_queued),
-      workers_(kWorkers, static_cast<size_t>(max_in_flight_) + 1024) {}
+      workers_(kWorkers, static_cast<size_t>(max_in_flight_) + 1024),
+      compiling_(kCompilers, static_cast<size_t>(max_in_flight_) + 1024) {}
 
 Service::~Service() { stop(); }
 
@@ -167,6 +183,12 @@ void Service::load() {
     set_phase("loading weights", done, total);
     if (stop_loading_) throw Interrupted();
   };
+  if (structure::has_compiler()) {
+    set_phase("sorting the vocabulary");
+    const structure::Vocabulary vocabulary = vocabulary_of(*served->text, served->config);
+    served->compiler = structure::make_compiler(vocabulary);
+    served->reasoning_end = std::make_shared<structure::ReasoningEnd>(vocabulary);
+  }
   set_phase("opening the checkpoint");
   chat::LoadedModel loaded = chat::load_model(options_.directory, options_.make_backend, std::move(options));
   set_phase("making the caches");
@@ -377,6 +399,7 @@ void Service::drain() { draining_ = true; }
 void Service::stop() {
   draining_ = true;
   workers_.stop();
+  compiling_.stop();
   ready_ = false;
   model_.reset();  // its thread calls into exchanges
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -23,6 +24,8 @@
 #include "serve/metrics.h"
 #include "serve/response_store.h"
 #include "serve/workers.h"
+#include "structure/compiler.h"
+#include "structure/constraint.h"
 
 namespace fourfold::serve {
 
@@ -52,6 +55,8 @@ struct ServedModel {
   int32_t drafts = 0;
   int64_t created = 0;  // seconds since 1970
   std::unique_ptr<chat::ChatText> text;
+  std::unique_ptr<structure::Compiler> compiler;  // null in a build without grammars
+  std::shared_ptr<const structure::ReasoningEnd> reasoning_end;
   std::unique_ptr<engine::Engine> engine;
 
   const std::string& name() const { return names.front(); }
@@ -125,6 +130,8 @@ class Service {
 
   void respond(const std::shared_ptr<ApiCall>& call, HttpResponse response);
   void fail(const std::shared_ptr<ApiCall>& call, const ApiError& error);
+  // Work that takes its time, a grammar to be compiled, beside all else. False: there is too much of it.
+  bool compile(std::function<void()> work) { return compiling_.submit(std::move(work)); }
   // The call is answered: log line and figures.
   void finished(const ApiCall& call, int status);
 
@@ -146,7 +153,7 @@ class Service {
   mutable std::mutex mutex_;
   std::string phase_ = "starting";
   int64_t done_ = 0, total_ = 0;
-  Workers workers_;
+  Workers workers_, compiling_;
 };
 
 std::string random_id(std::string_view prefix);

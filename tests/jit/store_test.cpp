@@ -53,6 +53,23 @@ TEST(Store, GivesBackWhatWasSaved) {
   EXPECT_EQ(store.keys(), std::vector<Key>{key("1")});
 }
 
+TEST(Store, KeysEntriesAndPacksAreTheSameOnEveryProcessor) {
+  // Found on x86-64 and on arm64: what one packs the other imports.
+  CompileRequest request;
+  request.sources = {"probe.cu", "#include \"a.h\"\n__global__ void probe(int n) {}", {{"a.h", "// nothing\n"}}};
+  request.arch = "sm_90a";
+  const Key k = key_of(request, "nvrtc 13.0");
+  EXPECT_EQ(k, "97c0bf49773dca1c5b03ba8fe52f0d39e968284eb76465bd05dffff11b4cbdde");
+  const TemporaryDirectory dir;
+  KernelStore store(dir.path() / "store");
+  store.save(k, entry("one"));
+  EXPECT_EQ(to_hex(sha256(read_file(file_of(store, k)))),
+            "d1c25668b4f49698523cad7359ab92e90709947f61190344e20980123acee54c");
+  store.write_pack(dir.path() / "pack", {k});
+  EXPECT_EQ(to_hex(sha256(read_file(dir.path() / "pack"))),
+            "6809a3b5e752dd18bc67ff42447def74784c7aead5b5f0b2b69bdedaf1ae59d8");
+}
+
 TEST(Store, TheSameContentMakesTheSameFile) {
   // No date, path, process or order of insertion: two machines produce equal bytes.
   const TemporaryDirectory a, b;

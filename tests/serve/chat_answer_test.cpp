@@ -64,6 +64,8 @@ class ChatAnswerTest : public testing::Test {
     end.kind = engine::Event::Kind::kFinished;
     end.reason = reason;
     end.cached_tokens = 5;
+    end.drafted = 9;
+    end.accepted = 6;
     answer.finish(0, end, out);
     answer.complete(out);
     return out;
@@ -247,6 +249,8 @@ TEST_F(ChatAnswerTest, CountsTokensOfTheReasoning) {
   EXPECT_EQ(usage["completion_tokens"], tokens.size());
   EXPECT_EQ(usage["total_tokens"], tokens.size() + 7);
   EXPECT_EQ(usage["prompt_tokens_details"]["cached_tokens"], 5);
+  EXPECT_EQ(usage["completion_tokens_details"]["accepted_prediction_tokens"], 6);
+  EXPECT_EQ(usage["completion_tokens_details"]["rejected_prediction_tokens"], 3);
 }
 
 TEST_F(ChatAnswerTest, TellsOfAFailureInTheStream) {

@@ -236,7 +236,7 @@ class ServeTest(unittest.TestCase):
             "tools": tools, "input": task["messages"] + [
                 call, {"type": "function_call_output", "call_id": call["call_id"], "output": "{\"status\": \"ok\"}"}]})
         self.assertEqual(status, 200, text)
-        self.error(400, "tool_choice", "/v1/responses", {"input": "a", "tools": tools, "tool_choice": "required"})
+        self.error(400, "tool_choice", "/v1/responses", {"input": "a", "tools": tools, "tool_choice": "all"})
         self.error(400, "input[0]", "/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]})
         self.error(400, "input", "/v1/responses", {"input": []})
 
@@ -331,8 +331,8 @@ class ServeTest(unittest.TestCase):
         chat, text = "/v1/chat/completions", "/v1/completions"
         for field, value in {"temperature": 11, "top_p": 0, "top_k": -2, "min_p": 1, "n": 0, "max_tokens": 0, "seed": "a",
                              "presence_penalty": 11, "stop": 5, "logit_bias": {"x": 1}, "top_logprobs": 21,
-                             "tool_choice": "required", "tools": [{"type": "code"}], "response_format": {"type": "json_object"},
-                             "stop_token_ids": [-1], "messages": [], "chat_template": "x", "guided_json": {},
+                             "tool_choice": "required", "tools": [{"type": "code"}], "response_format": {"type": "xml"},
+                             "stop_token_ids": [-1], "messages": [], "chat_template": "x", "guided_json": 5,
                              "reasoning_effort": 1, "stream_options": {"include_usage": True}}.items():
             error = self.error(400, self.place(field, value), chat, {"messages": QUESTION, field: value})
             self.assertIn(field, error["message"])
@@ -348,7 +348,7 @@ class ServeTest(unittest.TestCase):
 
     @staticmethod
     def place(field, value):
-        return {"tools": "tools[0]", "stop_token_ids": "stop_token_ids[0]"}.get(field, field)
+        return {"tools": "tools[0]", "stop_token_ids": "stop_token_ids[0]", "response_format": "response_format.type"}.get(field, field)
 
     def test_unknown_fields_are_named(self):
         status, _, headers = self.server.post(

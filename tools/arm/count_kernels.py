@@ -3,7 +3,7 @@
 
     tools/arm/count_kernels.py [BUILD]      BUILD: a build directory of the preset aarch64 (default: build/aarch64)
 
-Needs the packages of packages/apt-aarch64.txt, and llvm-19 for llvm-mca. Nothing is run: what a processor does with
+Needs the packages of packages/apt-aarch64.txt and apt-mca.txt. Nothing is run: what a processor does with
 memory is not in these figures. GB/s are bytes of weights a core at 3 GHz, as if all of them were in its first cache.
 """
 

@@ -1,0 +1,129 @@
+// fourfold batch: a file of requests through the engine at full throughput.
+#include "batch/batch.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/console.h"
+#include "base/file.h"
+#include "base/interrupt.h"
+#include "base/json.h"
+#include "base/progress.h"
+#include "chat/model_directory.h"
+#include "cmd/arguments.h"
+#include "cmd/commands.h"
+#include "cmd/engine_load.h"
+#include "cmd/model_options.h"
+
+namespace fourfold::cmd {
+namespace {
+
+struct Options {
+  std::string input, output, directory, draft = "0";
+  std::vector<std::string> names;
+  int64_t context = 0, sequences = 32, step_tokens = 512, cache_tokens = 0;
+  BackendArgs backend;
+  bool json = false;
+};
+
+void run(const Options& options) {
+  install_interrupt_handler();
+  batch::BatchOptions batch;
+  batch.input = options.input;
+  batch.output = options.output;
+  serve::ServiceOptions& service = batch.service;
+  service.directory = options.directory.empty() ? chat::default_model_directory().string() : options.directory;
+  if (!directory_exists(service.directory))
+    fail("batch: {} is no directory", printable(service.directory.string(), 200));
+  service.names = options.names;
+  service.make_backend = [backend = options.backend] { return make_backend(backend); };
+  service.backend = fmt::format("CPU, {}", cpu::isa_name(chosen_isa(options.backend)));
+  service.context = options.context;
+  service.engine.max_sequences = options.sequences;
+  service.engine.max_step_tokens = options.step_tokens;
+  service.engine.cache_tokens = options.cache_tokens;
+  // The batch bounds its requests by itself; each may ask for several answers.
+  service.engine.max_queued = 1 << 20;
+  service.engine.drafts = parse_drafts(options.draft);
+  service.log_requests = false;
+  std::unique_ptr<Progress> progress;
+  int64_t done = 0, lines = 0;
+  batch::BatchResult result;
+  try {
+    result = batch::run_batch(batch, [&](int64_t now, int64_t all) {
+      if (!progress) progress = std::make_unique<Progress>("batch", static_cast<uint64_t>(all), "answers");
+      progress->set(static_cast<uint64_t>(now));
+      done = now;
+      lines = all;
+    });
+  } catch (const Interrupted&) {
+    progress.reset();
+    throw Interrupted(
+        fmt::format("interrupted: {} of {} lines have their answers, the same command goes on", done, lines));
+  }
+  progress.reset();
+  const double rate = result.seconds > 0 ? static_cast<double>(result.output_tokens) / result.seconds : 0;
+  if (options.json) {
+    const Json out = {{"lines", result.lines},
+                      {"answered", result.answered},
+                      {"answered_before", result.before},
+                      {"failed", result.failures},
+                      {"prompt_tokens", result.prompt_tokens},
+                      {"output_tokens", result.output_tokens},
+                      {"seconds", result.seconds},
+                      {"output_tokens_per_s", rate}};
+    fmt::print("{}\n", out.dump(2));
+  } else {
+    eprint("{} lines: {} answered in {:.1f} s, {} before; {} output tokens, {:.1f} a second\n", result.lines,
+           result.answered, result.seconds, result.before, result.output_tokens, rate);
+  }
+  if (result.failures > 0) {
+    warn(fmt::format("{} of {} lines have an error instead of an answer, each in its line of {}", result.failures,
+                     result.lines, options.output));
+    throw ExitStatus{2};
+  }
+}
+
+}  // namespace
+
+void add_batch(Command& app) {
+  const auto options = std::make_shared<Options>();
+  Command command = app.add_command(
+      "batch",
+      "Answer a file of requests, in OpenAI's batch format\n\n"
+      "  fourfold batch IN.jsonl OUT.jsonl           the demo model\n"
+      "  fourfold batch IN.jsonl OUT.jsonl DIR       a checkpoint\n\n"
+      "A line of IN is {\"custom_id\", \"method\": \"POST\", \"url\", \"body\"}, with the urls and bodies of `serve`. "
+      "Whatever\n"
+      "ends it, the same command goes on: lines that have an answer in OUT are left alone. Exit status 2 where a line "
+      "failed.");
+  command.add_option("in", options->input, "The requests").required();
+  command.add_option("out", options->output, "The answers; those that are there stay").required();
+  command.add_option("dir", options->directory, "Checkpoint directory (default: the demo model)");
+  command
+      .add_option("--served-model-name", options->names,
+                  "Names that requests may give the model (default: the directory's)")
+      .one_each();
+  command
+      .add_option("--max-model-len", options->context,
+                  "Tokens of prompt and answer (default: 8192, or what the model has)")
+      .range(2, 1 << 28);
+  command.add_option("--max-num-seqs", options->sequences, "Answers computed at once").range(1, 1024).show_default();
+  command.add_option("--max-num-batched-tokens", options->step_tokens, "Tokens of one step of the model")
+      .range(1, 65536)
+      .show_default();
+  command
+      .add_option("--kv-cache-tokens", options->cache_tokens,
+                  "Tokens that the cache holds (default: half of the context for each answer at once)")
+      .range(1, int64_t{1} << 30);
+  command.add_option("--draft", options->draft, "Drafts of the MTP head a step: 0 to 5, or auto").show_default();
+  add_backend_options(command, options->backend);
+  command.add_flag("--json", options->json, "Print the figures as one JSON object");
+  command.callback([options] { run(*options); });
+}
+
+}  // namespace fourfold::cmd

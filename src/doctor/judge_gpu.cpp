@@ -1,0 +1,229 @@
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "doctor/finding.h"
+#include "plan/arch.h"
+
+namespace fourfold::doctor {
+namespace {
+
+// GB/s of a PCIe link in one direction: gigatransfers of a lane, 8 bits a byte, behind the coding of 1 to 2 and of 3
+// on.
+double link_gb_per_s(double generation, double width) {
+  const double transfers[] = {2.5 * 0.8, 5 * 0.8, 8 * 0.985, 16 * 0.985, 32 * 0.985, 64 * 0.985};
+  const auto index = static_cast<size_t>(std::clamp(generation, 1.0, 6.0)) - 1;
+  return transfers[index] * width / 8;
+}
+
+const plan::Arch* arch_row(const std::string& name) {
+  const auto* row = std::find_if(std::begin(plan::kArchs), std::end(plan::kArchs),
+                                 [&](const plan::Arch& one) { return one.name == name; });
+  return row == std::end(plan::kArchs) ? nullptr : row;
+}
+
+// What hardware says against its clock, by bit (nvml.h, nvmlClocksEventReasons): idle and what an application set are
+// no complaints.
+std::string throttle_words(uint64_t bits) {
+  static constexpr std::pair<uint64_t, const char*> kReasons[] = {{0x4, "power limit"},
+                                                                  {0x8, "hardware slowdown"},
+                                                                  {0x20, "temperature (software)"},
+                                                                  {0x40, "temperature (hardware)"},
+                                                                  {0x80, "external power brake"}};
+  std::string words;
+  for (const auto& [bit, word] : kReasons) {
+    if ((bits & bit) != 0) words += (words.empty() ? "" : ", ") + std::string(word);
+  }
+  return words;
+}
+
+class Judge {
+ public:
+  explicit Judge(const Facts& facts)
+      : gpu_(facts.at("gpu")),
+        probe_(facts.at("probes").at("gpu")),
+        wsl2_(facts.at("system").flag("wsl2").value_or(false)) {}
+
+  std::vector<Finding> run() {
+    if (gpu_.json().is_null() && probe_.json().is_null()) return {};
+    presence();
+    nvrtc();
+    for (const Facts& device : probe_.list("devices")) driver_device(device);
+    for (const Facts& device : gpu_.list("nvidia_smi")) managed_device(device);
+    xid();
+    peers();
+    return std::move(out_);
+  }
+
+ private:
+  void add(std::string id, Level level, std::string evidence, std::string consequence = "", std::string fix = "") {
+    out_.push_back({std::move(id), level, std::move(evidence), std::move(consequence), std::move(fix)});
+  }
+
+  bool has_devices() const { return !probe_.list("devices").empty() || !gpu_.list("nvidia_smi").empty(); }
+
+  void presence() {
+    const bool on_bus = !gpu_.list("pci").empty() || gpu_.flag("driver_file").value_or(false);
+    if (const auto failure = probe_.text("failure")) {
+      add("gpu.probe", Level::kError, *failure, "the driver hangs or fails, and so would a model on the GPU",
+          "look at dmesg, reload the driver or restart the machine");
+    } else if (const auto none = probe_.text("none"); none && on_bus) {
+      add("gpu.driver", Level::kError, *none, "there is a GPU, and no driver that can use it",
+          "install NVIDIA's driver; in a container, start it with the GPU");
+    } else if (none || !has_devices()) {
+      add("gpu.none", Level::kGood, "no GPU: models run on the CPU");
+    }
+  }
+
+  void nvrtc() {
+    if (!has_devices()) return;
+    const Facts nvrtc = gpu_.at("nvrtc");
+    if (nvrtc.text("failure")) {
+      add("gpu.nvrtc", Level::kWarning, "no NVRTC was found", "kernels cannot be compiled here, only taken from a pack",
+          "./fourfold get-nvrtc, or a pack of `fourfold warm`");
+      return;
+    }
+    const auto major = nvrtc.number("major"), driver = probe_.number("driver_cuda");
+    if (major && driver && *major > std::floor(*driver / 1000)) {
+      add("gpu.driver-version", Level::kError,
+          fmt::format("NVRTC {:.0f}, a driver for CUDA {:.0f}.{:.0f}", *major, std::floor(*driver / 1000),
+                      std::fmod(*driver, 1000) / 10),
+          "the driver does not load what a newer compiler makes", "install a newer driver, or an older NVRTC");
+    }
+  }
+
+  void driver_device(const Facts& device) {
+    const std::string name = device.text("name").value_or("a GPU"), arch = device.text("arch").value_or("");
+    const plan::Arch* row = arch_row(arch);
+    if (row == nullptr) {
+      add("gpu.capability", Level::kWarning, fmt::format("{} is {}", name, arch),
+          "there are no kernels for this architecture", "run on the CPU: --device cpu");
+      return;
+    }
+    add("gpu.capability", Level::kGood, fmt::format("{}: {}, kernels for it are built", name, arch));
+    const std::vector<Facts> known = gpu_.at("nvrtc").list("archs");
+    const bool compiled =
+        known.empty() || std::any_of(known.begin(), known.end(), [&](const Facts& one) { return one.json() == arch; });
+    if (!compiled) {
+      add("gpu.nvrtc-arch", Level::kWarning, fmt::format("this NVRTC does not know {}", arch),
+          "kernels for this card cannot be compiled here", "./fourfold get-nvrtc");
+    }
+    const auto shared = device.number("smem_per_block");
+    if (shared && *shared < static_cast<double>(row->smem_per_block)) {
+      add("gpu.shared-memory", Level::kError,
+          fmt::format("{}: {:.0f} bytes of shared memory for a block, the plans for {} may take {}", name, *shared,
+                      arch, row->smem_per_block),
+          "kernels that were planned do not start", "report it with `fourfold doctor --bundle`; run with --device cpu");
+    } else if (shared) {
+      add("gpu.shared-memory", Level::kGood, fmt::format("{}: {:.0f} bytes for a block, as planned", name, *shared));
+    }
+    const auto copied = device.number("copy_gb_per_s");
+    // By the driver's clock and bus width, or by the card's row where the driver tells nothing.
+    double datasheet = device.number("datasheet_gb_per_s").value_or(0);
+    for (const plan::Gpu& gpu : plan::kGpus) {
+      if (datasheet == 0 && gpu.arch == arch &&
+          name.find(gpu.title.substr(0, gpu.title.find(" ("))) != std::string::npos) {
+        datasheet = 1e3 * gpu.read_tbs;
+      }
+    }
+    if (copied && datasheet > 0) {
+      const std::string evidence = fmt::format("{}: {:.0f} GB/s copied of {:.0f}", name, *copied, datasheet);
+      if (*copied < 0.6 * datasheet) {
+        add("gpu.bandwidth", Level::kWarning, evidence, "decoding is bound by memory, and slower by as much",
+            "look for other processes, the memory clock and ECC");
+      } else {
+        add("gpu.bandwidth", Level::kGood, evidence);
+      }
+    }
+  }
+
+  void managed_device(const Facts& device) {
+    const std::string name = device.text("name").value_or("a GPU");
+    const auto generation = device.number("pcie_link_gen_max"), width = device.number("pcie_link_width_current"),
+               widest = device.number("pcie_link_width_max");
+    if (width && widest && *width < *widest) {
+      add("gpu.pcie-width", Level::kWarning, fmt::format("{}: {:.0f} of {:.0f} PCIe lanes", name, *width, *widest),
+          "loading and copies between GPUs take longer by as much", "another slot, or reseat the card or its riser");
+    }
+    const size_t index = static_cast<size_t>(std::max(0.0, device.number("index").value_or(0)));
+    const std::vector<Facts> probed = probe_.list("devices");
+    if (generation && width && index < probed.size()) {
+      const auto measured = probed[index].number("host_to_device_gb_per_s");
+      const double link = link_gb_per_s(*generation, *width);
+      if (measured && *measured < 0.5 * link) {
+        add("gpu.pcie-speed", Level::kWarning,
+            fmt::format("{}: {:.1f} GB/s to the card over a link for {:.1f}", name, *measured, link),
+            "loading a model takes longer by as much",
+            "look at the link's generation under load, and at the BIOS' PCIe settings");
+      }
+    }
+    const auto limit = device.number("power_limit"), power = device.number("power_default_limit");
+    if (limit && power && *limit < *power) {
+      add("gpu.power", Level::kNote, fmt::format("{}: limited to {:.0f} of {:.0f} W", name, *limit, *power),
+          "prompts take longer; decoding hardly changes", "nvidia-smi -pl, if that was not meant");
+    }
+    const double bits = device.number("clocks_throttle_reasons_active").value_or(0);
+    if (const std::string words = bits > 0 ? throttle_words(static_cast<uint64_t>(bits)) : ""; !words.empty()) {
+      add("gpu.throttle", Level::kWarning,
+          fmt::format("{}: clock held down by {}, {:.0f} degrees", name, words,
+                      device.number("temperature_gpu").value_or(0)),
+          "figures are those of a slower card", "cooling, power supply, or the power limit");
+    }
+    const auto errors = device.number("ecc_errors_uncorrected_volatile_total");
+    if (errors && *errors > 0) {
+      add("gpu.ecc", Level::kError, fmt::format("{}: {:.0f} memory errors that ECC could not correct", name, *errors),
+          "weights or answers may be wrong", "restart the machine; if they come again, replace the card");
+    }
+    const auto used = device.number("memory_used"), total = device.number("memory_total");
+    if (used && total && *total > 0 && *used > 0.05 * *total) {
+      add("gpu.processes", Level::kWarning,
+          fmt::format("{}: {:.0f} of {:.0f} MiB are in use already", name, *used, *total),
+          "less room for weights and caches, and other work on the card", "nvidia-smi shows whose it is");
+    }
+  }
+
+  void xid() {
+    const Json& numbers = gpu_.at("xid").json();
+    if (!numbers.is_array() || numbers.empty()) return;
+    add("gpu.xid", Level::kWarning,
+        fmt::format("{} Xid messages of the driver since the start, the last {}", numbers.size(),
+                    printable(numbers.back().dump(), 20)),
+        "a GPU or a program on it has failed", "look the number up in NVIDIA's list of Xid errors");
+  }
+
+  void peers() {
+    bool wrong = false;
+    for (const Facts& peer : probe_.list("peers")) {
+      const std::string pair =
+          fmt::format("from GPU {:.0f} to {:.0f}", peer.number("from").value_or(-1), peer.number("to").value_or(-1));
+      if (const double bytes = peer.number("wrong_bytes").value_or(0); bytes > 0) {
+        wrong = true;
+        add("gpu.peer-copy", Level::kError, fmt::format("{}: {:.0f} bytes of a copy arrived wrong", pair, bytes),
+            "several GPUs compute nonsense together",
+            "add iommu=pt to the kernel's command line (or turn the IOMMU and ACS off in the BIOS); until then "
+            "NCCL_P2P_DISABLE=1");
+      } else if (peer.flag("direct") == false) {
+        add("gpu.peer-access", wsl2_ ? Level::kNote : Level::kWarning, fmt::format("{}: no direct copies", pair),
+            "copies between them go through the host's memory",
+            wsl2_ ? "Linux itself instead of WSL2" : "a driver that allows them; on some cards there is none");
+      }
+    }
+    bool translated = false;
+    for (const Facts& device : gpu_.list("pci"))
+      translated = translated || device.text("iommu").value_or("").starts_with("DMA");
+    if (translated && gpu_.list("pci").size() > 1 && !wrong) {
+      add("gpu.iommu", Level::kWarning, "the IOMMU translates the GPUs' addresses",
+          "copies between GPUs are slow or wrong on such machines", "add iommu=pt to the kernel's command line");
+    }
+  }
+
+  const Facts gpu_, probe_;
+  const bool wsl2_;
+  std::vector<Finding> out_;
+};
+
+}  // namespace
+
+std::vector<Finding> judge_gpu(const Facts& facts) { return Judge(facts).run(); }
+
+}  // namespace fourfold::doctor

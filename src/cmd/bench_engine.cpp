@@ -309,6 +309,7 @@ void run(const Options& options) {
     out["output_tokens"] = load.output_tokens();
     out["output_tokens_per_s"] = output_rate;
     out["total_tokens_per_s"] = total_rate;
+    out["decode_tokens_per_s"] = load.decode_tokens_per_s();
     out["ttft_ms"] = to_json(first);
     out["itl_ms"] = to_json(between);
     out["overhead"] = result.overhead ? Json(*result.overhead) : Json(nullptr);
@@ -330,6 +331,7 @@ void run(const Options& options) {
              prompts, options.generate);
   fmt::print("{:<24}{:10.2f} tokens/s\n", "output", output_rate);
   fmt::print("{:<24}{:10.2f} tokens/s\n", "output and prompts", total_rate);
+  fmt::print("{:<24}{:10.2f} tokens/s, of one sequence after its prompt\n", "decode", load.decode_tokens_per_s());
   print_percentiles("time to first token", first);
   print_percentiles("time between tokens", between);
   if (result.overhead) {

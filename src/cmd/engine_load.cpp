@@ -99,6 +99,16 @@ std::vector<double> LoadFigures::first_token_seconds() const {
   return all;
 }
 
+double LoadFigures::decode_tokens_per_s() const {
+  double tokens = 0, seconds_of_all = 0;
+  for (const RequestTimes& request : requests) {
+    if (request.tokens.size() < 2) continue;
+    tokens += static_cast<double>(request.tokens.size() - 1);
+    seconds_of_all += request.tokens.back() - request.tokens.front();
+  }
+  return seconds_of_all > 0 ? tokens / seconds_of_all : 0;
+}
+
 std::vector<double> LoadFigures::between_tokens_seconds() const {
   std::vector<double> all;
   for (const RequestTimes& request : requests) {

@@ -31,6 +31,9 @@ struct LoadFigures {
   int64_t prompt_tokens() const;
   std::vector<double> first_token_seconds() const;
   std::vector<double> between_tokens_seconds() const;
+  // Tokens behind the first ones over the time from the first token to the last, of all requests: what a sequence gets
+  // once its prompt is done. 0 when no answer has two tokens.
+  double decode_tokens_per_s() const;
 };
 
 // Sends every request: at most `concurrency` at a time, or, where `arrivals` is not empty, each at its time in seconds.

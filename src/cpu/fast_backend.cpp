@@ -47,6 +47,10 @@ void FastBackend::begin_step(const ops::Batch& batch) {
   products_.begin_step(batch);
 }
 
+std::unique_ptr<HostStateCache> FastBackend::make_states(const ops::StateCacheShape& shape) {
+  return delta_net_.make_states(shape);
+}
+
 void FastBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, const ops::Tensor& out) {
   const Occupancy::Guard guard(work_);
   products_.linear(x, static_cast<const gemm::PackedMatrix&>(weight), out);
@@ -66,7 +70,7 @@ void FastBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
                             const ops::Tensor& out) {
   const Occupancy::Guard guard(work_);
   auto& host = static_cast<HostStateCache&>(states);
-  check_state_slots(host);
+  begin_states(host, kFewRows);
   delta_net_.run(batch(), params, qkv, z, b, a, host, layer, out);
   clear_padding(out);
 }

@@ -30,6 +30,7 @@ class FastBackend : public CpuBackend {
 
  private:
   FastBackend(const CpuOptions& options, Isa isa, const Kernels& kernels);
+  std::unique_ptr<HostStateCache> make_states(const ops::StateCacheShape& shape) override;
 
   Occupancy work_;  // of what the operations share: one at a time
   gemm::WeightMemory weights_;

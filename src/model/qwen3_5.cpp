@@ -18,16 +18,22 @@ using ops::Tensor;
 
 class GatedAttention : public TokenMixer {
  public:
-  std::unique_ptr<ops::Matrix> qkv;     // q (per head: query, then gate), k, v stacked by rows
+  // q (per head: query, then gate), k, v stacked by rows, in one matrix; or in two, q and the rest, where keys and
+  // values are often wanted alone: of an MTP head.
+  std::vector<std::unique_ptr<ops::Matrix>> qkv;
   std::unique_ptr<ops::Matrix> output;  // [hidden, heads x head_dim]
   ops::Vector q_norm, k_norm;
   ops::AttentionParams params;
   int64_t cache_layer = 0;
 
   void forward(StepContext& context, const Tensor& x, const Tensor& out) override {
-    const Tensor projected = context.scratch.take(x.rows, qkv->rows());
+    const Tensor projected = context.scratch.take(x.rows, projected_columns());
     const Tensor mixed = context.scratch.take(x.rows, output->columns());
-    context.backend.linear(x, *qkv, projected);
+    int64_t first = 0;
+    for (const auto& matrix : qkv) {
+      context.backend.linear(x, *matrix, projected.slice_cols(first, first + matrix->rows()));
+      first += matrix->rows();
+    }
     const int64_t q = q_columns(), kv = params.kv_heads * params.head_dim;
     context.backend.attention(params, projected.slice_cols(0, q), projected.slice_cols(q, q + kv),
                               projected.slice_cols(q + kv, q + 2 * kv), *context.caches.kv, cache_layer, mixed);
@@ -35,19 +41,23 @@ class GatedAttention : public TokenMixer {
   }
 
   void append(StepContext& context, const Tensor& x) override {
-    const Tensor projected = context.scratch.take(x.rows, qkv->rows());
-    context.backend.linear(x, *qkv, projected);
-    const int64_t q = q_columns(), kv = params.kv_heads * params.head_dim;
-    context.backend.append_keys(params, projected.slice_cols(q, q + kv), projected.slice_cols(q + kv, q + 2 * kv),
-                                *context.caches.kv, cache_layer);
+    const int64_t kv = params.kv_heads * params.head_dim;
+    const Tensor projected = context.scratch.take(x.rows, qkv.back()->rows());
+    context.backend.linear(x, *qkv.back(), projected);
+    const Tensor keys = projected.slice_cols(projected.cols - 2 * kv, projected.cols);
+    context.backend.append_keys(params, keys.slice_cols(0, kv), keys.slice_cols(kv, 2 * kv), *context.caches.kv,
+                                cache_layer);
   }
 
   int64_t scratch_elements(int64_t tokens) const override {
-    return Scratch::padded(tokens * qkv->rows()) + Scratch::padded(tokens * output->columns());
+    return Scratch::padded(tokens * projected_columns()) + Scratch::padded(tokens * output->columns());
   }
 
   ops::Cost cost(int64_t tokens, int64_t context) const override {
-    ops::Cost cost = ops::linear_cost(tokens, qkv->rows(), qkv->columns(), qkv->bytes());
+    ops::Cost cost;
+    for (const auto& matrix : qkv) {
+      cost += ops::linear_cost(tokens, matrix->rows(), matrix->columns(), matrix->bytes());
+    }
     cost += ops::linear_cost(tokens, output->rows(), output->columns(), output->bytes());
     cost += ops::attention_cost(tokens, context, params.heads, params.kv_heads, params.head_dim, 2);
     return cost;
@@ -55,6 +65,7 @@ class GatedAttention : public TokenMixer {
 
  private:
   int64_t q_columns() const { return params.heads * params.head_dim * (params.gated ? 2 : 1); }
+  int64_t projected_columns() const { return q_columns() + 2 * params.kv_heads * params.head_dim; }
 };
 
 class GatedDeltaNet : public TokenMixer {
@@ -157,7 +168,7 @@ class Builder {
     for (int64_t i = 0; i < config_.layers; ++i) {
       const bool attention = config_.layer_kinds[static_cast<size_t>(i)] == LayerKind::kAttention;
       decoder.layers.push_back(
-          layer(fmt::format("layers.{}", i), attention, attention ? attention_layer++ : delta_net_layer++));
+          layer(fmt::format("layers.{}", i), attention, attention ? attention_layer++ : delta_net_layer++, false));
       if (options.progress) options.progress(i + 1, total);
     }
     decoder.final_norm = norm("norm", config_.hidden);
@@ -168,7 +179,7 @@ class Builder {
       mtp->hidden_norm = norm("mtp.pre_fc_norm_hidden", config_.hidden);
       mtp->final_norm = norm("mtp.norm", config_.hidden);
       mtp->fc = matrix({{"mtp.fc", config_.hidden}}, 2 * config_.hidden);
-      mtp->layer = layer("mtp.layers.0", true, decoder.kv.layers++);
+      mtp->layer = layer("mtp.layers.0", true, decoder.kv.layers++, true);
       decoder.mtp = std::move(mtp);
       if (options.progress) options.progress(total, total);
     }
@@ -202,22 +213,27 @@ class Builder {
     return backend_.load_vector(source_.vector(name, count));
   }
 
-  Layer layer(const std::string& prefix, bool attention, int64_t cache_layer) {
+  Layer layer(const std::string& prefix, bool attention, int64_t cache_layer, bool separate_keys) {
     Layer layer;
     layer.input_norm = norm(prefix + ".input_layernorm", config_.hidden);
     layer.post_norm = norm(prefix + ".post_attention_layernorm", config_.hidden);
-    layer.token_mixer = attention ? gated_attention(prefix + ".self_attn.", cache_layer)
+    layer.token_mixer = attention ? gated_attention(prefix + ".self_attn.", cache_layer, separate_keys)
                                   : gated_delta_net(prefix + ".linear_attn.", cache_layer);
     layer.channel_mixer = config_.experts > 0 ? mixture(prefix + ".mlp.") : dense(prefix + ".mlp.");
     return layer;
   }
 
-  std::unique_ptr<TokenMixer> gated_attention(const std::string& prefix, int64_t cache_layer) {
+  std::unique_ptr<TokenMixer> gated_attention(const std::string& prefix, int64_t cache_layer, bool separate_keys) {
     auto mixer = std::make_unique<GatedAttention>();
     const int64_t q = config_.heads * config_.head_dim, kv = config_.kv_heads * config_.head_dim;
-    mixer->qkv = matrix(
-        {{prefix + "q_proj", config_.attention_gate ? 2 * q : q}, {prefix + "k_proj", kv}, {prefix + "v_proj", kv}},
-        config_.hidden);
+    std::vector<Part> parts = {{prefix + "q_proj", config_.attention_gate ? 2 * q : q}};
+    if (separate_keys) {
+      mixer->qkv.push_back(matrix(parts, config_.hidden));
+      parts.clear();
+    }
+    parts.push_back({prefix + "k_proj", kv});
+    parts.push_back({prefix + "v_proj", kv});
+    mixer->qkv.push_back(matrix(parts, config_.hidden));
     mixer->output = matrix({{prefix + "o_proj", config_.hidden}}, q);
     mixer->q_norm = norm(prefix + "q_norm", config_.head_dim);
     mixer->k_norm = norm(prefix + "k_norm", config_.head_dim);

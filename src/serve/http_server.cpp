@@ -352,12 +352,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void refuse(const HttpFailure& failure) {
     shared_.refused.fetch_add(1, std::memory_order_relaxed);
     closing_ = lingering_ = true;
+    count_body(0);  // before the client can know that there is room again
     HttpResponse response = shared_.refuser(failure);
     http_1_0_ = head_only_ = false;
     send(head(response.status, response.headers, std::to_string(response.body.size())));
     send(response.body);
     ahead_.clear();
-    count_body(0);
   }
 
   bool count_body(size_t bytes) {

@@ -279,7 +279,7 @@ Json responses_of(const Route& route, const Operation* operation, bool keys) {
                                                                         : operation->answer;
     success["content"] = name.empty() ? answer_content(operation->type, {{"type", "string"}})
                                       : answer_content("application/json", reference(name));
-    if (operation->stream) success["content"]["text/event-stream"] = {{"schema", {{"type", "string"}}}};
+    if (operation->stream) success["content"]["text/event-stream"] = Json::object();  // events of each API's own form
   }
   Json out = Json::object();
   out["200"] = std::move(success);

@@ -67,6 +67,7 @@ class GrammarConstraint final : public engine::Constraint {
     next.steps = 0;
     bool fits = true;
     if (next.phase == Phase::kReasoning) {
+      if (!end_->allows(next.tail, end_->bytes(token), options_.no_calls)) return false;
       const ReasoningEnd::Place read = end_->after(next.tail, end_->bytes(token));
       next.tail = read.tail;
       if (read.ended) {
@@ -162,16 +163,19 @@ ReasoningEnd::Place ReasoningEnd::after(const std::string& tail, const std::stri
   return out;
 }
 
+bool ReasoningEnd::allows(const std::string& tail, const std::string& text, bool no_calls) const {
+  const Place place = after(tail, text);
+  if (place.ended) return place.rest.size() <= 2 && place.rest.find_first_not_of('\n') == std::string::npos;
+  return !text.empty() && (!no_calls || (tail + text).find(kCall) == std::string::npos);
+}
+
 void ReasoningEnd::mask(const std::string& tail, bool no_calls, std::span<uint32_t> bits) const {
   const std::lock_guard lock(mutex_);
   auto known = masks_.find({tail, no_calls});
   if (known == masks_.end()) {  // as many as the tags have beginnings
     std::vector<uint32_t> made = all_;
     for (const int32_t token : with_angle_) {
-      const Place place = after(tail, bytes(token));
-      const bool line_ends = place.rest.size() <= 2 && place.rest.find_first_not_of('\n') == std::string::npos;
-      const bool call = no_calls && (tail + bytes(token)).find(kCall) != std::string::npos;
-      if ((place.ended && !line_ends) || call) set(made, token, false);
+      if (!allows(tail, bytes(token), no_calls)) set(made, token, false);
     }
     known = masks_.emplace(std::pair(tail, no_calls), std::move(made)).first;
   }

@@ -27,13 +27,14 @@ class ReasoningEnd {
     std::string rest;
   };
   Place after(const std::string& tail, const std::string& text) const;
+  // Whether this may come next. `no_calls`: <tool_call> ends reasoning for who reads calls, so it may not be written
+  // there.
+  bool allows(const std::string& tail, const std::string& text, bool no_calls) const;
   const std::string& bytes(int32_t token) const { return tokens_[static_cast<size_t>(token)]; }
   bool known(int32_t token) const { return token >= 0 && static_cast<size_t>(token) < tokens_.size(); }
-  // `no_calls`: <tool_call> ends reasoning for who reads calls, so it may not be written there.
   void mask(const std::string& tail, bool no_calls, std::span<uint32_t> bits) const;
 
  private:
-  struct Shared;
   const std::vector<std::string> tokens_;
   std::vector<uint32_t> all_;        // tokens with bytes
   std::vector<int32_t> with_angle_;  // those that may end a tag
@@ -44,7 +45,7 @@ class ReasoningEnd {
 struct ConstraintOptions {
   enum class Reasoning { kNone, kInside, kMaybe } reasoning = Reasoning::kNone;
   int32_t think_open = -1;  // kMaybe: the token that may begin the answer, and reasoning with it
-  bool no_calls = false;    // as for ReasoningEnd::mask()
+  bool no_calls = false;    // as for ReasoningEnd::allows()
   // Asked as well while the reasoning goes on, and until it lets everything through.
   std::shared_ptr<engine::Constraint> in_reasoning;
   std::vector<int32_t> stop_tokens;  // at least one: a grammar that is complete must have a way to end

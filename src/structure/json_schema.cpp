@@ -10,8 +10,9 @@
 namespace fourfold::structure {
 namespace {
 
-// Lengths of strings up to here are states of the grammar, longer ones are counted.
-constexpr int64_t kMaxUnrolled = 64;
+// Lengths up to the first are rules, one for each character; longer ones are counted. Each rule costs a walk through
+// the vocabulary.
+constexpr int64_t kMaxChain = 8, kMaxShortest = 64;
 
 const Json* member(const Json& schema, const char* name) {
   const auto found = schema.find(name);
@@ -275,13 +276,14 @@ Part SchemaWriter::string_text(const Json& schema, const std::string& place, con
       }
       return grammar_.reference(any_string_);
     }
-    if (std::max(least, most) <= kMaxUnrolled) return grammar_.rule(sequence({quote, string_end(least, most)}));
-    if (least > kMaxUnrolled) {
-      throw Rejected(place + ".minLength", fmt::format("is {}, at most {} are taken", least, kMaxUnrolled));
+    if (std::max(least, most) <= kMaxChain) return grammar_.rule(sequence({quote, string_end(least, most)}));
+    if (least > kMaxShortest) {
+      throw Rejected(place + ".minLength", fmt::format("is {}, at most {} are taken", least, kMaxShortest));
     }
-    // A count holds for a text that may end anywhere.
     const Part plain = one_of(plain_characters());
-    return grammar_.rule(whole(grammar_.cut(sequence({repeated(plain, least, least), repeated(plain, 0, -1)}), most)));
+    const Part body = sequence({repeated(plain, least, least), repeated(plain, 0, -1)});
+    // A count holds for a text that may end anywhere.
+    return grammar_.rule(whole(most < 0 ? body : grammar_.cut(body, most)));
   }
   if (regular && format) throw Rejected(place + ".format", "stands beside a pattern, which is not supported");
   const std::string where = place + (regular ? ".pattern" : ".format");

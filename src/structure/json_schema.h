@@ -9,7 +9,7 @@
 //   up to 6 after the point.
 // - Strings with a format are its plain forms (no day 29 of February, ASCII host names).
 //
-// - Strings with a pattern, or with a maxLength above 64, have escapes only where the pattern asks for nothing else.
+// - Strings with a pattern, or with lengths above 8, have escapes only where the pattern asks for nothing else.
 //
 // A keyword that this does not turn into grammar is refused by its name (docs/serving.md has the list): nothing is
 // left unchecked.

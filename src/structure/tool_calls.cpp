@@ -204,8 +204,7 @@ class CallWriter {
     }
     if (text_.empty()) {
       text_ = grammar_.declare();
-      grammar_.define(text_,
-                      {"TagDispatch(excludes=(\"</function>\", \"</tool_call>\", \"\\n<parameter=\"))", 64, 0, -1});
+      grammar_.define(text_, {"TagDispatch(excludes=(\"</function>\", \"</tool_call>\", \"<parameter=\"))", 64, 0, -1});
     }
     return grammar_.reference(text_);
   }

@@ -9,7 +9,7 @@
 //   </tool_call>
 //
 // A value is a text as it is where its schema says string, and JSON elsewhere. No value holds what ends it: neither
-// </function>, </tool_call> nor a line that begins with <parameter=; </parameter> it may hold.
+// </function>, </tool_call> nor <parameter=; </parameter> it may hold.
 #pragma once
 
 #include <string>

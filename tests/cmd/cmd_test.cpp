@@ -334,6 +334,8 @@ TEST_F(Cmd, PlanNeedsNoCard) {
   expect_refused("plan --gpu gtx-1080 --model 397B-A17B --tokens 8", {"gtx-1080", "h200"});
   expect_refused("plan --gpu h200 --model 398B --tokens 8", {"398B", "397B-A17B"});
   expect_refused("plan --model 35B-A3B --experts 0", {"--experts", "0"});
+  expect_refused("plan --model 35B-A3B --gpu h200 --arch sm_120a", {"h200", "sm_90a", "sm_120a"});
+  expect_refused("plan --experts 8 --hidden 64 --intermediate 64", {"no shape", "--top-k"});
   const Json step = run_json("plan --step --model 35B-A3B --mix C --gpu rtx-pro-6000 --tokens 4 --context 1000 --json");
   EXPECT_GT(step.at("predicted_us").get<double>(), step.at("floor_us").get<double>());
   EXPECT_FALSE(step.at("ops").empty());

@@ -511,7 +511,7 @@ TEST(Engine, RefusalsSayWhy) {
   entered.get_future().wait();
   const auto waiting = engine->submit(simple_request({1, 2, 3, 4, 5, 6}, 3));
   EXPECT_EQ(reason(simple_request({1, 2, 3, 4, 5}, 3)), Refusal::kFull);
-  EXPECT_EQ(reason(simple_request({1}, 3), 3), Refusal::kFull);  // all or nothing
+  EXPECT_EQ(reason(simple_request({1}, 3), 3), Refusal::kFull);        // all or nothing
   EXPECT_EQ(reason(simple_request({1, 2, 3}, 3), 2), Refusal::kFull);  // the tokens of each answer count
   EXPECT_EQ(engine->stats().waiting, 1);
   EXPECT_EQ(engine->stats().waiting_tokens, 6);

@@ -123,8 +123,24 @@ Answer solve(const Problem& p, Form form, cpu::Isa isa, int64_t chunk) {
     const float* g = gates.data() + 3 * t;
     float* out = answer.out.data() + t * p.value_dim;
     if (form == Form::kRecurrent) {
-      kernels.recur(n, p.key_dim, p.value_dim, q, q + p.key_dim, q + 2 * p.key_dim, stride, g + 1, g + 2, 3, from,
-                    state.data(), out, p.value_dim);
+      kernels.recur({.tokens = n,
+                     .key_dim = p.key_dim,
+                     .value_dim = p.value_dim,
+                     .q = q,
+                     .k = q + p.key_dim,
+                     .v = q + 2 * p.key_dim,
+                     .stride = stride,
+                     .decay = g + 1,
+                     .beta = g + 2,
+                     .gate_stride = 3,
+                     .state_in = from,
+                     .updates_in = nullptr,
+                     .updates = 0,
+                     .state_out = state.data(),
+                     .updates_out = nullptr,
+                     .out = out,
+                     .out_stride = p.value_dim,
+                     .scratch = scratch.data()});
     } else {
       kernels.chunk(n, p.key_dim, p.value_dim, q, q + p.key_dim, q + 2 * p.key_dim, stride, g, g + 2, 3, from,
                     state.data(), out, p.value_dim, scratch.data());

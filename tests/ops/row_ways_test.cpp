@@ -188,16 +188,18 @@ TEST_P(RowWays, Moe) {
   struct Shape {
     int64_t experts, top_k, hidden, width;
     bool mixed, shared;
+    bool bf16 = false;  // all of it, which may have any width
   };
-  for (const Shape& shape : {Shape{12, 3, 160, 48, false, true}, Shape{7, 7, 80, 32, true, true},
-                             Shape{9, 2, 80, 48, true, true}, Shape{200, 2, 64, 16, false, false}}) {
+  for (const Shape& shape :
+       {Shape{12, 3, 160, 48, false, true}, Shape{7, 7, 80, 32, true, true}, Shape{9, 2, 80, 48, true, true},
+        Shape{9, 2, 80, 37, false, true, true}, Shape{200, 2, 64, 16, false, false}}) {
     SCOPED_TRACE(std::to_string(shape.experts) + " experts");
     Random random(8);
     std::vector<std::shared_ptr<OwnedMatrix>> weights;
     for (int64_t e = 0; e < shape.experts; ++e) {
-      const Format format = shape.mixed && e % 2 == 1 ? Format::kBf16 : Format::kNvfp4;
+      const Format format = shape.bf16 || (shape.mixed && e % 2 == 1) ? Format::kBf16 : Format::kNvfp4;
       weights.push_back(random_matrix(random, format, shape.width, shape.hidden));
-      weights.push_back(random_matrix(random, Format::kNvfp4, shape.width, shape.hidden));
+      weights.push_back(random_matrix(random, shape.bf16 ? format : Format::kNvfp4, shape.width, shape.hidden));
       weights.push_back(random_matrix(random, format, shape.hidden, shape.width));
     }
     const auto at = [&](int64_t i) { return weights[static_cast<size_t>(i)]->source; };

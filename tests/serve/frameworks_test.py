@@ -161,13 +161,16 @@ stream_max_retries = 0
 
     def test_description(self):
         """Requests made from /openapi.json, right ones and wrong ones: answers are as it says."""
+        server = Server("--max-model-len", "256").wait_ready()  # short answers, however many tokens are asked for
         with tempfile.TemporaryDirectory() as directory:  # it leaves notes where it runs
             run = subprocess.run(
-                [os.path.join(os.path.dirname(sys.executable), "schemathesis"), "run", self.server.url + "/openapi.json",
+                [os.path.join(os.path.dirname(sys.executable), "schemathesis"), "run", server.url + "/openapi.json",
                  "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
                              "negative_data_rejection,unsupported_method",
-                 "-H", "x-request-timeout: 3600", "--phases", "coverage,fuzzing", "--max-examples", "30", "--seed", "1", "--generation-deterministic", "--no-color", "--workers", "1"],
+                 "-H", "x-request-timeout: 3600", "--request-timeout", "300", "--phases", "coverage,fuzzing",
+                 "--max-examples", "20", "--seed", "1", "--generation-deterministic", "--no-color", "--workers", "1"],
                 cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+        self.assertEqual(server.stop(), 0)
         self.assertEqual(run.returncode, 0, run.stdout[-8000:])
 
 

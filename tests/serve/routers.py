@@ -2,7 +2,7 @@
 server is killed under load no request is lost but those that it was answering. Standard library alone; everything
 listens on this machine only.
 
-  python3 tests/serve/routers.py nginx sglang vllm vllm_kv
+  python3 tests/serve/routers.py nginx sglang vllm
 
 Wants the programs of those that are named: nginx (Debian: nginx-light), sglang-router and vllm-router (PyPI packages of
 those names). FOURFOLD_BINARY names the server's.
@@ -81,17 +81,6 @@ def vllm(servers, port, directory):
             "--health-failure-threshold", "1"]
 
 
-def vllm_kv(servers, port, directory):
-    """By the servers' own events."""
-    more = ["--kv-event-block-size", "64", "--kv-event-model", "demo"]
-    for i, url in enumerate(worker_urls(servers)):
-        more += ["--kv-event-source", f"{url}=tcp://[::1]:{servers[i].events_port}",
-                 "--kv-event-replay-source", f"{url}=tcp://[::1]:{servers[i].replay_port}"]
-    command = vllm(servers, port, directory)
-    command[command.index("cache_aware")] = "kv_aware"
-    return command + more
-
-
 def post(port, body, conversation):
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(),
                                      {"content-type": "application/json", "x-conversation": str(conversation)})
@@ -168,15 +157,9 @@ async def killed_under_load(port, servers):
 
 def main():
     results = {}
-    for name in sys.argv[1:] or ["nginx", "sglang", "vllm", "vllm_kv"]:
+    for name in sys.argv[1:] or ["nginx", "sglang", "vllm"]:
         with tempfile.TemporaryDirectory() as directory:
-            servers = []
-            for _ in range(2):
-                ports = [free_port(), free_port()]
-                events = {"endpoint": f"tcp://[::1]:{ports[0]}", "replay_endpoint": f"tcp://[::1]:{ports[1]}"}
-                server = Server("--served-model-name", "demo", "--disable-log-requests", "--kv-events-config", json.dumps(events))
-                server.events_port, server.replay_port = ports
-                servers.append(server.wait_ready())
+            servers = [Server("--served-model-name", "demo", "--disable-log-requests").wait_ready() for _ in range(2)]
             port = free_port()
             with open(os.path.join(directory, "log"), "w") as log:
                 router = subprocess.Popen(globals()[name](servers, port, directory), stdout=log, stderr=log, cwd=directory)

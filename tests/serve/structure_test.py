@@ -68,7 +68,7 @@ def ask(text="Say something."):
     return [{"role": "user", "content": text}]
 
 
-def validate(test, value, schema):
+def validate(value, schema):
     jsonschema.Draft202012Validator(schema, format_checker=CHECK).validate(value)
 
 
@@ -121,7 +121,7 @@ class Structure(unittest.TestCase):
                     if finish == "length":
                         continue
                     whole += 1
-                    validate(self, json.loads(text), schema)
+                    validate(json.loads(text), schema)
         self.assertGreater(whole, 3 * len(SCHEMAS))
 
     def test_behind_reasoning(self):
@@ -131,7 +131,7 @@ class Structure(unittest.TestCase):
                 body = self.body(SCHEMAS[name], budget, thinking_token_budget=budget, chat_template_kwargs={"enable_thinking": True})
                 message = self.post("/v1/chat/completions", body)["choices"][0]
                 if message["finish_reason"] != "length":
-                    validate(self, json.loads(message["message"]["content"]), SCHEMAS[name])
+                    validate(json.loads(message["message"]["content"]), SCHEMAS[name])
                 self.assertNotIn("</think>", message["message"]["reasoning"] or "")
 
     def test_json_object(self):
@@ -161,7 +161,7 @@ class Structure(unittest.TestCase):
                 text, _ = self.answer({**more, "seed": seed, **fields("grammar", 'root ::= "SELECT " name (", " name){0,2}\nname ::= [a-z]{1,3}')})
                 self.assertRegex(text, "^SELECT [a-z]{1,3}(, [a-z]{1,3}){0,2}$")
                 text, _ = self.answer({**more, "seed": seed, **fields("json", SCHEMAS["kinds"])})
-                validate(self, json.loads(text), SCHEMAS["kinds"])
+                validate(json.loads(text), SCHEMAS["kinds"])
         answer = self.post("/v1/completions", {"prompt": ["a", "b"], "n": 2, "temperature": 2, "guided_choice": ["x", "yz"], "max_tokens": 20})
         self.assertEqual([c["index"] for c in answer["choices"]], [0, 1, 2, 3])
         self.assertLessEqual({c["text"] for c in answer["choices"]}, {"x", "yz"})
@@ -202,7 +202,7 @@ class Structure(unittest.TestCase):
     # ---- calls
 
     def check_call(self, name, arguments):
-        validate(self, arguments, next(f["parameters"] for f in FUNCTIONS if f["name"] == name))
+        validate(arguments, next(f["parameters"] for f in FUNCTIONS if f["name"] == name))
 
     def test_forced_calls(self):
         for choice, names in (("required", {"book", "list_rooms"}), ({"type": "function", "function": {"name": "book"}}, {"book"})):
@@ -233,7 +233,7 @@ class Structure(unittest.TestCase):
         tools = [{"name": f["name"], "input_schema": f["parameters"]} for f in FUNCTIONS]
         for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "list_rooms", "disable_parallel_tool_use": True}):
             answer = self.anthropic.messages.create(model="demo", max_tokens=600, messages=ask(), tools=tools, tool_choice=choice,
-                                                    temperature=1, thinking={"type": "disabled"})
+                                                    extra_body={"temperature": 1, "seed": 1}, thinking={"type": "disabled"})
             self.assertEqual(answer.stop_reason, "tool_use")
             self.check_call(answer.content[-1].name, answer.content[-1].input)
 
@@ -250,7 +250,7 @@ class Structure(unittest.TestCase):
                 for call in calls:
                     self.check_call(call["function"]["name"], json.loads(call["function"]["arguments"]))
                 if more and not calls:
-                    validate(self, json.loads(answer["message"]["content"]), SCHEMAS["nested"])
+                    validate(json.loads(answer["message"]["content"]), SCHEMAS["nested"])
 
     # ---- clients
 
@@ -316,7 +316,7 @@ class Structure(unittest.TestCase):
             status, text, _ = self.server.post("/v1/chat/completions", self.body(schema, 1, max_tokens=3))
             self.assertIn(status, (200, 400), text)
         text, _ = self.answer(self.body(SCHEMAS["kinds"], 1))
-        validate(self, json.loads(text), SCHEMAS["kinds"])
+        validate(json.loads(text), SCHEMAS["kinds"])
 
 
 @unittest.skipUnless(os.path.exists(TOOL), "structure_tool is not built")
@@ -324,7 +324,8 @@ class Grammars(unittest.TestCase):
     """Without a model: texts drawn byte by byte from the grammars of schemas, which visits more of them."""
 
     def test_texts_validate(self):
-        schemas = list(SCHEMAS.values()) + [json.loads(line) for line in open(os.path.join(os.path.dirname(__file__), "schemas.jsonl"))]
+        with open(os.path.join(os.path.dirname(__file__), "schemas.jsonl")) as lines:
+            schemas = list(SCHEMAS.values()) + [json.loads(line) for line in lines]
         done = subprocess.run([TOOL, "texts", "25"], input="".join(json.dumps(s) + "\n" for s in schemas), capture_output=True, text=True, check=True)
         lines = done.stdout.splitlines()
         self.assertEqual(len(lines), len(schemas), done.stderr)
@@ -334,7 +335,7 @@ class Grammars(unittest.TestCase):
             self.assertTrue(texts, schema)
             for text in texts:
                 with self.subTest(schema=schema, text=text):
-                    validate(self, json.loads(text), schema)
+                    validate(json.loads(text), schema)
 
 
 if __name__ == "__main__":

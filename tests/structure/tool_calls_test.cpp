@@ -53,7 +53,7 @@ TEST(ToolCalls, ValuesHoldTagsAndAreReadBack) {
   const std::string grammar = call_grammar(tools(), {});
   for (const std::string& path :
        {std::string(""), std::string("a\nb\n\nc"), std::string("</parameter>"), std::string("x\n</parameter>\ny"),
-        std::string("<parameter=path> <function=f> <tool_call>"), std::string("null"), std::string("{\"a\": 1}"),
+        std::string("< parameter=path> <function=f> <tool_call>"), std::string("null"), std::string("{\"a\": 1}"),
         std::string("é😀")}) {
     const std::string text = write_call(path, "<parameter=limit>\nnull\n</parameter>\n");
     ASSERT_EQ(fit(grammar, text), Fit::kWhole) << path;
@@ -65,7 +65,7 @@ TEST(ToolCalls, ValuesHoldTagsAndAreReadBack) {
     const Json wanted = {{"path", path}, {"owner", {{"id", 7}}}, {"limit", nullptr}};
     EXPECT_EQ(Json::parse(parsed.calls[0].arguments), wanted);
   }
-  for (const char* path : {"a</function>", "a</tool_call>", "a\n<parameter=b>"}) {
+  for (const char* path : {"a</function>", "a</tool_call>", "<parameter=b>"}) {
     EXPECT_EQ(fit(grammar, write_call(path)), Fit::kNo) << path;
   }
   // No tag in a value that is JSON.

@@ -27,10 +27,15 @@ void for_slots(const ops::Sequence& sequence, F&& fn) {
 
 int64_t thread_floats(const ops::StateCacheShape& shape) {
   const int64_t convolution = 2 * shape.conv_taps * std::max(shape.key_dim, shape.value_dim);
-  return std::max(convolution, chunk_scratch_floats(shape.key_dim, shape.value_dim));
+  return std::max(
+      {convolution, chunk_scratch_floats(shape.key_dim, shape.value_dim), recur_scratch_floats(shape.key_dim)});
 }
 
 }  // namespace
+
+std::unique_ptr<HostStateCache> DeltaNet::make_states(const ops::StateCacheShape& shape) {
+  return std::make_unique<HostStateCache>(shape, pool_, kernels_.replay, update_floats(shape.key_dim, shape.value_dim));
+}
 
 void DeltaNet::reserve(int64_t rows, const ops::StateCacheShape& shape) {
   work_.reserve<float>(3 * rows * shape.value_heads + pool_.size() * thread_floats(shape));
@@ -108,14 +113,21 @@ void DeltaNet::run(const ops::Batch& batch, const ops::DeltaNetParams& params, c
     }
     const ops::Sequence& sequence = head.sequence;
     const float scale = head.is_query ? 1.0f / std::sqrt(static_cast<float>(dk)) : 1.0f;
-    const float* history = head.history;
-    for_slots(sequence, [&](int64_t t, int64_t n, int64_t slot) {
-      float* next = states.convolution(layer, slot) + head.first;
-      kernels.convolve(qkv.f32(sequence.first + t) + head.first, n, qkv.stride, head.channels, params.conv_taps,
-                       params.conv->data() + head.first * params.conv_taps, history, next, qkv.cols, !head.is_value,
-                       scale, scratch + thread * scratch_floats);
-      history = next;
-    });
+    float* histories[kFewRows];
+    const float* histories_end = nullptr;
+    const std::span<const int32_t> slots = sequence.written_slots();
+    for (size_t first = 0; first < slots.size(); first += kFewRows) {
+      const size_t count = std::min<size_t>(kFewRows, slots.size() - first);
+      for (size_t i = 0; i < count; ++i) {
+        histories[i] = states.convolution(layer, slots[first + i]) + head.first;
+      }
+      const int64_t n = slots.size() == 1 ? sequence.count : static_cast<int64_t>(count);
+      kernels.convolve(qkv.f32(sequence.first + static_cast<int64_t>(first)) + head.first, n, qkv.stride, head.channels,
+                       params.conv_taps, params.conv->data() + head.first * params.conv_taps,
+                       first == 0 ? head.history : histories_end, histories, static_cast<int64_t>(count), qkv.cols,
+                       !head.is_value, scale, scratch + thread * scratch_floats);
+      histories_end = histories[count - 1];
+    }
   };
 
   // Items of the second region: value heads of each sequence.
@@ -123,29 +135,62 @@ void DeltaNet::run(const ops::Batch& batch, const ops::DeltaNetParams& params, c
     const ops::Sequence& sequence = batch.sequences[static_cast<size_t>(item / heads)];
     const int64_t h = item % heads;
     const int64_t key_head = h / (heads / key_heads);
-    const float* state = sequence.position == 0 ? nullptr : states.state(layer, sequence.state_in, h);
+    const HostStateCache::Access& access = states.access(static_cast<size_t>(item / heads));
+    const float* state = access.base < 0 ? nullptr : states.state(layer, access.base, h);
+    DeltaRows rows{.key_dim = dk,
+                   .value_dim = dv,
+                   .stride = qkv.stride,
+                   .gate_stride = heads,
+                   .out_stride = out.stride,
+                   .scratch = scratch + thread * scratch_floats};
+    rows.updates = access.updates;
+    if (access.updates > 0) rows.updates_in = states.updates(layer, sequence.state_in, access.half_in, h);
+    // Rows [t, t + n), whose state goes to a slot.
+    const auto run_rows = [&](int64_t t, int64_t n, float* state_out) {
+      const int64_t row = sequence.first + t;
+      const float* q = qkv.f32(row) + key_head * dk;
+      const float* k = q + key_heads * dk;
+      const float* v = qkv.f32(row) + 2 * key_heads * dk + h * dv;
+      float* y = out.f32(row) + h * dv;
+      const int64_t gate = row * heads + h;
+      if (n >= kChunkFrom) {
+        kernels.chunk(n, dk, dv, q, k, v, qkv.stride, log_decay + gate, beta + gate, heads, state, state_out, y,
+                      out.stride, rows.scratch);
+      } else {
+        rows.tokens = n;
+        rows.q = q;
+        rows.k = k;
+        rows.v = v;
+        rows.decay = decay + gate;
+        rows.beta = beta + gate;
+        rows.state_in = state;
+        rows.state_out = state_out;
+        rows.out = y;
+        kernels.recur(rows);
+        rows.updates = 0;
+      }
+      for (int64_t i = 0; i < n; ++i) {
+        kernels.gated_norm(y + i * out.stride, z.f32(row + i) + h * dv, params.norm->data(), params.norm_eps, dv);
+      }
+      state = state_out;
+    };
+    if (access.puts_off) {
+      const std::span<const int32_t> slots = sequence.written_slots();
+      const int64_t last = sequence.count - 1;
+      const auto updates_of = [&](int64_t i) {
+        return states.updates(layer, slots[static_cast<size_t>(i)], access.half_out, h);
+      };
+      rows.updates_out = updates_of(last);
+      run_rows(0, sequence.count, states.state(layer, slots[0], h));
+      for (int64_t i = 1; i < last; ++i) std::copy_n(rows.updates_out, i * update_floats(dk, dv), updates_of(i));
+      return;
+    }
     for_slots(sequence, [&](int64_t begin, int64_t count, int64_t slot) {
       float* state_out = states.state(layer, slot, h);
       for (int64_t t = begin; t < begin + count;) {
         const int64_t left = begin + count - t;
         const int64_t n = left >= kChunkFrom ? std::min(left, kChunk) : left;
-        const int64_t row = sequence.first + t;
-        const float* q = qkv.f32(row) + key_head * dk;
-        const float* k = q + key_heads * dk;
-        const float* v = qkv.f32(row) + 2 * key_heads * dk + h * dv;
-        float* y = out.f32(row) + h * dv;
-        const int64_t gate = row * heads + h;
-        if (n >= kChunkFrom) {
-          kernels.chunk(n, dk, dv, q, k, v, qkv.stride, log_decay + gate, beta + gate, heads, state, state_out, y,
-                        out.stride, scratch + thread * scratch_floats);
-        } else {
-          kernels.recur(n, dk, dv, q, k, v, qkv.stride, decay + gate, beta + gate, heads, state, state_out, y,
-                        out.stride);
-        }
-        for (int64_t i = 0; i < n; ++i) {
-          kernels.gated_norm(y + i * out.stride, z.f32(row + i) + h * dv, params.norm->data(), params.norm_eps, dv);
-        }
-        state = state_out;
+        run_rows(t, n, state_out);
         t += n;
       }
     });

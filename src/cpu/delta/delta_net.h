@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "base/threads.h"
 #include "cpu/delta/kernels.h"
@@ -16,6 +17,8 @@ class DeltaNet {
  public:
   DeltaNet(const DeltaKernels& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
 
+  // Slots that may hold updates.
+  std::unique_ptr<HostStateCache> make_states(const ops::StateCacheShape& shape);
   void reserve(int64_t rows, const ops::StateCacheShape& shape);
   // As ops::Backend::delta_net(). Rows of padding are left alone.
   void run(const ops::Batch& batch, const ops::DeltaNetParams& params, const ops::Tensor& qkv, const ops::Tensor& z,

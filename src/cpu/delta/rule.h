@@ -41,8 +41,8 @@ struct DeltaLoops : Elementwise<V> {
   }
 
   static void convolve(float* x, int64_t tokens, int64_t stride, int64_t channels, int64_t taps, const float* weights,
-                       const float* history_in, float* history_out, int64_t history_stride, bool normalize, float scale,
-                       float* scratch) {
+                       const float* history_in, float* const* histories, int64_t kept, int64_t history_stride,
+                       bool normalize, float scale, float* scratch) {
     const int64_t past = taps - 1;
     float* by_tap = scratch;                    // [taps][channels]
     float* window = scratch + taps * channels;  // [past][channels], a ring: token t replaces row t mod past
@@ -87,10 +87,13 @@ struct DeltaLoops : Elementwise<V> {
         const Vec factor = Vec::all(scale * inverse_root(sum_of_squares(row, channels) + 1e-6f));
         transform(row, channels, [&](int64_t, Vec y) { return y * factor; });
       }
-    }
-    for (int64_t j = 0; j < past; ++j) {
-      for (int64_t c = 0; c < channels; ++c) history_out[j * history_stride + c] = window[oldest * channels + c];
-      if (++oldest == past) oldest = 0;
+      if (kept == 1 && t + 1 < tokens) continue;
+      float* history = histories[kept == 1 ? 0 : t];
+      int64_t ring = oldest;
+      for (int64_t j = 0; j < past; ++j) {
+        for (int64_t i = 0; i < channels; ++i) history[j * history_stride + i] = window[ring * channels + i];
+        if (++ring == past) ring = 0;
+      }
     }
   }
 
@@ -120,84 +123,152 @@ struct DeltaLoops : Elementwise<V> {
     }
   };
 
-  // Per token and panel: one pass over the panel for m = S^T k, one that decays and writes it and sums o = S^T q. The
-  // panel comes from memory in the first pass and stays in L1 for the others, so the state moves once each way.
-  static void recur(int64_t tokens, int64_t key_dim, int64_t value_dim, const float* q, const float* k, const float* v,
-                    int64_t stride, const float* decay, const float* beta, int64_t gate_stride, const float* state_in,
-                    float* state_out, float* out, int64_t out_stride) {
-    constexpr int kRows = 4;  // independent sums, to hide the latency of the multiply-add
-    const int64_t panel_floats = key_dim * kPanelWidth;
-    for (int64_t column = 0; column < value_dim; column += kPanelWidth) {
-      const float* from = state_in;
-      if (state_in != nullptr) state_in += panel_floats;
-      for (int64_t t = 0; t < tokens; ++t) {
-        const float* key = k + t * stride;
-        const float* query = q + t * stride;
-        const Vec fade = Vec::all(decay[t * gate_stride]);
-        const Vec rate = Vec::all(beta[t * gate_stride]);
-        Panel sums[kRows] = {};
-        for (Panel& sum : sums) {
-          for (Vec& part : sum.part) part = Vec::zero();
-        }
-        if (from != nullptr) {
-          int64_t i = 0;
-          for (; i + kRows <= key_dim; i += kRows) {
-            // the same rows of the next panel; past the last one this touches nothing
-            if (t == 0) {
-              const char* next = reinterpret_cast<const char*>(from + panel_floats + i * kPanelWidth);
-              for (int r = 0; r < kRows; ++r) __builtin_prefetch(next + 64 * r, 0, 3);
-            }
-            for (int r = 0; r < kRows; ++r) {
-              const Vec factor = Vec::all(key[i + r]);
-              for (int p = 0; p < kPanelVecs; ++p) {
-                sums[r].part[p] = fma(factor, Vec::load(from + (i + r) * kPanelWidth + p * kLanes), sums[r].part[p]);
-              }
-            }
+  static constexpr int kRows = 4;  // independent sums, to hide the latency of the multiply-add
+  struct Sums {
+    Panel rows[kRows];
+    Sums() {
+      for (Panel& row : rows) {
+        for (Vec& part : row.part) part = Vec::zero();
+      }
+    }
+    Panel total() const {
+      Panel x;
+      for (int p = 0; p < kPanelVecs; ++p) {
+        x.part[p] = (rows[0].part[p] + rows[1].part[p]) + (rows[2].part[p] + rows[3].part[p]);
+      }
+      return x;
+    }
+  };
+
+  // fn(row, the sum it belongs to) over the rows of a panel.
+  template <typename F>
+  static __attribute__((always_inline)) inline void for_panel_rows(int64_t key_dim, F fn) {
+    int64_t i = 0;
+    for (; i + kRows <= key_dim; i += kRows) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) fn(i + r, r);
+    }
+    for (; i < key_dim; ++i) fn(i, 0);
+  }
+
+  // sums += S^T x. `ahead`: a panel to fetch meanwhile, or null; past the last one that touches nothing.
+  static __attribute__((always_inline)) inline void weigh(int64_t key_dim, const float* panel, const float* x,
+                                                          const float* ahead, Sums& sums) {
+    for_panel_rows(
+        key_dim, [&](int64_t i, int r) __attribute__((always_inline)) {
+          if (ahead != nullptr) __builtin_prefetch(ahead + i * kPanelWidth, 0, 3);
+          const Vec factor = Vec::all(x[i]);
+          for (int p = 0; p < kPanelVecs; ++p) {
+            sums.rows[r].part[p] = fma(factor, Vec::load(panel + i * kPanelWidth + p * kLanes), sums.rows[r].part[p]);
           }
-          for (; i < key_dim; ++i) {
-            const Vec factor = Vec::all(key[i]);
-            for (int p = 0; p < kPanelVecs; ++p) {
-              sums[0].part[p] = fma(factor, Vec::load(from + i * kPanelWidth + p * kLanes), sums[0].part[p]);
-            }
-          }
-        }
-        Panel change = Panel::load(v + t * stride, column, value_dim);
-        for (int p = 0; p < kPanelVecs; ++p) {
-          const Vec seen = (sums[0].part[p] + sums[1].part[p]) + (sums[2].part[p] + sums[3].part[p]);
-          change.part[p] = rate * fnma(fade, seen, change.part[p]);
-        }
-        for (Panel& sum : sums) {
-          for (Vec& part : sum.part) part = Vec::zero();
-        }
-        int64_t i = 0;
-        for (; i + kRows <= key_dim; i += kRows) {
-          for (int r = 0; r < kRows; ++r) {
-            const int64_t at = (i + r) * kPanelWidth;
-            const Vec key_part = Vec::all(key[i + r]);
-            const Vec query_part = Vec::all(query[i + r]);
-            for (int p = 0; p < kPanelVecs; ++p) {
-              const Vec old = from != nullptr ? Vec::load(from + at + p * kLanes) * fade : Vec::zero();
-              const Vec next = fma(key_part, change.part[p], old);
-              next.store(state_out + at + p * kLanes);
-              sums[r].part[p] = fma(query_part, next, sums[r].part[p]);
-            }
-          }
-        }
-        for (; i < key_dim; ++i) {
+        });
+  }
+
+  // to = S x fade + key change^T, with `from` (null: zero) as S; meanwhile, where asked for, out_sums += to^T query and
+  // next_sums += to^T next_key.
+  template <bool kOut, bool kNext>
+  static __attribute__((always_inline)) inline void advance(int64_t key_dim, const float* from, Vec fade,
+                                                            const float* key, const Panel& change, float* to,
+                                                            const float* query, Sums& out_sums, const float* next_key,
+                                                            Sums& next_sums, const float* ahead) {
+    for_panel_rows(
+        key_dim, [&](int64_t i, int r) __attribute__((always_inline)) {
+          if (ahead != nullptr) __builtin_prefetch(ahead + i * kPanelWidth, 0, 3);
           for (int p = 0; p < kPanelVecs; ++p) {
             const int64_t at = i * kPanelWidth + p * kLanes;
             const Vec old = from != nullptr ? Vec::load(from + at) * fade : Vec::zero();
             const Vec next = fma(Vec::all(key[i]), change.part[p], old);
-            next.store(state_out + at);
-            sums[0].part[p] = fma(Vec::all(query[i]), next, sums[0].part[p]);
+            next.store(to + at);
+            if (kOut) out_sums.rows[r].part[p] = fma(Vec::all(query[i]), next, out_sums.rows[r].part[p]);
+            if (kNext) next_sums.rows[r].part[p] = fma(Vec::all(next_key[i]), next, next_sums.rows[r].part[p]);
           }
+        });
+  }
+
+  // Sums for two products fit the registers where a panel is one vector.
+  static constexpr bool kBothSums = kPanelVecs == 1;
+
+  // to = a panel with its updates, at least one; where kNext, next_sums += to^T next_key.
+  template <bool kNext>
+  static inline void replay_panel(int64_t updates, int64_t key_dim, int64_t value_dim, const float* rows,
+                                  int64_t column, const float* from, float* to, const float* next_key, Sums& next_sums,
+                                  const float* ahead) {
+    const int64_t stride = update_floats(key_dim, value_dim);
+    const int64_t decay = stride - 1;
+    Sums none;
+    for (int64_t u = 0; u < updates; ++u, from = to, ahead = nullptr) {
+      const float* row = rows + u * stride;
+      const Panel change = Panel::load(row + key_dim + column);
+      const Vec fade = Vec::all(row[decay]);
+      if (kNext && u + 1 == updates) {
+        advance<false, true>(key_dim, from, fade, row, change, to, nullptr, none, next_key, next_sums, ahead);
+      } else {
+        advance<false, false>(key_dim, from, fade, row, change, to, nullptr, none, nullptr, none, ahead);
+      }
+    }
+  }
+
+  static void replay(int64_t updates, int64_t key_dim, int64_t value_dim, const float* rows, const float* state_in,
+                     float* state_out) {
+    Sums none;
+    for (int64_t column = 0; column < value_dim; column += kPanelWidth) {
+      replay_panel<false>(updates, key_dim, value_dim, rows, column, state_in, state_out, nullptr, none, nullptr);
+      state_in += key_dim * kPanelWidth;
+      state_out += key_dim * kPanelWidth;
+    }
+  }
+
+  // Per panel: one pass for m = S^T k of the first token (with the updates that S lacks), then for each token one that
+  // decays and changes it, sums o = S^T q and, where registers allow, the next token's m. The panel comes from memory
+  // in the first pass and stays in L1 for the others, so the state moves once each way, however many tokens there are.
+  static void recur(const DeltaRows& w) {
+    const int64_t key_dim = w.key_dim;
+    const int64_t panel_floats = key_dim * kPanelWidth;
+    const int64_t update_stride = update_floats(key_dim, w.value_dim);
+    for (int64_t t = 1; w.updates_out != nullptr && t < w.tokens; ++t) {
+      float* row = w.updates_out + (t - 1) * update_stride;
+      for (int64_t i = 0; i < key_dim; ++i) row[i] = w.k[t * w.stride + i];
+      row[update_stride - 1] = w.decay[t * w.gate_stride];
+    }
+    const float* state_in = w.state_in;
+    float* state_out = w.state_out;
+    for (int64_t column = 0; column < w.value_dim; column += kPanelWidth) {
+      const float* from = state_in;
+      Sums seen;
+      if (state_in != nullptr) {
+        const float* ahead = state_in + panel_floats;
+        if (w.updates > 0) {
+          replay_panel<true>(w.updates, key_dim, w.value_dim, w.updates_in, column, state_in, w.scratch, w.k, seen,
+                             ahead);
+          from = w.scratch;
+        } else {
+          weigh(key_dim, state_in, w.k, ahead, seen);
         }
-        Panel result;
-        for (int p = 0; p < kPanelVecs; ++p) {
-          result.part[p] = (sums[0].part[p] + sums[1].part[p]) + (sums[2].part[p] + sums[3].part[p]);
+        state_in = ahead;
+      }
+      for (int64_t t = 0; t < w.tokens; ++t) {
+        const float* key = w.k + t * w.stride;
+        const float* query = w.q + t * w.stride;
+        const Vec fade = Vec::all(w.decay[t * w.gate_stride]);
+        const Vec rate = Vec::all(w.beta[t * w.gate_stride]);
+        const Panel sum = seen.total();
+        Panel change = Panel::load(w.v + t * w.stride, column, w.value_dim);
+        for (int p = 0; p < kPanelVecs; ++p) change.part[p] = rate * fnma(fade, sum.part[p], change.part[p]);
+        const bool put_off = w.updates_out != nullptr && t > 0;
+        if (put_off) change.store(w.updates_out + (t - 1) * update_stride + key_dim + column);
+        float* to = put_off ? w.scratch : state_out;
+        Sums made;
+        seen = Sums();
+        if (t + 1 == w.tokens) {
+          advance<true, false>(key_dim, from, fade, key, change, to, query, made, nullptr, seen, nullptr);
+        } else if constexpr (kBothSums) {
+          advance<true, true>(key_dim, from, fade, key, change, to, query, made, key + w.stride, seen, nullptr);
+        } else {
+          advance<true, false>(key_dim, from, fade, key, change, to, query, made, nullptr, seen, nullptr);
+          weigh(key_dim, to, key + w.stride, nullptr, seen);
         }
-        result.store(out + t * out_stride, column, value_dim);
-        from = state_out;
+        made.total().store(w.out + t * w.out_stride, column, w.value_dim);
+        from = to;
       }
       state_out += panel_floats;
     }
@@ -348,7 +419,7 @@ struct DeltaLoops : Elementwise<V> {
   }
 
   static constexpr DeltaKernels delta_kernels() {
-    return {.convolve = convolve, .recur = recur, .chunk = chunk, .gated_norm = gated_norm};
+    return {.convolve = convolve, .recur = recur, .chunk = chunk, .replay = replay, .gated_norm = gated_norm};
   }
 };
 

@@ -71,6 +71,10 @@ std::unique_ptr<ops::KvCache> CpuBackend::make_kv_cache(const ops::KvCacheShape&
 
 std::unique_ptr<ops::StateCache> CpuBackend::make_state_cache(const ops::StateCacheShape& shape) {
   state_shape_ = shape;
+  return make_states(shape);
+}
+
+std::unique_ptr<HostStateCache> CpuBackend::make_states(const ops::StateCacheShape& shape) {
   return std::make_unique<HostStateCache>(shape, pool_);
 }
 
@@ -88,7 +92,7 @@ void CpuBackend::begin_step(const ops::Batch& batch) {
   FF_ASSERT(row <= batch.size());
   batch_ = batch;
   attention_input_.begin_step();
-  slots_checked_ = false;
+  states_begun_ = false;
 }
 
 void CpuBackend::embed(const ops::Matrix& table, const ops::Tensor& out) {
@@ -169,10 +173,10 @@ void CpuBackend::read(const ops::Tensor& x, std::span<float> out) {
   }
 }
 
-void CpuBackend::check_state_slots(HostStateCache& states) {
-  if (slots_checked_) return;
-  states.check_slots(batch_);
-  slots_checked_ = true;
+void CpuBackend::begin_states(HostStateCache& states, int64_t put_off_rows) {
+  if (states_begun_) return;
+  states.begin_step(batch_, put_off_rows);
+  states_begun_ = true;
 }
 
 void CpuBackend::clear_padding(const ops::Tensor& out) const {

@@ -59,14 +59,17 @@ class CpuBackend : public ops::Backend {
   // writes.
   CpuBackend(Isa isa, const CpuOptions& options, const RowKernels& rows, ops::DType kv_type);
 
+  // Slots without updates.
+  virtual std::unique_ptr<HostStateCache> make_states(const ops::StateCacheShape& shape);
+
   ThreadPool& pool() { return pool_; }
   const ops::Batch& batch() const { return batch_; }
   AttentionInput& attention_input() { return attention_input_; }
   // Of the caches that were made; 0: none yet.
   const ops::KvCacheShape& kv_shape() const { return kv_shape_; }
   const ops::StateCacheShape& state_shape() const { return state_shape_; }
-  // HostStateCache::check_slots, once a step.
-  void check_state_slots(HostStateCache& states);
+  // HostStateCache::begin_step, once a step.
+  void begin_states(HostStateCache& states, int64_t put_off_rows);
   // The rows behind those of sequences.
   void clear_padding(const ops::Tensor& out) const;
 
@@ -80,7 +83,7 @@ class CpuBackend : public ops::Backend {
   ops::KvCacheShape kv_shape_;
   ops::StateCacheShape state_shape_;
   ops::Batch batch_;
-  bool slots_checked_ = false;
+  bool states_begun_ = false;
 };
 
 }  // namespace fourfold::cpu

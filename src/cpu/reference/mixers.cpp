@@ -100,7 +100,7 @@ void ReferenceBackend::delta_net(const ops::DeltaNetParams& params, const ops::T
                                  const ops::Tensor& b, const ops::Tensor& a, ops::StateCache& cache, int64_t layer,
                                  const ops::Tensor& out) {
   auto& states = static_cast<HostStateCache&>(cache);
-  check_state_slots(states);
+  begin_states(states, 0);
   const int64_t dk = params.key_dim;
   const int64_t dv = params.value_dim;
   const int64_t heads = params.value_heads;

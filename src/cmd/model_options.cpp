@@ -52,8 +52,8 @@ void add_backend_options(Command& command, BackendArgs& args) {
       .one_of({"bf16", "nvfp4"});
   command
       .add_option("--kv-cache-dtype", args.kv_cache,
-                  "Keys and values on a GPU: auto (bf16), bf16 or fp8 (e4m3, scale 1)")
-      .one_of({"auto", "bf16", "fp8"});
+                  "Keys and values: auto, on a CPU float16, on a GPU bf16 or fp8 (e4m3, scale 1)")
+      .one_of({"auto", "float16", "bf16", "fp8"});
 }
 
 cpu::Isa chosen_isa(const BackendArgs& args) {
@@ -109,14 +109,18 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t wei
     cuda::CudaOptions options;
     options.device = *device;
     options.threads = args.threads;
+    if (args.kv_cache == "float16") fail("--kv-cache-dtype float16: a GPU has bf16 and fp8");
     options.fp8_cache = args.kv_cache == "fp8";
+    options.wide = env("FOURFOLD_CUDA_WIDE").has_value();
     try {
       return cuda::make_backend(options);
     } catch (const Error& error) {
       fail("--device {}: {}", device_name(args), error.what());
     }
   }
-  if (args.kv_cache != "auto") fail("--kv-cache-dtype {}: the CPU keeps its own; wanted --device cuda", args.kv_cache);
+  if (args.kv_cache != "auto" && args.kv_cache != "float16") {
+    fail("--kv-cache-dtype {}: a CPU has float16; wanted that, auto, or --device cuda", args.kv_cache);
+  }
   cpu::CpuOptions options;
   options.isa = chosen_isa(args);
   options.threads = args.threads;

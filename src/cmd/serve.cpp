@@ -26,7 +26,7 @@ struct Options {
   int64_t context = 0, sequences = 16, step_tokens = 512, cache_tokens = 0, queued = 256, queued_tokens = 0;
   int64_t body_mb = 32, drain_seconds = 30, stuck_seconds = 300, request_seconds = 0;
   std::string cache_events;
-  std::string reasoning_parser = "qwen3", tool_parser = "qwen3_coder", kv_type = "auto", speculative;
+  std::string reasoning_parser = "qwen3", tool_parser = "qwen3_coder", speculative;
   std::optional<double> gpu_memory;
   int64_t tensor_parallel = 1, pipeline_parallel = 1;
   bool auto_tools = false, prefix_cache = false, no_prefix_cache = false, log_requests = false, no_log_requests = false;
@@ -56,9 +56,6 @@ int32_t read_drafts(const std::string& text) {
 
 // What other servers take and this one cannot honour is refused by its name.
 void require_supported(const Options& options) {
-  if (options.kv_type != "auto" && options.kv_type != "float16" && options.kv_type != "fp16") {
-    fail("--kv-cache-dtype is {}, the CPU keeps keys and values in float16 (auto)", printable(options.kv_type, 40));
-  }
   if (options.gpu_memory) {
     fail("--gpu-memory-utilization is {}, but nothing runs on a GPU; --kv-cache-tokens sets the size of the cache",
          *options.gpu_memory);
@@ -221,7 +218,6 @@ void add_serve(Command& app) {
   command.add_option("--reasoning-parser", options->reasoning_parser, "qwen3").show_default();
   command.add_option("--tool-call-parser", options->tool_parser, "qwen3_coder").show_default();
   command.add_flag("--enable-auto-tool-choice", options->auto_tools, "Always so: a request with tools may get calls");
-  command.add_option("--kv-cache-dtype", options->kv_type, "auto or float16").show_default();
   command.add_option("--gpu-memory-utilization", options->gpu_memory, "Refused: nothing runs on a GPU");
   command.add_option("--tensor-parallel-size", options->tensor_parallel, "1").show_default();
   command.add_option("--pipeline-parallel-size", options->pipeline_parallel, "1").show_default();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/env.h"
 #include "base/math.h"
 #include "base/random.h"
 #include "cpu/backend.h"
@@ -55,6 +56,7 @@ std::shared_ptr<model::Model> on_gpu(bool overlap) {
   if (model == nullptr) {
     CudaOptions options;
     options.overlap = overlap;
+    options.wide = env("FOURFOLD_CUDA_WIDE").has_value();
     model = load(make_backend(options));
   }
   return model;

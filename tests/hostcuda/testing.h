@@ -40,12 +40,13 @@ inline const std::filesystem::path& kernel_store() {
 }
 
 // The backend on the card that is installed. Self-tests of the expert kernels are tests of their own.
-inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_cache = false) {
+inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_cache = false, bool wide = true) {
   cuda::CudaOptions options;
   options.store = kernel_store();
   options.overlap = overlap;
   options.self_test = false;
   options.fp8_cache = fp8_cache;
+  options.wide = wide;
   options.threads = 2;
   return cuda::make_backend(options);
 }

@@ -64,11 +64,11 @@ const std::vector<Kernel>& CudaBackend::loaded(const plan::KernelSource& source)
 
 void CudaBackend::load_known() {
   if (known_loaded_) return;
-  std::vector<plan::KernelSource> sources = {norm_source(), step_source(), sample_source(),
-                                             rows_source(15, gemm::RowsLast::kRoute)};
+  std::vector<plan::KernelSource> sources = {norm_source(), step_source(), rows_source(15, gemm::RowsLast::kRoute)};
+  if (options_.wide) sources.push_back(sample_source());
   for (const int formats : formats_) {
     sources.push_back(rows_source(formats));
-    sources.push_back(wide_source(formats));
+    if (options_.wide) sources.push_back(wide_source(formats));
   }
   if (state_shape_.layers > 0) {
     sources.push_back(delta_source(static_cast<int>(state_shape_.key_dim), static_cast<int>(state_shape_.value_dim)));
@@ -77,7 +77,7 @@ void CudaBackend::load_known() {
   for (const plan::KernelSource& source : sources) loaded(source);
   norm_ = &loaded(norm_source());
   step_ = &loaded(step_source());
-  sample_ = &loaded(sample_source());
+  if (options_.wide) sample_ = &loaded(sample_source());
   route_ = &loaded(rows_source(15, gemm::RowsLast::kRoute));
   known_loaded_ = true;
 }
@@ -292,22 +292,24 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
 void CudaBackend::multiply(const ops::Tensor& x, const Stack& weight, const ops::Tensor& out) {
   FF_ASSERT(x.rows == out.rows && x.cols == weight.columns() && out.cols == weight.rows() && aligned(x));
   if (weight.kernels == nullptr) weight.kernels = &loaded(rows_source(weight.formats()));
-  if (weight.wide == nullptr) weight.wide = &wide_kernels(weight.formats());
+  if (options_.wide && weight.wide == nullptr) weight.wide = &wide_kernels(weight.formats());
   if (planning_) return;
-  if (x.rows > kMostRows) {
+  if (options_.wide && x.rows > kMostRows) {
     return wide_product(x, weight.matrix(), weight.formats(), *weight.wide, is_float(out), out.data, out.stride);
   }
-  if (x.rows == 0) return;
-  const int row_tiles = x.rows > 8 ? 2 : 1;
-  gemm::RowsArgs args = {};
-  args.tokens = static_cast<int>(x.rows);
-  args.end = is_float(out) ? gemm::RowsEnd::kFloat : gemm::RowsEnd::kBf16;
-  args.x = bf16(x);
-  args.x_stride = x.stride;
-  args.out = out.data;
-  args.out_stride = out.stride;
-  product(weight.matrix(), (*weight.kernels)[static_cast<size_t>(row_tiles - 1)],
-          rows_tile(weight.formats(), row_tiles, gemm::RowsLast::kNothing), args);
+  for (int64_t first = 0; first < x.rows; first += kMostRows) {
+    const int tokens = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
+    const int row_tiles = tokens > 8 ? 2 : 1;
+    gemm::RowsArgs args = {};
+    args.tokens = tokens;
+    args.end = is_float(out) ? gemm::RowsEnd::kFloat : gemm::RowsEnd::kBf16;
+    args.x = bf16(x) + first * x.stride;
+    args.x_stride = x.stride;
+    args.out = static_cast<uint8_t*>(out.data) + first * out.stride * out.element_bytes();
+    args.out_stride = out.stride;
+    product(weight.matrix(), (*weight.kernels)[static_cast<size_t>(row_tiles - 1)],
+            rows_tile(weight.formats(), row_tiles, gemm::RowsLast::kNothing), args);
+  }
 }
 
 void CudaBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, const ops::Tensor& out) {
@@ -382,7 +384,7 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     matrix.tiles += gate->matrix().tiles;
   }
   const int formats = router.formats() | (gate != nullptr ? gate->formats() : 0);
-  const std::vector<Kernel>& wide = wide_kernels(formats);
+  const std::vector<Kernel>* wide = options_.wide ? &wide_kernels(formats) : nullptr;
   const int64_t stride = router.rows() + (gate != nullptr ? 1 : 0);
   const int64_t rows = rows_of(x);
   auto* logits = device_pointer<float>(scratch(logits_, rows * stride * 4, "router logits"));
@@ -404,23 +406,30 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     route.width = static_cast<int>(params.top_k);
     route.ids = ids;
     route.weights = weights;
-    if (x.rows > kMostRows) {
-      wide_product(x, matrix, formats, wide, true, logits, stride);
+    if (wide != nullptr && x.rows > kMostRows) {
+      wide_product(x, matrix, formats, *wide, true, logits, stride);
       launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
              route);
-    } else if (x.rows > 0) {
-      const int row_tiles = x.rows > 8 ? 2 : 1;
-      gemm::RowsArgs args = {};
-      args.tokens = route.tokens;
-      args.end = gemm::RowsEnd::kFloat;
-      args.x = bf16(x);
-      args.x_stride = x.stride;
-      args.out = logits;
-      args.out_stride = stride;
-      args.arrived = arrived_.as<int>();
-      args.route = route;
-      product(matrix, (*route_)[static_cast<size_t>(row_tiles - 1)], rows_tile(15, row_tiles, gemm::RowsLast::kRoute),
-              args);
+    } else {
+      for (int64_t first = 0; first < x.rows; first += kMostRows) {
+        const int tokens = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
+        const int row_tiles = tokens > 8 ? 2 : 1;
+        gemm::RowsArgs args = {};
+        args.tokens = tokens;
+        args.end = gemm::RowsEnd::kFloat;
+        args.x = bf16(x) + first * x.stride;
+        args.x_stride = x.stride;
+        args.out = logits + first * stride;
+        args.out_stride = stride;
+        args.arrived = arrived_.as<int>();
+        args.route = route;
+        args.route.logits = logits + first * stride;
+        args.route.tokens = tokens;
+        args.route.ids = ids + first * params.top_k;
+        args.route.weights = weights + first * params.top_k;
+        product(matrix, (*route_)[static_cast<size_t>(row_tiles - 1)], rows_tile(15, row_tiles, gemm::RowsLast::kRoute),
+                args);
+      }
     }
     const ExpertLayer layer(*set.kernels, *set.workspace, experts.weights());
     for (int64_t first = 0; first < x.rows; first += set.workspace->max_tokens()) {

@@ -39,7 +39,7 @@ void CudaBackend::attend(const ops::AttentionParams& params, const ops::Tensor& 
   const ops::KvCacheShape& pages = cache.shape();
   FF_ASSERT(layer >= 0 && layer < pages.layers && pages.kv_heads == params.kv_heads &&
             pages.head_dim == params.head_dim);
-  const bool whole = has_prefill(head_dim, rotary_dim, options_.fp8_cache);
+  const bool whole = options_.wide && has_prefill(head_dim, rotary_dim, options_.fp8_cache);
   const std::vector<Kernel>*& many = prefill_[{params.head_dim, params.rotary_dim}];
   if (whole && many == nullptr) many = &loaded(prefill_source(head_dim, rotary_dim, options_.fp8_cache));
   const float* turns = frequencies(params.rope_theta, params.rotary_dim);

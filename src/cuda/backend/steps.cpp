@@ -37,12 +37,15 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   planning_ = false;
   const auto logit_bytes = static_cast<uint64_t>(limits.logit_rows * limits.vocabulary * 4);
   if (fetched_.bytes() < logit_bytes) fetched_ = PinnedBuffer(card_->device, logit_bytes, "logits");
-  reserve_choices(limits);
+  if (options_.wide) reserve_choices(limits);
   card_->stream.synchronize();
 
   cpu::HostStepParts parts;
-  parts.choose = [this](const ops::Tensor& logits, std::span<const cpu::RowChoice> rows, std::span<cpu::Chosen> chosen,
-                        std::span<std::string> errors) { return choose(logits, rows, chosen, errors); };
+  if (options_.wide) {
+    parts.choose = [this](const ops::Tensor& logits, std::span<const cpu::RowChoice> rows,
+                          std::span<cpu::Chosen> chosen,
+                          std::span<std::string> errors) { return choose(logits, rows, chosen, errors); };
+  }
   parts.bind = [this](const ops::Batch& batch) { begin_step(batch); };
   parts.copy_page = [kv](int32_t from, int32_t to) {
     if (kv != nullptr) kv->copy_page(from, to);

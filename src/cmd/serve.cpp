@@ -57,7 +57,7 @@ int32_t read_drafts(const std::string& text) {
 // What other servers take and this one cannot honour is refused by its name.
 void require_supported(const Options& options) {
   if (options.gpu_memory) {
-    fail("--gpu-memory-utilization is {}, but nothing runs on a GPU; --kv-cache-tokens sets the size of the cache",
+    fail("--gpu-memory-utilization is {}, and there is no such limit yet; --kv-cache-tokens sets the size of the cache",
          *options.gpu_memory);
   }
   if (options.tensor_parallel != 1) fail("--tensor-parallel-size is {}, only 1 is built in", options.tensor_parallel);
@@ -218,7 +218,8 @@ void add_serve(Command& app) {
   command.add_option("--reasoning-parser", options->reasoning_parser, "qwen3").show_default();
   command.add_option("--tool-call-parser", options->tool_parser, "qwen3_coder").show_default();
   command.add_flag("--enable-auto-tool-choice", options->auto_tools, "Always so: a request with tools may get calls");
-  command.add_option("--gpu-memory-utilization", options->gpu_memory, "Refused: nothing runs on a GPU");
+  command.add_option("--gpu-memory-utilization", options->gpu_memory,
+                     "Refused: --kv-cache-tokens sets the size of the cache");
   command.add_option("--tensor-parallel-size", options->tensor_parallel, "1").show_default();
   command.add_option("--pipeline-parallel-size", options->pipeline_parallel, "1").show_default();
   add_backend_options(command, options->backend);

@@ -41,7 +41,7 @@ class World {
 
   HostStepParts parts(ThreadPool& pool, int64_t bucket) {
     HostStepParts parts;
-    parts.bind = [this](const ops::Batch& batch) { batch_ = batch; };
+    parts.bind = [this](const ops::Batch& batch, StepPart) { batch_ = batch; };
     parts.copy_page = [this](int32_t from, int32_t to) {
       for (int32_t i = 0; i < kPageSize; ++i) token(to, i) = token(from, i);
     };

@@ -137,7 +137,7 @@ class FakeModel final : public model::Model {
     gathered_.resize(static_cast<size_t>(rows) * kHidden);
     logits_.resize(static_cast<size_t>((limits.logit_rows + limits.lanes + options_.row_bucket) * limits.vocabulary));
     cpu::HostStepParts parts;
-    parts.bind = [this](const ops::Batch& batch) { batch_ = batch; };
+    parts.bind = [this](const ops::Batch& batch, cpu::StepPart) { batch_ = batch; };
     parts.copy_page = [this](int32_t from, int32_t to) { kv_->copy_page(from, to); };
     parts.body = [this](const ops::StepShape& shape, ops::StepScope& scope) { step(shape, scope); };
     parts.pool = &pool_;

@@ -137,6 +137,7 @@ void copy_rows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out
 
 HostStepParts with_defaults(HostStepParts parts) {
   if (!parts.gather) parts.gather = copy_rows;
+  if (!parts.end) parts.end = [](bool) {};
   if (!parts.fetch) parts.fetch = [](const Tensor& logits) { return logits; };
   return parts;
 }
@@ -301,11 +302,13 @@ void HostStepper::execute(Step& step) {
     start_lanes(step);
     const ops::StepShape shape = lay_out(step);
     if (shape.rows > 0) parts_.body(shape, *this);
+    parts_.end(false);
   } catch (const std::exception& error) {
     step.outcome.error = *error.what() == '\0' ? "unknown error" : error.what();
   } catch (...) {
     step.outcome.error = "unknown error";
   }
+  if (!step.outcome.error.empty()) parts_.end(true);
   for (size_t i = 0; i < step.works; ++i) {
     const Lane& lane = lanes_[static_cast<size_t>(step.work[i].plan.lane)];
     LaneOutcome& outcome = step.outcomes[i];
@@ -394,7 +397,7 @@ void HostStepper::begin_trunk() {
     sequences_.push_back(
         {entry.first, entry.count, entry.position, entry.state_in, out.first(slots), entry.lane->pages});
   }
-  parts_.bind({row_tokens_, sequences_, logit_rows_});
+  parts_.bind({row_tokens_, sequences_, logit_rows_}, StepPart::kTrunk);
 }
 
 void HostStepper::gather_logit_rows(const Tensor& x, const Tensor& out) { parts_.gather(x, logit_rows_, out); }
@@ -575,7 +578,7 @@ void HostStepper::begin_feed() {
       at[entry.count - 1] = !chosen.empty() ? chosen.front() : std::max(work.plan.next, 0);
     }
   }
-  parts_.bind({next_tokens_, sequences_, {}});
+  parts_.bind({next_tokens_, sequences_, {}}, StepPart::kFeed);
 }
 
 // Lanes that draft, and how much: no further than a next step could verify, nor than the pages reach.
@@ -614,7 +617,7 @@ int64_t HostStepper::begin_draft(int64_t pass) {
   const auto rows = static_cast<int64_t>(next_tokens_.size());
   if (rows == 0) return 0;
   next_tokens_.resize(static_cast<size_t>(drafting_rows(rows)), 0);
-  parts_.bind({next_tokens_, sequences_, {}});
+  parts_.bind({next_tokens_, sequences_, {}}, pass == 0 ? StepPart::kFirstDraft : StepPart::kDraft);
   return static_cast<int64_t>(next_tokens_.size());
 }
 

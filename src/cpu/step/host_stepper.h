@@ -22,10 +22,16 @@ struct RowChoice {
   Choice choice;    // its counts are those before the step, without the drafts on the rows before
 };
 
+// Parts of a body: one ends where the next begins, or where the host has to know tokens. Within a part the operations
+// depend on the part, on the numbers of rows and logit rows, and on nothing else that the host has.
+enum class StepPart { kTrunk, kFeed, kFirstDraft, kDraft };
+
 struct HostStepParts {
   // The rows that the operations of the body work on from here on. What the batch points to stays valid until the next
   // call; sequences have their pages, positions and slots.
-  std::function<void(const ops::Batch&)> bind;
+  std::function<void(const ops::Batch&, StepPart)> bind;
+  // The body has returned, or was left by an error. Null: nothing to do.
+  std::function<void(bool failed)> end;
   // Copies a page of keys and values, all layers.
   std::function<void(int32_t from, int32_t to)> copy_page;
   // out[i] = x[rows[i]], tensors of the backend. The rows stay valid until the next call. Null: they are in host

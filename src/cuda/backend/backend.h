@@ -15,6 +15,7 @@ struct CudaOptions {
   int threads = 0;              // of the host, for sampling; 0: the default of base/threads.h
   std::filesystem::path store;  // of compiled kernels; empty: jit::default_store_directory()
   bool overlap = true;          // kernels may start before the one before them has ended
+  bool graphs = true;           // launches of a step's parts are recorded and replayed
   bool self_test = true;        // of the expert kernels
   bool fp8_cache = false;       // keys and values as e4m3, scale 1; otherwise bf16
   // Products and attention of more than 16 rows by the kernels for many rows, and tokens chosen on the card. Right on

@@ -13,6 +13,7 @@ namespace fourfold::cuda {
 namespace {
 
 constexpr unsigned kProductShared = kMostShared - 1024;
+constexpr size_t kMostGraphs = 96;
 
 }  // namespace
 
@@ -25,7 +26,8 @@ CudaBackend::CudaBackend(const CudaOptions& options)
       step_uploads_(*card_),
       row_uploads_(*card_),
       block_uploads_(*card_),
-      sample_uploads_(*card_) {
+      sample_uploads_(*card_),
+      graphs_(*card_, kMostGraphs) {
   const jit::DeviceInfo& info = card_->device.info();
   if (info.major != 9) {
     fail("{}: {}; models run on Hopper cards (sm_90a) and on the CPU", info.name, info.arch());
@@ -84,7 +86,9 @@ void CudaBackend::load_known() {
 
 DeviceAddress CudaBackend::scratch(cuda::Buffer& buffer, int64_t bytes, const char* what) {
   if (buffer.bytes() < static_cast<uint64_t>(bytes)) {
+    FF_ASSERT(!graphs_.recording());
     card_->stream.synchronize();
+    graphs_.clear();
     buffer = {};
     buffer = cuda::Buffer(card_->device, static_cast<uint64_t>(bytes), what);
     buffer.fill(card_->stream, 0);
@@ -149,16 +153,30 @@ void CudaBackend::reserve(const ops::ReserveLimits& limits) {
 
 // ---- rows
 
+void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part) {
+  graphs_.end();
+  begin_step(batch);
+  if (!options_.graphs) return;
+  PartGraphs::Key key = tables_.shape();
+  if (key.empty()) return;
+  key.push_back(static_cast<int64_t>(part));
+  key.push_back(static_cast<int64_t>(batch.logit_rows.size()));
+  // What is recorded may not wait for room in these.
+  row_uploads_.prepare(static_cast<uint64_t>(limits_.rows) * sizeof(int));
+  graphs_.begin(key);
+}
+
 void CudaBackend::begin_step(const ops::Batch& batch) {
   load_known();
   const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
   const bool chunks = state_shape_.layers > 0 && has_chunks(key_dim, value_dim);
-  tables_.build(batch, kv_shape_.layers > 0 ? kv_shape_.page_size : 0,
+  tables_.build(batch, kv_shape_.layers > 0 ? kv_shape_.page_size : 0, std::max<int64_t>(limits_.context, 1),
                 chunks ? chunk_tile(key_dim, value_dim).chunk : 0, step_uploads_);
   block_group_ = 0;
 }
 
 void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
+  if (replaying()) return;
   const auto& table = static_cast<const Table&>(matrix);
   FF_ASSERT(out.cols == table.columns());
   float* to =
@@ -181,6 +199,7 @@ void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
 
 void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops::Tensor* delta,
                        const ops::Vector& weight, float eps, float* residual_out, const ops::Tensor& out) {
+  if (replaying()) return;
   FF_ASSERT(weight.count == out.cols && out.cols % 8 == 0 && aligned(out));
   const int pieces = norm::norm_pieces(static_cast<int>(out.cols));
   if (pieces == 0) fail("norm: rows of {} columns, wanted at most {}", out.cols, norm::kMostColumns);
@@ -219,6 +238,7 @@ void CudaBackend::add_rms_norm(const ops::Tensor& residual, const ops::Tensor& d
 }
 
 void CudaBackend::add(const ops::Tensor& residual, const ops::Tensor& delta) {
+  if (replaying()) return;
   FF_ASSERT(residual.rows == delta.rows && residual.cols == delta.cols && is_float(residual));
   if (planning_ || residual.rows == 0) return;
   const step::AddArgs args = {residual.f32(), residual.stride, bf16(delta), delta.stride,
@@ -235,7 +255,8 @@ void CudaBackend::gather_rows(const ops::Tensor& x, std::span<const int32_t> row
   norm::GatherArgs args = {};
   args.x = x.data;
   args.x_stride = x.stride * x.element_bytes();
-  args.rows = device_pointer<const int>(row_uploads_.send(rows.size_bytes()));
+  args.rows = device_pointer<const int>(graphs_.send(row_uploads_, rows.size_bytes()));
+  if (replaying()) return;
   args.out = out.data;
   args.out_stride = out.stride * out.element_bytes();
   args.pieces = static_cast<int>(x.cols * x.element_bytes() / 16);
@@ -290,6 +311,7 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
 }
 
 void CudaBackend::multiply(const ops::Tensor& x, const Stack& weight, const ops::Tensor& out) {
+  if (replaying()) return;
   FF_ASSERT(x.rows == out.rows && x.cols == weight.columns() && out.cols == weight.rows() && aligned(x));
   if (weight.kernels == nullptr) weight.kernels = &loaded(rows_source(weight.formats()));
   if (options_.wide && weight.wide == nullptr) weight.wide = &wide_kernels(weight.formats());
@@ -318,6 +340,7 @@ void CudaBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, const 
 
 void CudaBackend::gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down,
                         const ops::Tensor& out) {
+  if (replaying()) return;
   const int64_t width = down.columns();
   FF_ASSERT(gate_up.rows() == 2 * width);
   const auto tensor = [&](cuda::Buffer& buffer, int64_t cols, const char* what) {
@@ -361,6 +384,7 @@ CudaBackend::ExpertSet& CudaBackend::experts_of(const ops::MoeParams& params) {
 }
 
 void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) {
+  if (replaying()) return;
   const auto& experts = static_cast<const CardExperts&>(*params.experts);
   const auto& router = static_cast<const Stack&>(*params.router);
   const auto* gate = static_cast<const Stack*>(params.shared_gate);

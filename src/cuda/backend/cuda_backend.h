@@ -15,6 +15,7 @@
 #include "cpu/step/host_stepper.h"
 #include "cuda/backend/backend.h"
 #include "cuda/backend/memory.h"
+#include "cuda/backend/part_graphs.h"
 #include "cuda/backend/sources.h"
 #include "cuda/backend/step_tables.h"
 #include "cuda/moe/kernels.h"
@@ -98,6 +99,10 @@ class CudaBackend : public ops::Backend {
               std::span<std::string> errors);
   void reserve_choices(const ops::StepLimits& limits);
   void settle();  // the stream was waited for
+  // The next part of a step's body.
+  void begin_part(const ops::Batch& batch, cpu::StepPart part);
+  // Operations are not to be launched: they are planned, or the graph of their part is there.
+  bool replaying() const { return graphs_.replaying(); }
   void clear_padding(const ops::Tensor& out);
 
   CudaOptions options_;
@@ -106,6 +111,7 @@ class CudaBackend : public ops::Backend {
   Overlap overlap_;
   Uploads step_uploads_, row_uploads_, block_uploads_, sample_uploads_;
   StepTables tables_;
+  PartGraphs graphs_;
   // Of the attention over whole sequences, once a layer of the step has asked for them.
   DeviceAddress blocks_ = 0;
   int block_count_ = 0, block_group_ = 0;  // 0: not there

@@ -67,6 +67,8 @@ class Uploads {
   // Memory to fill, until send().
   uint8_t* prepare(uint64_t bytes);
   DeviceAddress send(uint64_t bytes);
+  // Where send() will copy to.
+  DeviceAddress place() const { return device_.address(); }
   // The stream was waited for: nothing is under way.
   void settled() { under_way_ = 0; }
 

@@ -31,6 +31,7 @@ const float* CudaBackend::frequencies(float theta, int64_t rotary_dim) {
 
 void CudaBackend::attend(const ops::AttentionParams& params, const ops::Tensor& k, CardKvCache& cache, int64_t layer,
                          const ops::Tensor* out) {
+  if (replaying()) return;
   const int head_dim = static_cast<int>(params.head_dim), rotary_dim = static_cast<int>(params.rotary_dim);
   const std::vector<Kernel>*& found = attention_[{params.head_dim, params.rotary_dim}];
   if (found == nullptr) found = &loaded(attention_source(head_dim, rotary_dim, options_.fp8_cache));
@@ -159,6 +160,7 @@ void CudaBackend::append_keys(const ops::AttentionParams& params, const ops::Ten
 void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor& qkv, const ops::Tensor& z,
                             const ops::Tensor& b, const ops::Tensor& a, ops::StateCache& states, int64_t layer,
                             const ops::Tensor& out) {
+  if (replaying()) return;
   FF_ASSERT(follows(qkv, z) && follows(z, b) && follows(b, a) && out.rows == qkv.rows);
   const int key_dim = static_cast<int>(params.key_dim), value_dim = static_cast<int>(params.value_dim);
   const std::vector<Kernel>*& found = delta_[{params.key_dim, params.value_dim}];

@@ -1,6 +1,7 @@
 #include "cuda/backend/step_tables.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/check.h"
@@ -12,6 +13,7 @@ namespace {
 
 constexpr int kRows = gdn::kRecurrentRows;
 static_assert(kRows == attn::kMostRows);
+constexpr int kLeastTier = 4 * attn::kLeastSplit;  // positions
 
 }  // namespace
 
@@ -61,7 +63,14 @@ std::vector<attn::RowBlock> StepTables::blocks(int block_rows, int group) const 
   return all;
 }
 
-void StepTables::build(const ops::Batch& batch, int64_t page_size, int chunk, Uploads& uploads) {
+std::vector<int64_t> StepTables::shape() const {
+  if (whole.places > 0) return {};
+  std::vector<int64_t> all = {size, rows, page_stride, static_cast<int64_t>(tokens)};
+  for (const Round& r : rounds) all.insert(all.end(), {r.first, r.places, r.page_row, r.most_rows, r.longest, r.live});
+  return all;
+}
+
+void StepTables::build(const ops::Batch& batch, int64_t page_size, int64_t context, int chunk, Uploads& uploads) {
   rounds.clear();
   places_.clear();
   slots_.clear();
@@ -75,6 +84,7 @@ void StepTables::build(const ops::Batch& batch, int64_t page_size, int chunk, Up
   many_.clear();
   whole = {};
   rows = batch.rows();
+  size = batch.size();
   page_stride = 1;
   bool chunked = chunk > 0;
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
@@ -87,6 +97,11 @@ void StepTables::build(const ops::Batch& batch, int64_t page_size, int chunk, Up
       page_stride = std::max(page_stride, static_cast<int>(pages_used));
     }
   }
+  const auto tier = [](int64_t value, int64_t most) {
+    return static_cast<int>(
+        std::max(value, std::min(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(value))), most)));
+  };
+  if (page_size > 0) page_stride = tier(page_stride, ceil_div(context, page_size) + 1);
   add_round(batch.sequences, singles_);
   add_round(batch.sequences, few_);
   for (const int i : many_) {
@@ -117,6 +132,9 @@ void StepTables::build(const ops::Batch& batch, int64_t page_size, int chunk, Up
       }
       rounds.push_back(round);
     }
+  }
+  for (Round& round : rounds) {
+    if (!round.part) round.longest = tier(std::max(round.longest, kLeastTier), context);
   }
   if (!many_.empty()) {
     whole.first = static_cast<int>(places_.size());

@@ -22,7 +22,7 @@ struct StepTables {
     int first = 0, places = 0;  // in the tables
     int page_row = 0;           // of the first place; a place each
     int most_rows = 0;          // of a place
-    int longest = 0;            // positions of a sequence, its rows included
+    int longest = 0;            // no sequence has more positions, its rows included
     int live = 0;               // index of the number of places
     bool follows = false;       // on another one of the same sequence
     bool part = false;          // of a sequence longer than 16 rows
@@ -40,11 +40,17 @@ struct StepTables {
   std::vector<attn::RowBlock> blocks(int block_rows, int group) const;
 
   // page_size: 0 where there is no cache. `chunk`: tokens of a chunk of the delta rule, 0 without its kernels.
-  void build(const ops::Batch& batch, int64_t page_size, int chunk, Uploads& uploads);
+  // `context`: positions of a sequence at most. Lengths that launches depend on are rounded up to a power of two, so
+  // that steps of growing sequences are alike.
+  void build(const ops::Batch& batch, int64_t page_size, int64_t context, int chunk, Uploads& uploads);
+  // All that launches depend on besides what is in the tables; empty where the batch has sequences of more than 16
+  // rows, whose launches are few for the work they start.
+  std::vector<int64_t> shape() const;
 
   std::vector<Round> rounds;
   Whole whole;
   int64_t rows = 0;  // of sequences
+  int64_t size = 0;  // with padding
   int page_stride = 1;
 
   // On the device.

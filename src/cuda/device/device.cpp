@@ -206,20 +206,31 @@ double Event::microseconds(const Event& start, const Event& stop) {
   return static_cast<double>(milliseconds) * 1e3;
 }
 
-Graph::Graph(const Stream& stream, const std::function<void()>& enqueue) : device_(stream.device()) {
-  const jit::Driver::Functions& call = device_.driver().call();
-  device_.check(call.stream_begin_capture(stream.handle(), kCaptureThreadLocal), "beginning a graph");
+Recording::Recording(const Stream& stream) : stream_(stream) {
+  const Device& device = stream.device();
+  device.check(device.driver().call().stream_begin_capture(stream.handle(), kCaptureThreadLocal), "beginning a graph");
+}
+Recording::~Recording() {
+  if (!open_) return;
+  const jit::Driver::Functions& call = stream_.device().driver().call();
   void* graph = nullptr;
-  try {
-    enqueue();
-  } catch (...) {
-    if (call.stream_end_capture(stream.handle(), &graph) == 0) call.graph_destroy(graph);
-    throw;
-  }
-  device_.check(call.stream_end_capture(stream.handle(), &graph), "ending a graph");
+  if (call.stream_end_capture(stream_.handle(), &graph) == 0 && graph != nullptr) call.graph_destroy(graph);
+}
+
+void Graph::take(Recording& recording) {
+  const jit::Driver::Functions& call = device_.driver().call();
+  void* graph = nullptr;
+  recording.open_ = false;
+  device_.check(call.stream_end_capture(recording.stream_.handle(), &graph), "ending a graph");
   const int result = call.graph_instantiate(&executable_, graph, 0);
   call.graph_destroy(graph);
   device_.check(result, "instantiating a graph");
+}
+Graph::Graph(Recording& recording) : device_(recording.stream_.device()) { take(recording); }
+Graph::Graph(const Stream& stream, const std::function<void()>& enqueue) : device_(stream.device()) {
+  Recording recording(stream);
+  enqueue();
+  take(recording);
 }
 Graph::~Graph() {
   if (!device_.lost()) device_.driver().call().graph_executable_destroy(executable_);

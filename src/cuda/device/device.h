@@ -152,9 +152,27 @@ class Event {
   void* handle_ = nullptr;
 };
 
-// What `enqueue` puts on the stream, recorded instead of run, to be launched any number of times.
+// While it lives, what is put on the stream is recorded instead of run; nothing may be allocated or waited for. What
+// was recorded is dropped where no graph takes it.
+class Recording {
+ public:
+  explicit Recording(const Stream& stream);
+  ~Recording();
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+ private:
+  friend class Graph;
+  const Stream& stream_;
+  bool open_ = true;
+};
+
+// What was recorded, to be launched any number of times.
 class Graph {
  public:
+  // Ends the recording.
+  explicit Graph(Recording& recording);
+  // Of what `enqueue` puts on the stream.
   Graph(const Stream& stream, const std::function<void()>& enqueue);
   ~Graph();
   Graph(const Graph&) = delete;
@@ -162,6 +180,7 @@ class Graph {
   void launch(const Stream& stream) const;
 
  private:
+  void take(Recording& recording);
   const Device& device_;
   void* executable_ = nullptr;
 };

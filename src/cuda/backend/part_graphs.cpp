@@ -1,0 +1,68 @@
+#include "cuda/backend/part_graphs.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace fourfold::cuda {
+
+void PartGraphs::begin(const Key& key) {
+  FF_ASSERT(!recording() && !replaying() && pending_.empty());
+  const auto [found, first_time] = graphs_.try_emplace(key);
+  Entry& entry = found->second;
+  entry.used = ++now_;
+  if (first_time) {
+    if (graphs_.size() > most_) drop_oldest();
+  } else if (entry.graph != nullptr) {
+    replaying_ = entry.graph.get();
+  } else {
+    open_ = &entry;
+    recording_.emplace(card_.stream);
+  }
+}
+
+DeviceAddress PartGraphs::send(Uploads& uploads, uint64_t bytes) {
+  if (!recording() && !replaying()) return uploads.send(bytes);
+  // Both would have the same place on the device.
+  for (const Pending& p : pending_) FF_ASSERT(p.uploads != &uploads);
+  pending_.push_back({&uploads, bytes});
+  return uploads.place();
+}
+
+void PartGraphs::end() {
+  if (recording()) {
+    auto graph = std::make_unique<Graph>(*recording_);
+    recording_.reset();
+    open_->graph = std::move(graph);
+    replaying_ = open_->graph.get();
+    open_ = nullptr;
+  }
+  if (!replaying()) return;
+  const Graph* graph = replaying_;
+  replaying_ = nullptr;
+  for (const Pending& p : pending_) p.uploads->send(p.bytes);
+  pending_.clear();
+  graph->launch(card_.stream);
+}
+
+void PartGraphs::abandon() {
+  recording_.reset();
+  open_ = nullptr;
+  replaying_ = nullptr;
+  pending_.clear();
+}
+
+void PartGraphs::clear() {
+  abandon();
+  graphs_.clear();
+}
+
+void PartGraphs::drop_oldest() {
+  const auto oldest = std::min_element(graphs_.begin(), graphs_.end(),
+                                       [](const auto& a, const auto& b) { return a.second.used < b.second.used; });
+  // One that is still running ends first.
+  if (oldest->second.graph != nullptr) card_.stream.synchronize();
+  graphs_.erase(oldest);
+}
+
+}  // namespace fourfold::cuda

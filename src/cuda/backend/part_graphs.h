@@ -1,0 +1,61 @@
+// Graphs of a step's parts. A part (cpu/step/host_stepper.h) is the launches between two things that the host does: a
+// few hundred, each of which costs the host more than a decode step's kernel costs the card. The second part with the
+// same key is recorded, and all later ones are one launch.
+//
+// What changes from step to step (tokens, positions, pages, slots, lengths, rows to gather) is in tables on the device
+// that are copied there before the launch; the key holds everything else that launches depend on.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cuda/backend/memory.h"
+
+namespace fourfold::cuda {
+
+class PartGraphs {
+ public:
+  using Key = std::vector<int64_t>;
+
+  // Keeps the `most` graphs used last.
+  PartGraphs(Card& card, size_t most) : card_(card), most_(most) {}
+
+  // A part begins. Its launches are recorded, or replayed (then they must not be made again), or neither.
+  void begin(const Key& key);
+  bool recording() const { return recording_.has_value(); }
+  bool replaying() const { return replaying_ != nullptr; }
+  // A table that the part's launches read must be copied before them: uploads.send() now, or when the part ends.
+  DeviceAddress send(Uploads& uploads, uint64_t bytes);
+  // All of the part is on its way. Nothing happens where none has begun.
+  void end();
+  // After an error: what was recorded is dropped.
+  void abandon();
+  // Nothing recorded so far is valid any more.
+  void clear();
+  size_t size() const { return graphs_.size(); }
+
+ private:
+  struct Entry {
+    std::unique_ptr<Graph> graph;  // null: seen once
+    uint64_t used = 0;
+  };
+  struct Pending {
+    Uploads* uploads;
+    uint64_t bytes;
+  };
+  void drop_oldest();
+
+  Card& card_;
+  const size_t most_;
+  std::map<Key, Entry> graphs_;
+  uint64_t now_ = 0;
+  Entry* open_ = nullptr;  // of the part that is recorded
+  std::optional<Recording> recording_;
+  const Graph* replaying_ = nullptr;
+  std::vector<Pending> pending_;
+};
+
+}  // namespace fourfold::cuda

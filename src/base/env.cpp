@@ -15,8 +15,6 @@ constexpr EnvVariable kVariables[] = {
     {"FOURFOLD_ISA", "instruction set of the CPU backend, a name that --isa takes"},
     {"FOURFOLD_ALLOW_REFERENCE",
      "when set, a slower CPU backend may replace one that fails its self-test or is missing"},
-    {"FOURFOLD_CUDA_WIDE",
-     "when set, GPUs take many rows by kernels for many rows and choose tokens themselves: not yet run on a card"},
     {"FOURFOLD_NVRTC", "file of NVRTC, CUDA's run-time compiler (default: searched for)"},
     {"FOURFOLD_KERNELS", "directory of compiled kernels (default: fourfold/kernels in the user's cache)"},
     {"CUDA_HOME", "a CUDA toolkit, searched for NVRTC"},

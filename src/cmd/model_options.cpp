@@ -18,6 +18,7 @@
 #include "model/checkpoint.h"
 #include "model/inventory.h"
 #include "model/random_weights.h"
+#include "plan/step/step.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -111,7 +112,6 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t wei
     options.threads = args.threads;
     if (args.kv_cache == "float16") fail("--kv-cache-dtype float16: a GPU has bf16 and fp8");
     options.fp8_cache = args.kv_cache == "fp8";
-    options.wide = env("FOURFOLD_CUDA_WIDE").has_value();
     try {
       return cuda::make_backend(options);
     } catch (const Error& error) {
@@ -133,9 +133,48 @@ void add_dummy_options(Command& command, DummyArgs& args) {
   command.add_option("--layers", args.layers, "With --dummy: number of layers").range(1, model::kMaxLayers);
   command.add_option("--vocab", args.vocabulary, "With --dummy: rows of the vocabulary")
       .range(2, model::kMaxVocabulary);
+  command.add_option("--mix", args.mix, "With --dummy: formats of the weights: " + plan::step::mix_names());
+  command.need("--mix", "--dummy");
   command.need("--layers", "--dummy");
   command.need("--vocab", "--dummy");
 }
+
+namespace {
+
+ops::Format stored_as(plan::step::Format format) {
+  switch (format) {
+    case plan::step::Format::kNvfp4:
+      return ops::Format::kNvfp4;
+    case plan::step::Format::kFp8:
+      return ops::Format::kFp8;
+    case plan::step::Format::kBf16:
+      return ops::Format::kBf16;
+  }
+  return ops::Format::kBf16;
+}
+
+model::FormatOf dummy_formats(const DummyArgs& args) {
+  if (args.mix.empty()) return model::default_format;
+  return [mix = plan::step::find_mix(args.mix)](model::WeightKind kind) {
+    switch (kind) {
+      case model::WeightKind::kRoutedExpert:
+      case model::WeightKind::kMlp:
+        return stored_as(mix.experts);
+      case model::WeightKind::kSharedExpert:
+        return stored_as(mix.shared);
+      case model::WeightKind::kAttention:
+        return stored_as(mix.attention);
+      case model::WeightKind::kDeltaNet:
+        return stored_as(mix.delta);
+      case model::WeightKind::kHead:
+        return stored_as(mix.head);
+      default:
+        return ops::Format::kBf16;
+    }
+  };
+}
+
+}  // namespace
 
 model::ModelConfig dummy_config(const DummyArgs& args, bool mtp) {
   model::ModelConfig config = model::shape_config(args.shape);
@@ -191,14 +230,18 @@ chat::LoadedModel load_dummy(const DummyArgs& dummy, const BackendArgs& backend,
   }
   const auto begin = std::chrono::steady_clock::now();
   const model::ModelConfig config = dummy_config(dummy, options.mtp);
-  const auto source = model::make_random_weights(config, 1);
+  const model::FormatOf formats = dummy_formats(dummy);
+  const auto source = model::make_random_weights(config, 1, formats);
   chat::LoadedModel loaded;
   for (const model::WeightSpec& spec : model::weight_specs(config)) {
     const auto elements = static_cast<uint64_t>(spec.elements());
-    loaded.weight_bytes += !spec.is_vector && model::quantized_by_default(spec.kind) ? elements * 9 / 16 : elements * 2;
+    const ops::Format format = spec.is_vector ? ops::Format::kBf16 : model::random_format(formats, spec);
+    loaded.weight_bytes += format == ops::Format::kNvfp4 ? elements * 9 / 16
+                           : format == ops::Format::kFp8 ? elements
+                                                         : elements * 2;
   }
-  loaded.name =
-      fmt::format("{} ({} layers, vocabulary {}, random weights)", dummy.shape, config.layers, config.vocabulary);
+  loaded.name = fmt::format("{} ({} layers, vocabulary {}, random weights{})", dummy.shape, config.layers,
+                            config.vocabulary, dummy.mix.empty() ? "" : ", mix " + dummy.mix);
   LoadingBar bar;
   bar.attach(options);
   loaded.model = model::load_model(*source, make_backend(backend), std::move(options));

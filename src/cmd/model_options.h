@@ -31,8 +31,9 @@ int chosen_threads(const BackendArgs& args);
 struct DummyArgs {
   std::string shape;
   int64_t layers = 0, vocabulary = 0;  // 0: as published
+  std::string mix;                     // of formats (plan::step::find_mix); empty: NVFP4 but for head and router
 };
-// --dummy, --layers, --vocab
+// --dummy, --layers, --vocab, --mix
 void add_dummy_options(Command& command, DummyArgs& args);
 model::ModelConfig dummy_config(const DummyArgs& args, bool mtp = false);
 

@@ -122,6 +122,10 @@ class MixtureOfExperts : public ChannelMixer {
     cost +=
         ops::experts_cost(tokens, params.top_k, ops::expected_touched_experts(tokens, params.top_k, experts->count()),
                           experts->hidden(), experts->intermediate(), experts->bytes_per_expert());
+    if (const int64_t slices = experts->shared_slices(); slices > 0) {
+      cost += ops::experts_cost(tokens, slices, static_cast<double>(slices), experts->hidden(), experts->intermediate(),
+                                experts->bytes_per_expert());
+    }
     for (const ops::Matrix* matrix : {shared_gate_up.get(), shared_down.get(), shared_gate.get()}) {
       if (matrix != nullptr) cost += ops::linear_cost(tokens, matrix->rows(), matrix->columns(), matrix->bytes());
     }
@@ -200,6 +204,12 @@ class Builder {
     std::unique_ptr<ops::Matrix> loaded = backend_.load_matrix(sources);
     for (const MatrixSource& source : sources) source_.release(source);
     return loaded;
+  }
+
+  void release(const ops::ExpertSource& expert) {
+    source_.release(expert.gate);
+    source_.release(expert.up);
+    source_.release(expert.down);
   }
 
   // A zero-centred norm: the checkpoint stores w, the factor is 1 + w, added in fp32.
@@ -285,36 +295,40 @@ class Builder {
     const int64_t hidden = config_.hidden, width = config_.moe_intermediate, shared = config_.shared_intermediate;
     mixer->router = matrix({{prefix + "gate", config_.experts}}, hidden);
     std::map<int64_t, ops::ExpertSource> pending;  // handed out, not yet copied
-    mixer->experts = backend_.load_experts(
-        config_.experts,
-        [&](int64_t i) {
-          const std::string name = fmt::format("{}experts.{}.", prefix, i);
-          return pending[i] = {source_.matrix(name + "gate_proj", width, hidden),
-                               source_.matrix(name + "up_proj", width, hidden),
-                               source_.matrix(name + "down_proj", hidden, width)};
-        },
-        [&](int64_t i) {
-          const auto found = pending.find(i);
-          FF_ASSERT(found != pending.end());
-          source_.release(found->second.gate);
-          source_.release(found->second.up);
-          source_.release(found->second.down);
-          pending.erase(found);
-        });
+    const auto expert = [&](int64_t i) {
+      const std::string name = fmt::format("{}experts.{}.", prefix, i);
+      return pending[i] = {source_.matrix(name + "gate_proj", width, hidden),
+                           source_.matrix(name + "up_proj", width, hidden),
+                           source_.matrix(name + "down_proj", hidden, width)};
+    };
+    const auto done = [&](int64_t i) {
+      const auto found = pending.find(i);
+      FF_ASSERT(found != pending.end());
+      release(found->second);
+      pending.erase(found);
+    };
+    if (shared > 0) {
+      const ops::ExpertSource source = {source_.matrix(prefix + "shared_expert.gate_proj", shared, hidden),
+                                        source_.matrix(prefix + "shared_expert.up_proj", shared, hidden),
+                                        source_.matrix(prefix + "shared_expert.down_proj", hidden, shared)};
+      mixer->experts = backend_.load_experts_with_shared(config_.experts, expert, done, source);
+      if (mixer->experts == nullptr) {
+        const MatrixSource gate_up[] = {source.gate, source.up};
+        mixer->shared_gate_up = backend_.load_matrix(gate_up);
+        mixer->shared_down = backend_.load_matrix(std::span(&source.down, 1));
+      }
+      release(source);
+      mixer->shared_gate = matrix({{prefix + "shared_expert_gate", 1}}, hidden);
+    }
+    if (mixer->experts == nullptr) mixer->experts = backend_.load_experts(config_.experts, expert, done);
     ops::MoeParams& params = mixer->params;
     params.router = mixer->router.get();
     params.experts = mixer->experts.get();
     params.top_k = config_.top_k;
     params.renormalize = config_.renormalize;
-    if (shared > 0) {
-      mixer->shared_gate_up =
-          matrix({{prefix + "shared_expert.gate_proj", shared}, {prefix + "shared_expert.up_proj", shared}}, hidden);
-      mixer->shared_down = matrix({{prefix + "shared_expert.down_proj", hidden}}, shared);
-      mixer->shared_gate = matrix({{prefix + "shared_expert_gate", 1}}, hidden);
-      params.shared_gate_up = mixer->shared_gate_up.get();
-      params.shared_down = mixer->shared_down.get();
-      params.shared_gate = mixer->shared_gate.get();
-    }
+    params.shared_gate_up = mixer->shared_gate_up.get();
+    params.shared_down = mixer->shared_down.get();
+    params.shared_gate = mixer->shared_gate.get();
     return mixer;
   }
 

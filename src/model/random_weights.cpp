@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "base/math.h"
 #include "base/random.h"
 #include "nvfp4/number.h"
 
@@ -47,11 +48,23 @@ float random_nvfp4_rms() {
   return static_cast<float>(std::sqrt(codes * scales));
 }
 
+// Of random e4m3 codes with exponents 2^-1 and 2^0.
+constexpr uint8_t kFp8Mask = 0x8f, kFp8Least = 0x30;
+float random_fp8_rms() {
+  double squares = 0;
+  for (int i = 0; i < 16; ++i) {
+    const double value = nvfp4::e4m3_to_float(static_cast<uint8_t>(kFp8Least + i));
+    squares += value * value / 16;
+  }
+  return static_cast<float>(std::sqrt(squares));
+}
+
 constexpr uint64_t repeat(uint8_t byte) { return 0x0101010101010101ull * byte; }
 
 class RandomWeights final : public WeightSource {
  public:
-  RandomWeights(const ModelConfig& config, uint64_t seed) : config_(config), seed_(seed) {
+  RandomWeights(const ModelConfig& config, uint64_t seed, FormatOf formats)
+      : config_(config), seed_(seed), formats_(std::move(formats)) {
     validate_config(config_, "model shape");
     for (WeightSpec& spec : weight_specs(config_)) {
       std::string name = spec.name;
@@ -70,26 +83,34 @@ class RandomWeights final : public WeightSource {
     source.name = spec.name;
     source.rows = rows;
     source.columns = columns;
-    const bool quantized = quantized_by_default(spec.kind) && columns % 16 == 0;
-    source.format = quantized ? ops::Format::kNvfp4 : ops::Format::kBf16;
+    source.format = random_format(formats_, spec);
+    const bool fp4 = source.format == ops::Format::kNvfp4, fp8 = source.format == ops::Format::kFp8;
     const uint64_t seed = weight_seed(seed_, spec.name);
-    const auto data_bytes = static_cast<size_t>(quantized ? rows * columns / 2 : rows * columns * 2);
-    const auto scale_bytes = static_cast<size_t>(quantized ? rows * columns / 16 : 0);
+    const auto elements = static_cast<size_t>(rows * columns);
+    const size_t data_bytes = fp4 ? elements / 2 : fp8 ? round_up(elements, alignof(float)) : elements * 2;
+    const size_t scale_bytes = fp4 ? elements / 16 : fp8 ? sizeof(float) : 0;
     // Not zeroed first: a large model is many gigabytes of this.
     std::shared_ptr<uint8_t> memory(
         static_cast<uint8_t*>(::operator new(data_bytes + scale_bytes, std::align_val_t(64))),
         [](uint8_t* data) { ::operator delete(data, std::align_val_t(64)); });
+    uint8_t* scales = memory.get() + data_bytes;
     source.data = memory.get();
-    if (quantized) {
-      // Random codes, not quantised values: nobody asks for these weights in another format, and large models are made
-      // in seconds.
+    // Random codes, not quantised values: nobody asks for these weights in another format, and large models are made
+    // in seconds.
+    if (fp4) {
       fill_bytes(seed, ~0ull, 0, {memory.get(), data_bytes});
-      source.block_scales = memory.get() + data_bytes;
-      fill_bytes(weight_seed(seed, "scales"), repeat(31), repeat(kFirstBlockScale),
-                 {memory.get() + data_bytes, scale_bytes});
+      source.block_scales = scales;
+      fill_bytes(weight_seed(seed, "scales"), repeat(31), repeat(kFirstBlockScale), {scales, scale_bytes});
       source.tensor_scale = weight_rms(spec) / random_nvfp4_rms();
+    } else if (fp8) {
+      fill_bytes(seed, repeat(kFp8Mask), repeat(kFp8Least), {memory.get(), data_bytes});
+      const float scale = weight_rms(spec) / random_fp8_rms();
+      std::memcpy(scales, &scale, sizeof(scale));
+      source.grid_scales = reinterpret_cast<const float*>(scales);
+      source.scale_rows = rows;
+      source.scale_columns = columns;
     } else {
-      fill_bf16(matrix_values(spec, seed), {reinterpret_cast<uint16_t*>(memory.get()), data_bytes / 2});
+      fill_bf16(matrix_values(spec, seed), {reinterpret_cast<uint16_t*>(memory.get()), elements});
     }
     source.owner = std::move(memory);
     return source;
@@ -126,6 +147,7 @@ class RandomWeights final : public WeightSource {
 
   ModelConfig config_;
   uint64_t seed_;
+  FormatOf formats_;
   std::unordered_map<std::string, WeightSpec> specs_;
 };
 
@@ -184,7 +206,20 @@ std::vector<std::string> shape_names() {
 }
 
 std::unique_ptr<WeightSource> make_random_weights(const ModelConfig& config, uint64_t seed) {
-  return std::make_unique<RandomWeights>(config, seed);
+  return make_random_weights(config, seed, default_format);
+}
+
+std::unique_ptr<WeightSource> make_random_weights(const ModelConfig& config, uint64_t seed, FormatOf formats) {
+  return std::make_unique<RandomWeights>(config, seed, std::move(formats));
+}
+
+ops::Format default_format(WeightKind kind) {
+  return quantized_by_default(kind) ? ops::Format::kNvfp4 : ops::Format::kBf16;
+}
+
+ops::Format random_format(const FormatOf& formats, const WeightSpec& spec) {
+  const ops::Format format = formats(spec.kind);
+  return format == ops::Format::kNvfp4 && spec.columns % 16 != 0 ? ops::Format::kBf16 : format;
 }
 
 void RandomValues::fill(uint64_t first, std::span<float> out) const {

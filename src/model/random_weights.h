@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -27,9 +28,14 @@ std::vector<std::string> shape_names();
 void set_layers(ModelConfig& config, int64_t layers);
 
 // Weights in memory, one at a time: a matrix is made when it is asked for and freed with the last copy of its
-// MatrixSource. NVFP4 for routed and shared experts, dense MLPs, attention and delta-net projections; bf16 for the
-// other matrices.
+// MatrixSource. `formats` says how matrices are stored: NVFP4, FP8 (one scale a matrix) or bf16.
+using FormatOf = std::function<ops::Format(WeightKind)>;
+std::unique_ptr<WeightSource> make_random_weights(const ModelConfig& config, uint64_t seed, FormatOf formats);
+// NVFP4 for routed and shared experts, dense MLPs, attention and delta-net projections; bf16 for the other matrices.
 std::unique_ptr<WeightSource> make_random_weights(const ModelConfig& config, uint64_t seed);
+// The format that a matrix of these weights gets: NVFP4 needs columns in blocks of 16.
+ops::Format random_format(const FormatOf& formats, const WeightSpec& spec);
+ops::Format default_format(WeightKind kind);
 
 // ---- building blocks of the generator
 

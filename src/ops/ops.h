@@ -48,6 +48,9 @@ class Experts {
   virtual int64_t hidden() const = 0;
   virtual int64_t intermediate() const = 0;
   virtual int64_t bytes_per_expert() const = 0;
+  // As how many more experts of this size the shared expert is held with them; 0: it is not
+  // (load_experts_with_shared()).
+  virtual int64_t shared_slices() const { return 0; }
 };
 
 struct ExpertSource {
@@ -149,9 +152,10 @@ struct MoeParams {
   const Experts* experts = nullptr;
   int64_t top_k = 0;
   bool renormalize = true;
-  const Matrix* shared_gate_up = nullptr;  // [2 x shared intermediate, hidden]: gate rows, then up rows; null: none
-  const Matrix* shared_down = nullptr;     // [hidden, shared intermediate]
-  const Matrix* shared_gate = nullptr;     // [1, hidden]; null: weight 1
+  // [2 x shared intermediate, hidden]: gate rows, then up rows; null: there is none, or the experts hold it
+  const Matrix* shared_gate_up = nullptr;
+  const Matrix* shared_down = nullptr;  // [hidden, shared intermediate]
+  const Matrix* shared_gate = nullptr;  // [1, hidden]; null: weight 1
 };
 
 // Dense gated MLP: down(silu(gate(x)) * up(x)).
@@ -196,6 +200,16 @@ class Backend {
   // copied.
   virtual std::unique_ptr<Experts> load_experts(int64_t count, const std::function<ExpertSource(int64_t)>& source,
                                                 const std::function<void(int64_t)>& done) = 0;
+  // The same with the layer's shared expert, which every row chooses, beside the routed ones, where the backend has
+  // kernels for that; `shared` may go when it returns. Null: it has none (source(0) and done(0) may have been called),
+  // and the two are to be loaded by themselves.
+  virtual std::unique_ptr<Experts> load_experts_with_shared(int64_t count,
+                                                            const std::function<ExpertSource(int64_t)>& source,
+                                                            const std::function<void(int64_t)>& done,
+                                                            const ExpertSource& shared) {
+    static_cast<void>(count), static_cast<void>(source), static_cast<void>(done), static_cast<void>(shared);
+    return nullptr;
+  }
   virtual std::unique_ptr<KvCache> make_kv_cache(const KvCacheShape& shape) = 0;
   virtual std::unique_ptr<StateCache> make_state_cache(const StateCacheShape& shape) = 0;
 

@@ -56,7 +56,6 @@ std::shared_ptr<model::Model> on_gpu(bool overlap) {
   if (model == nullptr) {
     CudaOptions options;
     options.overlap = overlap;
-    options.wide = env("FOURFOLD_CUDA_WIDE").has_value();
     model = load(make_backend(options));
   }
   return model;

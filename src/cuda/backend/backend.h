@@ -18,10 +18,9 @@ struct CudaOptions {
   bool graphs = true;           // launches of a step's parts are recorded and replayed
   bool self_test = true;        // of the expert kernels
   bool fp8_cache = false;       // keys and values as e4m3, scale 1; otherwise bf16
-  // Products and attention of more than 16 rows by the kernels for many rows, and tokens chosen on the card. Right on
-  // the host driver (tests/hostcuda) and not yet run on a card, so off by default (FOURFOLD_CUDA_WIDE): 16 rows follow
-  // each other, and the host chooses.
-  bool wide = false;
+  // Products and attention of more than 16 rows by kernels for many rows, and tokens chosen on the card; otherwise 16
+  // rows follow each other, and the host chooses.
+  bool wide = true;
 };
 
 // Error when there is no such device, no NVRTC, or kernels for its architecture are missing.

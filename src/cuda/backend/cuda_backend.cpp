@@ -14,6 +14,7 @@ namespace {
 
 constexpr unsigned kProductShared = kMostShared - 1024;
 constexpr size_t kMostGraphs = 96;
+constexpr int64_t kMostLayerRows = 16384;  // of one launch of an expert layer
 
 }  // namespace
 
@@ -66,7 +67,7 @@ const std::vector<Kernel>& CudaBackend::loaded(const plan::KernelSource& source)
 
 void CudaBackend::load_known() {
   if (known_loaded_) return;
-  std::vector<plan::KernelSource> sources = {norm_source(), step_source(), rows_source(15, gemm::RowsLast::kRoute)};
+  std::vector<plan::KernelSource> sources = {norm_source(), step_source()};
   if (options_.wide) sources.push_back(sample_source());
   for (const int formats : formats_) {
     sources.push_back(rows_source(formats));
@@ -80,7 +81,6 @@ void CudaBackend::load_known() {
   norm_ = &loaded(norm_source());
   step_ = &loaded(step_source());
   if (options_.wide) sample_ = &loaded(sample_source());
-  route_ = &loaded(rows_source(15, gemm::RowsLast::kRoute));
   known_loaded_ = true;
 }
 
@@ -126,7 +126,22 @@ std::unique_ptr<ops::Matrix> CudaBackend::load_table(const ops::MatrixSource& so
 std::unique_ptr<ops::Experts> CudaBackend::load_experts(int64_t count,
                                                         const std::function<ops::ExpertSource(int64_t)>& source,
                                                         const std::function<void(int64_t)>& done) {
-  return std::make_unique<CardExperts>(card_, count, source, done);
+  return std::make_unique<CardExperts>(card_, count, source, done, nullptr);
+}
+
+std::unique_ptr<ops::Experts> CudaBackend::load_experts_with_shared(
+    int64_t count, const std::function<ops::ExpertSource(int64_t)>& source, const std::function<void(int64_t)>& done,
+    const ops::ExpertSource& shared) {
+  for (const ops::MatrixSource* m : {&shared.gate, &shared.up, &shared.down}) {
+    if (m->format != ops::Format::kNvfp4) return nullptr;
+  }
+  const ops::ExpertSource first = source(0);
+  if (first.gate.format != ops::Format::kNvfp4 || shared.gate.rows % first.gate.rows != 0) {
+    done(0);
+    return nullptr;
+  }
+  const auto after_first = [&](int64_t i) { return i == 0 ? first : source(i); };
+  return std::make_unique<CardExperts>(card_, count, after_first, done, &shared);
 }
 
 std::unique_ptr<ops::KvCache> CudaBackend::make_kv_cache(const ops::KvCacheShape& shape) {
@@ -275,25 +290,42 @@ void CudaBackend::clear_padding(const ops::Tensor& out) {
 
 // ---- products
 
-void CudaBackend::product(const gemm::Matrix& matrix, const Kernel& kernel, const gemm::RowsTile& tile,
-                          gemm::RowsArgs args) {
-  args.matrix = matrix;
-  args.panel_units = gemm::panel_units(tile, matrix.units, args.tokens, kProductShared);
-  FF_ASSERT(args.panel_units > 0);
-  Kernel sized = kernel;
-  sized.smem_bytes = gemm::rows_map(tile, args.tokens, args.panel_units).total;
-  const int grid = gemm::rows_grid(tile, matrix.tiles, card_->device.info().sms);
-  launch(card_->stream, sized, {static_cast<unsigned>(grid)}, overlap_, args);
+const CudaBackend::ProductKernels& CudaBackend::product_kernels(int formats) {
+  ProductKernels& found = products_[formats];
+  if (found.few == nullptr) {
+    found.few = &loaded(rows_source(formats));
+    if (options_.wide) found.many = &loaded(wide_source(formats));
+  }
+  return found;
 }
 
-const std::vector<Kernel>& CudaBackend::wide_kernels(int formats) {
-  const std::vector<Kernel>*& found = wide_kernels_[formats];
-  if (found == nullptr) found = &loaded(wide_source(formats));
-  return *found;
+void CudaBackend::product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, const ops::Tensor& out) {
+  const ProductKernels& kernels = product_kernels(formats);
+  if (planning_) return;
+  if (options_.wide && x.rows > kMostRows) return wide_product(x, matrix, formats, *kernels.many, out);
+  for (int64_t first = 0; first < x.rows; first += kMostRows) {
+    const int tokens = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
+    const int row_tiles = tokens > 8 ? 2 : 1;
+    const gemm::RowsTile tile = rows_tile(formats, row_tiles, gemm::RowsLast::kNothing);
+    gemm::RowsArgs args = {};
+    args.matrix = matrix;
+    args.tokens = tokens;
+    args.panel_units = gemm::panel_units(tile, matrix.units, tokens, kProductShared);
+    FF_ASSERT(args.panel_units > 0);
+    args.end = is_float(out) ? gemm::RowsEnd::kFloat : gemm::RowsEnd::kBf16;
+    args.x = bf16(x) + first * x.stride;
+    args.x_stride = x.stride;
+    args.out = static_cast<uint8_t*>(out.data) + first * out.stride * out.element_bytes();
+    args.out_stride = out.stride;
+    Kernel kernel = (*kernels.few)[static_cast<size_t>(row_tiles - 1)];
+    kernel.smem_bytes = gemm::rows_map(tile, tokens, args.panel_units).total;
+    const int grid = gemm::rows_grid(tile, matrix.tiles, card_->device.info().sms);
+    launch(card_->stream, kernel, {static_cast<unsigned>(grid)}, overlap_, args);
+  }
 }
 
 void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
-                               const std::vector<Kernel>& kernels, bool to_float, void* out, int64_t out_stride) {
+                               const std::vector<Kernel>& kernels, const ops::Tensor& out) {
   const WideEntry entry = wide_entry(formats, x.rows);
   const ptx::TensorMap rows =
       row_pieces(card_->device, address_of(x.data), static_cast<uint64_t>(x.rows), static_cast<uint64_t>(x.cols),
@@ -301,41 +333,20 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   gemm::DenseArgs args = {};
   args.matrix = matrix;
   args.tokens = static_cast<int>(x.rows);
-  args.end = to_float ? gemm::DenseEnd::kFloat : gemm::DenseEnd::kBf16;
+  args.end = is_float(out) ? gemm::DenseEnd::kFloat : gemm::DenseEnd::kBf16;
   args.x = bf16(x);
   args.x_stride = x.stride;
-  args.out = out;
-  args.out_stride = out_stride;
+  args.out = out.data;
+  args.out_stride = out.stride;
   const int grid = gemm::wide_grid(wide_tile(formats, entry), matrix, args.tokens, card_->device.info().sms);
   launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
 }
 
-void CudaBackend::multiply(const ops::Tensor& x, const Stack& weight, const ops::Tensor& out) {
-  if (replaying()) return;
-  FF_ASSERT(x.rows == out.rows && x.cols == weight.columns() && out.cols == weight.rows() && aligned(x));
-  if (weight.kernels == nullptr) weight.kernels = &loaded(rows_source(weight.formats()));
-  if (options_.wide && weight.wide == nullptr) weight.wide = &wide_kernels(weight.formats());
-  if (planning_) return;
-  if (options_.wide && x.rows > kMostRows) {
-    return wide_product(x, weight.matrix(), weight.formats(), *weight.wide, is_float(out), out.data, out.stride);
-  }
-  for (int64_t first = 0; first < x.rows; first += kMostRows) {
-    const int tokens = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
-    const int row_tiles = tokens > 8 ? 2 : 1;
-    gemm::RowsArgs args = {};
-    args.tokens = tokens;
-    args.end = is_float(out) ? gemm::RowsEnd::kFloat : gemm::RowsEnd::kBf16;
-    args.x = bf16(x) + first * x.stride;
-    args.x_stride = x.stride;
-    args.out = static_cast<uint8_t*>(out.data) + first * out.stride * out.element_bytes();
-    args.out_stride = out.stride;
-    product(weight.matrix(), (*weight.kernels)[static_cast<size_t>(row_tiles - 1)],
-            rows_tile(weight.formats(), row_tiles, gemm::RowsLast::kNothing), args);
-  }
-}
-
 void CudaBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, const ops::Tensor& out) {
-  multiply(x, static_cast<const Stack&>(weight), out);
+  if (replaying()) return;
+  const auto& stack = static_cast<const Stack&>(weight);
+  FF_ASSERT(x.rows == out.rows && x.cols == stack.columns() && out.cols == stack.rows() && aligned(x));
+  product(x, stack.matrix(), stack.formats(), out);
 }
 
 void CudaBackend::gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down,
@@ -361,23 +372,17 @@ void CudaBackend::mlp(const ops::MlpParams& params, const ops::Tensor& x, const 
   gated(x, *params.gate_up, *params.down, out);
 }
 
-CudaBackend::ExpertSet& CudaBackend::experts_of(const ops::MoeParams& params) {
+CudaBackend::ExpertSet& CudaBackend::experts_of(const CardExperts& e, int64_t top_k) {
   const int64_t rows = std::max<int64_t>({limits_.rows, tables_.rows, 1});
-  const ops::Experts& e = *params.experts;
-  ExpertSet& set = experts_[{e.count(), params.top_k, e.hidden(), e.intermediate()}];
-  if (set.workspace == nullptr || set.workspace->max_tokens() < rows) {
+  ExpertSet& set = experts_[{e.count(), top_k, e.hidden(), e.intermediate(), e.shared_slices()}];
+  if (set.workspace == nullptr || set.workspace->max_tokens() < std::min<int64_t>(rows, kMostLayerRows)) {
     card_->stream.synchronize();
-    plan::moe::Problem problem;
-    problem.name = "experts";
-    problem.experts = e.count();
-    problem.top_k = params.top_k;
-    problem.hidden = e.hidden();
-    problem.intermediate = e.intermediate();
+    graphs_.clear();
     KernelOptions options;
-    options.max_tokens = std::min<int64_t>(rows, 16384);
+    options.max_tokens = std::min<int64_t>(rows, kMostLayerRows);
     options.self_test = options_.self_test;
     set.workspace.reset();
-    set.kernels = std::make_unique<ExpertKernels>(card_->device, card_->store, problem, options);
+    set.kernels = std::make_unique<ExpertKernels>(card_->device, card_->store, e.problem(top_k), options);
     set.workspace = std::make_unique<ExpertWorkspace>(set.kernels->context(), options.max_tokens);
   }
   return set;
@@ -388,12 +393,13 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   const auto& experts = static_cast<const CardExperts&>(*params.experts);
   const auto& router = static_cast<const Stack&>(*params.router);
   const auto* gate = static_cast<const Stack*>(params.shared_gate);
+  const int64_t slices = experts.shared_slices(), picks = params.top_k + slices;
   FF_ASSERT(x.rows == out.rows && x.cols == experts.hidden() && out.cols == x.cols && out.stride == out.cols);
   FF_ASSERT(x.stride == x.cols && aligned(x) && aligned(out) && router.rows() == experts.count());
-  if (params.top_k > 32 || router.rows() > gemm::kMostRouted) {
-    fail("experts: {} of {}, wanted at most 32 of {}", params.top_k, router.rows(), gemm::kMostRouted);
+  if (picks > 32 || router.rows() > gemm::kMostRouted) {
+    fail("experts: {} of {}, wanted at most 32 of {}", picks, router.rows(), gemm::kMostRouted);
   }
-  ExpertSet& set = experts_of(params);
+  ExpertSet& set = experts_of(experts, params.top_k);
   // The shared expert's gate is one more row of the router.
   gemm::Matrix matrix = router.matrix();
   if (gate != nullptr) {
@@ -408,59 +414,39 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     matrix.tiles += gate->matrix().tiles;
   }
   const int formats = router.formats() | (gate != nullptr ? gate->formats() : 0);
-  const std::vector<Kernel>* wide = options_.wide ? &wide_kernels(formats) : nullptr;
   const int64_t stride = router.rows() + (gate != nullptr ? 1 : 0);
   const int64_t rows = rows_of(x);
-  auto* logits = device_pointer<float>(scratch(logits_, rows * stride * 4, "router logits"));
-  auto* ids = device_pointer<int>(scratch(ids_, rows * params.top_k * 4, "chosen experts"));
-  auto* weights = device_pointer<float>(scratch(weights_, rows * params.top_k * 4, "weights of experts"));
+  ops::Tensor logits{nullptr, ops::DType::kF32, x.rows, stride, stride};
+  logits.data = device_pointer<void>(scratch(logits_, rows * stride * 4, "router logits"));
+  auto* ids = device_pointer<int>(scratch(ids_, rows * picks * 4, "chosen experts"));
+  auto* weights = device_pointer<float>(scratch(weights_, rows * picks * 4, "weights of experts"));
   ops::Tensor share{nullptr, ops::DType::kBf16, x.rows, x.cols, x.cols};
   if (params.shared_gate_up != nullptr) {
     share.data = device_pointer<void>(scratch(share_, rows * x.cols * 2, "output of the shared expert"));
   }
+  product(x, matrix, formats, logits);
   if (!planning_) {
     gemm::RouteArgs route = {};
-    route.logits = logits;
+    route.logits = logits.f32();
     route.logits_stride = stride;
     route.tokens = static_cast<int>(x.rows);
     route.experts = static_cast<int>(router.rows());
     route.top_k = static_cast<int>(params.top_k);
     route.renormalize = params.renormalize ? 1 : 0;
-    route.gate = -1;
-    route.width = static_cast<int>(params.top_k);
+    route.slices = static_cast<int>(slices);
+    route.first_slice = static_cast<int>(router.rows());
+    route.gate = gate != nullptr ? static_cast<int>(router.rows()) : -1;
+    route.width = static_cast<int>(picks);
     route.ids = ids;
     route.weights = weights;
-    if (wide != nullptr && x.rows > kMostRows) {
-      wide_product(x, matrix, formats, *wide, true, logits, stride);
-      launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
-             route);
-    } else {
-      for (int64_t first = 0; first < x.rows; first += kMostRows) {
-        const int tokens = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
-        const int row_tiles = tokens > 8 ? 2 : 1;
-        gemm::RowsArgs args = {};
-        args.tokens = tokens;
-        args.end = gemm::RowsEnd::kFloat;
-        args.x = bf16(x) + first * x.stride;
-        args.x_stride = x.stride;
-        args.out = logits + first * stride;
-        args.out_stride = stride;
-        args.arrived = arrived_.as<int>();
-        args.route = route;
-        args.route.logits = logits + first * stride;
-        args.route.tokens = tokens;
-        args.route.ids = ids + first * params.top_k;
-        args.route.weights = weights + first * params.top_k;
-        product(matrix, (*route_)[static_cast<size_t>(row_tiles - 1)], rows_tile(15, row_tiles, gemm::RowsLast::kRoute),
-                args);
-      }
-    }
+    launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
+           route);
     const ExpertLayer layer(*set.kernels, *set.workspace, experts.weights());
     for (int64_t first = 0; first < x.rows; first += set.workspace->max_tokens()) {
       const int64_t count = std::min(set.workspace->max_tokens(), x.rows - first);
       layer.run(card_->stream,
-                {address_of(bf16(x) + first * x.stride), address_of(ids + first * params.top_k),
-                 address_of(weights + first * params.top_k), address_of(bf16(out) + first * out.stride), count});
+                {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
+                 address_of(weights + first * picks), address_of(bf16(out) + first * out.stride), count});
     }
   }
   if (params.shared_gate_up == nullptr) return;
@@ -468,7 +454,7 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   if (planning_ || x.rows == 0) return;
   const step::SharedArgs args = {bf16(share),
                                  share.stride,
-                                 gate != nullptr ? logits + router.rows() : nullptr,
+                                 gate != nullptr ? logits.f32() + router.rows() : nullptr,
                                  stride,
                                  bf16_out(out),
                                  out.stride,

@@ -5,10 +5,10 @@
 // that, so that no step compiles or allocates anything; used without a stepper, operations fetch what is missing.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "base/threads.h"
@@ -37,6 +37,10 @@ class CudaBackend : public ops::Backend {
   std::unique_ptr<ops::Matrix> load_table(const ops::MatrixSource& source) override;
   std::unique_ptr<ops::Experts> load_experts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
                                              const std::function<void(int64_t)>& done) override;
+  std::unique_ptr<ops::Experts> load_experts_with_shared(int64_t count,
+                                                         const std::function<ops::ExpertSource(int64_t)>& source,
+                                                         const std::function<void(int64_t)>& done,
+                                                         const ops::ExpertSource& shared) override;
   std::unique_ptr<ops::KvCache> make_kv_cache(const ops::KvCacheShape& shape) override;
   std::unique_ptr<ops::StateCache> make_state_cache(const ops::StateCacheShape& shape) override;
   int64_t kv_element_bytes() const override { return options_.fp8_cache ? 1 : 2; }
@@ -70,6 +74,11 @@ class CudaBackend : public ops::Backend {
     std::unique_ptr<ExpertWorkspace> workspace;
   };
 
+  // Of matrices of the same formats.
+  struct ProductKernels {
+    const std::vector<Kernel>*few = nullptr, *many = nullptr;
+  };
+
   const std::vector<Kernel>& loaded(const plan::KernelSource& source);
   // Loads what can be known of the model's kernels, at once.
   void load_known();
@@ -79,21 +88,21 @@ class CudaBackend : public ops::Backend {
   int64_t rows_of(const ops::Tensor& x) const { return planning_ ? std::max(x.rows, limits_.rows) : x.rows; }
   void norm(const float* residual, int64_t residual_stride, const ops::Tensor* delta, const ops::Vector& weight,
             float eps, float* residual_out, const ops::Tensor& out);
-  // One launch of up to 16 rows.
-  void product(const gemm::Matrix& matrix, const Kernel& kernel, const gemm::RowsTile& tile, gemm::RowsArgs args);
-  // The kernels for more rows.
-  const std::vector<Kernel>& wide_kernels(int formats);
-  // One launch of any number of rows; `out` is [rows][out_stride], fp32 or bf16.
+  const ProductKernels& product_kernels(int formats);
+  // out = x W^T, fp32 or bf16: 16 rows a launch, or all at once.
+  void product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, const ops::Tensor& out);
   void wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, const std::vector<Kernel>& kernels,
-                    bool to_float, void* out, int64_t out_stride);
-  void multiply(const ops::Tensor& x, const Stack& weight, const ops::Tensor& out);
+                    const ops::Tensor& out);
   void gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down, const ops::Tensor& out);
-  void attend(const ops::AttentionParams& params, const ops::Tensor& k, CardKvCache& cache, int64_t layer,
-              const ops::Tensor* out);
+  const std::vector<Kernel>& attention_kernels(const ops::AttentionParams& params);
+  attn::AttentionArgs attention_args(const ops::AttentionParams& params, const attn::AttentionShape& shape,
+                                     const uint16_t* first, int64_t row_stride, const CardKvCache& cache,
+                                     int64_t layer);
+  void take_places(attn::AttentionArgs& args, int first, int live, int page_row) const;
   // Sequences of more than 16 rows.
   void attend_whole(const attn::AttentionArgs& shared, const ops::AttentionParams& params);
   const float* frequencies(float theta, int64_t rotary_dim);
-  ExpertSet& experts_of(const ops::MoeParams& params);
+  ExpertSet& experts_of(const CardExperts& experts, int64_t top_k);
   // The stepper's choice of tokens on the device: HostStepParts::choose.
   bool choose(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows, std::span<cpu::Chosen> chosen,
               std::span<std::string> errors);
@@ -123,12 +132,12 @@ class CudaBackend : public ops::Backend {
 
   std::vector<int> formats_;  // of the stacks that were loaded
   std::map<std::string, const std::vector<Kernel>*> by_name_;
-  std::map<int, const std::vector<Kernel>*> wide_kernels_;  // by formats
+  std::map<int, ProductKernels> products_;  // by formats
   std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, prefill_, delta_;
-  std::map<std::tuple<int64_t, int64_t, int64_t, int64_t>, ExpertSet> experts_;
+  std::map<std::array<int64_t, 5>, ExpertSet> experts_;  // by count, choices, sizes, slices of the shared one
   std::map<std::pair<float, int64_t>, cuda::Buffer> frequencies_;
   std::vector<std::unique_ptr<std::vector<Kernel>>> owned_;
-  const std::vector<Kernel>*norm_ = nullptr, *step_ = nullptr, *route_ = nullptr,
+  const std::vector<Kernel>*norm_ = nullptr, *step_ = nullptr,
         *sample_ = nullptr;  // after load_known()
 
   cuda::Buffer zeros_, ones_, arrived_;

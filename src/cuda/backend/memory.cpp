@@ -180,7 +180,7 @@ Table::Table(std::shared_ptr<Card> card, const ops::MatrixSource& m)
 
 CardExperts::CardExperts(std::shared_ptr<Card> card, int64_t count,
                          const std::function<ops::ExpertSource(int64_t)>& source,
-                         const std::function<void(int64_t)>& done)
+                         const std::function<void(int64_t)>& done, const ops::ExpertSource* shared)
     : card_(std::move(card)) {
   FF_ASSERT(count > 0);
   std::vector<ops::ExpertSource> sources;
@@ -199,12 +199,28 @@ CardExperts::CardExperts(std::shared_ptr<Card> card, int64_t count,
   problem_.top_k = 1;  // does not matter to the weights
   problem_.hidden = sources[0].gate.columns;
   problem_.intermediate = sources[0].gate.rows;
+  if (shared != nullptr) {
+    problem_.shared = plan::moe::SharedExpert::kNvfp4;
+    problem_.shared_intermediate = shared->gate.rows;
+    check_expert(shared->gate, problem_.shared_intermediate, problem_.hidden);
+    check_expert(shared->up, problem_.shared_intermediate, problem_.hidden);
+    check_expert(shared->down, problem_.hidden, problem_.shared_intermediate);
+    const std::vector<ExpertMatrices> slices = fourfold::cuda::shared_slices(
+        {nvfp4_of(shared->gate), nvfp4_of(shared->up), nvfp4_of(shared->down)}, problem_.shared_slices(), problem_);
+    matrices.insert(matrices.end(), slices.begin(), slices.end());
+  }
   plan::moe::validate(problem_);
   if (card_->experts.repack.function == nullptr) card_->experts.repack = card_->loader.load(prepare_source()).front();
   weights_ = std::make_unique<ExpertWeights>(LayerContext{&card_->device, problem_, &card_->experts});
   weights_->upload(card_->stream, 0, matrices);
   bytes_per_expert_ = sources[0].gate.bytes() + sources[0].up.bytes() + sources[0].down.bytes();
   for (int64_t i = 0; i < count; ++i) done(i);
+}
+
+plan::moe::Problem CardExperts::problem(int64_t top_k) const {
+  plan::moe::Problem problem = problem_;
+  problem.top_k = top_k;
+  return problem;
 }
 
 CardKvCache::CardKvCache(std::shared_ptr<Card> card, const ops::KvCacheShape& shape, int64_t element_bytes)

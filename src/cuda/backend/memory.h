@@ -90,8 +90,6 @@ class Stack : public ops::Matrix {
   int formats() const { return formats_; }
   const gemm::Matrix& matrix() const { return matrix_; }
   const std::string& name() const { return name_; }
-  // Of its formats, once they are loaded: for up to 16 rows, and for more.
-  mutable const std::vector<Kernel>*kernels = nullptr, *wide = nullptr;
 
  private:
   std::shared_ptr<Card> card_;
@@ -123,8 +121,12 @@ class Table : public ops::Matrix {
 
 class CardExperts : public ops::Experts {
  public:
+  // `shared`: null, or the shared expert, to be held as slices.
   CardExperts(std::shared_ptr<Card> card, int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
-              const std::function<void(int64_t)>& done);
+              const std::function<void(int64_t)>& done, const ops::ExpertSource* shared);
+  int64_t shared_slices() const override { return problem_.shared_slices(); }
+  // With the layer's number of choices.
+  plan::moe::Problem problem(int64_t top_k) const;
   int64_t count() const override { return problem_.experts; }
   int64_t hidden() const override { return problem_.hidden; }
   int64_t intermediate() const override { return problem_.intermediate; }

@@ -29,21 +29,61 @@ const float* CudaBackend::frequencies(float theta, int64_t rotary_dim) {
   return buffer.as<const float>();
 }
 
-void CudaBackend::attend(const ops::AttentionParams& params, const ops::Tensor& k, CardKvCache& cache, int64_t layer,
-                         const ops::Tensor* out) {
-  if (replaying()) return;
-  const int head_dim = static_cast<int>(params.head_dim), rotary_dim = static_cast<int>(params.rotary_dim);
+const std::vector<Kernel>& CudaBackend::attention_kernels(const ops::AttentionParams& params) {
   const std::vector<Kernel>*& found = attention_[{params.head_dim, params.rotary_dim}];
-  if (found == nullptr) found = &loaded(attention_source(head_dim, rotary_dim, options_.fp8_cache));
-  const attn::AttentionShape shape = {static_cast<int>(params.heads), static_cast<int>(params.kv_heads), head_dim,
-                                      params.gated};
+  if (found == nullptr) {
+    found = &loaded(
+        attention_source(static_cast<int>(params.head_dim), static_cast<int>(params.rotary_dim), options_.fp8_cache));
+  }
+  return *found;
+}
+
+// What is the same for all rows. `first`: of the columns that the shape begins with.
+attn::AttentionArgs CudaBackend::attention_args(const ops::AttentionParams& params, const attn::AttentionShape& shape,
+                                                const uint16_t* first, int64_t row_stride, const CardKvCache& cache,
+                                                int64_t layer) {
   const ops::KvCacheShape& pages = cache.shape();
   FF_ASSERT(layer >= 0 && layer < pages.layers && pages.kv_heads == params.kv_heads &&
             pages.head_dim == params.head_dim);
+  attn::AttentionArgs args = {};
+  args.shape = shape;
+  args.rows = first;
+  args.row_stride = row_stride;
+  if (reinterpret_cast<uintptr_t>(args.rows) % 16 != 0 || row_stride % 8 != 0) {
+    fail("attention: rows of {} elements, wanted a multiple of 8", row_stride);
+  }
+  args.q_norm = params.q_norm != nullptr ? params.q_norm->data() : nullptr;
+  args.k_norm = params.k_norm != nullptr ? params.k_norm->data() : nullptr;
+  args.frequencies = frequencies(params.rope_theta, params.rotary_dim);
+  args.cache = cache.layer(layer);
+  args.cache_scales = ones_.as<const float>();
+  args.page_bytes = cache.page_bytes();
+  while (int64_t{1} << args.page_shift < pages.page_size) ++args.page_shift;
+  args.page_table_stride = tables_.page_stride;
+  args.scale = params.scale;
+  args.norm_eps = params.norm_eps;
+  return args;
+}
+
+void CudaBackend::take_places(attn::AttentionArgs& args, int first, int live, int page_row) const {
+  args.sequences = device_pointer<const SequenceRows>(tables_.sequences) + first;
+  args.live = device_pointer<const int>(tables_.lives) + live;
+  args.pages = device_pointer<const int>(tables_.pages) + static_cast<int64_t>(page_row) * tables_.page_stride;
+}
+
+void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tensor& q, const ops::Tensor& k,
+                            const ops::Tensor& v, ops::KvCache& kv_cache, int64_t layer, const ops::Tensor& out) {
+  if (replaying()) return;
+  FF_ASSERT(follows(q, k) && follows(k, v) && out.rows == q.rows && out.cols == params.heads * params.head_dim);
+  FF_ASSERT(q.cols == params.heads * params.head_dim * (params.gated ? 2 : 1));
+  const int head_dim = static_cast<int>(params.head_dim), rotary_dim = static_cast<int>(params.rotary_dim);
+  const std::vector<Kernel>& kernels = attention_kernels(params);
+  const attn::AttentionShape shape = {static_cast<int>(params.heads), static_cast<int>(params.kv_heads), head_dim,
+                                      params.gated};
   const bool whole = options_.wide && has_prefill(head_dim, rotary_dim, options_.fp8_cache);
   const std::vector<Kernel>*& many = prefill_[{params.head_dim, params.rotary_dim}];
   if (whole && many == nullptr) many = &loaded(prefill_source(head_dim, rotary_dim, options_.fp8_cache));
-  const float* turns = frequencies(params.rope_theta, params.rotary_dim);
+  frequencies(params.rope_theta, params.rotary_dim);
   const auto partial_bytes = [&](int splits, int rows) { return 4 * attn::partial_floats(shape, splits, rows, 1); };
   const auto reserve_partial = [&](int64_t bytes) {
     scratch(partial_, bytes, "parts of attention");
@@ -60,25 +100,10 @@ void CudaBackend::attend(const ops::AttentionParams& params, const ops::Tensor& 
     }
     return;
   }
-  attn::AttentionArgs args = {};
-  args.shape = shape;
-  args.rows = static_cast<const uint16_t*>(k.data) - shape.k_column(0);
-  args.row_stride = k.stride;
-  if (reinterpret_cast<uintptr_t>(args.rows) % 16 != 0 || k.stride % 8 != 0) {
-    fail("attention: rows of {} elements, wanted a multiple of 8", k.stride);
-  }
-  args.q_norm = params.q_norm != nullptr ? params.q_norm->data() : nullptr;
-  args.k_norm = params.k_norm != nullptr ? params.k_norm->data() : nullptr;
-  args.frequencies = turns;
-  args.cache = cache.layer(layer);
-  args.cache_scales = ones_.as<const float>();
-  args.out = out != nullptr ? bf16_out(*out) : nullptr;
-  args.out_stride = out != nullptr ? out->stride : 0;
-  args.page_bytes = cache.page_bytes();
-  while (int64_t{1} << args.page_shift < pages.page_size) ++args.page_shift;
-  args.page_table_stride = tables_.page_stride;
-  args.scale = params.scale;
-  args.norm_eps = params.norm_eps;
+  attn::AttentionArgs args = attention_args(params, shape, static_cast<const uint16_t*>(q.data), q.stride,
+                                            static_cast<const CardKvCache&>(kv_cache), layer);
+  args.out = bf16_out(out);
+  args.out_stride = out.stride;
   for (const StepTables::Round& round : tables_.rounds) {
     if (round.part && whole) continue;
     args.most_rows = round.most_rows;
@@ -95,19 +120,40 @@ void CudaBackend::attend(const ops::AttentionParams& params, const ops::Tensor& 
     const int at_once = static_cast<int>(std::clamp<int64_t>(budget / each, 1, 65535));
     for (int begin = 0; begin < round.places; begin += at_once) {
       const int places = std::min(at_once, round.places - begin);
-      args.sequences = device_pointer<const SequenceRows>(tables_.sequences) + round.first + begin;
-      args.live = device_pointer<const int>(tables_.lives) + round.live;
-      args.pages =
-          device_pointer<const int>(tables_.pages) + static_cast<int64_t>(round.page_row + begin) * tables_.page_stride;
+      take_places(args, round.first + begin, round.live, round.page_row + begin);
       const attn::DecodeLaunch decode = attn::decode_launch(tile, shape, args.splits, args.most_rows, places);
-      launch(card_->stream, (*found)[entry], {decode.grid_x, decode.grid_y, decode.grid_z}, overlap_, args);
-      if (out == nullptr) continue;
+      launch(card_->stream, kernels[entry], {decode.grid_x, decode.grid_y, decode.grid_z}, overlap_, args);
       const attn::DecodeLaunch combine = attn::combine_launch(shape, args.most_rows, places);
-      launch(card_->stream, (*found)[kAttendCombine], {combine.grid_x, combine.grid_y, combine.grid_z}, overlap_, args);
+      launch(card_->stream, kernels[kAttendCombine], {combine.grid_x, combine.grid_y, combine.grid_z}, overlap_, args);
     }
   }
   if (whole && tables_.whole.places > 0) attend_whole(args, params);
-  if (out != nullptr) clear_padding(*out);
+  clear_padding(out);
+}
+
+void CudaBackend::append_keys(const ops::AttentionParams& params, const ops::Tensor& k, const ops::Tensor& v,
+                              ops::KvCache& cache, int64_t layer) {
+  if (replaying()) return;
+  FF_ASSERT(follows(k, v));
+  const Kernel& kernel = attention_kernels(params)[kAttendPrepare];
+  frequencies(params.rope_theta, params.rotary_dim);
+  if (planning_) return;
+  // A row without queries.
+  const attn::AttentionShape shape = {0, static_cast<int>(params.kv_heads), static_cast<int>(params.head_dim), false};
+  attn::PrefillArgs args = {};
+  args.attention = attention_args(params, shape, static_cast<const uint16_t*>(k.data), k.stride,
+                                  static_cast<const CardKvCache&>(cache), layer);
+  args.attention.settled = overlap_ == Overlap::kProgrammatic ? 1 : 0;
+  const auto append = [&](int first, int live, int page_row, int most_rows, int places) {
+    take_places(args.attention, first, live, page_row);
+    const attn::PrefillLaunch l = attn::prefill_prepare_launch(shape, most_rows, places);
+    launch(card_->stream, kernel, {l.grid_x, l.grid_y}, overlap_, args);
+  };
+  for (const StepTables::Round& round : tables_.rounds) {
+    if (!round.part) append(round.first, round.live, round.page_row, round.most_rows, round.places);
+  }
+  const StepTables::Whole& whole = tables_.whole;
+  if (whole.places > 0) append(whole.first, whole.live, whole.page_row, whole.most_rows, whole.places);
 }
 
 void CudaBackend::attend_whole(const attn::AttentionArgs& shared, const ops::AttentionParams& params) {
@@ -126,35 +172,15 @@ void CudaBackend::attend_whole(const attn::AttentionArgs& shared, const ops::Att
   }
   attn::PrefillArgs args = {};
   args.attention = shared;
-  args.attention.sequences = device_pointer<const SequenceRows>(tables_.sequences) + whole.first;
-  args.attention.live = device_pointer<const int>(tables_.lives) + whole.live;
-  args.attention.pages =
-      device_pointer<const int>(tables_.pages) + static_cast<int64_t>(whole.page_row) * tables_.page_stride;
+  take_places(args.attention, whole.first, whole.live, whole.page_row);
   args.attention.settled = overlap_ == Overlap::kProgrammatic ? 1 : 0;
   args.blocks = device_pointer<const attn::RowBlock>(blocks_);
   args.queries =
       device_pointer<uint16_t>(scratch(queries_, tables_.rows * params.heads * params.head_dim * 2, "queries"));
-  const auto run = [&](PrefillEntry entry, const attn::PrefillLaunch& l) {
-    launch(card_->stream, kernels[entry], {l.grid_x, l.grid_y}, overlap_, args);
-  };
-  run(kPrefillPrepare, attn::prefill_prepare_launch(shared.shape, whole.most_rows, whole.places));
-  if (shared.out == nullptr) return;
-  run(kPrefill, attn::prefill_launch(tile, shared.shape, block_count_));
-}
-
-void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tensor& q, const ops::Tensor& k,
-                            const ops::Tensor& v, ops::KvCache& cache, int64_t layer, const ops::Tensor& out) {
-  FF_ASSERT(follows(q, k) && follows(k, v) && out.rows == q.rows && out.cols == params.heads * params.head_dim);
-  FF_ASSERT(q.cols == params.heads * params.head_dim * (params.gated ? 2 : 1));
-  attend(params, k, static_cast<CardKvCache&>(cache), layer, &out);
-}
-
-void CudaBackend::append_keys(const ops::AttentionParams& params, const ops::Tensor& k, const ops::Tensor& v,
-                              ops::KvCache& cache, int64_t layer) {
-  // The queries are the columns before the keys; what becomes of them is dropped.
-  FF_ASSERT(follows(k, v) &&
-            k.stride >= (params.heads * (params.gated ? 2 : 1) + 2 * params.kv_heads) * params.head_dim);
-  attend(params, k, static_cast<CardKvCache&>(cache), layer, nullptr);
+  const attn::PrefillLaunch prepare = attn::prefill_prepare_launch(shared.shape, whole.most_rows, whole.places);
+  launch(card_->stream, attention_kernels(params)[kAttendPrepare], {prepare.grid_x, prepare.grid_y}, overlap_, args);
+  const attn::PrefillLaunch attend = attn::prefill_launch(tile, shared.shape, block_count_);
+  launch(card_->stream, kernels[kPrefill], {attend.grid_x, attend.grid_y}, overlap_, args);
 }
 
 void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor& qkv, const ops::Tensor& z,

@@ -99,7 +99,7 @@ attn::DecodeTile attention_tile(int head_dim, int rotary_dim, bool fp8, Attentio
 plan::KernelSource attention_source(int head_dim, int rotary_dim, bool fp8) {
   plan::KernelSource source;
   source.name = fmt::format("attention_{}_{}{}", head_dim, rotary_dim, fp8 ? "_fp8" : "");
-  source.text = "#include \"kernels/attn/decode.cuh\"\n";
+  source.text = "#include \"kernels/attn/decode.cuh\"\n#include \"kernels/attn/prefill_prepare.cuh\"\n";
   for (const AttentionEntry entry : {kAttendFew, kAttendMany}) {
     const attn::DecodeTile t = attention_tile(head_dim, rotary_dim, fp8, entry);
     if (!t.legal())
@@ -112,6 +112,8 @@ plan::KernelSource attention_source(int head_dim, int rotary_dim, bool fp8) {
          static_cast<unsigned>(t.threads()), static_cast<int64_t>(attn::decode_map(t).total)});
   }
   source.entries.push_back({fmt::format("fourfold::attn::attention_combine<{}>", head_dim), attn::kCombineThreads});
+  source.entries.push_back(
+      {fmt::format("fourfold::attn::attention_prepare<{}, {}, {}>", head_dim, rotary_dim, fp8), attn::kPrepareThreads});
   return source;
 }
 
@@ -129,11 +131,8 @@ plan::KernelSource prefill_source(int head_dim, int rotary_dim, bool fp8) {
   const attn::PrefillTile t = prefill_tile(head_dim, rotary_dim, fp8);
   return {
       fmt::format("prefill_{}_{}{}", head_dim, rotary_dim, fp8 ? "_fp8" : ""),
-      fmt::format("#include \"kernels/attn/prefill_prepare.cuh\"\n#include \"kernels/attn/prefill_{}.cuh\"\n",
-                  t.wgmma ? "sm90" : "mma"),
-      {{fmt::format("fourfold::attn::attention_prepare<{}, {}, {}>", t.head_dim, t.rotary_dim, t.fp8),
-        attn::kPrepareThreads},
-       {fmt::format("fourfold::attn::attention_prefill_{}<fourfold::attn::PrefillTileOf<{}, {}, {}, {}, {}, {}, {}>>",
+      fmt::format("#include \"kernels/attn/prefill_{}.cuh\"\n", t.wgmma ? "sm90" : "mma"),
+      {{fmt::format("fourfold::attn::attention_prefill_{}<fourfold::attn::PrefillTileOf<{}, {}, {}, {}, {}, {}, {}>>",
                     t.wgmma ? "wgmma" : "mma", t.head_dim, t.rotary_dim, t.warps, t.keys, t.stages, t.fp8, t.wgmma),
         static_cast<unsigned>(t.threads()), static_cast<int64_t>(attn::prefill_map(t).total)}}};
 }

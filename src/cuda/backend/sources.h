@@ -35,14 +35,14 @@ plan::KernelSource step_source();
 enum SampleEntry { kSamplePrepare, kSampleChoose, kVerifyDrafts };
 plan::KernelSource sample_source();
 
-// Entries: few query rows of a kv head, many, and the sum over splits.
-enum AttentionEntry { kAttendFew, kAttendMany, kAttendCombine };
+// Entries: few query rows of a kv head, many, and the sum over splits; norm, rotation and cache alone.
+enum AttentionEntry { kAttendFew, kAttendMany, kAttendCombine, kAttendPrepare };
 // `fp8`: the cache's keys and values are e4m3, otherwise bf16.
 attn::DecodeTile attention_tile(int head_dim, int rotary_dim, bool fp8, AttentionEntry entry);
 plan::KernelSource attention_source(int head_dim, int rotary_dim, bool fp8);
 
-// Many rows of a sequence. Entries: norm, rotation and cache; attention.
-enum PrefillEntry { kPrefillPrepare, kPrefill };
+// Many rows of a sequence, behind kAttendPrepare.
+enum PrefillEntry { kPrefill };
 attn::PrefillTile prefill_tile(int head_dim, int rotary_dim, bool fp8);
 bool has_prefill(int head_dim, int rotary_dim, bool fp8);
 plan::KernelSource prefill_source(int head_dim, int rotary_dim, bool fp8);

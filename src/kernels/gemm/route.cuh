@@ -17,13 +17,13 @@ __device__ __forceinline__ float key_value(unsigned key) {
 }
 __device__ __forceinline__ float exp_of(float x) { return ptx::exp2_approx(x * 1.4426950408889634f); }
 
-__device__ __forceinline__ void route_row(const RouteArgs& args, int t, int lane) {
-  constexpr int kMost = kMostRouted / 32;  // logits of a lane: experts lane, lane + 32, ...
+// kMost: logits of a lane at most: experts lane, lane + 32, ...
+template <int kMost>
+__device__ __forceinline__ void route_row_of(const RouteArgs& args, int t, int lane) {
   const float* logits = args.logits + t * args.logits_stride;
   unsigned keys[kMost];
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
-    if (i * 32 >= args.experts) break;
     keys[i] = i * 32 + lane < args.experts ? order_key(__ldcg(logits + i * 32 + lane)) : 0u;
   }
   const float gate = args.slices > 0 && args.gate >= 0 ? __ldcg(logits + args.gate) : 0.0f;
@@ -37,7 +37,6 @@ __device__ __forceinline__ void route_row(const RouteArgs& args, int t, int lane
     int at = 0;
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
-      if (i * 32 >= args.experts) break;
       if (keys[i] > best) {
         best = keys[i];
         at = i * 32 + lane;
@@ -52,7 +51,6 @@ __device__ __forceinline__ void route_row(const RouteArgs& args, int t, int lane
     }
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
-      if (i * 32 >= args.experts) break;
       if (static_cast<unsigned>(i * 32 + lane) == expert) keys[i] = 0;
     }
   }
@@ -62,7 +60,6 @@ __device__ __forceinline__ void route_row(const RouteArgs& args, int t, int lane
   if (args.renormalize == 0) {  // the others count too
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
-      if (i * 32 >= args.experts) break;
       if (keys[i] != 0) sum += exp_of(key_value(keys[i]) - most);
     }
   }
@@ -74,6 +71,16 @@ __device__ __forceinline__ void route_row(const RouteArgs& args, int t, int lane
   } else if (lane < args.top_k + args.slices) {
     args.ids[t * args.width + lane] = args.first_slice + lane - args.top_k;
     args.weights[t * args.width + lane] = args.gate >= 0 ? 1.0f / (1.0f + exp_of(-gate)) : 1.0f;
+  }
+}
+
+__device__ __forceinline__ void route_row(const RouteArgs& args, int t, int lane) {
+  if (args.experts <= 256) {
+    route_row_of<8>(args, t, lane);
+  } else if (args.experts <= 512) {
+    route_row_of<16>(args, t, lane);
+  } else {
+    route_row_of<kMostRouted / 32>(args, t, lane);
   }
 }
 

@@ -32,10 +32,9 @@ std::vector<plan::KernelSource> all_sources() {
       cuda::attention_source(256, 64, true),
       cuda::prefill_source(256, 64, false),
       cuda::prefill_source(256, 64, true),
-      cuda::rows_source(15, gemm::RowsLast::kRoute),
   };
   for (const int formats : kStackFormats) {
-    all.push_back(cuda::rows_source(formats));
+    all.push_back(cuda::rows_source(cuda::rows_way(formats, 256, 256)));  // sizes of the demo model and below
     all.push_back(cuda::wide_source(formats));
   }
   for (const ExpertCase& c : expert_cases()) {

@@ -12,7 +12,8 @@
 namespace fourfold::cuda {
 namespace {
 
-constexpr unsigned kProductShared = kMostShared - 1024;
+constexpr unsigned kReservedShared = 1024;  // of each CTA, by the system
+constexpr int64_t kMostNormedRows = 2;      // a norm in front of a product is computed by each of its CTAs
 constexpr size_t kMostGraphs = 96;
 constexpr int64_t kMostLayerRows = 16384;  // of one launch of an expert layer
 
@@ -69,9 +70,12 @@ void CudaBackend::load_known() {
   if (known_loaded_) return;
   std::vector<plan::KernelSource> sources = {norm_source(), step_source()};
   if (options_.wide) sources.push_back(sample_source());
-  for (const int formats : formats_) {
-    sources.push_back(rows_source(formats));
-    if (options_.wide) sources.push_back(wide_source(formats));
+  for (const RowsWay& way : ways_) {
+    sources.push_back(rows_source(way));
+    const auto same = [&](const plan::KernelSource& s) { return s.name == wide_source(way.formats).name; };
+    if (options_.wide && std::none_of(sources.begin(), sources.end(), same)) {
+      sources.push_back(wide_source(way.formats));
+    }
   }
   if (state_shape_.layers > 0) {
     sources.push_back(delta_source(static_cast<int>(state_shape_.key_dim), static_cast<int>(state_shape_.value_dim)));
@@ -112,10 +116,7 @@ ops::Vector CudaBackend::load_vector(std::span<const float> values) {
 
 std::unique_ptr<ops::Matrix> CudaBackend::load_matrix(std::span<const ops::MatrixSource> parts) {
   auto stack = std::make_unique<Stack>(card_, parts);
-  if (std::find(formats_.begin(), formats_.end(), stack->formats()) == formats_.end()) {
-    formats_.push_back(stack->formats());
-    known_loaded_ = false;
-  }
+  if (ways_.insert(rows_way(stack->formats(), stack->rows(), stack->columns())).second) known_loaded_ = false;
   return stack;
 }
 
@@ -168,8 +169,20 @@ void CudaBackend::reserve(const ops::ReserveLimits& limits) {
 
 // ---- rows
 
-void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part) {
+void CudaBackend::end_part() {
+  settle_norm();
+  FF_ASSERT(shadowed_ == nullptr);
   graphs_.end();
+}
+
+void CudaBackend::abandon_part() {
+  waiting_.out = nullptr;
+  shadowed_ = nullptr;
+  graphs_.abandon();
+}
+
+void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part) {
+  end_part();
   begin_step(batch);
   if (!options_.graphs) return;
   PartGraphs::Key key = tables_.shape();
@@ -192,6 +205,7 @@ void CudaBackend::begin_step(const ops::Batch& batch) {
 
 void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
   if (replaying()) return;
+  settle_norm();
   const auto& table = static_cast<const Table&>(matrix);
   FF_ASSERT(out.cols == table.columns());
   float* to =
@@ -212,15 +226,40 @@ void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
   launch(card_->stream, (*step_)[kRound], {static_cast<unsigned>(out.rows)}, overlap_, round);
 }
 
+void CudaBackend::launch_norm(const norm::NormArgs& args, int64_t rows) {
+  const int pieces = norm::norm_pieces(args.columns);
+  launch(card_->stream,
+         (*norm_)[pieces == 1   ? kNorm1
+                  : pieces == 2 ? kNorm2
+                                : kNorm4],
+         {static_cast<unsigned>(rows)}, overlap_, args);
+}
+
+void CudaBackend::settle_norm() {
+  if (waiting_.out == nullptr) return;
+  waiting_.out = nullptr;
+  launch_norm(waiting_.args, waiting_.rows);
+  if (waiting_.args.residual_out != nullptr) shadowed_ = nullptr;
+}
+
+// A product can take along few rows, all of x.
+bool CudaBackend::can_wait(const norm::NormArgs& args, const ops::Tensor& out) const {
+  return options_.wide && out.rows <= kMostNormedRows && out.stride == out.cols &&
+         norm::norm_pieces(args.columns) <= 2 && args.residual_stride == args.columns;
+}
+
 void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops::Tensor* delta,
                        const ops::Vector& weight, float eps, float* residual_out, const ops::Tensor& out) {
   if (replaying()) return;
+  settle_norm();
   FF_ASSERT(weight.count == out.cols && out.cols % 8 == 0 && aligned(out));
-  const int pieces = norm::norm_pieces(static_cast<int>(out.cols));
-  if (pieces == 0) fail("norm: rows of {} columns, wanted at most {}", out.cols, norm::kMostColumns);
+  if (norm::norm_pieces(static_cast<int>(out.cols)) == 0) {
+    fail("norm: rows of {} columns, wanted at most {}", out.cols, norm::kMostColumns);
+  }
+  if (planning_) scratch(shadow_, kMostNormedRows * out.cols * 4, "residual");
   if (planning_ || out.rows == 0) return;
   norm::NormArgs args = {};
-  args.residual = residual;
+  args.residual = residual == shadowed_ ? shadow_.as<float>() : residual;
   args.residual_stride = residual_stride;
   args.delta = delta != nullptr ? bf16(*delta) : nullptr;
   args.delta_stride = delta != nullptr ? delta->stride : 0;
@@ -230,17 +269,21 @@ void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops
   args.residual_out = residual_out;
   args.out = bf16_out(out);
   args.out_stride = out.stride;
-  launch(card_->stream,
-         (*norm_)[pieces == 1   ? kNorm1
-                  : pieces == 2 ? kNorm2
-                                : kNorm4],
-         {static_cast<unsigned>(out.rows)}, overlap_, args);
+  if (can_wait(args, out)) {
+    scratch(shadow_, kMostNormedRows * out.cols * 4, "residual");
+    waiting_ = {args, out.rows, out.data};
+    return;
+  }
+  FF_ASSERT(shadowed_ == nullptr || shadowed_ == residual);
+  launch_norm(args, out.rows);
+  if (residual_out != nullptr) shadowed_ = nullptr;
 }
 
 void CudaBackend::rms_norm(const ops::Tensor& x, const ops::Vector& weight, float eps, const ops::Tensor& out) {
   FF_ASSERT(x.rows == out.rows && x.cols == out.cols);
   if (is_float(x)) return norm(x.f32(), x.stride, nullptr, weight, eps, nullptr, out);
   // 0 + x is x.
+  if (replaying()) return;
   const DeviceAddress zeros = scratch(zeros_, x.cols * 4, "zeros");
   norm(device_pointer<float>(zeros), 0, &x, weight, eps, nullptr, out);
 }
@@ -254,8 +297,10 @@ void CudaBackend::add_rms_norm(const ops::Tensor& residual, const ops::Tensor& d
 
 void CudaBackend::add(const ops::Tensor& residual, const ops::Tensor& delta) {
   if (replaying()) return;
+  settle_norm();
   FF_ASSERT(residual.rows == delta.rows && residual.cols == delta.cols && is_float(residual));
   if (planning_ || residual.rows == 0) return;
+  FF_ASSERT(shadowed_ == nullptr);
   const step::AddArgs args = {residual.f32(), residual.stride, bf16(delta), delta.stride,
                               static_cast<int>(residual.cols)};
   launch(card_->stream, (*step_)[kAdd], {static_cast<unsigned>(residual.rows)}, overlap_, args);
@@ -265,6 +310,7 @@ void CudaBackend::gather_rows(const ops::Tensor& x, std::span<const int32_t> row
   FF_ASSERT(out.rows == static_cast<int64_t>(rows.size()) && out.cols == x.cols && x.dtype == out.dtype);
   FF_ASSERT(aligned(x) && aligned(out) && x.cols * x.element_bytes() % 16 == 0);
   if (planning_ || rows.empty()) return;
+  settle_norm();
   for (const int32_t row : rows) FF_ASSERT(row >= 0 && row < x.rows);
   std::memcpy(row_uploads_.prepare(rows.size_bytes()), rows.data(), rows.size_bytes());
   norm::GatherArgs args = {};
@@ -290,38 +336,64 @@ void CudaBackend::clear_padding(const ops::Tensor& out) {
 
 // ---- products
 
-const CudaBackend::ProductKernels& CudaBackend::product_kernels(int formats) {
-  ProductKernels& found = products_[formats];
+const CudaBackend::ProductKernels& CudaBackend::product_kernels(int formats, int64_t rows, int64_t columns) {
+  const RowsWay way = rows_way(formats, rows, columns);
+  ProductKernels& found = products_[way];
   if (found.few == nullptr) {
-    found.few = &loaded(rows_source(formats));
+    found.few = &loaded(rows_source(way));
     if (options_.wide) found.many = &loaded(wide_source(formats));
   }
   return found;
 }
 
-void CudaBackend::product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, const ops::Tensor& out) {
-  const ProductKernels& kernels = product_kernels(formats);
+void CudaBackend::product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, int64_t rows,
+                          const ops::Tensor& out) {
+  const ProductKernels& kernels = product_kernels(formats, rows, x.cols);
   if (planning_) return;
+  const RowsWay way = rows_way(formats, rows, x.cols);
+  const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
+                      waiting_.args.columns == x.cols && way.norm_pieces > 0;
+  if (!normed) settle_norm();
   if (options_.wide && x.rows > kMostRows) return wide_product(x, matrix, formats, *kernels.many, out);
   for (int64_t first = 0; first < x.rows; first += kMostRows) {
     const int tokens = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
-    const int row_tiles = tokens > 8 ? 2 : 1;
-    const gemm::RowsTile tile = rows_tile(formats, row_tiles, gemm::RowsLast::kNothing);
+    const RowsEntry entry = normed ? kRowsNorm : tokens > 8 ? kRows16 : kRows8;
+    const gemm::RowsTile tile = rows_tile(way, entry);
     gemm::RowsArgs args = {};
     args.matrix = matrix;
     args.tokens = tokens;
-    args.panel_units = gemm::panel_units(tile, matrix.units, tokens, kProductShared);
+    args.panel_units =
+        gemm::panel_units(tile, matrix.units, tokens, kMostShared / static_cast<unsigned>(tile.ctas) - kReservedShared);
     FF_ASSERT(args.panel_units > 0);
     args.end = is_float(out) ? gemm::RowsEnd::kFloat : gemm::RowsEnd::kBf16;
     args.x = bf16(x) + first * x.stride;
     args.x_stride = x.stride;
     args.out = static_cast<uint8_t*>(out.data) + first * out.stride * out.element_bytes();
     args.out_stride = out.stride;
-    Kernel kernel = (*kernels.few)[static_cast<size_t>(row_tiles - 1)];
+    if (normed) take_along(args);
+    Kernel kernel = (*kernels.few)[entry];
     kernel.smem_bytes = gemm::rows_map(tile, tokens, args.panel_units).total;
     const int grid = gemm::rows_grid(tile, matrix.tiles, card_->device.info().sms);
     launch(card_->stream, kernel, {static_cast<unsigned>(grid)}, overlap_, args);
   }
+}
+
+// The norm that waits, in front of a product.
+void CudaBackend::take_along(gemm::RowsArgs& args) {
+  const norm::NormArgs& n = waiting_.args;
+  args.residual = n.residual;
+  args.residual_stride = n.residual_stride;
+  args.delta = n.delta;
+  args.delta_stride = n.delta_stride;
+  args.norm_weight = n.weight;
+  args.norm_eps = n.eps;
+  args.norm_out = n.out;
+  if (n.residual_out != nullptr) {
+    const bool back = n.residual == shadow_.as<float>();
+    args.residual_out = back ? n.residual_out : shadow_.as<float>();
+    shadowed_ = back ? nullptr : n.residual_out;
+  }
+  waiting_.out = nullptr;
 }
 
 void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
@@ -346,7 +418,7 @@ void CudaBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, const 
   if (replaying()) return;
   const auto& stack = static_cast<const Stack&>(weight);
   FF_ASSERT(x.rows == out.rows && x.cols == stack.columns() && out.cols == stack.rows() && aligned(x));
-  product(x, stack.matrix(), stack.formats(), out);
+  product(x, stack.matrix(), stack.formats(), stack.rows(), out);
 }
 
 void CudaBackend::gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down,
@@ -424,7 +496,7 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   if (params.shared_gate_up != nullptr) {
     share.data = device_pointer<void>(scratch(share_, rows * x.cols * 2, "output of the shared expert"));
   }
-  product(x, matrix, formats, logits);
+  product(x, matrix, formats, stride, logits);
   if (!planning_) {
     gemm::RouteArgs route = {};
     route.logits = logits.f32();

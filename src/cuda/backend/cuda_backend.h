@@ -8,6 +8,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "cuda/backend/step_tables.h"
 #include "cuda/moe/kernels.h"
 #include "cuda/moe/layer.h"
+#include "kernels/norm/norm_args.h"
 
 namespace fourfold::cuda {
 
@@ -74,9 +76,17 @@ class CudaBackend : public ops::Backend {
     std::unique_ptr<ExpertWorkspace> workspace;
   };
 
-  // Of matrices of the same formats.
+  // Of matrices whose products are taken the same way.
   struct ProductKernels {
     const std::vector<Kernel>*few = nullptr, *many = nullptr;
+  };
+  // A norm that has been asked for and waits to see whether a product can take it along. Where the product does, the
+  // residual with the delta added goes to shadow_, or from there back to its own place: the product's CTAs all read the
+  // sum's parts.
+  struct WaitingNorm {
+    norm::NormArgs args = {};
+    int64_t rows = 0;
+    const void* out = nullptr;  // null: none waits
   };
 
   const std::vector<Kernel>& loaded(const plan::KernelSource& source);
@@ -86,11 +96,19 @@ class CudaBackend : public ops::Backend {
   DeviceAddress scratch(cuda::Buffer& buffer, int64_t bytes, const char* what);
   // Rows that an operation must have memory for: those of the batch, or all when it is planned.
   int64_t rows_of(const ops::Tensor& x) const { return planning_ ? std::max(x.rows, limits_.rows) : x.rows; }
+  // Launches the norm that waits, if there is one.
+  void settle_norm();
+  void launch_norm(const norm::NormArgs& args, int64_t rows);
+  bool can_wait(const norm::NormArgs& args, const ops::Tensor& out) const;
+  // All of a part is on its way.
+  void end_part();
+  void abandon_part();
   void norm(const float* residual, int64_t residual_stride, const ops::Tensor* delta, const ops::Vector& weight,
             float eps, float* residual_out, const ops::Tensor& out);
-  const ProductKernels& product_kernels(int formats);
-  // out = x W^T, fp32 or bf16: 16 rows a launch, or all at once.
-  void product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, const ops::Tensor& out);
+  const ProductKernels& product_kernels(int formats, int64_t rows, int64_t columns);
+  // out = x W^T, fp32 or bf16: 16 rows a launch, or all at once. A norm that waits to make x is taken along.
+  void product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, int64_t rows, const ops::Tensor& out);
+  void take_along(gemm::RowsArgs& args);
   void wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, const std::vector<Kernel>& kernels,
                     const ops::Tensor& out);
   void gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down, const ops::Tensor& out);
@@ -130,9 +148,9 @@ class CudaBackend : public ops::Backend {
   bool planning_ = false;
   bool known_loaded_ = false;
 
-  std::vector<int> formats_;  // of the stacks that were loaded
+  std::set<RowsWay> ways_;  // of the stacks that were loaded
   std::map<std::string, const std::vector<Kernel>*> by_name_;
-  std::map<int, ProductKernels> products_;  // by formats
+  std::map<RowsWay, ProductKernels> products_;
   std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, prefill_, delta_;
   std::map<std::array<int64_t, 5>, ExpertSet> experts_;  // by count, choices, sizes, slices of the shared one
   std::map<std::pair<float, int64_t>, cuda::Buffer> frequencies_;
@@ -143,6 +161,9 @@ class CudaBackend : public ops::Backend {
   cuda::Buffer zeros_, ones_, arrived_;
   cuda::Buffer floats_, logits_, ids_, weights_, wide_, narrow_, share_, queries_, partial_, partial_sums_,
       chunk_space_;
+  WaitingNorm waiting_;
+  cuda::Buffer shadow_;
+  const float* shadowed_ = nullptr;  // the residual that is in shadow_ and not in its own place
   PinnedBuffer fetched_;
   // Choices: parts of rows; tokens, and log-probabilities with their tokens, on the device and on the host.
   cuda::Buffer sample_parts_, sample_results_;

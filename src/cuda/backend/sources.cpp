@@ -8,16 +8,37 @@
 
 namespace fourfold::cuda {
 
-gemm::RowsTile rows_tile(int formats, int row_tiles, gemm::RowsLast last) {
-  return {formats, row_tiles, 8, 1, 4, 1, 0, last};
+RowsWay rows_way(int formats, int64_t rows, int64_t columns) {
+  constexpr int kBf16 = 1 << static_cast<int>(gemm::Weights::kBf16), kFp8 = 1 << static_cast<int>(gemm::Weights::kFp8);
+  const int pieces = norm::norm_pieces(static_cast<int>(columns));
+  const int norm = pieces == 1 || pieces == 2 ? pieces : 0;
+  if (formats == kBf16) return {formats, 8, 1, 3, 2, norm};
+  if ((formats & kFp8) == 0 && rows >= 32768) return {formats, 4, 2, 3, 2, norm};  // a head
+  if (columns >= 4096 && rows <= 4096) return {formats, 8, 2, 2, 1, norm};
+  return {formats, 4, 2, 4, 1, norm};
 }
 
-plan::KernelSource rows_source(int formats, gemm::RowsLast last) {
+gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry) {
+  // Two CTAs of an SM do not have room for 16 rows.
+  const bool room = entry != kRows16 || way.ctas == 1;
+  return {way.formats,
+          entry == kRows16 ? 2 : 1,
+          way.strip_warps,
+          way.teams,
+          room ? way.slots : 4,
+          room ? way.ctas : 1,
+          entry == kRowsNorm ? way.norm_pieces : 0,
+          gemm::RowsLast::kNothing};
+}
+
+plan::KernelSource rows_source(const RowsWay& way) {
   plan::KernelSource source;
-  source.name = fmt::format("rows_{}{}", formats, last == gemm::RowsLast::kRoute ? "_route" : "");
+  source.name = fmt::format("rows_{}_w{}x{}_s{}_c{}_n{}", way.formats, way.strip_warps, way.teams, way.slots, way.ctas,
+                            way.norm_pieces);
   source.text = "#include \"kernels/gemm/rows.cuh\"\n";
-  for (const int row_tiles : {1, 2}) {
-    const gemm::RowsTile t = rows_tile(formats, row_tiles, last);
+  for (const RowsEntry entry : {kRows8, kRows16, kRowsNorm}) {
+    if (entry == kRowsNorm && way.norm_pieces == 0) break;
+    const gemm::RowsTile t = rows_tile(way, entry);
     source.entries.push_back(
         {fmt::format("fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<{}, {}, {}, {}, {}, {}, {}, "
                      "static_cast<fourfold::gemm::RowsLast>({})>>",

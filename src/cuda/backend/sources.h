@@ -1,6 +1,9 @@
 // The kernels of the CUDA backend besides those of the experts, as sources to compile.
 #pragma once
 
+#include <compare>
+#include <cstdint>
+
 #include "cuda/moe/sources.h"
 #include "kernels/attn/decode_tile.h"
 #include "kernels/attn/prefill_tile.h"
@@ -14,9 +17,18 @@ namespace fourfold::cuda {
 
 inline constexpr unsigned kMostShared = 227 * 1024;  // of a CTA, on Hopper
 
-// Entries: one for up to 8 rows, one for up to 16.
-gemm::RowsTile rows_tile(int formats, int row_tiles, gemm::RowsLast last);
-plan::KernelSource rows_source(int formats, gemm::RowsLast last = gemm::RowsLast::kNothing);
+// How the products of a matrix with few rows are taken: measured on an H200 (docs/kernels/products.md).
+struct RowsWay {
+  int formats;  // gemm::RowsTile::formats
+  int strip_warps, teams, slots, ctas;
+  int norm_pieces;  // of a norm in front
+  auto operator<=>(const RowsWay&) const = default;
+};
+RowsWay rows_way(int formats, int64_t rows, int64_t columns);
+// Entries: one for up to 8 rows, one for up to 16, and up to 8 with a norm in front.
+enum RowsEntry { kRows8, kRows16, kRowsNorm };
+gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry);
+plan::KernelSource rows_source(const RowsWay& way);
 
 // Products of more rows, by wgmma. Entries: up to 64 rows, and many; with cells one for both.
 enum WideEntry { kWideFew, kWideMany };

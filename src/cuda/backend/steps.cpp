@@ -48,7 +48,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   }
   graphs_.clear();
   parts.bind = [this](const ops::Batch& batch, cpu::StepPart part) { begin_part(batch, part); };
-  parts.end = [this](bool failed) { failed ? graphs_.abandon() : graphs_.end(); };
+  parts.end = [this](bool failed) { failed ? abandon_part() : end_part(); };
   parts.copy_page = [kv](int32_t from, int32_t to) {
     if (kv != nullptr) kv->copy_page(from, to);
   };
@@ -56,7 +56,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     gather_rows(x, rows, out);
   };
   parts.fetch = [this](const ops::Tensor& logits) {
-    graphs_.end();
+    end_part();
     const auto bytes = static_cast<uint64_t>(logits.rows * logits.cols * 4);
     FF_ASSERT(is_float(logits) && logits.stride == logits.cols && bytes <= fetched_.bytes());
     card_->device.check(card_->device.driver().call().copy_to_host(fetched_.data(), address_of(logits.data), bytes,
@@ -136,7 +136,7 @@ bool CudaBackend::choose(const ops::Tensor& logits, std::span<const cpu::RowChoi
   const uint64_t at_samples = place(samples), at_biases = place(biases), at_banned = place(banned),
                  at_masks = place(masks);
   if (total > sample_bytes_) return false;
-  graphs_.end();
+  end_part();
   uint8_t* to = sample_uploads_.prepare(total);
   const auto write = [&](uint64_t at, const auto& values) {
     if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
@@ -196,12 +196,14 @@ void CudaBackend::settle() {
 void CudaBackend::read(const ops::Tensor& x, std::span<float> out) {
   FF_ASSERT(static_cast<int64_t>(out.size()) == x.rows * x.cols);
   if (x.rows == 0) return;
-  graphs_.end();
+  settle_norm();
+  if (graphs_.recording() || graphs_.replaying()) end_part();
   const auto row = static_cast<size_t>(x.stride * x.element_bytes());
   const size_t bytes = static_cast<size_t>(x.rows - 1) * row + static_cast<size_t>(x.cols * x.element_bytes());
   std::vector<uint8_t> host(bytes);
   card_->device.check(
-      card_->device.driver().call().copy_to_host(host.data(), address_of(x.data), bytes, card_->stream.handle()),
+      card_->device.driver().call().copy_to_host(
+          host.data(), address_of(x.data == shadowed_ ? shadow_.as<void>() : x.data), bytes, card_->stream.handle()),
       "copy from the device");
   card_->stream.synchronize();
   settle();

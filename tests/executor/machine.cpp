@@ -108,16 +108,20 @@ class FiberSlot {
     boost::context::stack_context allocate() { return {}; }
     void deallocate(boost::context::stack_context&) {}
   };
+  // Never destroyed: a machine that a static object owns gives its stacks back when the program ends.
   static std::vector<u8*>& pool() {
-    static std::vector<u8*> stacks;
-    return stacks;
+    static auto* const stacks = new std::vector<u8*>;
+    return *stacks;
   }
   u8* stack_ = nullptr;
   alignas(boost::context::fiber) unsigned char storage_[sizeof(boost::context::fiber)] = {};
 };
 
 Machine& machine() { return *g_machine; }
-bool machine_runs() { return g_machine != nullptr && g_machine->running(); }
+bool machine_runs() {
+  const Machine* const m = g_machine;
+  return m != nullptr && m->running();
+}
 
 bool Device::checks_plain_accesses() {
 #ifdef FOURFOLD_EXECUTOR_HOOKS

@@ -15,6 +15,7 @@
 #include "base/progress.h"
 #include "base/random.h"
 #include "cmd/arguments.h"
+#include "cmd/bench_card.h"
 #include "cmd/bench_engine.h"
 #include "cmd/bench_kernels.h"
 #include "cmd/bench_ops.h"
@@ -23,6 +24,7 @@
 #include "cmd/engine_load.h"
 #include "cmd/model_options.h"
 #include "cpu/ceilings.h"
+#include "cuda/device/loader.h"
 #include "engine/engine.h"
 #include "model/model.h"
 
@@ -73,15 +75,13 @@ class Driver {
   // Feeds tokens [position, position + count); the logits of the last one are read when asked for.
   void step(int64_t position, int64_t count, bool logits) {
     throw_if_interrupted();
-    ops::Sequence sequence;
-    sequence.count = static_cast<int32_t>(count);
-    sequence.position = static_cast<int32_t>(position);
-    sequence.pages = pages_;
-    const int32_t last = static_cast<int32_t>(count) - 1;
-    model_.forward({std::span(tokens_).subspan(static_cast<size_t>(position), static_cast<size_t>(count)),
-                    std::span(&sequence, 1), std::span(&last, logits ? 1 : 0)},
-                   caches_);
+    forward(position, count, logits);
     if (logits) model_.backend().read(model_.logits(), row_);
+  }
+
+  // What the operations of a step take; none where the backend does not say.
+  std::optional<ops::OperationTimes> time(int64_t position, int64_t count) {
+    return model_.backend().time_operations([&] { forward(position, count, true); });
   }
 
   // Chunks of at most `chunk` tokens; the logits of the last token only, as a prompt needs.
@@ -95,6 +95,17 @@ class Driver {
   const std::vector<int32_t>& tokens() const { return tokens_; }
 
  private:
+  void forward(int64_t position, int64_t count, bool logits) {
+    ops::Sequence sequence;
+    sequence.count = static_cast<int32_t>(count);
+    sequence.position = static_cast<int32_t>(position);
+    sequence.pages = pages_;
+    const int32_t last = static_cast<int32_t>(count) - 1;
+    model_.forward({std::span(tokens_).subspan(static_cast<size_t>(position), static_cast<size_t>(count)),
+                    std::span(&sequence, 1), std::span(&last, logits ? 1 : 0)},
+                   caches_);
+  }
+
   model::Model& model_;
   model::Caches caches_;
   Random random_{20251121};
@@ -135,6 +146,64 @@ EngineFigures measure_engine(std::shared_ptr<model::Model> model, const Options&
           draft_figures(before, engine->stats())};
 }
 
+Json engine_json(const Options& options, const EngineFigures& engine, const std::optional<EngineFigures>& drafted) {
+  Json out;
+  out["engine"] = {{"decode_tokens_per_s", engine.decode_tokens_per_s},
+                   {"prefill_tokens_per_s", engine.prefill_tokens_per_s}};
+  if (drafted) {
+    out["speculation"] = {{"draft", options.draft},
+                          {"tokens_per_s", drafted->decode_tokens_per_s},
+                          {"plain_tokens_per_s", engine.decode_tokens_per_s},
+                          {"accepted_per_step", drafted->drafts.accepted_per_step},
+                          {"by_position", drafted->drafts.by_position}};
+  }
+  return out;
+}
+
+void print_engine(const Options& options, const EngineFigures& engine, const std::optional<EngineFigures>& drafted) {
+  fmt::print("through the engine: decode {:.2f} tokens/s, prefill {:.2f} tokens/s\n", engine.decode_tokens_per_s,
+             engine.prefill_tokens_per_s);
+  if (drafted) {
+    fmt::print("with drafts ({}): decode {:.2f} tokens/s, {:.2f} drafts accepted a step (random prompts)\n",
+               options.draft, drafted->decode_tokens_per_s, drafted->drafts.accepted_per_step);
+  }
+}
+
+// On a GPU: operation by operation, then through the engine, which replays what the first part launched one by one.
+void run_on_card(const Options& options, int device, Driver& driver, chat::LoadedModel& loaded, int32_t drafts) {
+  const int64_t chunk = std::min<int64_t>(options.prompt, loaded.model->options().max_step_tokens);
+  CardFigures figures;
+  figures.model = loaded.name;
+  figures.backend = loaded.model->backend().description();
+  figures.load_seconds = loaded.seconds;
+  const auto add = [&](std::string title, int64_t position, int64_t count) {
+    if (std::optional<ops::OperationTimes> times = driver.time(position, count)) {
+      figures.steps.push_back({std::move(title), count, *std::move(times)});
+    }
+  };
+  add(fmt::format("decode, 1 token after {}", options.prompt), options.prompt, 1);
+  add(fmt::format("prefill, {} tokens after {}", chunk, options.prompt - chunk), options.prompt - chunk, chunk);
+  {
+    const cuda::Device card(device);
+    jit::KernelStore store(jit::default_store_directory());
+    cuda::KernelLoader loader(card, store, {});
+    figures.ceilings = measure::measure_ceilings(loader);
+  }
+  const std::shared_ptr<model::Model> shared = std::move(loaded.model);
+  const EngineFigures engine = measure_engine(shared, options, driver.tokens(), 0);
+  std::optional<EngineFigures> drafted;
+  if (drafts != 0) drafted = measure_engine(shared, options, driver.tokens(), drafts);
+  if (options.json) {
+    Json out = card_json(figures);
+    out.update(engine_json(options, engine, drafted));
+    fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    return;
+  }
+  print_card(figures);
+  fmt::print("\n");
+  print_engine(options, engine, drafted);
+}
+
 void run(const Options& options) {
   if (options.directory.empty() == options.dummy.shape.empty()) {
     fail("bench model: wanted either a checkpoint directory or --dummy SHAPE");
@@ -159,14 +228,18 @@ void run(const Options& options) {
   const cpu::Isa isa = chosen_isa(options.backend);
   const int threads = chosen_threads(options.backend);
 
+  Driver driver(model, positions);
+  driver.prefill(options.prompt, model_options.max_step_tokens);  // warm-up: every buffer and (nearly) every weight
+  if (const std::optional<int> device = model.backend().gpu()) {
+    run_on_card(options, *device, driver, loaded, drafts);
+    return;
+  }
+
   // The ceilings of the machine, before and after: other work, and a virtual machine's placement, change them.
   cpu::CeilingMeter meter(threads, isa);
   const cpu::Ceilings before = meter.measure();
 
-  Driver driver(model, positions);
-  Progress progress("measuring", static_cast<uint64_t>(2 * options.repeats + 1), "runs");
-  driver.prefill(options.prompt, model_options.max_step_tokens);  // warm-up: every buffer and (nearly) every weight
-  progress.advance(1);
+  Progress progress("measuring", static_cast<uint64_t>(2 * options.repeats), "runs");
   std::vector<double> prefill_seconds;
   for (int repeat = 0; repeat < options.repeats; ++repeat) {
     const auto begin = Clock::now();
@@ -260,15 +333,7 @@ void run(const Options& options) {
                       {"fraction", peak > 0 ? prefill_rate / peak : 0.0},
                       {"seconds", prefill.median},
                       {"floor_seconds", peak > 0 ? prefill_cost.flops / peak : 0.0}};
-    out["engine"] = {{"decode_tokens_per_s", engine.decode_tokens_per_s},
-                     {"prefill_tokens_per_s", engine.prefill_tokens_per_s}};
-    if (drafted) {
-      out["speculation"] = {{"draft", options.draft},
-                            {"tokens_per_s", drafted->decode_tokens_per_s},
-                            {"plain_tokens_per_s", engine.decode_tokens_per_s},
-                            {"accepted_per_step", drafted->drafts.accepted_per_step},
-                            {"by_position", drafted->drafts.by_position}};
-    }
+    out.update(engine_json(options, engine, drafted));
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return;
   }
@@ -304,12 +369,7 @@ void run(const Options& options) {
     fmt::print("  {:9.2f} GFLOP/s per core (no peak measured for {})\n\n", prefill_rate / 1e9 / threads,
                cpu::isa_name(isa));
   }
-  fmt::print("through the engine: decode {:.2f} tokens/s, prefill {:.2f} tokens/s\n", engine.decode_tokens_per_s,
-             engine.prefill_tokens_per_s);
-  if (drafted) {
-    fmt::print("with drafts ({}): decode {:.2f} tokens/s, {:.2f} drafts accepted a step (random prompts)\n",
-               options.draft, drafted->decode_tokens_per_s, drafted->drafts.accepted_per_step);
-  }
+  print_engine(options, engine, drafted);
 }
 
 }  // namespace

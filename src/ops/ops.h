@@ -13,8 +13,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "ops/batch.h"
 #include "ops/step.h"
@@ -172,6 +174,21 @@ struct ReserveLimits {
   int64_t page_size = 0;
 };
 
+// ---- measuring
+
+// One kind of operation of a step, in a chain of its own: all of its calls one after the other.
+struct OperationTime {
+  std::string name;
+  int64_t count = 0;
+  double microseconds = 0;  // each, in the chain
+  double bytes = 0;         // each: of weights, caches and states that it reads and writes at least
+  double flops = 0;         // each
+};
+struct OperationTimes {
+  std::vector<OperationTime> operations;
+  double microseconds = 0;  // the whole step, back to back with itself
+};
+
 // ---- the backend
 // -----------------------------------------------------------------------------------------------------
 
@@ -181,6 +198,8 @@ class Backend {
 
   // E.g. "cpu avx512, 2 threads".
   virtual std::string description() const = 0;
+  // The number of the GPU that it runs on; none: the processor.
+  virtual std::optional<int> gpu() const { return std::nullopt; }
   virtual DType activation_type() const = 0;
 
   // -- memory and weights
@@ -249,6 +268,13 @@ class Backend {
 
   // Steps on these caches (null where the model has none), whose body is `body`. Its operations are this backend's.
   virtual std::unique_ptr<Stepper> make_stepper(const StepLimits& limits, KvCache* kv, StepBody body) = 0;
+
+  // Times the operations that `forward` calls after its begin_step(), which has at most 16 rows of a sequence; it is
+  // called several times with the same batch. What it computes is of no use. None where the backend cannot.
+  virtual std::optional<OperationTimes> time_operations(const std::function<void()>& forward) {
+    static_cast<void>(forward);
+    return std::nullopt;
+  }
 
   // Copies a tensor to host memory as fp32, [rows, cols] without gaps; waits for the operations before it.
   virtual void read(const Tensor& x, std::span<float> out) = 0;

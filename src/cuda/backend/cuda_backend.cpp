@@ -201,6 +201,12 @@ void CudaBackend::begin_step(const ops::Batch& batch) {
   tables_.build(batch, kv_shape_.layers > 0 ? kv_shape_.page_size : 0, std::max<int64_t>(limits_.context, 1),
                 chunks ? chunk_tile(key_dim, value_dim).chunk : 0, step_uploads_);
   block_group_ = 0;
+  if (timer_ != nullptr) {
+    card_->stream.synchronize();
+    settle();
+    row_uploads_.prepare(0);
+    timer_->begin_recording();
+  }
 }
 
 void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
@@ -211,6 +217,7 @@ void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
   float* to =
       is_float(out) ? out.f32() : device_pointer<float>(scratch(floats_, rows_of(out) * out.cols * 4, "embedded rows"));
   if (planning_ || out.rows == 0) return;
+  if (left_out("embedding", [&] { return ops::Cost{out.rows * out.cols * 2.0, 0}; })) return;
   norm::EmbedArgs args = {};
   args.table = table.source();
   args.tensor_scale = table.tensor_scale;
@@ -227,6 +234,8 @@ void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
 }
 
 void CudaBackend::launch_norm(const norm::NormArgs& args, int64_t rows) {
+  const auto cost = [&] { return ops::Cost{rows * args.columns * (args.delta != nullptr ? 12.0 : 6.0), 0}; };
+  if (left_out("norm", cost)) return;
   const int pieces = norm::norm_pieces(args.columns);
   launch(card_->stream,
          (*norm_)[pieces == 1   ? kNorm1
@@ -301,6 +310,7 @@ void CudaBackend::add(const ops::Tensor& residual, const ops::Tensor& delta) {
   FF_ASSERT(residual.rows == delta.rows && residual.cols == delta.cols && is_float(residual));
   if (planning_ || residual.rows == 0) return;
   FF_ASSERT(shadowed_ == nullptr);
+  if (left_out("sum", [&] { return ops::Cost{residual.rows * residual.cols * 10.0, 0}; })) return;
   const step::AddArgs args = {residual.f32(), residual.stride, bf16(delta), delta.stride,
                               static_cast<int>(residual.cols)};
   launch(card_->stream, (*step_)[kAdd], {static_cast<unsigned>(residual.rows)}, overlap_, args);
@@ -316,6 +326,7 @@ void CudaBackend::gather_rows(const ops::Tensor& x, std::span<const int32_t> row
   norm::GatherArgs args = {};
   args.x = x.data;
   args.x_stride = x.stride * x.element_bytes();
+  if (timer_ != nullptr) return;  // its table would be copied within the recording
   args.rows = device_pointer<const int>(graphs_.send(row_uploads_, rows.size_bytes()));
   if (replaying()) return;
   args.out = out.data;
@@ -346,14 +357,19 @@ const CudaBackend::ProductKernels& CudaBackend::product_kernels(int formats, int
   return found;
 }
 
-void CudaBackend::product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, int64_t rows,
-                          const ops::Tensor& out) {
+void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
+                          int64_t rows, int64_t weight_bytes, const ops::Tensor& out) {
   const ProductKernels& kernels = product_kernels(formats, rows, x.cols);
   if (planning_) return;
   const RowsWay way = rows_way(formats, rows, x.cols);
   const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
                       waiting_.args.columns == x.cols && way.norm_pieces > 0;
   if (!normed) settle_norm();
+  if (left_out(name, [&] { return ops::linear_cost(x.rows, rows, x.cols, weight_bytes); })) {
+    gemm::RowsArgs none = {};
+    if (normed) take_along(none);
+    return;
+  }
   if (options_.wide && x.rows > kMostRows) return wide_product(x, matrix, formats, *kernels.many, out);
   for (int64_t first = 0; first < x.rows; first += kMostRows) {
     const int tokens = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
@@ -418,7 +434,8 @@ void CudaBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, const 
   if (replaying()) return;
   const auto& stack = static_cast<const Stack&>(weight);
   FF_ASSERT(x.rows == out.rows && x.cols == stack.columns() && out.cols == stack.rows() && aligned(x));
-  product(x, stack.matrix(), stack.formats(), stack.rows(), out);
+  const std::string name = timer_ == nullptr ? "" : fmt::format("product {} x {}", stack.rows(), stack.columns());
+  product(name, x, stack.matrix(), stack.formats(), stack.rows(), stack.bytes(), out);
 }
 
 void CudaBackend::gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down,
@@ -433,7 +450,7 @@ void CudaBackend::gated(const ops::Tensor& x, const ops::Matrix& gate_up, const 
   const ops::Tensor wide = tensor(wide_, 2 * width, "gate and up");
   const ops::Tensor narrow = tensor(narrow_, width, "activations of an MLP");
   linear(x, gate_up, wide);
-  if (!planning_ && x.rows > 0) {
+  if (!planning_ && x.rows > 0 && !left_out("gate of an MLP", [&] { return ops::Cost{x.rows * width * 6.0, 0}; })) {
     const step::GateArgs args = {bf16(wide), wide.stride, bf16_out(narrow), narrow.stride, static_cast<int>(width)};
     launch(card_->stream, (*step_)[kGate], {static_cast<unsigned>(x.rows)}, overlap_, args);
   }
@@ -496,7 +513,7 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   if (params.shared_gate_up != nullptr) {
     share.data = device_pointer<void>(scratch(share_, rows * x.cols * 2, "output of the shared expert"));
   }
-  product(x, matrix, formats, stride, logits);
+  product("router", x, matrix, formats, stride, router.bytes() + (gate != nullptr ? gate->bytes() : 0), logits);
   if (!planning_) {
     gemm::RouteArgs route = {};
     route.logits = logits.f32();
@@ -511,10 +528,18 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     route.width = static_cast<int>(picks);
     route.ids = ids;
     route.weights = weights;
-    launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
-           route);
+    if (!left_out("choice of experts", [&] { return ops::Cost{x.rows * stride * 4.0, 0}; })) {
+      launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
+             route);
+    }
+    const auto cost = [&] {
+      const double touched = ops::expected_touched_experts(x.rows, params.top_k, experts.count());
+      return ops::experts_cost(x.rows, picks, touched + static_cast<double>(slices), experts.hidden(),
+                               experts.intermediate(), experts.bytes_per_expert());
+    };
     const ExpertLayer layer(*set.kernels, *set.workspace, experts.weights());
-    for (int64_t first = 0; first < x.rows; first += set.workspace->max_tokens()) {
+    const bool out_of_it = left_out("experts", cost);
+    for (int64_t first = 0; first < x.rows && !out_of_it; first += set.workspace->max_tokens()) {
       const int64_t count = std::min(set.workspace->max_tokens(), x.rows - first);
       layer.run(card_->stream,
                 {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
@@ -524,6 +549,7 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   if (params.shared_gate_up == nullptr) return;
   gated(x, *params.shared_gate_up, *params.shared_down, share);
   if (planning_ || x.rows == 0) return;
+  if (left_out("shared expert's share", [&] { return ops::Cost{out.rows * out.cols * 6.0, 0}; })) return;
   const step::SharedArgs args = {bf16(share),
                                  share.stride,
                                  gate != nullptr ? logits.f32() + router.rows() : nullptr,

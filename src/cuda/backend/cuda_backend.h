@@ -16,6 +16,7 @@
 #include "cpu/step/host_stepper.h"
 #include "cuda/backend/backend.h"
 #include "cuda/backend/memory.h"
+#include "cuda/backend/op_timer.h"
 #include "cuda/backend/part_graphs.h"
 #include "cuda/backend/sources.h"
 #include "cuda/backend/step_tables.h"
@@ -31,6 +32,7 @@ class CudaBackend : public ops::Backend {
   ~CudaBackend() override;
 
   std::string description() const override;
+  std::optional<int> gpu() const override { return options_.device; }
   ops::DType activation_type() const override { return ops::DType::kBf16; }
 
   std::unique_ptr<ops::Buffer> allocate(int64_t bytes) override;
@@ -66,6 +68,7 @@ class CudaBackend : public ops::Backend {
   void gather_rows(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out) override;
   std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,
                                              ops::StepBody body) override;
+  std::optional<ops::OperationTimes> time_operations(const std::function<void()>& forward) override;
   void read(const ops::Tensor& x, std::span<float> out) override;
 
  private:
@@ -107,7 +110,9 @@ class CudaBackend : public ops::Backend {
             float eps, float* residual_out, const ops::Tensor& out);
   const ProductKernels& product_kernels(int formats, int64_t rows, int64_t columns);
   // out = x W^T, fp32 or bf16: 16 rows a launch, or all at once. A norm that waits to make x is taken along.
-  void product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, int64_t rows, const ops::Tensor& out);
+  // The name and the weights' bytes are for timing.
+  void product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats, int64_t rows,
+               int64_t weight_bytes, const ops::Tensor& out);
   void take_along(gemm::RowsArgs& args);
   void wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, const std::vector<Kernel>& kernels,
                     const ops::Tensor& out);
@@ -130,6 +135,11 @@ class CudaBackend : public ops::Backend {
   void begin_part(const ops::Batch& batch, cpu::StepPart part);
   // Operations are not to be launched: they are planned, or the graph of their part is there.
   bool replaying() const { return graphs_.replaying(); }
+  // An operation is left out of a recording that times others. `cost` is asked for where it is to be noted.
+  template <typename F>
+  bool left_out(std::string_view name, F&& cost) {
+    return timer_ != nullptr && !timer_->takes(name, cost());
+  }
   void clear_padding(const ops::Tensor& out);
 
   CudaOptions options_;
@@ -139,6 +149,7 @@ class CudaBackend : public ops::Backend {
   Uploads step_uploads_, row_uploads_, block_uploads_, sample_uploads_;
   StepTables tables_;
   PartGraphs graphs_;
+  OpTimer* timer_ = nullptr;  // within time_operations()
   // Of the attention over whole sequences, once a layer of the step has asked for them.
   DeviceAddress blocks_ = 0;
   int block_count_ = 0, block_group_ = 0;  // 0: not there

@@ -100,6 +100,17 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
     }
     return;
   }
+  if (left_out("attention", [&] {
+        ops::Cost cost;
+        for (const StepTables::Round& round : tables_.rounds) {
+          const ops::Cost one = ops::attention_cost(round.most_rows, round.longest - round.most_rows, params.heads,
+                                                    params.kv_heads, params.head_dim, kv_element_bytes());
+          cost += {one.bytes * round.places, one.flops * round.places};
+        }
+        return cost;
+      })) {
+    return;
+  }
   attn::AttentionArgs args = attention_args(params, shape, static_cast<const uint16_t*>(q.data), q.stride,
                                             static_cast<const CardKvCache&>(kv_cache), layer);
   args.out = bf16_out(out);
@@ -206,6 +217,13 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
     if (has_chunks(key_dim, value_dim)) {
       reserve_chunks(limits_.rows / tile.chunk + std::max<int64_t>(limits_.rows / kMostRows, 1), limits_.rows);
     }
+    return;
+  }
+  if (left_out("delta rule", [&] {
+        const ops::Cost one = ops::delta_net_cost(1, params.value_heads, params.key_dim, params.value_dim);
+        const auto sequences = static_cast<double>(tables_.sequence_count);
+        return ops::Cost{one.bytes * sequences, one.flops * static_cast<double>(out.rows)};
+      })) {
     return;
   }
   gdn::DeltaArgs args = {};

@@ -85,6 +85,7 @@ void StepTables::build(const ops::Batch& batch, int64_t page_size, int64_t conte
   whole = {};
   rows = batch.rows();
   size = batch.size();
+  sequence_count = static_cast<int64_t>(batch.sequences.size());
   page_stride = 1;
   bool chunked = chunk > 0;
   for (size_t i = 0; i < batch.sequences.size(); ++i) {

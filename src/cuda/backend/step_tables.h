@@ -51,6 +51,7 @@ struct StepTables {
   Whole whole;
   int64_t rows = 0;  // of sequences
   int64_t size = 0;  // with padding
+  int64_t sequence_count = 0;
   int page_stride = 1;
 
   // On the device.

@@ -189,6 +189,28 @@ bool CudaBackend::choose(const ops::Tensor& logits, std::span<const cpu::RowChoi
   return true;
 }
 
+std::optional<ops::OperationTimes> CudaBackend::time_operations(const std::function<void()>& forward) {
+  forward();  // everything is loaded and there is room for it
+  settle_norm();
+  card_->stream.synchronize();
+  OpTimer timer(*card_);
+  timer_ = &timer;
+  try {
+    const ops::OperationTimes times = timer.measure([&] {
+      forward();
+      settle_norm();
+      FF_ASSERT(shadowed_ == nullptr);
+    });
+    timer_ = nullptr;
+    settle();
+    return times;
+  } catch (...) {
+    timer_ = nullptr;
+    abandon_part();
+    throw;
+  }
+}
+
 void CudaBackend::settle() {
   for (Uploads* uploads : {&step_uploads_, &row_uploads_, &block_uploads_, &sample_uploads_}) uploads->settled();
 }

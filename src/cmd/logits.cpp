@@ -3,7 +3,6 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -12,7 +11,6 @@
 #include "base/console.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/math.h"
 #include "base/progress.h"
 #include "cmd/arguments.h"
 #include "cmd/commands.h"
@@ -21,6 +19,7 @@
 #include "model/checkpoint.h"
 #include "model/model.h"
 #include "model/safetensors.h"
+#include "model/text_logits.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -61,57 +60,19 @@ void run(const Options& options) {
   model_options.mtp = options.mtp;
   const auto model = model::load_model(checkpoint, make_backend(options.backend), model_options);
 
-  constexpr int64_t kPageSize = 64;
-  const int64_t pages = ceil_div(count, kPageSize);
-  std::vector<int32_t> page_table(static_cast<size_t>(pages));
-  std::iota(page_table.begin(), page_table.end(), 0);
-  model::Caches caches = model->make_caches(pages, kPageSize, 1);
-
-  const auto size = [](int64_t value) { return static_cast<size_t>(value); };
-  std::vector<float> logits(size(count * config.vocabulary));
-  std::vector<std::vector<float>> hidden(options.hidden ? size(config.layers) : 0);
-  for (auto& layer : hidden) layer.resize(size(count * config.hidden));
-  std::vector<float> mtp_logits(options.mtp ? size((count - 1) * config.vocabulary) : 0);
   Progress progress("computing", static_cast<uint64_t>(count), "tokens");
-  for (int64_t begin = 0; begin < count; begin += chunk) {
-    const int64_t rows = std::min(chunk, count - begin);
-    ops::Sequence sequence;
-    sequence.count = static_cast<int32_t>(rows);
-    sequence.position = static_cast<int32_t>(begin);
-    sequence.pages = page_table;
-    std::vector<int32_t> logit_rows(size(rows));
-    std::iota(logit_rows.begin(), logit_rows.end(), 0);
-    ops::Batch batch{std::span(tokens).subspan(size(begin), size(rows)), std::span(&sequence, 1), logit_rows};
-    model->forward(batch, caches, [&](int64_t layer, const ops::Tensor& residual) {
-      if (!options.hidden) return;
-      model->backend().read(
-          residual, std::span(hidden[size(layer)]).subspan(size(begin * config.hidden), size(rows * config.hidden)));
-    });
-    model->backend().read(model->logits(),
-                          std::span(logits).subspan(size(begin * config.vocabulary), size(rows * config.vocabulary)));
-    if (options.mtp) {
-      // Row t pairs the hidden state of position t with token t + 1; the last token of the text has no successor.
-      const int64_t pairs = std::min(rows, count - 1 - begin);
-      if (pairs > 0) {
-        sequence.count = static_cast<int32_t>(pairs);
-        batch.tokens = std::span(tokens).subspan(size(begin + 1), size(pairs));
-        batch.logit_rows = std::span(logit_rows).first(size(pairs));
-        model->forward_mtp(batch, model->hidden().slice_rows(0, pairs), caches);
-        model->backend().read(
-            model->mtp_logits(),
-            std::span(mtp_logits).subspan(size(begin * config.vocabulary), size(pairs * config.vocabulary)));
-      }
-    }
-    progress.set(static_cast<uint64_t>(begin + rows));
-  }
+  const model::TextLogits text = model::compute_text_logits(
+      *model, tokens,
+      {chunk, options.hidden, options.mtp, [&](int64_t done) { progress.set(static_cast<uint64_t>(done)); }});
   progress.finish();
 
+  const std::vector<float>& logits = text.logits;
   std::vector<model::NamedTensor> tensors;
   tensors.push_back({"logits", {count, config.vocabulary}, logits});
-  for (size_t layer = 0; layer < hidden.size(); ++layer) {
-    tensors.push_back({fmt::format("hidden.{}", layer), {count, config.hidden}, hidden[layer]});
+  for (size_t layer = 0; layer < text.hidden.size(); ++layer) {
+    tensors.push_back({fmt::format("hidden.{}", layer), {count, config.hidden}, text.hidden[layer]});
   }
-  if (options.mtp) tensors.push_back({"mtp.logits", {count - 1, config.vocabulary}, mtp_logits});
+  if (options.mtp) tensors.push_back({"mtp.logits", {count - 1, config.vocabulary}, text.mtp_logits});
   model::write_safetensors_f32(options.output, tensors);
   const auto bad = std::find_if(logits.begin(), logits.end(), [](float x) { return !std::isfinite(x); });
   if (bad != logits.end()) {

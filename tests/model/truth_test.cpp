@@ -1,6 +1,6 @@
 // The model against another implementation: Hugging Face transformers in fp32 on the dequantised weights
 // (tools/goldens makes the files; tests/goldens/model/README.md says how). The checkpoints are the demo model and
-// random ones that `fourfold generate` makes again here from their seeds; `fourfold logits` computes, as a user would.
+// random ones that `fourfold generate` makes again here from their seeds; what `fourfold logits` calls computes.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -10,13 +10,18 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "cpu/backend.h"
+#include "model/checkpoint.h"
+#include "model/model.h"
 #include "model/safetensors.h"
+#include "model/text_logits.h"
 
 namespace fourfold::model {
 namespace {
@@ -139,24 +144,34 @@ class Truth : public testing::TestWithParam<Golden> {
   }
   void TearDown() override { fs::remove_all(work_); }
 
-  // Runs `fourfold logits` on the golden's tokens.
-  SafetensorsFile compute(const SafetensorsFile& golden, const std::string& isa, int chunk) {
-    const StoredTensor* tokens = find(golden, "tokens");
-    if (tokens == nullptr || tokens->type != StoredType::kI64) fail("{}: no I64 tensor tokens", golden.path().string());
-    std::ofstream json(work_ / "tokens.json");
-    json << '[';
-    for (int64_t i = 0; i < tokens->elements(); ++i) {
+  // What `fourfold logits` would write for the golden's tokens, by the golden's names.
+  std::map<std::string, Matrix> compute(const SafetensorsFile& golden, cpu::Isa isa, int64_t chunk) {
+    const StoredTensor* stored = find(golden, "tokens");
+    if (stored == nullptr || stored->type != StoredType::kI64) fail("{}: no I64 tensor tokens", golden.path().string());
+    std::vector<int32_t> tokens;
+    for (int64_t i = 0; i < stored->elements(); ++i) {
       int64_t token = 0;
-      std::memcpy(&token, golden.data(*tokens).data() + 8 * i, 8);
-      json << (i > 0 ? "," : "") << token;
+      std::memcpy(&token, golden.data(*stored).data() + 8 * i, 8);
+      tokens.push_back(static_cast<int32_t>(token));
     }
-    json << "]";
-    json.close();
-    const fs::path out = work_ / fmt::format("{}.{}.safetensors", isa, chunk);
-    const bool mtp = find(golden, "mtp.logits") != nullptr;
-    run(fmt::format("{} logits {} {} {} --hidden {} --isa {} --chunk {}", FOURFOLD_BINARY, checkpoint_.string(),
-                    (work_ / "tokens.json").string(), out.string(), mtp ? "--mtp" : "", isa, chunk));
-    return SafetensorsFile(out);
+    const auto count = static_cast<int64_t>(tokens.size());
+    chunk = std::min(chunk, count);
+    ModelOptions options;
+    options.max_step_tokens = options.max_logit_rows = chunk;
+    options.mtp = find(golden, "mtp.logits") != nullptr;
+    cpu::CpuOptions backend;
+    backend.isa = isa;
+    Checkpoint checkpoint(checkpoint_);
+    const auto model = load_model(checkpoint, cpu::make_backend(backend), options);
+    TextLogits text = compute_text_logits(*model, tokens, {chunk, true, options.mtp, {}});
+    const ModelConfig& config = model->config();
+    std::map<std::string, Matrix> computed;
+    computed["logits"] = {count, config.vocabulary, std::move(text.logits)};
+    for (size_t layer = 0; layer < text.hidden.size(); ++layer) {
+      computed[fmt::format("hidden.{}", layer)] = {count, config.hidden, std::move(text.hidden[layer])};
+    }
+    if (options.mtp) computed["mtp.logits"] = {count - 1, config.vocabulary, std::move(text.mtp_logits)};
+    return computed;
   }
 
   fs::path work_, checkpoint_;
@@ -169,17 +184,17 @@ TEST_P(Truth, EqualsTransformers) {
     for (int chunk : {1000, 7}) {
       if (chunk == 7 && !reference && isa != cpu::best_isa()) continue;
       SCOPED_TRACE(fmt::format("{} chunk {}", cpu::isa_name(isa), chunk));
-      const SafetensorsFile ours = compute(golden, cpu::isa_name(isa), chunk);
+      const std::map<std::string, Matrix> ours = compute(golden, isa, chunk);
       double worst_layer = 0;
       for (const StoredTensor& tensor : golden.tensors()) {
         if (tensor.name.rfind("hidden.", 0) != 0) continue;
-        const double error = relative_error(read_matrix(golden, tensor.name), read_matrix(ours, tensor.name));
+        const double error = relative_error(read_matrix(golden, tensor.name), ours.at(tensor.name));
         EXPECT_LT(error, reference ? 1e-4 : 2e-2) << tensor.name;
         worst_layer = std::max(worst_layer, error);
       }
       for (const char* name : {"logits", "mtp.logits"}) {
         if (find(golden, name) == nullptr) continue;
-        const Agreement agreement = compare(read_matrix(golden, name), read_matrix(ours, name));
+        const Agreement agreement = compare(read_matrix(golden, name), ours.at(name));
         fmt::print(
             "{:<12} {:<11} chunk {:<4} {:<10}: mean KL {:.2e}, max KL {:.2e}, other top-1 {}, worst layer {:.1e}\n",
             GetParam().name, cpu::isa_name(isa), chunk, name, agreement.mean_kl, agreement.max_kl, agreement.wrong_top,

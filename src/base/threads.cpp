@@ -15,16 +15,6 @@
 namespace fourfold {
 namespace {
 
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("isb" ::: "memory");  // some 15 ns; `yield` costs nothing and waits for nothing
-#else
-  std::this_thread::yield();
-#endif
-}
-
 // About 50 us of spinning, then yielding: longer than the gaps between the operations of one step, short enough that a
 // machine with fewer processors than threads still makes progress.
 constexpr int kSpins = 4000;

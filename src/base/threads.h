@@ -15,6 +15,17 @@
 
 namespace fourfold {
 
+// In a loop that waits for another thread.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb" ::: "memory");  // some 15 ns; `yield` costs nothing and waits for nothing
+#else
+  std::this_thread::yield();
+#endif
+}
+
 // Of processors (numbers as Linux has them) those with at least half of the largest capacity, or of unknown capacity:
 // threads take pieces of work from each other, so a slower processor helps until everyone waits for its last piece.
 // `root`: where sys/devices/system/cpu is, with a slash at its end.

@@ -152,6 +152,8 @@ struct DeltaNetParams {
 struct MoeParams {
   const Matrix* router = nullptr;  // [experts, hidden]
   const Experts* experts = nullptr;
+  // Of `experts` among the router's, where others hold the rest: the sum is over the experts that are here.
+  int64_t first_expert = 0;
   int64_t top_k = 0;
   bool renormalize = true;
   // [2 x shared intermediate, hidden]: gate rows, then up rows; null: there is none, or the experts hold it
@@ -265,6 +267,17 @@ class Backend {
   virtual void mlp(const MlpParams& params, const Tensor& x, const Tensor& out) = 0;
   // out[i] = x[rows[i]], of one type
   virtual void gather_rows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out) = 0;
+
+  // -- between the ranks of a model (docs/ranks.md): each holds a part of the weights on a backend of its own, and all
+  // call the same operations. Every rank gets the same bits. An Error on a backend that was made for one rank, and on
+  // every rank when one fails.
+  //
+  // residual += delta of rank 0, then of rank 1, ..., in fp32; out = rms_norm(residual). The residual is the same on
+  // all ranks.
+  virtual void reduce_add_rms_norm(const Tensor& residual, const Tensor& delta, const Vector& weight, float eps,
+                                   const Tensor& out);
+  // out[T, ...] = the ranks' parts [T, columns of the part] side by side. `part` may be its own place in `out`.
+  virtual void gather_columns(const Tensor& part, const Tensor& out);
 
   // Steps on these caches (null where the model has none), whose body is `body`. Its operations are this backend's.
   virtual std::unique_ptr<Stepper> make_stepper(const StepLimits& limits, KvCache* kv, StepBody body) = 0;

@@ -16,6 +16,7 @@
 // called (CPU). So nothing in a body may depend on a value that changes from step to step.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -134,6 +135,9 @@ class Stepper {
   virtual void supply_masks(Ticket ticket, int32_t lane, std::span<const uint32_t> rows) = 0;
   // Waits for a step; in the order of launching, each ticket once. The outcome stays valid until the next call.
   virtual const StepOutcome& wait(Ticket ticket) = 0;
+  // Whether the step that wait() is to be called for next has ended, after at most so long: wait() would return at
+  // once. For who waits for several steppers.
+  virtual bool ended(Ticket ticket, std::chrono::milliseconds patience) = 0;
 };
 
 // ---- what a body is written in

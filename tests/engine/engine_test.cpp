@@ -369,6 +369,9 @@ class Watched : public ops::Stepper {
     stepper_->supply_masks(ticket, lane, rows);
   }
   const ops::StepOutcome& wait(ops::Ticket ticket) override { return stepper_->wait(ticket); }
+  bool ended(ops::Ticket ticket, std::chrono::milliseconds patience) override {
+    return stepper_->ended(ticket, patience);
+  }
 
  private:
   std::unique_ptr<ops::Stepper> stepper_;

@@ -49,9 +49,9 @@ void Products::moe_grouped(const ops::MoeParams& params, const Input& x, bool fe
     if (few) return multiply(x, weight, true, whole(to));
     run_gemm(x, weight, {}, 0.0f, wide_, whole(to));
   };
-  const ops::Tensor logits = tensor(logits_, experts.count());
+  const ops::Tensor logits = tensor(logits_, params.router->rows());
   route_by(*packed(params.router), logits);
-  route(params, logits.f32(), logits.stride, tokens, experts.count());
+  route(params, logits.f32(), logits.stride, tokens);
 
   ops::Tensor shared_out, gates;
   if (params.shared_down != nullptr) {
@@ -86,7 +86,7 @@ void Products::moe_grouped(const ops::MoeParams& params, const Input& x, bool fe
     return more != 0 ? more > 0 : a.begin < b.begin;
   });
   const auto unit_count = static_cast<int64_t>(units_.size());
-  const int64_t wanted = ceil_div(int64_t{8} * pool_.size(), unit_count);
+  const int64_t wanted = ceil_div(int64_t{8} * pool_.size(), std::max<int64_t>(unit_count, 1));
 
   const int64_t padded = round_up(width, kColumnAlign);
   const int64_t entries = tokens * k;

@@ -28,7 +28,7 @@ void Products::moe_streaming(const ops::MoeParams& params, const Input& x, const
 
   const bool shared = params.shared_down != nullptr;
   const int64_t shared_width = shared ? params.shared_down->columns() : 0;
-  const ops::Tensor logits = tensor(logits_, experts.count());
+  const ops::Tensor logits = tensor(logits_, params.router->rows());
   ops::Tensor shared_both, shared_hidden, gates;
   GemvJob jobs[3];
   jobs[0] = {packed(params.router), &input_, whole(logits)};
@@ -42,7 +42,7 @@ void Products::moe_streaming(const ops::MoeParams& params, const Input& x, const
     }
   }
   run_gemv({jobs, job_count});
-  route(params, logits.f32(), logits.stride, tokens, experts.count());
+  route(params, logits.f32(), logits.stride, tokens);
   if (shared) {
     shared_hidden = tensor(shared_, shared_width);
     activate(shared_both, shared_hidden);

@@ -37,6 +37,7 @@ Products::Products(const Tables& tables, ThreadPool& pool, const CpuOptions& opt
       twin_(tables.twin),
       pool_(pool),
       nvfp4_activations_(options.nvfp4_activations),
+      ranks_(options.member == nullptr ? 1 : options.member->ranks()),
       pass_entries_(options.moe_pass_entries) {}
 
 int64_t Products::packed_bytes(int64_t tokens, int64_t columns) const {
@@ -381,7 +382,8 @@ void Products::add(const PackedMatrix& weight) {
 }
 
 void Products::add(const PackedExperts& experts) {
-  experts_ = std::max(experts_, experts.count());
+  // Those that a router chooses among; ranks may have a share of them each.
+  experts_ = std::max(experts_, ranks_ == 1 ? experts.count() : (experts.count() + 1) * ranks_);
   expert_hidden_ = std::max(expert_hidden_, experts.hidden());
   expert_width_ = std::max(expert_width_, experts.intermediate());
   most_columns_ = std::max({most_columns_, experts.hidden(), experts.intermediate()});

@@ -111,7 +111,7 @@ class Products {
     std::vector<int64_t> begin;    // of each one's entries, and the end
     std::vector<int32_t> token;
     std::vector<float> weight;
-    std::vector<int32_t> slots;  // [tokens, top_k]: the entries of a token, by ascending expert
+    std::vector<int32_t> slots;  // [tokens, top_k]: the entries of a token, by ascending expert; -1: none
   };
   // An expert with at most gemm_tokens of its tokens.
   struct ExpertUnit {
@@ -137,7 +137,7 @@ class Products {
   };
   void add_experts(const ExpertOutputs& outputs, int64_t top_k, int64_t token, int64_t first, int64_t columns,
                    float* to) const;
-  void route(const ops::MoeParams& params, const float* logits, int64_t stride, int64_t tokens, int64_t experts);
+  void route(const ops::MoeParams& params, const float* logits, int64_t stride, int64_t tokens);
 
   // fn(thread, unit) over [0, n).
   template <typename F>
@@ -166,6 +166,7 @@ class Products {
   const KernelTable* twin_;
   ThreadPool& pool_;
   bool nvfp4_activations_;
+  int64_t ranks_;
   StepRows step_rows_;
   std::vector<int32_t> all_rows_;  // 0, 1, 2, ...
   Prepared input_, hidden_input_, shared_input_;

@@ -47,7 +47,9 @@ CpuBackend::CpuBackend(Isa isa, const CpuOptions& options, const RowKernels& row
 CpuBackend::~CpuBackend() = default;
 
 std::string CpuBackend::description() const {
-  return fmt::format("cpu {}, {} thread{}", isa_name(isa_), pool_.size(), pool_.size() == 1 ? "" : "s");
+  const std::string one =
+      fmt::format("cpu {}, {} thread{}", isa_name(isa_), pool_.size(), pool_.size() == 1 ? "" : "s");
+  return options_.member == nullptr ? one : fmt::format("{} x {} ranks", one, options_.member->ranks());
 }
 
 std::unique_ptr<ops::Buffer> CpuBackend::allocate(int64_t bytes) { return std::make_unique<HostBuffer>(bytes); }
@@ -147,6 +149,43 @@ void CpuBackend::gather_rows(const ops::Tensor& x, std::span<const int32_t> rows
 void CpuBackend::append_keys(const ops::AttentionParams& params, const ops::Tensor& k, const ops::Tensor& v,
                              ops::KvCache& cache, int64_t layer) {
   attention_input_.prepare(batch_, params, {}, k, v, static_cast<HostKvCache&>(cache), layer);
+}
+
+void CpuBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& weight,
+                                     float eps, const ops::Tensor& out) {
+  if (options_.member == nullptr) return Backend::reduce_add_rms_norm(residual, delta, weight, eps, out);
+  FF_ASSERT(residual.rows == out.rows && residual.cols == out.cols && weight.count == residual.cols);
+  const std::span<const ops::Tensor> deltas = options_.member->meet(delta);
+  for (const ops::Tensor& each : deltas) FF_ASSERT(residual.rows == each.rows && residual.cols == each.cols);
+  const double cost = (0.3 + 0.2 * static_cast<double>(deltas.size())) * static_cast<double>(residual.cols);
+  for_each(pool_, residual.rows, cost, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (const ops::Tensor& each : deltas) rows_.add(residual.f32(t), each.f32(t), residual.cols);
+      rows_.rms_norm(residual.f32(t), weight.data(), eps, residual.cols, out.f32(t));
+    }
+  });
+  options_.member->part();
+}
+
+void CpuBackend::gather_columns(const ops::Tensor& part, const ops::Tensor& out) {
+  if (options_.member == nullptr) return Backend::gather_columns(part, out);
+  const std::span<const ops::Tensor> parts = options_.member->meet(part);
+  int64_t columns = 0;
+  for (const ops::Tensor& each : parts) {
+    FF_ASSERT(each.rows == out.rows);
+    columns += each.cols;
+  }
+  FF_ASSERT(columns == out.cols);
+  for_each(pool_, out.rows, 0.1 * static_cast<double>(columns), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* to = out.f32(t);
+      for (const ops::Tensor& each : parts) {
+        if (each.f32(t) != to) std::memcpy(to, each.f32(t), static_cast<size_t>(each.cols) * sizeof(float));
+        to += each.cols;
+      }
+    }
+  });
+  options_.member->part();
 }
 
 std::unique_ptr<ops::Stepper> CpuBackend::make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,

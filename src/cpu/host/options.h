@@ -1,9 +1,11 @@
 // What a caller may choose of a CPU backend.
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "cpu/host/isa.h"
+#include "ranks/group.h"
 
 namespace fourfold::cpu {
 
@@ -13,6 +15,7 @@ struct CpuOptions {
   // A slower backend may replace one that fails its self-test, or that this processor lacks (FOURFOLD_ALLOW_REFERENCE).
   // Otherwise, with no `isa` asked for, that is an Error.
   bool allow_reference = false;
+  std::shared_ptr<ranks::Member> member;  // the rank that the backend computes for; null: the only one
   bool nvfp4_activations = false;  // W4A4 numerics: inputs of matrices with an input scale are quantised to NVFP4
   int64_t row_bucket = 1;          // HostStepParts::row_bucket
   // Where loops begin a second round; smaller in tests, which reach it.

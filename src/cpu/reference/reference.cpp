@@ -228,23 +228,27 @@ void ReferenceBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, c
   const int64_t hidden = params.experts->hidden();
   const int64_t width = params.experts->intermediate();
   FF_ASSERT(x.cols == hidden && out.cols == hidden && out.rows == tokens);
-  FF_ASSERT(params.router->rows() == count && top_k >= 1 && top_k <= count);
+  const int64_t all = params.router->rows(), first_expert = params.first_expert;
+  FF_ASSERT(first_expert >= 0 && first_expert + count <= all && top_k >= 1 && top_k <= all);
 
-  std::vector<float> logits(static_cast<size_t>(tokens * count));
-  linear(x, *params.router, {logits.data(), ops::DType::kF32, tokens, count, count});
+  std::vector<float> logits(static_cast<size_t>(tokens * all));
+  linear(x, *params.router, {logits.data(), ops::DType::kF32, tokens, all, all});
   std::vector<int32_t> chosen(static_cast<size_t>(tokens * top_k));
   std::vector<float> weights(chosen.size());
   std::vector<Pair> pairs;
   for (int64_t t = 0; t < tokens; ++t) {
-    select_experts(logits.data() + t * count, count, top_k, params.renormalize, chosen.data() + t * top_k,
+    select_experts(logits.data() + t * all, all, top_k, params.renormalize, chosen.data() + t * top_k,
                    weights.data() + t * top_k);
-    for (int64_t j = 0; j < top_k; ++j) pairs.push_back({chosen[static_cast<size_t>(t * top_k + j)], t, t * top_k + j});
+    for (int64_t j = 0; j < top_k; ++j) {
+      const int64_t expert = chosen[static_cast<size_t>(t * top_k + j)] - first_expert;
+      if (expert >= 0 && expert < count) pairs.push_back({expert, t, t * top_k + j});
+    }
   }
   std::stable_sort(pairs.begin(), pairs.end(), [](const Pair& a, const Pair& b) { return a.expert < b.expert; });
 
   // gate and up of every pair, then down; rows of the weights are shared out among the threads.
-  std::vector<float> inner(pairs.size() * static_cast<size_t>(width));
-  std::vector<float> outer(pairs.size() * static_cast<size_t>(hidden));
+  std::vector<float> inner(chosen.size() * static_cast<size_t>(width));
+  std::vector<float> outer(chosen.size() * static_cast<size_t>(hidden));  // zero for experts that are not here
   const std::vector<Piece> first = split_rows(pairs, width);
   pool().parallel_for(static_cast<int64_t>(first.size()), 1, [&](int64_t begin, int64_t end) {
     std::vector<float> gate_row(static_cast<size_t>(hidden));

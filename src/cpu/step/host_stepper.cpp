@@ -67,6 +67,7 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   ops::Ticket launch(const ops::StepPlan& plan) override;
   void supply_masks(ops::Ticket ticket, int32_t lane, std::span<const uint32_t> rows) override;
   const ops::StepOutcome& wait(ops::Ticket ticket) override;
+  bool ended(ops::Ticket ticket, std::chrono::milliseconds patience) override;
 
   // ---- of the body, on the stepper's thread
   void begin_trunk() override;
@@ -268,6 +269,12 @@ const ops::StepOutcome& HostStepper::wait(ops::Ticket ticket) {
   finished_.wait(lock, [&] { return step.done; });
   ++next_wait_;
   return step.outcome;
+}
+
+bool HostStepper::ended(ops::Ticket ticket, std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  FF_ASSERT(ticket == next_wait_ && ticket < next_ticket_);
+  return finished_.wait_for(lock, patience, [&] { return step_of(ticket).done; });
 }
 
 // ---- the stepper's thread

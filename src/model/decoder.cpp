@@ -60,6 +60,11 @@ class DecoderModel : public Model {
   // that residual under next_norm.
   void run_layer(StepContext& context, const Layer& layer, const ops::Tensor& residual, const ops::Tensor& x,
                  const ops::Tensor& delta, const ops::Vector& next_norm, const ops::Tensor& next);
+  // residual += delta, which each rank has a part of; next = the residual under `norm`.
+  void add_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& norm,
+                const ops::Tensor& next);
+  // The head; every rank gets all logits.
+  void score(const ops::Tensor& hidden, const ops::Tensor& logits);
   void project(const ops::Batch& batch, const ops::Tensor& hidden, const ops::Tensor& logits);
   // The layers on `tokens` rows; their output under the final norm goes to hidden_.
   void run_trunk(int64_t tokens, Caches& caches, const LayerObserver& observer);
@@ -154,13 +159,26 @@ void DecoderModel::check(const ops::Batch& batch) const {
 void DecoderModel::run_layer(StepContext& context, const Layer& layer, const ops::Tensor& residual,
                              const ops::Tensor& x, const ops::Tensor& delta, const ops::Vector& next_norm,
                              const ops::Tensor& next) {
-  const float eps = decoder_.config.norm_eps;
   scratch_->reset();
   layer.token_mixer->forward(context, x, delta);
-  backend_->add_rms_norm(residual, delta, layer.post_norm, eps, x);
+  add_norm(residual, delta, layer.post_norm, x);
   scratch_->reset();
   layer.channel_mixer->forward(context, x, delta);
-  backend_->add_rms_norm(residual, delta, next_norm, eps, next);
+  add_norm(residual, delta, next_norm, next);
+}
+
+void DecoderModel::add_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& norm,
+                            const ops::Tensor& next) {
+  const float eps = decoder_.config.norm_eps;
+  if (options_.shard.ranks() == 1) return backend_->add_rms_norm(residual, delta, norm, eps, next);
+  backend_->reduce_add_rms_norm(residual, delta, norm, eps, next);
+}
+
+void DecoderModel::score(const ops::Tensor& hidden, const ops::Tensor& logits) {
+  const int64_t first = decoder_.first_token;
+  const ops::Tensor mine = logits.slice_cols(first, first + decoder_.head->rows());
+  backend_->linear(hidden, *decoder_.head, mine);
+  if (options_.shard.ranks() > 1) backend_->gather_columns(mine, logits);
 }
 
 void DecoderModel::project(const ops::Batch& batch, const ops::Tensor& hidden, const ops::Tensor& logits) {
@@ -168,7 +186,7 @@ void DecoderModel::project(const ops::Batch& batch, const ops::Tensor& hidden, c
   if (rows == 0) return;
   const ops::Tensor gathered = gathered_.slice_rows(0, rows);
   backend_->gather_rows(hidden, batch.logit_rows, gathered);
-  backend_->linear(gathered, *decoder_.head, logits.slice_rows(0, rows));
+  score(gathered, logits.slice_rows(0, rows));
 }
 
 void DecoderModel::run_trunk(int64_t tokens, Caches& caches, const LayerObserver& observer) {
@@ -231,9 +249,16 @@ std::unique_ptr<ops::Stepper> DecoderModel::make_stepper(const ops::StepLimits& 
   if (limits.drafts > 0 && !has_mtp()) fail("drafts: the model was loaded without an MTP head");
   if (limits.drafts > 0) FF_ASSERT(limits.lanes <= draft_residual_.rows);
   backend_->reserve({limits.rows, limits.lanes, limits.context, limits.page_size});
-  return backend_->make_stepper(
-      limits, caches.kv.get(),
-      [this, &caches](const ops::StepShape& shape, ops::StepScope& scope) { step(shape, scope, caches); });
+  return backend_->make_stepper(limits, caches.kv.get(),
+                                [this, &caches](const ops::StepShape& shape, ops::StepScope& scope) {
+                                  const std::shared_ptr<ranks::Member>& member = options_.shard.member;
+                                  try {
+                                    step(shape, scope, caches);
+                                  } catch (const std::exception& error) {  // nobody waits for this rank any more
+                                    if (member != nullptr) member->group().fail(member->rank(), error.what());
+                                    throw;
+                                  }
+                                });
 }
 
 void DecoderModel::step(const ops::StepShape& shape, ops::StepScope& scope, Caches& caches) {
@@ -243,7 +268,7 @@ void DecoderModel::step(const ops::StepShape& shape, ops::StepScope& scope, Cach
   if (shape.logit_rows > 0) {
     const ops::Tensor rows = gathered_.slice_rows(0, shape.logit_rows);
     scope.gather_logit_rows(hidden(), rows);
-    backend_->linear(rows, *decoder_.head, logits);
+    score(rows, logits);
   }
   scope.choose(logits);
   if (shape.feed_drafter) draft(shape, scope, caches);
@@ -275,7 +300,7 @@ void DecoderModel::draft(const ops::StepShape& shape, ops::StepScope& scope, Cac
     backend_->rms_norm(residual, mtp.layer.input_norm, eps, x);
     run_layer(context, mtp.layer, residual, x, delta_.slice_rows(0, rows), mtp.final_norm, hidden);
     const ops::Tensor logits = mtp_logits_.slice_rows(0, rows);
-    backend_->linear(hidden, *decoder_.head, logits);
+    score(hidden, logits);
     scope.draft(pass, logits);
   }
 }
@@ -292,7 +317,8 @@ ops::Cost DecoderModel::cost(int64_t tokens, int64_t context, int64_t logit_rows
   // one embedding row per token
   total.bytes += static_cast<double>(tokens) * static_cast<double>(decoder_.embedding->bytes()) /
                  static_cast<double>(config.vocabulary);
-  if (logit_rows > 0) total += ops::linear_cost(logit_rows, config.vocabulary, config.hidden, decoder_.head->bytes());
+  const ops::Matrix& head = *decoder_.head;
+  if (logit_rows > 0) total += ops::linear_cost(logit_rows, head.rows(), head.columns(), head.bytes());
   return total;
 }
 

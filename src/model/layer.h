@@ -73,7 +73,8 @@ struct Decoder {
   std::unique_ptr<ops::Matrix> embedding;
   std::vector<Layer> layers;
   ops::Vector final_norm;
-  std::unique_ptr<ops::Matrix> head;
+  std::unique_ptr<ops::Matrix> head;  // the rank's rows of it, from first_token on
+  int64_t first_token = 0;
   std::unique_ptr<MtpHead> mtp;  // null when absent or not loaded
   ops::KvCacheShape kv;          // pages and page_size are left to make_caches()
   ops::StateCacheShape states;   // slots likewise

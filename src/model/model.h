@@ -8,6 +8,7 @@
 #include <string>
 
 #include "model/config.h"
+#include "model/shard.h"
 #include "model/weight_source.h"
 #include "ops/cost.h"
 #include "ops/ops.h"
@@ -20,6 +21,7 @@ struct ModelOptions {
   int64_t max_logit_rows = 512;                                 // rows whose logits one step can return
   bool mtp = false;                                             // load the MTP head when the checkpoint has one
   std::function<void(int64_t loaded, int64_t total)> progress;  // layers, while loading
+  Shard shard;                                                  // which part of the model; docs/ranks.md
 };
 
 // The caches of all sequences: pages of keys and values, slots of recurrent state. Null when the model has no such

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "model/layer.h"
+#include "model/shard.h"
 
 namespace fourfold::model {
 namespace {
@@ -119,9 +120,13 @@ class MixtureOfExperts : public ChannelMixer {
 
   ops::Cost cost(int64_t tokens) const override {
     ops::Cost cost = ops::linear_cost(tokens, router->rows(), router->columns(), router->bytes());
-    cost +=
-        ops::experts_cost(tokens, params.top_k, ops::expected_touched_experts(tokens, params.top_k, experts->count()),
-                          experts->hidden(), experts->intermediate(), experts->bytes_per_expert());
+    const int64_t all = router->rows();
+    ops::Cost routed = ops::experts_cost(tokens, params.top_k, ops::expected_touched_experts(tokens, params.top_k, all),
+                                         experts->hidden(), experts->intermediate(), experts->bytes_per_expert());
+    const double here = static_cast<double>(experts->count()) / static_cast<double>(all);
+    routed.bytes *= here;
+    routed.flops *= here;
+    cost += routed;
     if (const int64_t slices = experts->shared_slices(); slices > 0) {
       cost += ops::experts_cost(tokens, slices, static_cast<double>(slices), experts->hidden(), experts->intermediate(),
                                 experts->bytes_per_expert());
@@ -151,20 +156,36 @@ class DenseMlp : public ChannelMixer {
 
 class Builder {
  public:
-  Builder(WeightSource& source, ops::Backend& backend) : source_(source), backend_(backend), config_(source.config()) {}
+  Builder(WeightSource& source, ops::Backend& backend, const Shard& shard)
+      : source_(source), backend_(backend), config_(source.config()), shard_(shard) {
+    check_shard(config_, shard.ranks(), shard.by_expert);
+    const int64_t rank = shard.rank(), ranks = shard.ranks();
+    heads_ = heads_of(config_.heads, rank, ranks);
+    kv_heads_ = heads_of(config_.kv_heads, rank, ranks);
+    key_heads_ = heads_of(config_.linear_key_heads, rank, ranks);
+    value_heads_ = heads_of(config_.linear_value_heads, rank, ranks);
+    vocabulary_ = share_of(config_.vocabulary, kVocabularyUnit, rank, ranks);
+  }
 
   Decoder build(const ModelOptions& options) {
     Decoder decoder;
     decoder.config = config_;
-    decoder.kv = {config_.attention_layers(), config_.kv_heads, config_.head_dim, 0, 0};
-    decoder.states = {config_.delta_net_layers(), 0,
-                      config_.linear_key_heads,   config_.linear_value_heads,
-                      config_.linear_key_dim,     config_.linear_value_dim,
+    decoder.first_token = vocabulary_.begin;
+    decoder.kv = {config_.attention_layers(), kv_heads_.size, config_.head_dim, 0, 0};
+    decoder.states = {config_.delta_net_layers(),
+                      0,
+                      key_heads_.size,
+                      value_heads_.size,
+                      config_.linear_key_dim,
+                      config_.linear_value_dim,
                       config_.conv_taps};
     {
       const MatrixSource table = source_.matrix("embed_tokens", config_.vocabulary, config_.hidden);
       decoder.embedding = backend_.load_table(table);
-      if (config_.tied_head) decoder.head = backend_.load_matrix(std::span(&table, 1));
+      if (config_.tied_head) {
+        const MatrixSource head = take_rows(table, vocabulary_);
+        decoder.head = backend_.load_matrix(std::span(&head, 1));
+      }
       source_.release(table);
     }
     const int64_t total = config_.layers + (options.mtp && config_.mtp_layers > 0 ? 1 : 0);
@@ -176,7 +197,7 @@ class Builder {
       if (options.progress) options.progress(i + 1, total);
     }
     decoder.final_norm = norm("norm", config_.hidden);
-    if (!config_.tied_head) decoder.head = matrix({{"lm_head", config_.vocabulary}}, config_.hidden);
+    if (!config_.tied_head) decoder.head = matrix({{"lm_head", config_.vocabulary, {vocabulary_}}}, config_.hidden);
     if (options.mtp && config_.mtp_layers > 0) {
       auto mtp = std::make_unique<MtpHead>();
       mtp->embedding_norm = norm("mtp.pre_fc_norm_embedding", config_.hidden);
@@ -191,25 +212,47 @@ class Builder {
   }
 
  private:
-  struct Part {
-    std::string module;
-    int64_t rows;
+  // Rows of the head are shared out in whole panels of the CPU's and whole fragments of a GPU's kernels.
+  static constexpr int64_t kVocabularyUnit = 16;
+
+  struct Module {
+    std::string name;
+    int64_t rows;                  // as stored
+    std::vector<Part> parts = {};  // of the rows, the rank's, one below the other; none: all
   };
 
   // Modules stacked by rows into one matrix, so that one pass over x computes them all.
-  std::unique_ptr<ops::Matrix> matrix(const std::vector<Part>& parts, int64_t columns) {
-    std::vector<MatrixSource> sources;
-    sources.reserve(parts.size());
-    for (const Part& part : parts) sources.push_back(source_.matrix(part.module, part.rows, columns));
-    std::unique_ptr<ops::Matrix> loaded = backend_.load_matrix(sources);
-    for (const MatrixSource& source : sources) source_.release(source);
+  std::unique_ptr<ops::Matrix> matrix(const std::vector<Module>& modules, int64_t columns) {
+    std::vector<MatrixSource> stored, parts;
+    for (const Module& module : modules) {
+      stored.push_back(source_.matrix(module.name, module.rows, columns));
+      if (module.parts.empty()) parts.push_back(stored.back());
+      for (const Part& part : module.parts) parts.push_back(take_rows(stored.back(), part));
+    }
+    std::unique_ptr<ops::Matrix> loaded = backend_.load_matrix(parts);
+    for (const MatrixSource& source : stored) source_.release(source);
     return loaded;
   }
 
-  void release(const ops::ExpertSource& expert) {
-    source_.release(expert.gate);
-    source_.release(expert.up);
-    source_.release(expert.down);
+  // A projection back to the hidden size, from the rank's part of `columns`: its products are parts of a sum.
+  std::unique_ptr<ops::Matrix> projection_back(const std::string& module, int64_t columns, const Part& part) {
+    const MatrixSource stored = source_.matrix(module, config_.hidden, columns);
+    const MatrixSource taken = take_columns(stored, part);
+    std::unique_ptr<ops::Matrix> loaded = backend_.load_matrix(std::span(&taken, 1));
+    source_.release(stored);
+    return loaded;
+  }
+
+  // Parts of heads of so many rows each, behind `first` rows of something else.
+  static Part rows_of(const Part& heads, int64_t dimension, int64_t first = 0) {
+    return {first + heads.begin * dimension, first + heads.end * dimension, heads.size * dimension};
+  }
+  // The delta net's q, k and v, of the rank's heads, among the rows that have those of all.
+  std::vector<Part> conv_parts() const {
+    const int64_t keys = config_.linear_key_heads * config_.linear_key_dim;
+    if (shard_.ranks() == 1) return {{0, config_.conv_channels(), config_.conv_channels()}};
+    return {rows_of(key_heads_, config_.linear_key_dim), rows_of(key_heads_, config_.linear_key_dim, keys),
+            rows_of(value_heads_, config_.linear_value_dim, 2 * keys)};
   }
 
   // A zero-centred norm: the checkpoint stores w, the factor is 1 + w, added in fp32.
@@ -221,6 +264,15 @@ class Builder {
 
   ops::Vector vector(const std::string& name, int64_t count) {
     return backend_.load_vector(source_.vector(name, count));
+  }
+  // The rank's parts of `rows` rows of `width` numbers.
+  ops::Vector vector(const std::string& name, int64_t rows, int64_t width, const std::vector<Part>& parts) {
+    const std::vector<float> all = source_.vector(name, rows * width);
+    std::vector<float> taken;
+    for (const Part& part : parts) {
+      taken.insert(taken.end(), all.begin() + part.begin * width, all.begin() + part.end * width);
+    }
+    return backend_.load_vector(taken);
   }
 
   Layer layer(const std::string& prefix, bool attention, int64_t cache_layer, bool separate_keys) {
@@ -235,21 +287,23 @@ class Builder {
 
   std::unique_ptr<TokenMixer> gated_attention(const std::string& prefix, int64_t cache_layer, bool separate_keys) {
     auto mixer = std::make_unique<GatedAttention>();
-    const int64_t q = config_.heads * config_.head_dim, kv = config_.kv_heads * config_.head_dim;
-    std::vector<Part> parts = {{prefix + "q_proj", config_.attention_gate ? 2 * q : q}};
+    const int64_t q_dim = config_.attention_gate ? 2 * config_.head_dim : config_.head_dim;
+    const int64_t kv = config_.kv_heads * config_.head_dim;
+    std::vector<Module> modules = {{prefix + "q_proj", config_.heads * q_dim, {rows_of(heads_, q_dim)}}};
     if (separate_keys) {
-      mixer->qkv.push_back(matrix(parts, config_.hidden));
-      parts.clear();
+      mixer->qkv.push_back(matrix(modules, config_.hidden));
+      modules.clear();
     }
-    parts.push_back({prefix + "k_proj", kv});
-    parts.push_back({prefix + "v_proj", kv});
-    mixer->qkv.push_back(matrix(parts, config_.hidden));
-    mixer->output = matrix({{prefix + "o_proj", config_.hidden}}, q);
+    modules.push_back({prefix + "k_proj", kv, {rows_of(kv_heads_, config_.head_dim)}});
+    modules.push_back({prefix + "v_proj", kv, {rows_of(kv_heads_, config_.head_dim)}});
+    mixer->qkv.push_back(matrix(modules, config_.hidden));
+    mixer->output =
+        projection_back(prefix + "o_proj", config_.heads * config_.head_dim, rows_of(heads_, config_.head_dim));
     mixer->q_norm = norm(prefix + "q_norm", config_.head_dim);
     mixer->k_norm = norm(prefix + "k_norm", config_.head_dim);
     ops::AttentionParams& params = mixer->params;
-    params.heads = config_.heads;
-    params.kv_heads = config_.kv_heads;
+    params.heads = heads_.size;
+    params.kv_heads = kv_heads_.size;
     params.head_dim = config_.head_dim;
     params.rotary_dim = config_.rotary_dim;
     params.rope_theta = static_cast<float>(config_.rope_theta);
@@ -265,19 +319,20 @@ class Builder {
   std::unique_ptr<TokenMixer> gated_delta_net(const std::string& prefix, int64_t cache_layer) {
     auto mixer = std::make_unique<GatedDeltaNet>();
     const int64_t heads = config_.linear_value_heads, values = heads * config_.linear_value_dim;
-    mixer->input = matrix({{prefix + "in_proj_qkv", config_.conv_channels()},
-                           {prefix + "in_proj_z", values},
-                           {prefix + "in_proj_b", heads},
-                           {prefix + "in_proj_a", heads}},
+    const Part rank_values = rows_of(value_heads_, config_.linear_value_dim);
+    mixer->input = matrix({{prefix + "in_proj_qkv", config_.conv_channels(), conv_parts()},
+                           {prefix + "in_proj_z", values, {rank_values}},
+                           {prefix + "in_proj_b", heads, {value_heads_}},
+                           {prefix + "in_proj_a", heads, {value_heads_}}},
                           config_.hidden);
-    mixer->output = matrix({{prefix + "out_proj", config_.hidden}}, values);
-    mixer->conv = vector(prefix + "conv1d", config_.conv_channels() * config_.conv_taps);
-    mixer->a_log = vector(prefix + "A_log", heads);
-    mixer->dt_bias = vector(prefix + "dt_bias", heads);
+    mixer->output = projection_back(prefix + "out_proj", values, rank_values);
+    mixer->conv = vector(prefix + "conv1d", config_.conv_channels(), config_.conv_taps, conv_parts());
+    mixer->a_log = vector(prefix + "A_log", heads, 1, {value_heads_});
+    mixer->dt_bias = vector(prefix + "dt_bias", heads, 1, {value_heads_});
     mixer->norm = vector(prefix + "norm", config_.linear_value_dim);  // not zero-centred
     ops::DeltaNetParams& params = mixer->params;
-    params.key_heads = config_.linear_key_heads;
-    params.value_heads = heads;
+    params.key_heads = key_heads_.size;
+    params.value_heads = value_heads_.size;
     params.key_dim = config_.linear_key_dim;
     params.value_dim = config_.linear_value_dim;
     params.conv_taps = config_.conv_taps;
@@ -290,16 +345,35 @@ class Builder {
     return mixer;
   }
 
-  std::unique_ptr<ChannelMixer> mixture(const std::string& prefix) {
-    auto mixer = std::make_unique<MixtureOfExperts>();
-    const int64_t hidden = config_.hidden, width = config_.moe_intermediate, shared = config_.shared_intermediate;
-    mixer->router = matrix({{prefix + "gate", config_.experts}}, hidden);
+  // The matrices of an expert, and the rank's part of their width.
+  ops::ExpertSource stored_expert(const std::string& prefix, int64_t i) {
+    const std::string name = fmt::format("{}experts.{}.", prefix, i);
+    const int64_t hidden = config_.hidden, width = config_.moe_intermediate;
+    return {source_.matrix(name + "gate_proj", width, hidden), source_.matrix(name + "up_proj", width, hidden),
+            source_.matrix(name + "down_proj", hidden, width)};
+  }
+  void release(const ops::ExpertSource& expert) {
+    source_.release(expert.gate);
+    source_.release(expert.up);
+    source_.release(expert.down);
+  }
+  // With the shared expert, the rank's part of it, where that is given and the backend takes it along.
+  std::unique_ptr<ops::Experts> experts(const std::string& prefix, const Part& mine, const Part& width,
+                                        const ops::ExpertSource* shared) {
     std::map<int64_t, ops::ExpertSource> pending;  // handed out, not yet copied
-    const auto expert = [&](int64_t i) {
-      const std::string name = fmt::format("{}experts.{}.", prefix, i);
-      return pending[i] = {source_.matrix(name + "gate_proj", width, hidden),
-                           source_.matrix(name + "up_proj", width, hidden),
-                           source_.matrix(name + "down_proj", hidden, width)};
+    int64_t next = 0;
+    // All ranks take all experts from the source, in the same order, so that it reads them once.
+    const auto pass_over = [&](int64_t end) {
+      for (; next < end; ++next) release(stored_expert(prefix, next));
+    };
+    const auto source = [&](int64_t i) -> ops::ExpertSource {
+      auto found = pending.find(i);
+      if (found == pending.end()) {
+        pass_over(mine.begin + i);
+        found = pending.emplace(i, stored_expert(prefix, next++)).first;
+      }
+      const ops::ExpertSource& stored = found->second;
+      return {take_rows(stored.gate, width), take_rows(stored.up, width), take_columns(stored.down, width)};
     };
     const auto done = [&](int64_t i) {
       const auto found = pending.find(i);
@@ -307,23 +381,43 @@ class Builder {
       release(found->second);
       pending.erase(found);
     };
+    std::unique_ptr<ops::Experts> loaded;
+    if (shared != nullptr) loaded = backend_.load_experts_with_shared(mine.count(), source, done, *shared);
+    if (loaded == nullptr) loaded = backend_.load_experts(mine.count(), source, done);
+    pass_over(config_.experts);
+    return loaded;
+  }
+
+  std::unique_ptr<ChannelMixer> mixture(const std::string& prefix) {
+    auto mixer = std::make_unique<MixtureOfExperts>();
+    const int64_t hidden = config_.hidden, shared = config_.shared_intermediate;
+    mixer->router = matrix({{prefix + "gate", config_.experts}}, hidden);
+    const Part whole{0, config_.moe_intermediate, config_.moe_intermediate}, all{0, config_.experts, config_.experts};
+    const Part mine = shard_.by_expert ? share_of(config_.experts, 1, shard_.rank(), shard_.ranks()) : all;
+    const Part width = shard_.by_expert ? whole : width_part(config_.moe_intermediate);
     if (shared > 0) {
-      const ops::ExpertSource source = {source_.matrix(prefix + "shared_expert.gate_proj", shared, hidden),
-                                        source_.matrix(prefix + "shared_expert.up_proj", shared, hidden),
-                                        source_.matrix(prefix + "shared_expert.down_proj", hidden, shared)};
-      mixer->experts = backend_.load_experts_with_shared(config_.experts, expert, done, source);
-      if (mixer->experts == nullptr) {
-        const MatrixSource gate_up[] = {source.gate, source.up};
+      const Part part = width_part(shared);
+      const std::string name = prefix + "shared_expert.";
+      const ops::ExpertSource stored = {source_.matrix(name + "gate_proj", shared, hidden),
+                                        source_.matrix(name + "up_proj", shared, hidden),
+                                        source_.matrix(name + "down_proj", hidden, shared)};
+      const ops::ExpertSource taken = {take_rows(stored.gate, part), take_rows(stored.up, part),
+                                       take_columns(stored.down, part)};
+      mixer->experts = experts(prefix, mine, width, &taken);
+      if (mixer->experts->shared_slices() == 0) {
+        const MatrixSource gate_up[] = {taken.gate, taken.up};
         mixer->shared_gate_up = backend_.load_matrix(gate_up);
-        mixer->shared_down = backend_.load_matrix(std::span(&source.down, 1));
+        mixer->shared_down = backend_.load_matrix(std::span(&taken.down, 1));
       }
-      release(source);
+      release(stored);
       mixer->shared_gate = matrix({{prefix + "shared_expert_gate", 1}}, hidden);
+    } else {
+      mixer->experts = experts(prefix, mine, width, nullptr);
     }
-    if (mixer->experts == nullptr) mixer->experts = backend_.load_experts(config_.experts, expert, done);
     ops::MoeParams& params = mixer->params;
     params.router = mixer->router.get();
     params.experts = mixer->experts.get();
+    params.first_expert = mine.begin;
     params.top_k = config_.top_k;
     params.renormalize = config_.renormalize;
     params.shared_gate_up = mixer->shared_gate_up.get();
@@ -334,23 +428,30 @@ class Builder {
 
   std::unique_ptr<ChannelMixer> dense(const std::string& prefix) {
     auto mixer = std::make_unique<DenseMlp>();
-    mixer->gate_up = matrix({{prefix + "gate_proj", config_.intermediate}, {prefix + "up_proj", config_.intermediate}},
-                            config_.hidden);
-    mixer->down = matrix({{prefix + "down_proj", config_.hidden}}, config_.intermediate);
+    const Part part = width_part(config_.intermediate);
+    mixer->gate_up = matrix(
+        {{prefix + "gate_proj", config_.intermediate, {part}}, {prefix + "up_proj", config_.intermediate, {part}}},
+        config_.hidden);
+    mixer->down = projection_back(prefix + "down_proj", config_.intermediate, part);
     mixer->params.gate_up = mixer->gate_up.get();
     mixer->params.down = mixer->down.get();
     return mixer;
   }
 
+  Part width_part(int64_t width) const { return width_of(width, shard_.rank(), shard_.ranks()); }
+
   WeightSource& source_;
   ops::Backend& backend_;
   const ModelConfig config_;
+  const Shard shard_;
+  Part heads_, kv_heads_, key_heads_, value_heads_;  // the rank's
+  Part vocabulary_;                                  // of the head
 };
 
 }  // namespace
 
 Decoder build_qwen3_5(WeightSource& source, ops::Backend& backend, const ModelOptions& options) {
-  return Builder(source, backend).build(options);
+  return Builder(source, backend, options.shard).build(options);
 }
 
 }  // namespace fourfold::model

@@ -222,8 +222,8 @@ class Backend {
   virtual std::unique_ptr<Experts> load_experts(int64_t count, const std::function<ExpertSource(int64_t)>& source,
                                                 const std::function<void(int64_t)>& done) = 0;
   // The same with the layer's shared expert, which every row chooses, beside the routed ones, where the backend has
-  // kernels for that; `shared` may go when it returns. Null: it has none (source(0) and done(0) may have been called),
-  // and the two are to be loaded by themselves.
+  // kernels for that; `shared` may go when it returns. source(0) may be called twice. Null: it has none, and the two
+  // are to be loaded by themselves (source(0) may have been called, and is called again).
   virtual std::unique_ptr<Experts> load_experts_with_shared(int64_t count,
                                                             const std::function<ExpertSource(int64_t)>& source,
                                                             const std::function<void(int64_t)>& done,

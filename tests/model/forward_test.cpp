@@ -1,5 +1,6 @@
 // Properties of the forward pass that need no reference output: however a sequence is cut into steps, and whatever
 // shares its batch, it computes the same thing.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "cpu/backend.h"
 #include "model/model.h"
 #include "model/random_weights.h"
+#include "model/ranked.h"
 #include "small_config.h"
 
 namespace fourfold::model {
@@ -26,21 +28,26 @@ constexpr int64_t kSlots = 8;
 struct Case {
   cpu::Isa isa;
   bool dense;
+  int64_t ranks = 1;
 };
 
 class Forward : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     config_ = small_config(GetParam().dense);
-    cpu::CpuOptions options;
-    options.isa = GetParam().isa;
-    options.threads = 2;
+    const auto backend = [](const std::shared_ptr<ranks::Member>& member) {
+      cpu::CpuOptions options;
+      options.isa = GetParam().isa;
+      options.threads = GetParam().ranks == 1 ? 2 : 1;
+      options.member = member;
+      return cpu::make_backend(options);
+    };
     const auto source = make_random_weights(config_, 5);
     ModelOptions model_options;
     model_options.max_step_tokens = 200;
     model_options.max_logit_rows = 200;
     model_options.mtp = true;
-    model_ = load_model(*source, cpu::make_backend(options), model_options);
+    model_ = load_model(*source, backend, {.ranks = GetParam().ranks}, model_options);
     caches_ = model_->make_caches(kPages, kPageSize, kSlots);
     Random random(9);
     for (int i = 0; i < 150; ++i) tokens_.push_back(static_cast<int32_t>(random.below(97)));
@@ -231,11 +238,13 @@ std::vector<Case> cases() {
     all.push_back({isa, false});
     all.push_back({isa, true});
   }
+  for (const bool dense : {false, true}) all.push_back({cpu::best_isa(), dense, 2});
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, Forward, testing::ValuesIn(cases()), [](const testing::TestParamInfo<Case>& c) {
-  return std::string(cpu::isa_name(c.param.isa)) + (c.param.dense ? "_dense" : "_moe");
+  return fmt::format("{}{}{}", cpu::isa_name(c.param.isa), c.param.dense ? "_dense" : "_moe",
+                     c.param.ranks > 1 ? fmt::format("_{}_ranks", c.param.ranks) : "");
 });
 
 }  // namespace

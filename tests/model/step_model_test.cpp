@@ -1,5 +1,6 @@
 // Steps of a real model against its plain forward pass: chunks, drafts of its MTP head, padding and several lanes at
 // once choose the tokens that a loop of forward() and an argmax chooses.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "cpu/backend.h"
 #include "model/model.h"
 #include "model/random_weights.h"
+#include "model/ranked.h"
 #include "small_config.h"
 
 namespace fourfold::model {
@@ -27,21 +29,26 @@ struct Case {
   cpu::Isa isa;
   bool dense;
   int64_t row_bucket;
+  int64_t ranks = 1;
 };
 
 class Steps : public testing::TestWithParam<Case> {
  protected:
   std::unique_ptr<Model> load() {
-    cpu::CpuOptions options;
-    options.isa = GetParam().isa;
-    options.threads = 2;
-    options.row_bucket = GetParam().row_bucket;
+    const auto backend = [](const std::shared_ptr<ranks::Member>& member) {
+      cpu::CpuOptions options;
+      options.isa = GetParam().isa;
+      options.threads = GetParam().ranks == 1 ? 2 : 1;
+      options.row_bucket = GetParam().row_bucket;
+      options.member = member;
+      return cpu::make_backend(options);
+    };
     const auto source = make_random_weights(small_config(GetParam().dense), 5);
     ModelOptions model_options;
     model_options.max_step_tokens = 64;
     model_options.max_logit_rows = 64;
     model_options.mtp = true;
-    return load_model(*source, cpu::make_backend(options), model_options);
+    return load_model(*source, backend, {.ranks = GetParam().ranks}, model_options);
   }
 };
 
@@ -190,11 +197,15 @@ std::vector<Case> cases() {
     all.push_back({isa, false, 1});
     all.push_back({isa, true, 8});
   }
+  all.push_back({cpu::best_isa(), false, 8, 2});
+  all.push_back({cpu::best_isa(), true, 1, 2});
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Steps, testing::ValuesIn(cases()), [](const auto& parameter) {
-  return std::string(cpu::isa_name(parameter.param.isa)) + (parameter.param.dense ? "DensePadded" : "Moe");
+  const Case& c = parameter.param;
+  return fmt::format("{}{}{}{}", cpu::isa_name(c.isa), c.dense ? "Dense" : "Moe", c.row_bucket > 1 ? "Padded" : "",
+                     c.ranks > 1 ? fmt::format("{}Ranks", c.ranks) : "");
 });
 
 }  // namespace

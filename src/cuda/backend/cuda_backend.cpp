@@ -137,12 +137,8 @@ std::unique_ptr<ops::Experts> CudaBackend::load_experts_with_shared(
     if (m->format != ops::Format::kNvfp4) return nullptr;
   }
   const ops::ExpertSource first = source(0);
-  if (first.gate.format != ops::Format::kNvfp4 || shared.gate.rows % first.gate.rows != 0) {
-    done(0);
-    return nullptr;
-  }
-  const auto after_first = [&](int64_t i) { return i == 0 ? first : source(i); };
-  return std::make_unique<CardExperts>(card_, count, after_first, done, &shared);
+  if (first.gate.format != ops::Format::kNvfp4 || shared.gate.rows % first.gate.rows != 0) return nullptr;
+  return std::make_unique<CardExperts>(card_, count, source, done, &shared);
 }
 
 std::unique_ptr<ops::KvCache> CudaBackend::make_kv_cache(const ops::KvCacheShape& shape) {

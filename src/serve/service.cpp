@@ -186,7 +186,9 @@ void Service::load() {
   if (structure::has_compiler()) {
     set_phase("sorting the vocabulary");
     const structure::Vocabulary vocabulary = vocabulary_of(*served->text, served->config);
-    served->compiler = structure::make_compiler(vocabulary);
+    structure::CompilerOptions compiling;
+    compiling.stop = [this] { return stopped_.load(); };
+    served->compiler = structure::make_compiler(vocabulary, compiling);
     served->reasoning_end = std::make_shared<structure::ReasoningEnd>(vocabulary);
   }
   set_phase("opening the checkpoint");
@@ -397,7 +399,7 @@ void Service::finished(const ApiCall& call, int status) {
 void Service::drain() { draining_ = true; }
 
 void Service::stop() {
-  draining_ = true;
+  draining_ = stopped_ = true;
   workers_.stop();
   compiling_.stop();
   ready_ = false;

@@ -146,7 +146,7 @@ class Service {
   Metrics metrics_;
   ResponseStore stored_responses_;
   std::unique_ptr<ServedModel> model_;
-  std::atomic<bool> ready_{false}, draining_{false}, stop_loading_{false};
+  std::atomic<bool> ready_{false}, draining_{false}, stopped_{false}, stop_loading_{false};
   std::atomic<int64_t> in_flight_{0}, reserved_tokens_{0};
   std::atomic<const HttpServer*> network_{nullptr};
   int64_t max_in_flight_;

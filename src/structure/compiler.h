@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,6 +21,10 @@ struct CompilerOptions {
   // Of compiled grammars that are kept, the least recently used go first. What one grammar takes is bounded by its
   // text.
   int64_t cache_bytes = int64_t{128} << 20;
+  // Of processor time, for one grammar: some 50 ms go by before a grammar that takes longer is noticed.
+  double max_seconds = 10;
+  // Asked as often while a grammar is compiled; true ends that. From the threads that call compile().
+  std::function<bool()> stop;
 };
 
 // Where a text stands in a grammar, by the tokens it was made of.
@@ -50,8 +55,9 @@ class Grammar {
 class Compiler {
  public:
   virtual ~Compiler() = default;
-  // From EBNF, its first rule being `root`. Rejected when it is none. Takes as long as it takes: the limits of
-  // GrammarText and check_grammar() bound that.
+  // From EBNF, its first rule being `root`. Rejected when it is none, and when it takes longer than it may or is
+  // stopped; it is then rejected again without being compiled, while it is remembered. The limits of GrammarText and
+  // check_grammar() bound what comes before the first question.
   virtual std::shared_ptr<const Grammar> compile(const std::string& grammar) = 0;
   virtual int64_t cached_bytes() const = 0;
 };

@@ -280,10 +280,17 @@ Part SchemaWriter::string_text(const Json& schema, const std::string& place, con
     if (least > kMaxShortest) {
       throw Rejected(place + ".minLength", fmt::format("is {}, at most {} are taken", least, kMaxShortest));
     }
-    const Part plain = one_of(plain_characters());
-    const Part body = sequence({repeated(plain, least, least), repeated(plain, 0, -1)});
-    // A count holds for a text that may end anywhere.
-    return grammar_.rule(whole(most < 0 ? body : grammar_.cut(body, most)));
+    std::string& known = counted_strings_[{least, most, writing.escape_angle}];
+    if (known.empty()) {
+      const Part plain = one_of(plain_characters());
+      // No rule but this one: what a token may be that goes on behind the end of a rule is open until it is asked for.
+      std::vector<Part> parts(static_cast<size_t>(least), plain);
+      parts.push_back({plain.text + "*", 1, 0, -1});
+      const Part body = sequence(parts);
+      // A count holds for a text that may end anywhere.
+      known = grammar_.rule(whole(most < 0 ? body : grammar_.cut(body, most))).text;
+    }
+    return grammar_.reference(known);
   }
   if (regular && format) throw Rejected(place + ".format", "stands beside a pattern, which is not supported");
   const std::string where = place + (regular ? ".pattern" : ".format");

@@ -19,6 +19,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "base/json.h"
@@ -88,6 +89,8 @@ class SchemaWriter {
   const Writing writing_;
   const SchemaLimits limits_;
   std::map<std::string, std::string> rules_;  // of references, by their text
+  // Strings of so many characters, by least, most (< 0: no end) and whether < is escaped.
+  std::map<std::tuple<int64_t, int64_t, bool>, std::string> counted_strings_;
   std::string escape_, any_, any_object_, any_array_, any_string_;
   int depth_ = 0;
 };

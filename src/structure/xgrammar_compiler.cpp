@@ -1,12 +1,18 @@
+#include <time.h>
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <utility>
 
 #include "base/check.h"
 #include "structure/compiler.h"
 #include "structure/grammar_text.h"
+
+namespace fourfold::structure {
+void ask_whether_to_stop();
+}
 
 // What xgrammar has to say. Its errors are exceptions, its warnings are about what we do not use.
 namespace xgrammar {
@@ -17,10 +23,30 @@ namespace xgrammar {
 
 void LogMessageImpl(const std::string&, int, int, const std::string&) {}
 
+// cmake/xgrammar_changes.cmake: called before each state of a grammar that is compiled, on the thread that compiles.
+void AskWhetherToStop() { fourfold::structure::ask_whether_to_stop(); }
+
 }  // namespace xgrammar
 
 namespace fourfold::structure {
 namespace {
+
+struct Stopped : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+double processor_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// What this thread compiles by.
+struct Compiling {
+  const CompilerOptions& options;
+  const double begin = processor_seconds();
+};
+thread_local const Compiling* compiling = nullptr;
 
 class XgrammarMatcher final : public Matcher {
  public:
@@ -68,14 +94,23 @@ class XgrammarGrammar final : public Grammar {
 class XgrammarCompiler final : public Compiler {
  public:
   XgrammarCompiler(const Vocabulary& vocabulary, const CompilerOptions& options)
-      : compiler_(xgrammar::TokenizerInfo(vocabulary.tokens, xgrammar::VocabType::RAW,
+      : options_(options),
+        compiler_(xgrammar::TokenizerInfo(vocabulary.tokens, xgrammar::VocabType::RAW,
                                           static_cast<int>(vocabulary.size), std::vector<int32_t>{}),
                   1, true, options.cache_bytes) {}
 
   std::shared_ptr<const Grammar> compile(const std::string& grammar) override {
+    const Compiling now{options_};
+    compiling = &now;
     try {
-      return std::make_shared<XgrammarGrammar>(compiler_.CompileGrammar(grammar));
+      auto out = std::make_shared<XgrammarGrammar>(compiler_.CompileGrammar(grammar));
+      compiling = nullptr;
+      return out;
+    } catch (const Stopped& stopped) {
+      refused(grammar);
+      throw Rejected("", stopped.what());
     } catch (const std::exception& error) {
+      refused(grammar);
       throw Rejected("", fmt::format("is no grammar: {}", printable(error.what(), 300)));
     }
   }
@@ -83,12 +118,34 @@ class XgrammarCompiler final : public Compiler {
   int64_t cached_bytes() const override { return compiler_.GetCacheSizeBytes(); }
 
  private:
+  // What was refused is kept as well, and not counted there.
+  void refused(const std::string& grammar) {
+    compiling = nullptr;
+    constexpr size_t kMaxRefused = 16 << 20;
+    const size_t bytes = grammar.size() + 1024;
+    if (refused_bytes_.fetch_add(bytes) + bytes <= kMaxRefused) return;
+    refused_bytes_ = 0;
+    compiler_.ClearCache();
+  }
+
+  const CompilerOptions options_;
   xgrammar::GrammarCompiler compiler_;
+  std::atomic<size_t> refused_bytes_{0};
 };
 
 }  // namespace
 
 bool has_compiler() { return true; }
+
+void ask_whether_to_stop() {
+  if (compiling == nullptr) return;
+  const CompilerOptions& options = compiling->options;
+  if (options.stop && options.stop()) throw Stopped("was not made ready: the compiler was stopped");
+  if (processor_seconds() - compiling->begin > options.max_seconds) {
+    throw Stopped(
+        fmt::format("is too large: it takes more than {:g} s of processor time to make ready", options.max_seconds));
+  }
+}
 
 std::unique_ptr<Compiler> make_compiler(const Vocabulary& vocabulary, const CompilerOptions& options) {
   FF_ASSERT(static_cast<int64_t>(vocabulary.tokens.size()) <= vocabulary.size);

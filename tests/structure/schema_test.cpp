@@ -79,6 +79,80 @@ TEST(Schema, BoundsWhiteSpace) {
   EXPECT_EQ(fit(grammar, "{} "), Fit::kNo);
 }
 
+// A mask is what may come, token by token: also where a count ends, for which the compiler has other ways.
+TEST(Schema, MasksOfCountedStringsAreWhatFits) {
+  SKIP_WITHOUT_COMPILER();
+  const Vocabulary vocabulary = large_vocabulary(3'000);
+  const auto compiler = make_compiler(vocabulary);
+  const struct {
+    Json schema;
+    std::string answer;
+  } cases[] = {
+      {{{"type", "string"}, {"maxLength", 12}}, "\"abcdefghijkl\""},
+      {{{"type", "string"}, {"maxLength", 10}},
+       "\"\xE4\xB8\x80"
+       "bcdefgh\xE4\xB9\x81k\""},
+      {{{"type", "string"}, {"minLength", 9}, {"maxLength", 11}}, "\"abcdefghijk\""},
+      {{{"type", "string"}, {"minLength", 10}}, "\"abcdefghijk\""},
+      {parse_json(R"({"type": "array", "items": {"type": "string", "maxLength": 9}, "maxItems": 2})", "schema"),
+       R"(["abcdefghi", "jklmnopqr"])"},
+      {parse_json(
+           R"({"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"type": "integer"}},
+          "required": ["a"]})",
+           "schema"),
+       R"({"a": "abcdefghi", "b": 1})"},
+  };
+  for (const auto& c : cases) {
+    const auto grammar = compiler->compile(json_schema_grammar(c.schema, false));
+    const auto matcher = grammar->matcher({kStop});
+    for (size_t at = 0;; ++at) {
+      std::vector<uint32_t> bits(static_cast<size_t>((vocabulary.size + 31) / 32), 0);
+      if (matcher->mask(bits)) {
+        for (int32_t token = 1; token < static_cast<int32_t>(vocabulary.size); ++token) {
+          const std::string& text = vocabulary.tokens[static_cast<size_t>(token)];
+          const bool fits = matcher->accept_text(text);
+          if (fits) matcher->roll_back(1);
+          ASSERT_EQ(bits[static_cast<size_t>(token) / 32] >> (token % 32) & 1, fits ? 1u : 0u)
+              << c.schema << " behind " << c.answer.substr(0, at) << ": " << text;
+        }
+      }
+      if (at == c.answer.size()) break;
+      ASSERT_TRUE(matcher->accept(1 + static_cast<unsigned char>(c.answer[at]))) << c.answer << " at " << at;
+    }
+    EXPECT_TRUE(matcher->complete()) << c.answer;
+  }
+}
+
+TEST(Schema, CompilingStops) {
+  SKIP_WITHOUT_COMPILER();
+  const std::string grammar = json_schema_grammar(
+      parse_json(R"({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "number"}}})", "schema"),
+      false);
+  CompilerOptions options;
+  int asked = 0, most = 1'000'000;
+  options.stop = [&] { return ++asked > most; };
+  make_compiler(byte_vocabulary(), options)->compile(grammar);
+  ASSERT_GT(asked, 10);
+  ASSERT_LT(asked, most);
+
+  // Stopped where it was asked for, and remembered.
+  asked = 0;
+  most = 5;
+  const auto compiler = make_compiler(byte_vocabulary(), options);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_NE(rejection([&] { compiler->compile(grammar); }).find("stopped"), std::string::npos);
+    EXPECT_EQ(asked, most + 1);
+  }
+  most = 1'000'000;
+  const auto matcher = compiler->compile(json_object_grammar(false))->matcher({kStop});
+  EXPECT_TRUE(matcher->accept_text("{}"));
+
+  CompilerOptions none;
+  none.max_seconds = 0;
+  EXPECT_NE(rejection([&] { make_compiler(byte_vocabulary(), none)->compile(grammar); }).find("more than 0 s"),
+            std::string::npos);
+}
+
 TEST(Schema, RefusesByPlaceAndName) {
   const struct {
     const char *schema, *why;

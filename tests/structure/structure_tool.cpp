@@ -131,6 +131,8 @@ void times(int64_t tokens) {
   measure("10,000 chars", json_schema_grammar(bounded, false), "\"" + std::string(1000, 'x') + "\"");
   measure("up to 200", json_schema_grammar(Json{{"type", "string"}, {"maxLength", 200}}, false),
           "\"" + std::string(200, 'x') + "\"");
+  measure("64 to 2,000", json_schema_grammar(Json{{"type", "string"}, {"minLength", 64}, {"maxLength", 2'000}}, false),
+          "\"" + std::string(100, 'x') + "\"");
   const Json nested = parse_json(
       R"({"type": "array", "items": {"type": "array", "items": {"type": "string", "minLength": 10, "maxLength": 2000},
       "maxItems": 1000}, "maxItems": 1000})",

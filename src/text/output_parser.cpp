@@ -4,6 +4,7 @@
 #include <random>
 
 #include "base/check.h"
+#include "text/schema_type.h"
 
 namespace fourfold::text {
 namespace {
@@ -357,7 +358,7 @@ bool OutputParser::step_after_function() {
   return true;
 }
 
-const Json* OutputParser::schema_of(const std::string& key) const {
+const Json* OutputParser::parameters_of_call() const {
   const auto member = [](const Json* object, const char* name) -> const Json* {
     if (object == nullptr || !object->is_object()) return nullptr;
     const auto found = object->find(name);
@@ -368,7 +369,7 @@ const Json* OutputParser::schema_of(const std::string& key) const {
     if (function == nullptr) function = &tool;
     const Json* name = member(function, "name");
     if (name == nullptr || !name->is_string() || name->get_ref<const std::string&>() != name_) continue;
-    return member(member(member(function, "parameters"), "properties"), key.c_str());
+    return member(function, "parameters");
   }
   return nullptr;
 }
@@ -381,7 +382,9 @@ void OutputParser::add_parameter(std::string_view value) {
   std::string fragment = keys_.empty() ? "{" : ", ";
   fragment += convert_parameter(key_, nullptr);
   fragment += ": ";
-  fragment += convert_parameter(std::string(value), schema_of(key_));
+  const Json* const parameters = parameters_of_call();
+  const Json* const schema = parameters != nullptr ? property_schema(*parameters, key_) : nullptr;
+  fragment += convert_parameter(std::string(value), schema, parameters);
   keys_.push_back(key_);
   emit(OutputEvent::Kind::kToolCallArguments, fragment);
 }

@@ -84,7 +84,7 @@ class OutputParser {
   void begin_call(std::string name);
   void end_call(bool complete);
   void add_parameter(std::string_view value);
-  const Json* schema_of(const std::string& key) const;
+  const Json* parameters_of_call() const;  // their schema; null when the tool has none
 
   Answer at(size_t position, std::string_view tag) const;
   size_t skip_space(size_t position) const;
@@ -123,6 +123,7 @@ struct ParsedOutput {
 ParsedOutput parse_output(std::string_view text, OutputParserOptions options);
 
 // A parameter's text as JSON (in Python's json.dumps form), converted by its schema; null when there is none.
-std::string convert_parameter(const std::string& text, const Json* schema);
+// `document` is what the schema's references lead into, the schema itself when it is null.
+std::string convert_parameter(const std::string& text, const Json* schema, const Json* document = nullptr);
 
 }  // namespace fourfold::text

@@ -8,6 +8,7 @@
 #include "text/jinja/python_text.h"
 #include "text/jinja/value.h"
 #include "text/output_parser.h"
+#include "text/schema_type.h"
 
 namespace fourfold::text {
 
@@ -164,51 +165,6 @@ class LiteralParser {
   size_t at_ = 0;
 };
 
-std::string lower_type(const Json& type) { return type.is_string() ? jinja::lower(type.get<std::string>()) : ""; }
-
-// The type that decides the conversion and whether null is allowed.
-struct TypeOf {
-  std::string type = "string";
-  bool nullable = false;
-};
-
-TypeOf type_of(const Json& schema) {
-  TypeOf out;
-  if (!schema.is_object()) return out;
-  const auto consider = [&](const Json& type, bool& chosen) {
-    const std::string name = lower_type(type);
-    if (name == "null") {
-      out.nullable = true;
-    } else if (!chosen && !name.empty()) {
-      out.type = name;
-      chosen = true;
-    }
-  };
-  bool chosen = false;
-  if (const auto type = schema.find("type"); type != schema.end()) {
-    if (type->is_array()) {
-      for (const Json& one : *type) consider(one, chosen);
-    } else {
-      consider(*type, chosen);
-    }
-  }
-  for (const char* choice : {"anyOf", "oneOf"}) {
-    const auto options = schema.find(choice);
-    if (options == schema.end() || !options->is_array()) continue;
-    for (const Json& option : *options) {
-      const auto type = option.is_object() ? option.find("type") : option.end();
-      if (!option.is_object() || type == option.end()) continue;
-      if (type->is_array()) {
-        for (const Json& one : *type) consider(one, chosen);
-      } else {
-        consider(*type, chosen);
-      }
-    }
-  }
-  if (const auto nullable = schema.find("nullable"); nullable != schema.end() && *nullable == true) out.nullable = true;
-  return out;
-}
-
 // Python's int(): digits in any number.
 std::optional<std::string> as_integer(const std::string& text) {
   std::string digits(jinja::strip(text, true, true));
@@ -239,9 +195,9 @@ std::optional<std::string> as_number(const std::string& text) {
 
 }  // namespace
 
-std::string convert_parameter(const std::string& text, const Json* schema) {
+std::string convert_parameter(const std::string& text, const Json* schema, const Json* document) {
   if (schema == nullptr) return json_string(text);
-  const TypeOf wanted = type_of(*schema);
+  const SchemaType wanted = schema_type(*schema, document != nullptr ? *document : *schema);
   const std::string& type = wanted.type;
   const std::string folded = jinja::lower(text);
   const bool says_null = folded == "null" || folded == "none";

@@ -102,6 +102,56 @@ TEST(OutputParser, MissingTags) {
             "C[\nDone.]f({\"s\": \"a\"})");
 }
 
+TEST(OutputParser, TypesBehindReferencesAndCombinations) {
+  const auto read = [](const char* parameters, const std::string& text) {
+    OutputParserOptions out;
+    out.tools = Json::array(
+        {{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", parse_json(parameters, "parameters")}}}}});
+    const ParsedOutput parsed = parse_output(
+        "<tool_call>\n<function=f>\n<parameter=p>\n" + text + "\n</parameter>\n</function>\n</tool_call>", out);
+    return parsed.calls.empty() ? "none" : parsed.calls[0].arguments;
+  };
+  const char* const references =
+      R"({"$defs": {"n": {"type": "integer"}, "a/b": {"$ref": "#/$defs/n"}, "list": [{"type": "array"}],
+      "round": {"$ref": "#/$defs/round"}, "maybe": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}}, "type": "object",
+      "properties": {"p": {"$ref": "REF"}}})";
+  const auto referred = [&](const std::string& reference, const std::string& text) {
+    std::string parameters = references;
+    return read(parameters.replace(parameters.find("REF"), 3, reference).c_str(), text);
+  };
+  EXPECT_EQ(referred("#/$defs/n", "5"), R"({"p": 5})");
+  EXPECT_EQ(referred("#/$defs/a~1b", "5"), R"({"p": 5})");
+  EXPECT_EQ(referred("#/%24defs/n", "5"), R"({"p": 5})");
+  EXPECT_EQ(referred("#/$defs/list/0", "[1]"), R"({"p": [1]})");
+  EXPECT_EQ(referred("#/$defs/maybe", "null"), R"({"p": null})");
+  EXPECT_EQ(referred("#/$defs/maybe", "6"), R"({"p": 6})");
+  EXPECT_EQ(referred("#", "{\"p\": {}}"), R"({"p": {"p": {}}})");
+  // What leads nowhere is a string.
+  for (const char* reference :
+       {"#/$defs/none", "#/$defs/round", "#/$defs/list/1", "#/$defs/list/x", "#n", "http://x/y", "#/%2"}) {
+    EXPECT_EQ(referred(reference, "5"), R"({"p": "5"})") << reference;
+  }
+
+  const auto one = [&](const std::string& schema, const std::string& text) {
+    return read((R"({"type": "object", "properties": {"p": )" + schema + "}}").c_str(), text);
+  };
+  for (const char* name : {"allOf", "anyOf", "oneOf"}) {
+    EXPECT_EQ(one(std::string(R"({")") + name + R"(": [{"type": "integer"}]})", "5"), R"({"p": 5})") << name;
+    EXPECT_EQ(one(std::string(R"({")") + name + R"(": [{"anyOf": [{"type": "object"}, {"type": "null"}]}]})", "{}"),
+              R"({"p": {}})")
+        << name;
+  }
+  EXPECT_EQ(one(R"({"type": ["integer", "null"]})", "5"), R"({"p": 5})");
+  EXPECT_EQ(one(R"({"type": ["null", "integer"]})", "null"), R"({"p": null})");
+  EXPECT_EQ(one(R"({"type": "string", "nullable": true})", "null"), R"({"p": null})");
+  EXPECT_EQ(one(R"({"description": "nothing of a type"})", "5"), R"({"p": "5"})");
+  // The properties themselves behind a reference, or in parts.
+  EXPECT_EQ(read(R"({"$ref": "#/$defs/o", "$defs": {"o": {"properties": {"p": {"type": "integer"}}}}})", "5"),
+            R"({"p": 5})");
+  EXPECT_EQ(read(R"({"allOf": [{"properties": {"q": {}}}, {"properties": {"p": {"type": "integer"}}}]})", "5"),
+            R"({"p": 5})");
+}
+
 TEST(OutputParser, Conversion) {
   const Json all = tools()[0]["function"]["parameters"]["properties"];
   const auto converted = [&](const char* key, const char* text) { return convert_parameter(text, &all[key]); };

@@ -45,7 +45,14 @@ LoadedModel load_model(const fs::path& directory, const BackendFactory& make_bac
   LoadedModel loaded;
   loaded.name = model_name(directory);
   for (const model::SafetensorsFile& shard : checkpoint.shards()) loaded.weight_bytes += shard.bytes();
-  loaded.model = model::load_model(checkpoint, make_backend(), std::move(options));
+  try {
+    loaded.model = model::load_model(checkpoint, make_backend(loaded.weight_bytes, nullptr), options);
+  } catch (const Error& error) {
+    const std::shared_ptr<ops::Backend> other = make_backend(loaded.weight_bytes, &error);
+    if (other == nullptr) throw;
+    model::Checkpoint again(directory);  // the first one has given weights back
+    loaded.model = model::load_model(again, other, std::move(options));
+  }
   loaded.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return loaded;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/check.h"
 #include "model/model.h"
 #include "ops/ops.h"
 
@@ -20,8 +21,10 @@ std::filesystem::path default_model_directory();
 // The last component of a directory's name, for people and as the name under which a model is served.
 std::string model_name(const std::filesystem::path& directory);
 
-// Makes the backend once it is known that there is something to load on it.
-using BackendFactory = std::function<std::shared_ptr<ops::Backend>()>;
+// Makes the backend once it is known that there is something to load on it, and how many bytes of weights. Where the
+// model cannot be loaded on what it made, it is asked once more, with the Error that says why: for another backend, or
+// null, and the Error stands.
+using BackendFactory = std::function<std::shared_ptr<ops::Backend>(uint64_t weight_bytes, const Error* refused)>;
 
 struct LoadedModel {
   std::unique_ptr<model::Model> model;

@@ -40,8 +40,7 @@ void run(const Options& options) {
   if (!directory_exists(service.directory))
     fail("batch: {} is no directory", printable(service.directory.string(), 200));
   service.names = options.names;
-  service.make_backend = [backend = options.backend] { return make_backend(backend); };
-  service.backend = fmt::format("CPU, {}", cpu::isa_name(chosen_isa(options.backend)));
+  service.make_backend = backend_factory(options.backend);
   service.context = options.context;
   service.engine.max_sequences = options.sequences;
   service.engine.max_step_tokens = options.step_tokens;

@@ -40,7 +40,7 @@ struct Options {
   std::string directory;
   DummyArgs dummy;
   BackendArgs backend;
-  int64_t prompt = 512, generate = 64, chunk = 512;
+  int64_t prompt = 512, generate = 64, chunk = 512, users = 0;
   int repeats = 5;
   std::string draft = "0";
   bool json = false;
@@ -61,11 +61,13 @@ Spread spread_of(std::vector<double> values) {
 // One sequence on the model, without the engine.
 class Driver {
  public:
-  Driver(model::Model& model, int64_t positions) : model_(model) {
-    const int64_t pages = ceil_div(positions, kPageSize);
+  // Room for so many sequences of so many positions; the first one is computed, the others only take their time.
+  Driver(model::Model& model, int64_t positions, int64_t sequences)
+      : model_(model), pages_each_(static_cast<size_t>(ceil_div(positions, kPageSize))) {
+    const int64_t pages = ceil_div(positions, kPageSize) * sequences;
     pages_.resize(static_cast<size_t>(pages));
     std::iota(pages_.begin(), pages_.end(), 0);
-    caches_ = model.make_caches(pages, kPageSize, 1);
+    caches_ = model.make_caches(pages, kPageSize, sequences);
     row_.resize(static_cast<size_t>(model.config().vocabulary));
     for (int64_t i = 0; i < positions; ++i) {
       tokens_.push_back(static_cast<int32_t>(random_.below(static_cast<uint64_t>(model.config().vocabulary))));
@@ -83,6 +85,24 @@ class Driver {
   std::optional<ops::OperationTimes> time(int64_t position, int64_t count) {
     return model_.backend().time_operations([&] { forward(position, count, true); });
   }
+  // Of a token for each of so many sequences.
+  std::optional<ops::OperationTimes> time_users(int64_t position, int64_t count) {
+    std::vector<ops::Sequence> sequences;
+    std::vector<int32_t> rows;
+    for (int64_t i = 0; i < count; ++i) {
+      ops::Sequence s;
+      s.first = static_cast<int32_t>(i);
+      s.count = 1;
+      s.position = static_cast<int32_t>(position);
+      s.state_in = static_cast<int32_t>(i);
+      s.pages = std::span(pages_).subspan(static_cast<size_t>(i) * pages_each_, pages_each_);
+      sequences.push_back(s);
+      rows.push_back(static_cast<int32_t>(i));
+    }
+    return model_.backend().time_operations([&] {
+      model_.forward({std::span(tokens_).first(static_cast<size_t>(count)), sequences, rows}, caches_);
+    });
+  }
 
   // Chunks of at most `chunk` tokens; the logits of the last token only, as a prompt needs.
   void prefill(int64_t tokens, int64_t chunk) {
@@ -99,7 +119,7 @@ class Driver {
     ops::Sequence sequence;
     sequence.count = static_cast<int32_t>(count);
     sequence.position = static_cast<int32_t>(position);
-    sequence.pages = pages_;
+    sequence.pages = std::span(pages_).first(pages_each_);
     const int32_t last = static_cast<int32_t>(count) - 1;
     model_.forward({std::span(tokens_).subspan(static_cast<size_t>(position), static_cast<size_t>(count)),
                     std::span(&sequence, 1), std::span(&last, logits ? 1 : 0)},
@@ -107,6 +127,7 @@ class Driver {
   }
 
   model::Model& model_;
+  size_t pages_each_;  // of a sequence
   model::Caches caches_;
   Random random_{20251121};
   std::vector<int32_t> pages_, tokens_;
@@ -183,6 +204,12 @@ void run_on_card(const Options& options, int device, Driver& driver, chat::Loade
   };
   add(fmt::format("decode, 1 token after {}", options.prompt), options.prompt, 1);
   add(fmt::format("prefill, {} tokens after {}", chunk, options.prompt - chunk), options.prompt - chunk, chunk);
+  if (options.users > 0) {
+    const auto title = fmt::format("decode, a token for each of {} sequences after {}", options.users, options.prompt);
+    if (std::optional<ops::OperationTimes> times = driver.time_users(options.prompt, options.users)) {
+      figures.steps.push_back({title, options.users, *std::move(times)});
+    }
+  }
   {
     const cuda::Device card(device);
     jit::KernelStore store(jit::default_store_directory());
@@ -213,6 +240,7 @@ void run(const Options& options) {
   model_options.max_step_tokens = std::min(options.chunk, options.prompt);
   const int32_t drafts = parse_drafts(options.draft);
   model_options.max_logit_rows = drafts == 0 ? 1 : 1 + ops::kMaxDrafts;
+  model_options.max_logit_rows = std::max(model_options.max_logit_rows, options.users);
   model_options.max_step_tokens = std::max(model_options.max_step_tokens, model_options.max_logit_rows);
   model_options.mtp = drafts != 0;
   chat::LoadedModel loaded = options.dummy.shape.empty()
@@ -228,7 +256,9 @@ void run(const Options& options) {
   const cpu::Isa isa = chosen_isa(options.backend);
   const int threads = chosen_threads(options.backend);
 
-  Driver driver(model, positions);
+  if (options.users > 0 && !model.backend().gpu())
+    fail("bench model: --users is for a GPU; bench engine --concurrency");
+  Driver driver(model, std::max(positions, options.users), std::max<int64_t>(options.users, 1));
   driver.prefill(options.prompt, model_options.max_step_tokens);  // warm-up: every buffer and (nearly) every weight
   if (const std::optional<int> device = model.backend().gpu()) {
     run_on_card(options, *device, driver, loaded, drafts);
@@ -387,6 +417,7 @@ void add_bench(Command& app) {
   command.add_option("--generate", options->generate, "Tokens decoded after it").range(1, 1 << 20);
   command.add_option("--chunk", options->chunk, "Tokens of one prefill step at most").range(1, 65536);
   command.add_option("--draft", options->draft, "Also with drafts of the MTP head: 0 (off) to 5 a step, or auto");
+  command.add_option("--users", options->users, "On a GPU: also a decode step of so many sequences").range(1, 4096);
   command.add_option("--repeats", options->repeats, "Runs; the median counts").range(1, 1000);
   command.add_flag("--json", options->json, "Print one JSON object");
   command.callback([options] { run(*options); });

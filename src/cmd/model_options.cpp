@@ -93,16 +93,6 @@ std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes)
   return index;
 }
 
-// Of the weights in a directory.
-uint64_t weight_bytes_in(const std::filesystem::path& directory) {
-  uint64_t sum = 0;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
-    if (entry.path().extension() == ".safetensors") sum += entry.file_size(error);
-  }
-  return sum;
-}
-
 }  // namespace
 
 std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t weight_bytes) {
@@ -178,7 +168,7 @@ model::FormatOf dummy_formats(const DummyArgs& args) {
 
 model::ModelConfig dummy_config(const DummyArgs& args, bool mtp) {
   model::ModelConfig config = model::shape_config(args.shape);
-  if (!mtp) config.mtp_layers = 0;
+  config.mtp_layers = mtp ? 1 : 0;
   if (args.layers > 0) model::set_layers(config, args.layers);
   if (args.vocabulary > 0) config.vocabulary = args.vocabulary;
   config.eos_tokens.clear();  // random tokens have no end
@@ -209,19 +199,18 @@ chat::LoadedModel load_checkpoint(const std::filesystem::path& directory, const 
   check_activations(backend, directory);
   LoadingBar bar;
   bar.attach(options);
-  const uint64_t weight_bytes = weight_bytes_in(directory);
-  try {
-    return chat::load_model(
-        directory, [&] { return make_backend(backend, weight_bytes); }, options);
-  } catch (const Error& error) {
-    // A GPU that nobody asked for, and a model that it has no kernels for.
-    if (device_name(backend) != "auto" || !chosen_device(backend, weight_bytes)) throw;
-    warn(fmt::format("the GPU cannot run this model, it runs on the CPU ({})", error.what()));
-  }
-  BackendArgs on_cpu = backend;
-  on_cpu.device = "cpu";
-  return chat::load_model(
-      directory, [&] { return make_backend(on_cpu); }, std::move(options));
+  return chat::load_model(directory, backend_factory(backend), std::move(options));
+}
+
+chat::BackendFactory backend_factory(const BackendArgs& args) {
+  return [args](uint64_t weight_bytes, const Error* refused) -> std::shared_ptr<ops::Backend> {
+    if (refused == nullptr) return make_backend(args, weight_bytes);
+    if (device_name(args) != "auto" || !chosen_device(args, weight_bytes)) return nullptr;
+    warn(fmt::format("the GPU cannot run this model, it runs on the CPU ({})", refused->what()));
+    BackendArgs on_cpu = args;
+    on_cpu.device = "cpu";
+    return make_backend(on_cpu);
+  };
 }
 
 chat::LoadedModel load_dummy(const DummyArgs& dummy, const BackendArgs& backend, model::ModelOptions options) {

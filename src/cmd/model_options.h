@@ -24,6 +24,9 @@ struct BackendArgs {
 void add_backend_options(Command& command, BackendArgs& args);
 // `weight_bytes`: of the model, for --device auto; 0: not known, it runs on the CPU.
 std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t weight_bytes = 0);
+// The same for chat::load_model(): on the CPU, with a warning, where nobody asked for the GPU and it has no kernels for
+// the model.
+chat::BackendFactory backend_factory(const BackendArgs& args);
 cpu::Isa chosen_isa(const BackendArgs& args);
 int chosen_threads(const BackendArgs& args);
 

@@ -108,8 +108,7 @@ void run(const Options& options) {
   }
   service.names = options.names;
   service.api_keys = read_keys(options);
-  service.make_backend = [backend = options.backend] { return make_backend(backend); };
-  service.backend = fmt::format("CPU, {}", cpu::isa_name(chosen_isa(options.backend)));
+  service.make_backend = backend_factory(options.backend);
   service.context = options.context;
   service.engine.max_sequences = options.sequences;
   service.engine.max_step_tokens = options.step_tokens;

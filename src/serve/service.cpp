@@ -163,7 +163,6 @@ void Service::load() {
   ends.insert(ends.end(), served->config.eos_tokens.begin(), served->config.eos_tokens.end());
   if (!ends.empty()) served->end_token = served->text->tokenizer().token_bytes(ends.front());
   served->directory = options_.directory.string();
-  served->backend = options_.backend;
   served->created = std::time(nullptr);
   served->names = options_.names;
   if (served->names.empty()) served->names.push_back(chat::model_name(options_.directory));
@@ -193,6 +192,7 @@ void Service::load() {
   }
   set_phase("opening the checkpoint");
   chat::LoadedModel loaded = chat::load_model(options_.directory, options_.make_backend, std::move(options));
+  served->backend = loaded.model->backend().description();
   set_phase("making the caches");
   served->max_sequences = engine.max_sequences;
   served->drafts = engine.drafts;

@@ -36,7 +36,6 @@ struct ServiceOptions {
   std::vector<std::string> names;  // under which the model is served; empty: the directory's
   ApiKeys api_keys;                // empty: everybody may ask
   chat::BackendFactory make_backend;
-  std::string backend;           // for people
   int64_t context = 0;           // 0: chat::choose_context()
   engine::EngineOptions engine;  // max_context excepted
   bool log_requests = true;

@@ -30,7 +30,9 @@ TEST(ModelDirectory, Names) {
 TEST(ModelDirectory, LoadsOnTheBackendThatIsGiven) {
   int made = 0;
   int64_t done = 0, total = 0;
-  const auto factory = [&] {
+  const auto factory = [&](uint64_t bytes, const Error* refused) {
+    EXPECT_GT(bytes, 0u);
+    EXPECT_EQ(refused, nullptr);
     ++made;
     return cpu::make_backend({});
   };
@@ -51,6 +53,28 @@ TEST(ModelDirectory, LoadsOnTheBackendThatIsGiven) {
   // No backend is made for a directory without a model.
   EXPECT_THROW(load_model("/nonexistent", factory, options), Error);
   EXPECT_EQ(made, 1);
+}
+
+TEST(ModelDirectory, AnotherBackendMayTakeWhatTheFirstRefused) {
+  std::string refusals;
+  bool another = false;
+  const auto factory = [&](uint64_t, const Error* refused) -> std::shared_ptr<ops::Backend> {
+    if (refused != nullptr) refusals += refused->what();
+    if (refused != nullptr && !another) return nullptr;
+    return cpu::make_backend({});
+  };
+  model::ModelOptions options;
+  options.max_step_tokens = 4;
+  options.max_logit_rows = 1;
+  bool failed = false;
+  options.progress = [&](int64_t done, int64_t) {
+    if (done == 3 && !std::exchange(failed, true)) fail("no kernel for layer 3");
+  };
+  EXPECT_THROW(load_model(kDemo, factory, options), Error);
+  EXPECT_EQ(refusals, "no kernel for layer 3");
+  failed = false;
+  another = true;
+  EXPECT_NE(load_model(kDemo, factory, options).model, nullptr);
 }
 
 TEST(ModelDirectory, ContextsAreRefusedAndNeverCut) {

@@ -23,7 +23,9 @@ using std::chrono::seconds;
 ServiceOptions demo_options(const std::shared_ptr<Gate>& gate) {
   ServiceOptions options;
   options.directory = FOURFOLD_SOURCE_DIR "/models/demo";
-  options.make_backend = [gate] { return std::make_shared<StallingBackend>(cpu::make_backend({}), gate); };
+  options.make_backend = [gate](uint64_t, const Error*) {
+    return std::make_shared<StallingBackend>(cpu::make_backend({}), gate);
+  };
   options.context = 512;
   options.engine.max_sequences = 1;
   options.engine.max_queued = 8;
@@ -217,7 +219,7 @@ TEST(Server, WhoWaitsIsToldThatTheConnectionLives) {
 TEST(Server, ThePortAnswersWhileTheModelLoads) {
   const auto gate = std::make_shared<Gate>();
   ServiceOptions options = demo_options(gate);
-  options.make_backend = [gate] {
+  options.make_backend = [gate](uint64_t, const Error*) {
     gate->wait();
     return cpu::make_backend({});
   };

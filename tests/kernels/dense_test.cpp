@@ -1,6 +1,7 @@
 // Products of 17 rows and more (gemm/dense.cuh, gemm/dense_sm90.cuh) on the host executor against double.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cuda/gemm/packed_matrix.h"
@@ -35,18 +36,27 @@ struct Case {
     map = executor::make_tensor_map(args.x, static_cast<uint64_t>(tokens), static_cast<uint64_t>(matrix.columns),
                                     static_cast<uint64_t>(matrix.columns) * 2);
   }
-  void run(const DenseKernel& k, unsigned sms = 3) {
+  // `split_units`: of gemm_wide; 0: all columns.
+  void run(const DenseKernel& k, unsigned sms = 3, int split_units = 0) {
     const int blocks = (args.tokens + k.tokens - 1) / k.tokens;
-    const auto items = static_cast<unsigned>(dense_groups(args.matrix, k.wide ? kWideTiles : kDenseTiles) * blocks);
+    auto items = static_cast<unsigned>(dense_groups(args.matrix, k.wide ? kWideTiles : kDenseTiles) * blocks);
+    if (k.wide && split_units > 0) {
+      args.split_units = split_units;
+      args.splits = wide_splits(args.matrix, split_units);
+      args.partial = device.alloc<float>(items * static_cast<unsigned>(args.splits * k.tokens) * 256, "partial");
+      args.arrived = device.alloc<int>(items * kWideWarps, "arrived");
+      std::fill_n(args.arrived, items * kWideWarps, 0);
+      items *= static_cast<unsigned>(args.splits);
+    }
     executor::LaunchConfig config{k.name, {k.wide ? std::min(items, sms) : items}, k.threads, k.shared_bytes};
     device.launch(config, [&] { k.run(map, args); });
   }
-  std::vector<float> floats(const DenseKernel& k, int64_t rows) {
+  std::vector<float> floats(const DenseKernel& k, int64_t rows, int split_units = 0) {
     args.end = DenseEnd::kFloat;
     args.out_stride = rows + 3;
     auto* out = device.alloc<float>(static_cast<size_t>(args.tokens * args.out_stride), "out");
     args.out = out;
-    run(k);
+    run(k, 3, split_units);
     std::vector<float> y;
     for (int t = 0; t < args.tokens; ++t) {
       y.insert(y.end(), out + t * args.out_stride, out + t * args.out_stride + rows);
@@ -103,6 +113,29 @@ TEST(Dense, StacksOfMixedFormatsUnderEverySchedule) {
       expect_near(y, want);
       if (first.empty()) first = y;
       EXPECT_EQ(y, first);
+    }
+  }
+}
+
+// Several CTAs share the columns: in cells of FP8 blocks or across them, the last one short.
+TEST(Dense, SharedOutColumnsUnderEverySchedule) {
+  for (const DenseKernel& k : dense_kernels()) {
+    if (!k.wide) continue;
+    const auto parts = mixed_stack(takes(k, Kind::kFp8Block), 464);
+    const PackedMatrix packed = pack_stack(parts);
+    const auto x = random_rows(37, 464, 6);
+    const Products want = reference(parts, x, 37);
+    for (const int split_units : {3, 4}) {
+      std::vector<float> first;
+      for (const Options& o : schedules(3, 3)) {
+        SCOPED_TRACE(k.name + ", " + std::to_string(split_units) + " units each");
+        Case c(o, packed, x, 37);
+        const std::vector<float> y = c.floats(k, packed.rows, split_units);
+        expect_near(y, want);
+        if (first.empty()) first = y;
+        EXPECT_EQ(y, first);
+        EXPECT_EQ(std::count(c.args.arrived, c.args.arrived + kWideWarps, 0), kWideWarps);
+      }
     }
   }
 }

@@ -34,7 +34,7 @@ CudaBackend::CudaBackend(const CudaOptions& options)
   if (info.major != 9) {
     fail("{}: {}; models run on Hopper cards (sm_90a) and on the CPU", info.name, info.arch());
   }
-  arrived_ = cuda::Buffer(card_->device, 128, "counters");
+  arrived_ = cuda::Buffer(card_->device, static_cast<uint64_t>(info.sms * gemm::kWideWarps) * sizeof(int), "counters");
   arrived_.fill(card_->stream, 0);
   const std::vector<float> scales(2, 1.0f);
   ones_ = cuda::Buffer(card_->device, 128, "scales of the cache");
@@ -356,6 +356,10 @@ const CudaBackend::ProductKernels& CudaBackend::product_kernels(int formats, int
 void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
                           int64_t rows, int64_t weight_bytes, const ops::Tensor& out) {
   const ProductKernels& kernels = product_kernels(formats, rows, x.cols);
+  if (options_.wide && (planning_ || x.rows > kMostRows)) {
+    const gemm::WideTile most = {formats, 128, 0};
+    scratch(wide_partial_, gemm::wide_partial_bytes(most, card_->device.info().sms), "parts of products");
+  }
   if (planning_) return;
   const RowsWay way = rows_way(formats, rows, x.cols);
   const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
@@ -422,7 +426,13 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   args.x_stride = x.stride;
   args.out = out.data;
   args.out_stride = out.stride;
-  const int grid = gemm::wide_grid(wide_tile(formats, entry), matrix, args.tokens, card_->device.info().sms);
+  const gemm::WideTile tile = wide_tile(formats, entry);
+  const int sms = card_->device.info().sms;
+  args.split_units = gemm::wide_split_units(tile, matrix, args.tokens, sms);
+  args.splits = gemm::wide_splits(matrix, args.split_units);
+  args.partial = wide_partial_.as<float>();
+  args.arrived = arrived_.as<int>();
+  const int grid = gemm::wide_grid(tile, matrix, args.tokens, args.splits, sms);
   launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
 }
 

@@ -3,6 +3,10 @@
 // accumulators each, and four producer warps that bring units by bulk copies and pieces of x by tensor copies. It is
 // persistent, so that the next item's data comes while sums are stored. While one block of 16 columns is multiplied the
 // next is dequantised.
+//
+// Where there are fewer such items than SMs, several CTAs share an item's columns. Each warp stores its sums; the warp
+// that comes last of those with the same rows adds them up in the order of the columns. Which one that is differs from
+// run to run, so that the adding is spread over the SMs; the sum does not.
 #pragma once
 
 #include "kernels/gemm/dense_parts.cuh"
@@ -28,6 +32,33 @@ struct Barriers {
   __device__ __forceinline__ u32 empty(int stage) const { return full(Tile::value.stages + stage); }
 };
 
+// What a CTA multiplies at a time.
+struct Item {
+  Group group;
+  int index;        // of rows and tokens, without the split
+  int first_token;  //
+  int split;
+  int first_unit, end_unit;
+};
+template <typename Tile>
+__device__ __forceinline__ int item_count(const DenseArgs& args) {
+  return wide_items(Tile::value, args.matrix, args.tokens) * (args.splits > 1 ? args.splits : 1);
+}
+template <typename Tile>
+__device__ __forceinline__ Item item_of(const DenseArgs& args, int number) {
+  const int blocks = (args.tokens + Tile::value.tokens - 1) / Tile::value.tokens;
+  const bool split = args.splits > 1;
+  Item item;
+  item.index = split ? number / args.splits : number;
+  item.split = split ? number % args.splits : 0;
+  item.group = group_of(args.matrix, item.index / blocks, kWideTiles);
+  item.first_token = item.index % blocks * Tile::value.tokens;
+  item.first_unit = split ? item.split * args.split_units : 0;
+  const int end = item.first_unit + args.split_units;
+  item.end_unit = split && end < args.matrix.units ? end : args.matrix.units;
+  return item;
+}
+
 // One lane of each producer warp: the units of a quarter of the row tiles, and a quarter of the rows of x.
 template <typename Tile>
 __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& args, u32 base) {
@@ -37,21 +68,21 @@ __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& arg
   constexpr int kRows = T.tokens / kWideProducers;
   const Barriers<Tile> bars{base + kMap.barriers};
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int blocks = (args.tokens + T.tokens - 1) / T.tokens;
-  const int items = wide_items(T, args.matrix, args.tokens);
+  const int items = item_count<Tile>(args);
   const int units = args.matrix.units;
   const u64 policy = policy_evict_last();  // the next block of tokens wants the same weights
   Ring ring{0, 1};
-  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
-    const Group group = group_of(args.matrix, item / blocks, kWideTiles);
+  for (int number = static_cast<int>(blockIdx.x); number < items; number += static_cast<int>(gridDim.x)) {
+    const Item item = item_of<Tile>(args, number);
+    const Group& group = item.group;
     const Part& part = args.matrix.parts[group.part];
     const u32 bytes = static_cast<u32>(unit_bytes(part.format));
     const u64 strip = static_cast<u64>(units) * bytes;
     const int left = group.tiles - warp * kTiles;
     const int tiles = left < 0 ? 0 : left < kTiles ? left : kTiles;
     const u8* weights = part.weights + static_cast<u64>(group.first + warp * kTiles) * strip;
-    const int first_row = item % blocks * T.tokens + warp * kRows;
-    for (int unit = 0; unit < units; ++unit) {
+    const int first_row = item.first_token + warp * kRows;
+    for (int unit = item.first_unit; unit < item.end_unit; ++unit) {
       mbarrier_wait(bars.empty(ring.stage), ring.phase);
       const u32 bar = bars.full(ring.stage);
       mbarrier_arrive_expect(bar, static_cast<u32>(tiles) * bytes + kRows * 128u);
@@ -108,16 +139,61 @@ struct UnitWords {
   }
 };
 
+// This warp's sums over its part of the columns become those over all of them, if it is the last of the warps with the
+// same rows; the others are done.
+template <int N>
+__device__ __forceinline__ bool add_up(const DenseArgs& args, const Item& item, float (&acc)[2][N / 2], int lane) {
+  constexpr int kThreads = kWideWarps * 32;
+  constexpr int kPieces = N / 4;  // of four sums of a thread
+  const int thread = static_cast<int>(threadIdx.x) - 128;
+  const auto place = [&](int split, int piece) {
+    return reinterpret_cast<float4*>(args.partial) +
+           (static_cast<long long>(item.index * args.splits + split) * kPieces + piece) * kThreads + thread;
+  };
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const float* v = &acc[i / (N / 8)][i % (N / 8) * 4];
+    *place(item.split, i) = make_float4(v[0], v[1], v[2], v[3]);
+  }
+  __threadfence();
+  __syncwarp();
+  int* arrived = args.arrived + item.index * kWideWarps + thread / 32;
+  int before = 0;
+  if (lane == 0) before = atomicAdd(arrived, 1);
+  if (__shfl_sync(0xffffffffu, before, 0) != args.splits - 1) return false;
+  if (lane == 0) *arrived = 0;
+  __threadfence();
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    float* v = &acc[i / (N / 8)][i % (N / 8) * 4];
+    v[0] = v[1] = v[2] = v[3] = 0.0f;
+  }
+  for (int split = 0; split < args.splits; ++split) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const float4 part = __ldcg(place(split, i));
+      float* v = &acc[i / (N / 8)][i % (N / 8) * 4];
+      v[0] += part.x;
+      v[1] += part.y;
+      v[2] += part.z;
+      v[3] += part.w;
+    }
+  }
+  return true;
+}
+
 template <typename Tile, Weights F>
-__device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& ring, const Part& part,
-                                        const Group& group, int first_token, u32 scale_base) {
+__device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& ring, const Part& part, const Item& item,
+                                        u32 scale_base) {
   static constexpr WideTile T = Tile::value;
   static constexpr WideMap kMap = wide_map(T);
   constexpr int N = T.tokens;
   const Barriers<Tile> bars{base + kMap.barriers};
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int first_tile = (static_cast<int>(threadIdx.x) / 128 - 1) * 8 + static_cast<int>(threadIdx.x) / 32 % 4 * 2;
+  const Group& group = item.group;
   const int units = args.matrix.units;
+  const int first_unit = item.first_unit, end_unit = item.end_unit;
   const bool cells = F == Weights::kFp8 && T.cells() && part.cells != nullptr;
 
   float acc[2][N / 2];
@@ -177,14 +253,14 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
   prepare.template operator()<0>();
   if constexpr (T.cells()) {
     const int in_cell = cells ? part.cell_units : units;
-    for (int first = 0; first < units; first += in_cell) {
-      const int end = first + in_cell < units ? first + in_cell : units;
-      step.template operator()<true>(first + 1 < units);
-      for (int unit = first + 1; unit < end; ++unit) step.template operator()<false>(unit + 1 < units);
+    for (int first = first_unit, end = 0; first < end_unit; first = end) {
+      const int cell = first / in_cell;
+      end = (cell + 1) * in_cell < end_unit ? (cell + 1) * in_cell : end_unit;
+      step.template operator()<true>(first + 1 < end_unit);
+      for (int unit = first + 1; unit < end; ++unit) step.template operator()<false>(unit + 1 < end_unit);
       wgmma_wait<0>();
       keep_registers(acc[0]);
       keep_registers(acc[1]);
-      const int cell = first / in_cell;
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         float2 scale = make_float2(1.0f, 1.0f);
@@ -197,13 +273,18 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
       }
     }
   } else {
-    step.template operator()<true>(units > 1);
-    for (int unit = 1; unit < units; ++unit) step.template operator()<false>(unit + 1 < units);
+    step.template operator()<true>(first_unit + 1 < end_unit);
+    for (int unit = first_unit + 1; unit < end_unit; ++unit) step.template operator()<false>(unit + 1 < end_unit);
   }
   wgmma_wait<0>();
   keep_registers(acc[0]);
   keep_registers(acc[1]);
   mbarrier_arrive(bars.empty(previous));
+  if constexpr (T.cells()) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) acc[i % 2][i / 2] = total[i % 2][i / 2];
+  }
+  if (args.splits > 1 && !add_up<N>(args, item, acc, lane)) return;
 
   const int g = lane / 4;
 #pragma unroll
@@ -217,12 +298,8 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
     for (int n = 0; n < N / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float y[2] = {acc[m][n * 4 + e], acc[m][n * 4 + 2 + e]};
-        if constexpr (T.cells()) {
-          y[0] = total[m][n * 4 + e];
-          y[1] = total[m][n * 4 + 2 + e];
-        }
-        dense_detail::finish(args, part, index, g, first_token + n * 8 + lane % 4 * 2 + e, y[0] * low, y[1] * high);
+        dense_detail::finish(args, part, index, g, item.first_token + n * 8 + lane % 4 * 2 + e, acc[m][n * 4 + e] * low,
+                             acc[m][n * 4 + 2 + e] * high);
       }
     }
   }
@@ -258,15 +335,12 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   } else {
     registers_increase<232>();
     const u32 scale_base = moe::opaque_scale_base(args.zero);
-    const int blocks = (args.tokens + T.tokens - 1) / T.tokens;
-    const int items = wide_items(T, args.matrix, args.tokens);
+    const int items = item_count<Tile>(args);
     Ring ring{0, 0};
-    for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
-      const Group group = group_of(args.matrix, item / blocks, kWideTiles);
-      const Part& part = args.matrix.parts[group.part];
-      with_format<Tile>(part.format, [&]<Weights F>() {
-        consume<Tile, F>(args, base, ring, part, group, item % blocks * T.tokens, scale_base);
-      });
+    for (int number = static_cast<int>(blockIdx.x); number < items; number += static_cast<int>(gridDim.x)) {
+      const Item item = item_of<Tile>(args, number);
+      const Part& part = args.matrix.parts[item.group.part];
+      with_format<Tile>(part.format, [&]<Weights F>() { consume<Tile, F>(args, base, ring, part, item, scale_base); });
     }
   }
 }

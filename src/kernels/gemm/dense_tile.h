@@ -22,6 +22,11 @@ struct DenseArgs {
   long long out_stride;     // elements
   const float* row_scales;  // kAdd: [tokens]; null: 1
   int zero;                 // 0
+  // gemm_wide: the columns are shared out among so many CTAs, `split_units` units each; up to 1: they are not.
+  int splits;
+  int split_units;
+  float* partial;  // wide_partial_bytes()
+  int* arrived;    // [wide_items() / splits][kWideWarps], 0 before and after
 };
 
 // A group of row tiles that a CTA multiplies at once is of one matrix of the stack; the last one of each may be short.
@@ -84,6 +89,7 @@ FOURFOLD_HD constexpr int dense_grid(const DenseTile& t, const Matrix& m, int to
 inline constexpr int kWideTiles = 16;     // row tiles of a CTA: two consumer warpgroups of 128 rows
 inline constexpr int kWideThreads = 384;  // and one of producers
 inline constexpr int kWideProducers = 4;
+inline constexpr int kWideWarps = 8;  // that multiply
 
 struct WideTile {
   int formats;  // as in RowsTile
@@ -122,9 +128,21 @@ FOURFOLD_HD constexpr WideMap wide_map(const WideTile& t) {
 FOURFOLD_HD constexpr int wide_items(const WideTile& t, const Matrix& m, int tokens) {
   return dense_groups(m, kWideTiles) * ((tokens + t.tokens - 1) / t.tokens);
 }
+// Units of columns for each CTA, where rows and tokens alone do not give every SM work; at least four.
+FOURFOLD_HD constexpr int wide_split_units(const WideTile& t, const Matrix& m, int tokens, int sms) {
+  const int spare = sms / wide_items(t, m, tokens);
+  const int most = m.units / 4 < 16 ? m.units / 4 : 16;
+  const int splits = spare < most ? spare : most;
+  return splits > 1 ? (m.units + splits - 1) / splits : m.units;
+}
+FOURFOLD_HD constexpr int wide_splits(const Matrix& m, int split_units) {
+  return (m.units + split_units - 1) / split_units;
+}
+// Of all CTAs that share out columns: 256 rows x tokens fp32 each.
+FOURFOLD_HD constexpr long long wide_partial_bytes(const WideTile& t, int sms) { return 1024LL * t.tokens * sms; }
 // Persistent CTAs, one to an SM.
-FOURFOLD_HD constexpr int wide_grid(const WideTile& t, const Matrix& m, int tokens, int sms) {
-  const int items = wide_items(t, m, tokens);
+FOURFOLD_HD constexpr int wide_grid(const WideTile& t, const Matrix& m, int tokens, int splits, int sms) {
+  const int items = wide_items(t, m, tokens) * splits;
   return items < sms ? items : sms;
 }
 

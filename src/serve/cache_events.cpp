@@ -1,5 +1,6 @@
 #include "serve/cache_events.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -19,13 +20,8 @@ namespace fourfold::serve {
 namespace {
 
 constexpr auto kReplayPoll = std::chrono::milliseconds(100);
-
-struct Event {
-  enum class Kind { kStored, kRemoved, kCleared } kind;
-  std::vector<uint64_t> blocks;
-  std::optional<uint64_t> parent;
-  std::vector<int32_t> tokens;
-};
+// Where the blocks are: vLLM's name for the memory that the model computes from, whatever the processor.
+constexpr const char* kMedium = "GPU";
 
 // The highest byte first.
 std::string sequence_bytes(int64_t number) {
@@ -38,38 +34,6 @@ int64_t sequence_number(std::string_view bytes) {
   uint64_t out = 0;
   for (const char c : bytes) out = out << 8 | static_cast<unsigned char>(c);
   return static_cast<int64_t>(out);
-}
-
-std::string encode(const std::vector<Event>& events, int64_t block_size) {
-  msgpack::sbuffer buffer;
-  msgpack::packer out(buffer);
-  out.pack_array(3);
-  out.pack(std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count());
-  out.pack_array(static_cast<uint32_t>(events.size()));
-  for (const Event& event : events) {
-    switch (event.kind) {
-      case Event::Kind::kStored:
-        out.pack_array(6);
-        out.pack("BlockStored");
-        out.pack(event.blocks);
-        event.parent ? out.pack(*event.parent) : out.pack_nil();
-        out.pack(event.tokens);
-        out.pack(block_size);
-        out.pack_nil();
-        break;
-      case Event::Kind::kRemoved:
-        out.pack_array(2);
-        out.pack("BlockRemoved");
-        out.pack(event.blocks);
-        break;
-      case Event::Kind::kCleared:
-        out.pack_array(1);
-        out.pack("AllBlocksCleared");
-        break;
-    }
-  }
-  out.pack(0);
-  return {buffer.data(), buffer.size()};
 }
 
 // The engine's thread adds events; one of its own encodes, sends, and answers who asks for older ones.
@@ -98,10 +62,10 @@ class Publisher final : public engine::CacheObserver {
 
   void stored(std::optional<uint64_t> parent, std::span<const uint64_t> blocks,
               std::span<const int32_t> tokens) override {
-    add({Event::Kind::kStored, {blocks.begin(), blocks.end()}, parent, {tokens.begin(), tokens.end()}});
+    add({CacheEvent::Kind::kStored, {blocks.begin(), blocks.end()}, parent, {tokens.begin(), tokens.end()}});
   }
-  void removed(uint64_t block) override { add({Event::Kind::kRemoved, {block}, std::nullopt, {}}); }
-  void cleared() override { add({Event::Kind::kCleared, {}, std::nullopt, {}}); }
+  void removed(uint64_t block) override { add({CacheEvent::Kind::kRemoved, {block}, std::nullopt, {}}); }
+  void cleared() override { add({CacheEvent::Kind::kCleared, {}, std::nullopt, {}}); }
 
  private:
   // As vLLM decides it: an address with a wild card, or one that has no machine in it, is bound, another connected to.
@@ -116,16 +80,17 @@ class Publisher final : public engine::CacheObserver {
     }
   }
 
-  void add(Event event) {
+  void add(CacheEvent event) {
     {
       const std::lock_guard lock(mutex_);
       if (static_cast<int64_t>(waiting_.size()) >= options_.max_queue_size) {
         // What is lost must not be believed to be there.
         waiting_.clear();
-        waiting_.push_back({Event::Kind::kCleared, {}, std::nullopt, {}});
+        waiting_.push_back({CacheEvent::Kind::kCleared, {}, std::nullopt, {}});
       }
       // Pages that are given up together are told of together.
-      if (event.kind == Event::Kind::kRemoved && !waiting_.empty() && waiting_.back().kind == Event::Kind::kRemoved) {
+      if (event.kind == CacheEvent::Kind::kRemoved && !waiting_.empty() &&
+          waiting_.back().kind == CacheEvent::Kind::kRemoved) {
         waiting_.back().blocks.push_back(event.blocks.front());
         return;
       }
@@ -137,7 +102,7 @@ class Publisher final : public engine::CacheObserver {
   void run() {
     try {
       for (;;) {
-        std::vector<Event> events;
+        std::vector<CacheEvent> events;
         {
           std::unique_lock lock(mutex_);
           const auto ready = [this] { return stopping_ || !waiting_.empty(); };
@@ -145,7 +110,12 @@ class Publisher final : public engine::CacheObserver {
           events.swap(waiting_);
           if (events.empty() && stopping_) return;
         }
-        if (!events.empty()) publish(encode(events, block_size_));
+        for (std::span<const CacheEvent> rest = events; !rest.empty();) {
+          const size_t count = cache_events_of_message(rest);
+          const auto now = std::chrono::system_clock::now().time_since_epoch();
+          publish(encode_cache_events(std::chrono::duration<double>(now).count(), rest.first(count), block_size_));
+          rest = rest.subspan(count);
+        }
         while (replay_ && replay()) {
         }
       }
@@ -174,17 +144,18 @@ class Publisher final : public engine::CacheObserver {
     }
     if (parts.size() != 3 || !parts[1].empty() || parts[2].size() != 8) return true;
     const int64_t first = sequence_number(parts[2]);
-    const auto send = [&](int64_t number, const std::string& payload) {
+    const auto send = [&](const std::string& topic, int64_t number, const std::string& payload) {
       const auto more = zmq::send_flags::sndmore | zmq::send_flags::dontwait;
       replay_->send(zmq::buffer(parts[0]), more);
       replay_->send(zmq::buffer(std::string()), more);
+      replay_->send(zmq::buffer(topic), more);
       replay_->send(zmq::buffer(sequence_bytes(number)), more);
       replay_->send(zmq::buffer(payload), zmq::send_flags::dontwait);
     };
     for (const auto& [number, payload] : held_) {
-      if (number >= first) send(number, payload);
+      if (number >= first) send(options_.topic, number, payload);
     }
-    send(-1, "");
+    send("", -1, "");
     return true;
   }
 
@@ -197,12 +168,69 @@ class Publisher final : public engine::CacheObserver {
   std::deque<std::pair<int64_t, std::string>> held_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::vector<Event> waiting_;
+  std::vector<CacheEvent> waiting_;
   bool stopping_ = false;
   std::thread thread_;
 };
 
 }  // namespace
+
+// Every field that vLLM always sends is there, and no other: vLLM's router refuses events with more or less.
+std::string encode_cache_events(double seconds, std::span<const CacheEvent> events, int64_t block_size) {
+  msgpack::sbuffer buffer;
+  msgpack::packer out(buffer);
+  out.pack_array(3);
+  out.pack(seconds);
+  out.pack_array(static_cast<uint32_t>(events.size()));
+  const auto begin = [&](uint32_t fields, const char* type) {
+    out.pack_map(fields);
+    out.pack("type");
+    out.pack(type);
+  };
+  const auto field = [&](const char* name, const auto& value) {
+    out.pack(name);
+    out.pack(value);
+  };
+  const auto nothing = [&](const char* name) {
+    out.pack(name);
+    out.pack_nil();
+  };
+  for (const CacheEvent& event : events) {
+    switch (event.kind) {
+      case CacheEvent::Kind::kStored:
+        begin(8, "BlockStored");
+        field("block_hashes", event.blocks);
+        event.parent ? field("parent_block_hash", *event.parent) : nothing("parent_block_hash");
+        field("token_ids", event.tokens);
+        field("block_size", block_size);
+        nothing("lora_id");
+        field("medium", kMedium);
+        nothing("lora_name");
+        break;
+      case CacheEvent::Kind::kRemoved:
+        begin(3, "BlockRemoved");
+        field("block_hashes", event.blocks);
+        field("medium", kMedium);
+        break;
+      case CacheEvent::Kind::kCleared:
+        begin(1, "AllBlocksCleared");
+        break;
+    }
+  }
+  out.pack(0);
+  return {buffer.data(), buffer.size()};
+}
+
+size_t cache_events_of_message(std::span<const CacheEvent> events) {
+  constexpr size_t kMaxEvents = 1024, kMaxNumbers = 500'000;  // a number has 9 bytes at most
+  size_t numbers = 0, count = 0;
+  for (const CacheEvent& event : events.first(std::min(events.size(), kMaxEvents))) {
+    numbers += event.blocks.size() + event.tokens.size() + 16;
+    if (count > 0 && numbers > kMaxNumbers) break;
+    ++count;
+  }
+  return count;
+}
 
 CacheEventsOptions CacheEventsOptions::read(std::string_view text, bool& enabled) {
   constexpr const char* kName = "--kv-events-config";

@@ -190,35 +190,38 @@ class LifeTest(unittest.TestCase):
                     server.post("/v1/completions", {"prompt": random_text, "max_tokens": 1})
                     asker.send_multipart([b"", (0).to_bytes(8, "big")])
                     messages = [asker.recv_multipart()[1:]]
-                    while int.from_bytes(messages[-1][0], "big", signed=True) >= 0:
+                    while int.from_bytes(messages[-1][1], "big", signed=True) >= 0:
                         messages.append(asker.recv_multipart()[1:])
-                    batches = [msgpack.unpackb(payload) for _, payload in messages[:-1]]
-                    if any(event[0] == "BlockRemoved" for batch in batches for event in batch[1]):
+                    batches = [msgpack.unpackb(payload) for _, _, payload in messages[:-1]]
+                    if any(event["type"] == "BlockRemoved" for batch in batches for event in batch[1]):
                         break
-                self.assertEqual([int.from_bytes(n, "big") for n, _ in messages[:-1]], list(range(len(messages) - 1)))
+                self.assertEqual([int.from_bytes(n, "big") for _, n, _ in messages[:-1]], list(range(len(messages) - 1)))
+                self.assertEqual({topic for topic, _, _ in messages[:-1]}, {b"kv@demo"})
+                self.assertEqual(messages[-1], [b"", b"\xff" * 8, b""])
                 blocks = {}
                 for time_sent, batch, rank in batches:
                     self.assertGreater(time_sent, 1e9)
                     for event in batch:
-                        if event[0] == "BlockStored":
-                            _, names, parent, stored, size, _ = event
+                        if event["type"] == "BlockStored":
+                            names, parent, stored, size = (
+                                event[key] for key in ("block_hashes", "parent_block_hash", "token_ids", "block_size"))
                             self.assertEqual(len(stored), size * len(names))
                             for i, name in enumerate(names):
                                 self.assertNotIn(name, blocks)
                                 blocks[name] = (parent, stored[i * size:(i + 1) * size])
                                 parent = name
-                        elif event[0] == "BlockRemoved":
-                            for name in event[1]:
+                        elif event["type"] == "BlockRemoved":
+                            for name in event["block_hashes"]:
                                 del blocks[name]
-                first = next(event for batch in batches for event in batch[1] if event[0] == "BlockStored")
-                self.assertIsNone(first[2])
-                self.assertEqual(first[3], tokens[:len(first[3])])
-                self.assertGreaterEqual(len(first[3]), len(tokens) // 64 * 64 - 64)
-                self.assertTrue(any(event[0] == "BlockRemoved" for batch in batches for event in batch[1]))
+                first = next(event for batch in batches for event in batch[1] if event["type"] == "BlockStored")
+                self.assertIsNone(first["parent_block_hash"])
+                self.assertEqual(first["token_ids"], tokens[:len(first["token_ids"])])
+                self.assertGreaterEqual(len(first["token_ids"]), len(tokens) // 64 * 64 - 64)
+                self.assertTrue(any(event["type"] == "BlockRemoved" for batch in batches for event in batch[1]))
                 self.assertTrue(subscriber.poll(60_000))
                 topic, number, payload = subscriber.recv_multipart()
                 self.assertEqual((topic, len(number)), (b"kv@demo", 8))
-                self.assertIn(msgpack.unpackb(payload)[1][0][0], ("BlockStored", "BlockRemoved"))
+                self.assertIn(msgpack.unpackb(payload)[1][0]["type"], ("BlockStored", "BlockRemoved"))
             finally:
                 context.destroy(linger=0)
                 self.assertEqual(server.stop(), 0)

@@ -162,6 +162,7 @@ __device__ __forceinline__ bool add_up(const DenseArgs& args, const Item& item, 
   if (lane == 0) before = atomicAdd(arrived, 1);
   if (__shfl_sync(0xffffffffu, before, 0) != args.splits - 1) return false;
   if (lane == 0) *arrived = 0;
+  __syncwarp();  // what lane 0 has seen, all have
   __threadfence();
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {

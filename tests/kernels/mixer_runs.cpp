@@ -1,6 +1,7 @@
 #include "kernels/mixer_runs.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace fourfold::mixers {
 namespace {
@@ -134,6 +135,32 @@ std::string run_prefill(const PrefillKernel& kernel, const AttentionProblem& p, 
                   [&] { kernel.run(a); });
     if (seen != nullptr) *seen = device.seen();
     return compare_attention(p, a.attention.out, a.attention.cache, tolerance);
+  } catch (const executor::Violation& v) {
+    return v.what();
+  }
+}
+
+std::string run_append(const PrefillKernel& kernel, const AttentionProblem& p, const Options& options) {
+  try {
+    Device device(options);
+    attn::PrefillArgs a{};
+    // Rows of keys and values alone.
+    AttentionProblem rows = p;
+    const int first = p.shape.k_column(0), width = p.shape.columns() - first;
+    rows.row_values.clear();
+    for (size_t at = 0; at < p.row_values.size(); at += static_cast<size_t>(p.row_stride)) {
+      const auto row = p.row_values.begin() + static_cast<std::ptrdiff_t>(at) + first;
+      rows.row_values.insert(rows.row_values.end(), row, row + width);
+    }
+    a.attention = upload_attention(device, rows);
+    a.attention.row_stride = width;
+    a.attention.shape.heads = 0;
+    const attn::PrefillLaunch launch =
+        attn::prefill_prepare_launch(a.attention.shape, p.most_rows, static_cast<int>(p.sequences.size()));
+    device.launch({"append", {launch.grid_x, launch.grid_y}, static_cast<int>(launch.threads), 0},
+                  [&] { kernel.prepare(a); });
+    rows.out.assign(rows.out.size(), std::nan(""));
+    return compare_attention(rows, a.attention.out, a.attention.cache, 0.0);
   } catch (const executor::Violation& v) {
     return v.what();
   }

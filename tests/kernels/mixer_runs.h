@@ -25,5 +25,7 @@ CacheRun run_decode(const DecodeKernel& kernel, const AttentionProblem& p, const
                     double tolerance, SeenSites* seen = nullptr);
 std::string run_prefill(const PrefillKernel& kernel, const AttentionProblem& p, const executor::Options& options,
                         double tolerance, SeenSites* seen = nullptr);
+// Keys and values to the cache, and nothing else.
+std::string run_append(const PrefillKernel& kernel, const AttentionProblem& p, const executor::Options& options);
 
 }  // namespace fourfold::mixers

@@ -91,7 +91,10 @@ TEST(AttentionPrefill, MatchesForEveryTile) {
     const AttentionProblem p =
         make_attention(shape, t.rotary_dim, large ? 64 : 16, t.fp8,
                        {{5, 150, 0, {}}, {large ? 19 : 70, 0, 0, {}}, {0, 0, 0, {}}, {1, 64, 0, {}}}, ++seed);
-    for (const Options& o : schedules(1, seed)) EXPECT_EQ(run_prefill(kernel, p, o, kTolerance), "") << kernel.name;
+    for (const Options& o : schedules(1, seed)) {
+      EXPECT_EQ(run_prefill(kernel, p, o, kTolerance), "") << kernel.name;
+      EXPECT_EQ(run_append(kernel, p, o), "") << kernel.name;
+    }
   }
 }
 

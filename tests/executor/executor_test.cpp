@@ -324,6 +324,22 @@ TEST(Executor, AKernelWaitsForTheOneBeforeIt) {
   }
 }
 
+TEST(Executor, NeighboursInALargeBufferAreToldApart) {
+  NEEDS_HOOKS();
+  Device device(Options{});
+  auto* data = static_cast<int*>(device.reserve(std::size_t{200} << 20, "data"));
+  device.launch({"first", {}, 32, 0}, [&] {
+    grid_dependency_wait();
+    data[threadIdx.x] = 1;
+  });
+  const auto second = [&](int at) {
+    data[threadIdx.x + static_cast<unsigned>(at)] = 2;
+    grid_dependency_wait();
+  };
+  EXPECT_NO_THROW(device.launch({"second", {}, 32, 0}, [&] { second(64); }));
+  EXPECT_THROW(device.launch({"third", {}, 32, 0}, [&] { second(32 + 16); }), Violation);
+}
+
 TEST(Executor, WarpOperations) {
   EXPECT_EQ(run([] {
               const int lane = static_cast<int>(threadIdx.x) % 32;

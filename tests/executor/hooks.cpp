@@ -8,7 +8,9 @@ namespace fourfold::executor {
 namespace {
 
 void seen(const void* p, std::size_t bytes, Access access) {
-  if (machine_runs()) machine().plain_access(p, bytes, access);
+  if (!machine_runs()) return;
+  Machine& m = machine();
+  if (m.in_global(p) || m.shared_offset(p) >= 0) m.plain_access(p, bytes, access);
 }
 
 }  // namespace

@@ -23,11 +23,10 @@ dim3 gridDim;
 namespace fourfold::executor {
 namespace {
 
-Machine* g_machine = nullptr;
-
 constexpr std::size_t kStackBytes = 64 * 1024;
 constexpr std::size_t kGranule = 64 * 1024;
 constexpr std::size_t kGlobalBytes = std::size_t{1} << 36;  // of addresses, not of memory
+constexpr std::size_t kMostPieces = std::size_t{1} << 20;   // of a buffer that are told apart
 
 u8* map_bytes(std::size_t bytes) {
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -117,11 +116,7 @@ class FiberSlot {
   alignas(boost::context::fiber) unsigned char storage_[sizeof(boost::context::fiber)] = {};
 };
 
-Machine& machine() { return *g_machine; }
-bool machine_runs() {
-  const Machine* const m = g_machine;
-  return m != nullptr && m->running();
-}
+Machine* launching = nullptr;
 
 bool Device::checks_plain_accesses() {
 #ifdef FOURFOLD_EXECUTOR_HOOKS
@@ -539,7 +534,7 @@ std::string Machine::deadlock_report() {
 // ---- launches -------------------------------------------------------------------------------------------------------
 
 LaunchStats Machine::launch(const LaunchConfig& config, const std::function<void()>& body) {
-  if (g_machine != nullptr) throw std::logic_error("executor: one launch at a time");
+  if (launching != nullptr) throw std::logic_error("executor: one launch at a time");
   if (config.threads < 1 || config.threads > static_cast<int>(kMaxThreads) || config.threads % 32 != 0) {
     throw Violation(
         fmt::format("{}: {} threads, wanted whole warps up to {}", config.name, config.threads, kMaxThreads));
@@ -548,7 +543,7 @@ LaunchStats Machine::launch(const LaunchConfig& config, const std::function<void
     throw Violation(
         fmt::format("{}: {} bytes of shared memory, more than {}", config.name, config.shared_bytes, kMaxShared));
   }
-  g_machine = this;
+  launching = this;
   ++launch_index_;
   config_ = config;
   stats_ = {};
@@ -569,7 +564,7 @@ LaunchStats Machine::launch(const LaunchConfig& config, const std::function<void
   if (tls_begin_ != nullptr) tls_saved_.assign(tls_begin_, tls_end_);
   const auto restore = [&] {
     if (tls_begin_ != nullptr) std::memcpy(tls_begin_, tls_saved_.data(), tls_saved_.size());
-    g_machine = nullptr;
+    launching = nullptr;
     current_ = nullptr;
   };
   try {
@@ -617,7 +612,7 @@ u8* Machine::allocate(std::size_t bytes, const std::string& name, bool fill) {
   if (fill) std::memset(p, 0xff, whole);
   buffers_.push_back(std::make_unique<Buffer>(Buffer{name, p, bytes, false, fill}));
   Buffer& b = *buffers_.back();
-  while (bytes / b.piece > 65536) b.piece *= 2;
+  while (bytes / b.piece > kMostPieces) b.piece *= 2;
   b.written.resize(bytes / b.piece + 1);
   b.read.resize(bytes / b.piece + 1);
   for (std::size_t g = global_used_ / kGranule; g < (global_used_ + whole) / kGranule; ++g) {

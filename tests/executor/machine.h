@@ -300,7 +300,9 @@ class Machine {
   }
 
   // ---- order between threads
-  bool ordered(u32 component, u32 epoch, const Thread& t) const;
+  bool ordered(u32 component, u32 epoch, const Thread& t) const {
+    return component == static_cast<u32>(t.index) || (*t.clock)[place(component)] >= epoch;
+  }
   Clock publish(Thread& t);  // what t has done so far; later accesses belong to a new epoch
   void acquire(Thread& t, const Clock& clock);
   void synchronise(const std::vector<Thread*>& threads);  // all learn what all have done
@@ -309,7 +311,12 @@ class Machine {
   u8* arena() { return arena_; }
   u8* shared(u32 address) { return arena_ + (address - kSharedBias); }
   // Offset into the record of accesses, or -1: dynamic shared memory first, then static.
-  i64 shared_offset(const void* p) const;
+  i64 shared_offset(const void* p) const {
+    const u8* b = static_cast<const u8*>(p);
+    if (b >= arena_ && b < arena_ + kMaxShared) return b - arena_;
+    if (b >= tls_begin_ && b < tls_end_) return kMaxShared + (b - tls_begin_);
+    return -1;
+  }
   void check_bounds(u32 address, u32 bytes, u32 align, const char* what);
   void shared_access(Thread& t, u32 offset, u32 bytes, Access access, const char* what);
   void plain_access(const void* p, std::size_t bytes, Access access);
@@ -418,7 +425,11 @@ class Machine {
   friend class FiberSlot;
 };
 
-Machine& machine();  // the one that runs
-bool machine_runs();
+extern Machine* launching;  // null where none is
+inline Machine& machine() { return *launching; }
+inline bool machine_runs() {
+  const Machine* const m = launching;
+  return m != nullptr && m->running();
+}
 
 }  // namespace fourfold::executor

@@ -13,13 +13,6 @@ namespace fourfold::executor {
 
 unsigned char* dynamic_shared() { return machine().arena(); }
 
-i64 Machine::shared_offset(const void* p) const {
-  const u8* b = static_cast<const u8*>(p);
-  if (b >= arena_ && b < arena_ + kMaxShared) return b - arena_;
-  if (b >= tls_begin_ && b < tls_end_) return kMaxShared + (b - tls_begin_);
-  return -1;
-}
-
 std::string Machine::region_of(u32 offset) const {
   return offset < kMaxShared ? fmt::format("byte {} of dynamic shared memory", offset)
                              : fmt::format("byte {} of static shared memory", offset - kMaxShared);

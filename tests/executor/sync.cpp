@@ -31,11 +31,6 @@ Clock join(const Clock& a, const Clock& b) {
   return result;
 }
 
-bool Machine::ordered(u32 component, u32 epoch, const Thread& t) const {
-  if (component == static_cast<u32>(t.index)) return true;
-  return (*t.clock)[place(component)] >= epoch;
-}
-
 Clock Machine::publish(Thread& t) {
   auto clock = std::make_shared<std::vector<u32>>(*t.clock);
   (*clock)[place(component_of(t))] = t.own++;

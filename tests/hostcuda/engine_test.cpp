@@ -1,4 +1,4 @@
-// The engine on the CUDA backend without a card: answers, and what becomes of requests when the driver fails.
+// The engine on the CUDA backend without a card: answers, drafts, and what becomes of requests when the driver fails.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -20,14 +20,14 @@ using engine::Event;
 
 std::filesystem::path demo() { return std::filesystem::path(FOURFOLD_SOURCE_DIR) / "models" / "demo"; }
 
-engine::EngineOptions engine_options() {
+engine::EngineOptions engine_options(int32_t drafts = 0) {
   engine::EngineOptions options;
   options.max_context = 128;
   options.max_sequences = 2;
   options.max_step_tokens = 64;
   options.page_size = 16;
   options.prefix_cache = false;
-  options.drafts = 0;
+  options.drafts = drafts;
   return options;
 }
 
@@ -42,6 +42,7 @@ model::ModelOptions model_options(const engine::EngineOptions& options) {
 struct Answer {
   std::vector<int32_t> tokens;
   std::string error;
+  int64_t accepted = 0;  // drafts
 };
 
 Answer read(engine::EventStream& stream) {
@@ -52,16 +53,17 @@ Answer read(engine::EventStream& stream) {
       continue;
     }
     answer.error = event->error;
+    answer.accepted = event->accepted;
     return answer;
   }
   answer.error = "no end came";
   return answer;
 }
 
-std::vector<Answer> answers(std::shared_ptr<ops::Backend> backend) {
+std::vector<Answer> answers(std::shared_ptr<ops::Backend> backend, int32_t drafts) {
   model::Checkpoint checkpoint(demo());
   const chat::ChatText text(demo(), checkpoint.config());
-  const engine::EngineOptions options = engine_options();
+  const engine::EngineOptions options = engine_options(drafts);
   const auto engine =
       engine::make_engine(model::load_model(checkpoint, std::move(backend), model_options(options)), options);
   std::vector<std::unique_ptr<engine::EventStream>> streams;
@@ -79,22 +81,39 @@ std::vector<Answer> answers(std::shared_ptr<ops::Backend> backend) {
   return all;
 }
 
-TEST(HostEngine, AnswersAsTheCpuDoes) {
+struct EngineCase {
+  const char* name;
+  bool wide;
+  int32_t drafts;
+};
+
+class HostEngine : public testing::TestWithParam<EngineCase> {};
+
+TEST_P(HostEngine, AnswersAsTheCpuDoes) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  const EngineCase& c = GetParam();
   cpu::CpuOptions cpu;
   cpu.isa = cpu::Isa::kReference;
-  const std::vector<Answer> want = answers(cpu::make_backend(cpu));
-  for (const bool wide : {true, false}) {
-    install({});
-    const std::vector<Answer> got = answers(cuda_backend(true, false, wide));
-    for (size_t i = 0; i < want.size(); ++i) {
-      EXPECT_EQ(got[i].error, "");
-      EXPECT_FALSE(got[i].tokens.empty());
-      EXPECT_EQ(got[i].tokens, want[i].tokens) << "request " << i << (wide ? ", wide" : "");
-    }
-    EXPECT_EQ(live(), Live{});
+  const std::vector<Answer> want = answers(cpu::make_backend(cpu), 0);
+  install({});
+  const std::vector<Answer> got = answers(cuda_backend(true, false, c.wide), c.drafts);
+  int64_t accepted = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(got[i].error, "");
+    EXPECT_FALSE(got[i].tokens.empty());
+    EXPECT_EQ(got[i].tokens, want[i].tokens) << "request " << i;
+    accepted += got[i].accepted;
   }
+  if (c.drafts > 0) {
+    EXPECT_GT(accepted, 0);
+  }
+  EXPECT_EQ(live(), Live{});
 }
+
+INSTANTIATE_TEST_SUITE_P(Steps, HostEngine,
+                         testing::Values(EngineCase{"Plain", false, 0}, EngineCase{"Wide", true, 0},  //
+                                         EngineCase{"PlainDrafts", false, 2}, EngineCase{"WideDrafts", true, 2}),
+                         [](const auto& parameter) { return parameter.param.name; });
 
 // ---- faults
 
@@ -171,8 +190,8 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
     install({});
     {
       const auto engine = small_engine();
-      fail_call(fault.call, fault.nth, kLaunchFailed);
       const auto first = engine->submit(request_of(20)), second = engine->submit(request_of(3));
+      fail_call(fault.call, fault.nth, kLaunchFailed);  // both are there: a failed engine takes no more
       for (engine::EventStream* stream : {first.get(), second.get()}) {
         const std::string error = read(*stream).error;
         EXPECT_NE(error.find(fault.cause), std::string::npos) << error;

@@ -16,6 +16,23 @@ struct LayerCase {
   size_t index;  // of expert_cases()
 };
 
+// Every token chooses the slices of the shared expert.
+void add_slices(cuda::Batch& batch, const plan::moe::Problem& p) {
+  std::vector<int> ids;
+  std::vector<float> weights;
+  for (size_t i = 0; i < batch.ids.size(); ++i) {
+    ids.push_back(batch.ids[i]);
+    weights.push_back(batch.weights[i]);
+    if ((i + 1) % static_cast<size_t>(p.top_k) != 0) continue;
+    for (int64_t slice = 0; slice < p.shared_slices(); ++slice) {
+      ids.push_back(static_cast<int>(p.experts + slice));
+      weights.push_back(0.5f);
+    }
+  }
+  batch.ids = std::move(ids);
+  batch.weights = std::move(weights);
+}
+
 class HostLayer : public testing::TestWithParam<LayerCase> {};
 
 TEST_P(HostLayer, PassesItsSelfTestAndIsRightForEveryBatch) {
@@ -33,10 +50,11 @@ TEST_P(HostLayer, PassesItsSelfTestAndIsRightForEveryBatch) {
     EXPECT_EQ(cuda::fallback_buckets(), 0);
     const cuda::ExpertWorkspace workspace(kernels.context(), c.most_tokens);
     cuda::ExpertWeights weights(kernels.context());
-    const cuda::RandomExperts host(p, p.experts, 5);
+    const cuda::RandomExperts host(p, p.all_experts(), 5);
     weights.upload(stream, 0, host.experts);
     for (int64_t tokens = 1; tokens <= c.most_tokens; tokens = tokens < 8 ? tokens * 2 : tokens * 2 + 1) {
-      const cuda::Batch batch(p, tokens, tokens % 2 == 0 ? cuda::Pattern::kDuplicates : cuda::Pattern::kUniform, 7);
+      cuda::Batch batch(p, tokens, tokens % 2 == 0 ? cuda::Pattern::kDuplicates : cuda::Pattern::kUniform, 7);
+      add_slices(batch, p);
       const auto n = static_cast<size_t>(tokens * p.hidden);
       Buffer x(device, n * 2, "x"), ids(device, batch.ids.size() * 4, "ids"),
           router(device, batch.weights.size() * 4, "weights"), out(device, n * 2, "out");

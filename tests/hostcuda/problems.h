@@ -33,9 +33,15 @@ inline plan::moe::Problem with_fp4(plan::moe::Problem p) {
   return p;
 }
 
+inline plan::moe::Problem with_shared(plan::moe::Problem p, int64_t intermediate) {
+  p.shared = plan::moe::SharedExpert::kNvfp4;
+  p.shared_intermediate = intermediate;
+  return p;
+}
+
 inline std::vector<ExpertCase> expert_cases() {
   return {
-      {HostCard{}, expert_problem(24, 4, 256, 64), 128},  // the demo model
+      {HostCard{}, with_shared(expert_problem(24, 4, 256, 64), 128), 128},  // the demo model
       {blackwell_card(), with_fp4(expert_problem(9, 3, 256, 256)), 8},
   };
 }

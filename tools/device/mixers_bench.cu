@@ -346,8 +346,8 @@ std::vector<DecodeEntry> decode_entries() {
       DECODE(256, 64, 4, 2, 1, 1, 3, 0, 1, 1), DECODE(256, 64, 2, 2, 2, 2, 3, 0, 1, 1),
       DECODE(256, 64, 1, 4, 2, 2, 3, 1, 1, 1), DECODE(256, 64, 1, 2, 2, 2, 3, 1, 1, 2),
       DECODE(256, 64, 1, 8, 1, 1, 3, 1, 1, 1), DECODE(256, 64, 1, 4, 1, 2, 3, 1, 1, 1),
-      DECODE(256, 64, 2, 4, 1, 2, 3, 1, 1, 1), DECODE(256, 64, 1, 2, 2, 1, 2, 0, 0, 1),
-      DECODE(256, 64, 1, 2, 2, 2, 2, 1, 0, 1),
+      DECODE(256, 64, 2, 4, 1, 2, 3, 1, 1, 1), DECODE(256, 64, 4, 1, 2, 2, 4, 1, 1, 1),
+      DECODE(256, 64, 1, 2, 2, 1, 2, 0, 0, 1), DECODE(256, 64, 1, 2, 2, 2, 2, 1, 0, 1),
   };
 }
 void run(const DecodeEntry& e, const attn::AttentionArgs& args, int sequences, cudaStream_t stream) {

@@ -112,7 +112,7 @@ plan::KernelSource sample_source() {
 
 attn::DecodeTile attention_tile(int head_dim, int rotary_dim, bool fp8, AttentionEntry entry) {
   if (fp8 && entry == kAttendFew) return {head_dim, rotary_dim, 1, 4, 2, 1, 6, true, true, 1};
-  if (fp8) return {head_dim, rotary_dim, 4, 2, 2, 1, 2, true, true, 1};
+  if (fp8) return {head_dim, rotary_dim, 4, 1, 2, 2, 4, true, true, 1};
   if (entry == kAttendFew) return {head_dim, rotary_dim, 1, 4, 2, 1, 3, false, true, 1};
   return {head_dim, rotary_dim, 4, 1, 2, 2, 2, false, true, 1};
 }

@@ -5,8 +5,8 @@
 
 namespace fourfold::gemm {
 
-// Any grid; one thread repacks one unit at a time.
-__global__ void __launch_bounds__(kRepackThreads) gemm_repack(const __grid_constant__ RepackArgs args) {
+// Any grid; one thread repacks one unit at a time. 16 CTAs per SM: for more, NVRTC would spill.
+__global__ void __launch_bounds__(kRepackThreads, 16) gemm_repack(const __grid_constant__ RepackArgs args) {
   const long long all = static_cast<long long>(args.tiles) * args.units;
   const int bytes = unit_bytes(packed_format(args.first.stored));
   for (long long i = static_cast<long long>(blockIdx.x) * kRepackThreads + threadIdx.x; i < all;

@@ -309,12 +309,13 @@ __global__ void __launch_bounds__(kSampleThreads) sample_prepare(const __grid_co
   if (thread % 32 == 0) parts[thread / 32] = part;
   __syncthreads();
   if (thread != 0) return;
+#pragma unroll 3  // all at once would be 60 registers
   for (int w = 1; w < kSampleWarps; ++w) join(parts[w]);
   args.parts[t * args.splits + blockIdx.x] = part;
 }
 
-// Grid: rows.
-__global__ void __launch_bounds__(kSampleThreads) sample_choose(const __grid_constant__ SampleArgs args) {
+// Grid: rows. Two CTAs per SM: for more, NVRTC would spill.
+__global__ void __launch_bounds__(kSampleThreads, 2) sample_choose(const __grid_constant__ SampleArgs args) {
   using namespace sample_detail;
   __shared__ Shared shared;
   __shared__ int chosen;

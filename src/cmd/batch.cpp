@@ -5,28 +5,23 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "base/check.h"
 #include "base/console.h"
-#include "base/file.h"
 #include "base/interrupt.h"
 #include "base/json.h"
 #include "base/progress.h"
-#include "chat/model_directory.h"
 #include "cmd/arguments.h"
 #include "cmd/commands.h"
 #include "cmd/engine_load.h"
-#include "cmd/model_options.h"
+#include "cmd/served_model.h"
 
 namespace fourfold::cmd {
 namespace {
 
 struct Options {
-  std::string input, output, directory, draft = "0";
-  std::vector<std::string> names;
-  int64_t context = 0, sequences = 32, step_tokens = 512, cache_tokens = 0;
-  BackendArgs backend;
+  std::string input, output, draft = "0";
+  ServedModelArgs model{32};
   bool json = false;
 };
 
@@ -36,15 +31,7 @@ void run(const Options& options) {
   batch.input = options.input;
   batch.output = options.output;
   serve::ServiceOptions& service = batch.service;
-  service.directory = options.directory.empty() ? chat::default_model_directory().string() : options.directory;
-  if (!directory_exists(service.directory))
-    fail("batch: {} is no directory", printable(service.directory.string(), 200));
-  service.names = options.names;
-  service.make_backend = backend_factory(options.backend);
-  service.context = options.context;
-  service.engine.max_sequences = options.sequences;
-  service.engine.max_step_tokens = options.step_tokens;
-  service.engine.cache_tokens = options.cache_tokens;
+  set_served_model(service, options.model, "batch");
   // The batch bounds its requests by itself; each may ask for several answers.
   service.engine.max_queued = 1 << 20;
   service.engine.drafts = parse_drafts(options.draft);
@@ -102,25 +89,12 @@ void add_batch(Command& app) {
       "failed.");
   command.add_option("in", options->input, "The requests").required();
   command.add_option("out", options->output, "The answers; those that are there stay").required();
-  command.add_option("dir", options->directory, "Checkpoint directory (default: the demo model)");
+  add_served_model_options(command, options->model);
   command
-      .add_option("--served-model-name", options->names,
+      .add_option("--served-model-name", options->model.names,
                   "Names that requests may give the model (default: the directory's)")
       .one_each();
-  command
-      .add_option("--max-model-len", options->context,
-                  "Tokens of prompt and answer (default: 8192, or what the model has)")
-      .range(2, 1 << 28);
-  command.add_option("--max-num-seqs", options->sequences, "Answers computed at once").range(1, 1024).show_default();
-  command.add_option("--max-num-batched-tokens", options->step_tokens, "Tokens of one step of the model")
-      .range(1, 65536)
-      .show_default();
-  command
-      .add_option("--kv-cache-tokens", options->cache_tokens,
-                  "Tokens that the cache holds (default: half of the context for each answer at once)")
-      .range(1, int64_t{1} << 30);
   command.add_option("--draft", options->draft, "Drafts of the MTP head a step: 0 to 5, or auto").show_default();
-  add_backend_options(command, options->backend);
   command.add_flag("--json", options->json, "Print the figures as one JSON object");
   command.callback([options] { run(*options); });
 }

@@ -12,7 +12,7 @@
 #include "chat/model_directory.h"
 #include "cmd/arguments.h"
 #include "cmd/commands.h"
-#include "cmd/model_options.h"
+#include "cmd/served_model.h"
 #include "serve/cache_events.h"
 #include "serve/server.h"
 
@@ -20,17 +20,17 @@ namespace fourfold::cmd {
 namespace {
 
 struct Options {
-  std::string directory, host = "127.0.0.1", unix_socket, certificates, key, api_key_file;
+  std::string host = "127.0.0.1", unix_socket, certificates, key, api_key_file;
   int64_t port = 8000;
-  std::vector<std::string> names, api_keys;
-  int64_t context = 0, sequences = 16, step_tokens = 512, cache_tokens = 0, queued = 256, queued_tokens = 0;
+  std::vector<std::string> api_keys;
+  int64_t queued = 256, queued_tokens = 0;
   int64_t body_mb = 32, drain_seconds = 30, stuck_seconds = 300, request_seconds = 0;
   std::string cache_events;
   std::string reasoning_parser = "qwen3", tool_parser = "qwen3_coder", speculative;
   std::optional<double> gpu_memory;
   int64_t tensor_parallel = 1, pipeline_parallel = 1;
   bool auto_tools = false, prefix_cache = false, no_prefix_cache = false, log_requests = false, no_log_requests = false;
-  BackendArgs backend;
+  ServedModelArgs model{16};
 };
 
 // {"method": "mtp", "num_speculative_tokens": N}; without a number, what pays is measured.
@@ -102,17 +102,8 @@ void run(const Options& options) {
   }
   serve::ServerOptions server;
   serve::ServiceOptions& service = server.service;
-  service.directory = options.directory.empty() ? chat::default_model_directory().string() : options.directory;
-  if (!directory_exists(service.directory)) {
-    fail("serve: {} is no directory", printable(service.directory.string(), 200));
-  }
-  service.names = options.names;
+  set_served_model(service, options.model, "serve");
   service.api_keys = read_keys(options);
-  service.make_backend = backend_factory(options.backend);
-  service.context = options.context;
-  service.engine.max_sequences = options.sequences;
-  service.engine.max_step_tokens = options.step_tokens;
-  service.engine.cache_tokens = options.cache_tokens;
   service.engine.max_queued = options.queued;
   if (options.queued_tokens > 0) service.engine.max_queued_tokens = options.queued_tokens;
   service.engine.prefix_cache = !options.no_prefix_cache;
@@ -159,11 +150,12 @@ void add_serve(Command& app) {
       "  fourfold serve                       the demo model, on http://127.0.0.1:8000\n"
       "  fourfold serve DIR --port 8080       a checkpoint\n\n"
       "The port answers at once; /health tells when the model is loaded. SIGTERM and Ctrl-C let running answers end.");
-  command.add_option("dir", options->directory, "Checkpoint directory (default: the demo model)");
+  add_served_model_options(command, options->model);
   command.add_config_file();
   command.add_option("--host", options->host, "Address to listen on").show_default();
   command.add_option("--port", options->port, "0: any that is free, printed").range(0, 65535).show_default();
-  command.add_option("--served-model-name", options->names, "Names of the model in the API (default: the directory's)");
+  command.add_option("--served-model-name", options->model.names,
+                     "Names of the model in the API (default: the directory's)");
   command.add_option("--uds", options->unix_socket, "Path of a Unix socket to listen on, instead of the port");
   command.add_option("--ssl-certfile", options->certificates, "TLS: certificate, and those above it, in PEM form");
   command.add_option("--ssl-keyfile", options->key, "TLS: the certificate's key");
@@ -171,18 +163,6 @@ void add_serve(Command& app) {
   command.add_option("--api-key-file", options->api_key_file,
                      "A key in each line, and behind it its limits: name=NAME max-requests=N requests-per-minute=N "
                      "priority=N");
-  command
-      .add_option("--max-model-len", options->context,
-                  "Tokens of prompt and answer (default: 8192, or what the model has)")
-      .range(2, 1 << 28);
-  command.add_option("--max-num-seqs", options->sequences, "Answers computed at once").range(1, 1024).show_default();
-  command.add_option("--max-num-batched-tokens", options->step_tokens, "Tokens of one step of the model")
-      .range(1, 65536)
-      .show_default();
-  command
-      .add_option("--kv-cache-tokens", options->cache_tokens,
-                  "Tokens that the cache holds (default: half of the context for each answer at once)")
-      .range(1, int64_t{1} << 30);
   command.add_flag("--enable-prefix-caching", options->prefix_cache,
                    "Keep what prompts have in common: always so, but for");
   command.add_flag("--no-enable-prefix-caching", options->no_prefix_cache, "Compute every prompt as a whole");
@@ -221,7 +201,6 @@ void add_serve(Command& app) {
                      "Refused: --kv-cache-tokens sets the size of the cache");
   command.add_option("--tensor-parallel-size", options->tensor_parallel, "1").show_default();
   command.add_option("--pipeline-parallel-size", options->pipeline_parallel, "1").show_default();
-  add_backend_options(command, options->backend);
   command.callback([options] { run(*options); });
 }
 

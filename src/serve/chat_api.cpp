@@ -15,38 +15,17 @@ namespace {
 
 using enum Treatment;
 
-constexpr FieldRule kFields[] = {
+constexpr FieldRule kOwnRules[] = {
     {"messages", kHonoured, "text only; system and developer messages are merged into the front"},
-    {"model", kHonoured, "404 where it is not the served name; may be left out"},
     {"max_completion_tokens", kHonoured, "1 or more, cut to what the context leaves"},
     {"max_tokens", kHonoured, "the same; the former wins"},
-    {"temperature", kHonoured, "0 to 10; 0 is greedy"},
-    {"top_p", kHonoured, "above 0, up to 1"},
-    {"top_k", kHonoured, "-1 and 0: all tokens"},
-    {"min_p", kHonoured, "0 to below 1"},
-    {"presence_penalty", kHonoured, "-10 to 10"},
-    {"frequency_penalty", kHonoured, "-10 to 10"},
-    {"repetition_penalty", kHonoured, "above 0, up to 10"},
-    {"logit_bias", kHonoured, "token to a number from -100 to 100"},
-    {"seed", kHonoured, "answer i of n has the seed plus i"},
     {"n", kHonoured, "1 to 64"},
     {"stop", kHonoured, "a string or up to 64; they sleep inside of reasoning and of calls"},
-    {"stop_token_ids", kHonoured, "beside the model's own"},
-    {"min_tokens", kHonoured, "before that many the answer does not end by itself"},
-    {"ignore_eos", kHonoured, "the model's end tokens do not end the answer"},
     {"logprobs", kHonoured, "of all tokens that were generated, reasoning included"},
     {"top_logprobs", kHonoured, "0 to 20"},
-    {"stream", kHonoured, ""},
-    {"stream_options", kHonoured, "include_usage, continuous_usage_stats"},
     {"tools", kHonoured, "of type function"},
     {"tool_choice", kHonoured, "auto, none (the tools are left out of the prompt), required, a function by its name"},
     {"parallel_tool_calls", kHonoured, "false: the answer ends with its first call"},
-    kStructureRules[0],
-    kStructureRules[1],
-    kStructureRules[2],
-    kStructureRules[3],
-    kStructureRules[4],
-    kStructureRules[5],
     {"reasoning_effort", kHonoured, "a variable of the template; none is enable_thinking: false"},
     {"enable_thinking", kHonoured, "a variable of the template"},
     {"preserve_thinking", kHonoured, "a variable of the template"},
@@ -58,34 +37,22 @@ constexpr FieldRule kFields[] = {
     {"continue_final_message", kHonoured, "false only"},
     {"modalities", kHonoured, "[\"text\"] only"},
     {"best_of", kHonoured, "1 only"},
-    {"use_beam_search", kHonoured, "false only"},
     {"echo", kHonoured, "false only"},
-    {"priority", kHonoured, "lower values first"},
-    {"cache_salt", kHonoured, "cached prefixes are shared with requests of the same salt only"},
-    {"user", kIgnored},
-    {"metadata", kIgnored},
     {"store", kIgnored},
-    {"service_tier", kIgnored},
     {"safety_identifier", kIgnored},
     {"prompt_cache_key", kIgnored, "prefixes are found without"},
     {"prompt_cache_retention", kIgnored},
     {"verbosity", kIgnored},
     {"prediction", kIgnored},
-    {"length_penalty", kIgnored},
     {"separate_reasoning", kIgnored, "reasoning is always apart"},
-    {"skip_special_tokens", kIgnored, "end tokens are never part of the text"},
-    {"spaces_between_special_tokens", kIgnored},
-    {"request_id", kIgnored, "the header x-request-id is taken"},
     {"functions", kRefused, "use tools"},
     {"function_call", kRefused, "use tool_choice"},
     {"audio", kRefused, "the model writes text only"},
     {"web_search_options", kRefused, "the server searches nothing"},
     {"chat_template", kRefused, "templates come from the checkpoint only"},
-    {"bad_words", kRefused, "use logit_bias"},
-    {"allowed_token_ids", kRefused, "use logit_bias"},
     {"prompt_logprobs", kRefused, "use /v1/completions with echo and logprobs"},
-    {"logits_processors", kRefused, "use logit_bias"},
 };
+constexpr auto kFields = join_rules(kOwnRules, kGenerationRules, kOpenAiRules, kStructureRules);
 
 constexpr size_t kMaxMessages = 100'000, kMaxTools = 2048, kMaxName = 256;
 
@@ -172,12 +139,7 @@ chat::Conversation read_conversation(const Fields& fields) {
   out.messages = *messages;
   out.tools = read_tools(fields);
   if (const Json* documents = fields.array("documents", 4096)) out.documents = *documents;
-  if (const Json* variables = fields.object("chat_template_kwargs")) {
-    for (const char* name : {"messages", "tools", "documents", "add_generation_prompt", "chat_template"}) {
-      if (variables->contains(name)) fields.refuse(fmt::format("chat_template_kwargs.{}", name), "is no variable");
-    }
-    out.variables = *variables;
-  }
+  read_template_variables(fields, out.variables);
   if (const auto effort = fields.string("reasoning_effort", 64)) {
     out.variables["reasoning_effort"] = *effort;
     if (*effort == "none") out.variables["enable_thinking"] = false;
@@ -188,11 +150,9 @@ chat::Conversation read_conversation(const Fields& fields) {
 }
 
 void chat_completions(Service& service, const std::shared_ptr<ApiCall>& call) {
-  const Json body = call->body();
-  const Fields fields(body, kFields);
-  call->ignored = fields.ignored();
-  const ServedModel& model = service.require_model();
-  service.require_name(fields.string("model"));
+  const ModelRequest incoming(service, *call, kFields);
+  const Fields& fields = incoming.fields;
+  const ServedModel& model = incoming.model;
   model.text->require_template();
   require_defaults(fields);
 

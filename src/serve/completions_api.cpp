@@ -15,53 +15,20 @@ namespace {
 
 using enum Treatment;
 
-constexpr FieldRule kFields[] = {
+constexpr FieldRule kOwnRules[] = {
     {"prompt", kHonoured, "a text, an array of texts, of tokens, or of arrays of tokens; up to 256 prompts"},
-    {"model", kHonoured, "404 where it is not the served name; may be left out"},
     {"max_tokens", kHonoured, "16 where it is missing; 0 with echo: the prompt alone"},
-    {"temperature", kHonoured, "0 to 10; 0 is greedy"},
-    {"top_p", kHonoured, "above 0, up to 1"},
-    {"top_k", kHonoured, "-1 and 0: all tokens"},
-    {"min_p", kHonoured, "0 to below 1"},
-    {"presence_penalty", kHonoured, "-10 to 10"},
-    {"frequency_penalty", kHonoured, "-10 to 10"},
-    {"repetition_penalty", kHonoured, "above 0, up to 10"},
-    {"logit_bias", kHonoured, "token to a number from -100 to 100"},
-    {"seed", kHonoured, "answer i of n has the seed plus i"},
     {"n", kHonoured, "1 to 64, and up to 256 answers in all"},
     {"stop", kHonoured, "a string or up to 64"},
-    {"stop_token_ids", kHonoured, "beside the model's own"},
-    {"min_tokens", kHonoured, "before that many the answer does not end by itself"},
-    {"ignore_eos", kHonoured, "the model's end tokens do not end the answer"},
     {"logprobs", kHonoured, "0 to 20 alternatives of each token, of the prompt's as well with echo"},
     {"echo", kHonoured, "the prompt in front of the answer"},
-    {"stream", kHonoured, ""},
-    {"stream_options", kHonoured, "include_usage, continuous_usage_stats"},
     {"add_special_tokens", kHonoured, "true where it is missing; of a prompt that is text"},
     {"best_of", kHonoured, "no other than n"},
-    {"use_beam_search", kHonoured, "false only"},
-    kStructureRules[0],
-    kStructureRules[1],
-    kStructureRules[2],
-    kStructureRules[3],
-    kStructureRules[4],
-    kStructureRules[5],
-    {"priority", kHonoured, "lower values first"},
-    {"cache_salt", kHonoured, "cached prefixes are shared with requests of the same salt only"},
-    {"user", kIgnored},
-    {"metadata", kIgnored},
-    {"service_tier", kIgnored},
-    {"length_penalty", kIgnored},
-    {"skip_special_tokens", kIgnored, "end tokens are never part of the text"},
-    {"spaces_between_special_tokens", kIgnored},
-    {"request_id", kIgnored, "the header x-request-id is taken"},
     {"suffix", kRefused, "the model fills no gaps; put the text into the prompt"},
     {"prompt_embeds", kRefused, "prompts are text or tokens"},
     {"prompt_logprobs", kRefused, "use echo and logprobs"},
-    {"bad_words", kRefused, "use logit_bias"},
-    {"allowed_token_ids", kRefused, "use logit_bias"},
-    {"logits_processors", kRefused, "use logit_bias"},
 };
+constexpr auto kFields = join_rules(kOwnRules, kGenerationRules, kOpenAiRules, kStructureRules);
 
 constexpr size_t kMaxPrompts = 256, kMaxAnswersInAll = 256;
 
@@ -121,11 +88,9 @@ std::vector<std::vector<int32_t>> read_prompts(const Fields& fields, const Serve
 std::span<const FieldRule> completion_fields() { return kFields; }
 
 void completions(Service& service, const std::shared_ptr<ApiCall>& call) {
-  const Json body = call->body();
-  const Fields fields(body, kFields);
-  call->ignored = fields.ignored();
-  const ServedModel& model = service.require_model();
-  service.require_name(fields.string("model"));
+  const ModelRequest incoming(service, *call, kFields);
+  const Fields& fields = incoming.fields;
+  const ServedModel& model = incoming.model;
 
   CompletionAnswerOptions options;
   options.fields = GenerationFields::read(fields, model);

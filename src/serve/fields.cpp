@@ -125,4 +125,14 @@ std::vector<std::string> Fields::ignored() const {
   return out;
 }
 
+void refuse(const std::string& place, const std::string& what) {
+  throw ApiError::field(place, fmt::format("{} {}", place, what));
+}
+
+const std::string& string_of(const Json& object, const char* name, const std::string& place) {
+  const auto found = object.find(name);
+  if (found == object.end() || !found->is_string()) refuse(place, fmt::format("has no text named {}", name));
+  return found->get_ref<const std::string&>();
+}
+
 }  // namespace fourfold::serve

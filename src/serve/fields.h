@@ -1,6 +1,7 @@
 // The fields of a request: each is honoured, ignored or refused, by one table for each API.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -20,6 +21,23 @@ struct FieldRule {
   Treatment treatment;
   const char* note = "";  // kRefused: what to do instead. Otherwise for people.
 };
+
+// Tables one behind the other.
+template <size_t... N>
+constexpr auto join_rules(const FieldRule (&... tables)[N]) {
+  std::array<FieldRule, (N + ...)> out{};
+  size_t at = 0;
+  const auto append = [&](const auto& table) {
+    for (const FieldRule& rule : table) out[at++] = rule;
+  };
+  (append(tables), ...);
+  return out;
+}
+
+// An ApiError that says of a place in the request what is wrong with it.
+[[noreturn]] void refuse(const std::string& place, const std::string& what);
+// A text that the object at `place` must have.
+const std::string& string_of(const Json& object, const char* name, const std::string& place);
 
 // A JSON object of a request, read field by field. A value null counts as none. Refusals name the field, what was found
 // and what was wanted.

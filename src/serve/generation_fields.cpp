@@ -127,4 +127,19 @@ bool GenerationFields::ends(int32_t token, const chat::ChatText& text) const {
   return !ignore_eos && text.is_stop(token);
 }
 
+ModelRequest::ModelRequest(Service& service, ApiCall& call, std::span<const FieldRule> rules)
+    : body(call.body()), fields(body, rules), model(service.require_model()) {
+  call.ignored = fields.ignored();
+  service.require_name(fields.string("model"));
+}
+
+void read_template_variables(const Fields& fields, Json& variables) {
+  const Json* const given = fields.object("chat_template_kwargs");
+  if (given == nullptr) return;
+  for (const char* name : {"messages", "tools", "documents", "add_generation_prompt", "chat_template"}) {
+    if (given->contains(name)) fields.refuse(fmt::format("chat_template_kwargs.{}", name), "is no variable");
+  }
+  variables = *given;
+}
+
 }  // namespace fourfold::serve

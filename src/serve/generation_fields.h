@@ -40,6 +40,53 @@ struct GenerationFields {
   bool ends(int32_t token, const chat::ChatText& text) const;
 };
 
+// A request to the model: its fields, once the model is there and is meant. An ApiError otherwise.
+struct ModelRequest {
+  ModelRequest(Service& service, ApiCall& call, std::span<const FieldRule> rules);
+
+  const Json body;
+  const Fields fields;
+  const ServedModel& model;
+};
+
+// chat_template_kwargs, into the variables of the template: an ApiError where one is no variable.
+void read_template_variables(const Fields& fields, Json& variables);
+
+// Of the tables of fields: what each API has that generates.
+inline constexpr FieldRule kGenerationRules[] = {
+    {"model", Treatment::kHonoured, "404 where it is not the served name; may be left out"},
+    {"temperature", Treatment::kHonoured, "0 to 10; 0 is greedy"},
+    {"top_p", Treatment::kHonoured, "above 0, up to 1"},
+    {"top_k", Treatment::kHonoured, "-1 and 0: all tokens"},
+    {"min_p", Treatment::kHonoured, "0 to below 1"},
+    {"presence_penalty", Treatment::kHonoured, "-10 to 10"},
+    {"frequency_penalty", Treatment::kHonoured, "-10 to 10"},
+    {"repetition_penalty", Treatment::kHonoured, "above 0, up to 10"},
+    {"logit_bias", Treatment::kHonoured, "token to a number from -100 to 100"},
+    {"stop_token_ids", Treatment::kHonoured, "beside the model's own"},
+    {"min_tokens", Treatment::kHonoured, "before that many the answer does not end by itself"},
+    {"ignore_eos", Treatment::kHonoured, "the model's end tokens do not end the answer"},
+    {"stream", Treatment::kHonoured, ""},
+    {"priority", Treatment::kHonoured, "lower values first"},
+    {"cache_salt", Treatment::kHonoured, "cached prefixes are shared with requests of the same salt only"},
+};
+// What chat and completions have in common beside that.
+inline constexpr FieldRule kOpenAiRules[] = {
+    {"seed", Treatment::kHonoured, "answer i of n has the seed plus i"},
+    {"stream_options", Treatment::kHonoured, "include_usage, continuous_usage_stats"},
+    {"use_beam_search", Treatment::kHonoured, "false only"},
+    {"user", Treatment::kIgnored},
+    {"metadata", Treatment::kIgnored},
+    {"service_tier", Treatment::kIgnored},
+    {"length_penalty", Treatment::kIgnored},
+    {"skip_special_tokens", Treatment::kIgnored, "end tokens are never part of the text"},
+    {"spaces_between_special_tokens", Treatment::kIgnored},
+    {"request_id", Treatment::kIgnored, "the header x-request-id is taken"},
+    {"bad_words", Treatment::kRefused, "use logit_bias"},
+    {"allowed_token_ids", Treatment::kRefused, "use logit_bias"},
+    {"logits_processors", Treatment::kRefused, "use logit_bias"},
+};
+
 inline constexpr int64_t kMaxTokens = int64_t{1} << 31;
 inline constexpr int64_t kMaxAnswers = 64;
 

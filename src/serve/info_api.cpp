@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "serve/chat_api.h"
+#include "serve/generation_fields.h"
 #include "serve/page/page.h"
 #include "serve/routes.h"
 #include "serve/token_text.h"
@@ -167,11 +168,9 @@ void model_info(Service& service, const std::shared_ptr<ApiCall>& call) {
 }
 
 void tokenize(Service& service, const std::shared_ptr<ApiCall>& call) {
-  const Json body = call->body();
-  const Fields fields(body, kTokenizeFields);
-  call->ignored = fields.ignored();
-  const ServedModel& model = service.require_model();
-  service.require_name(fields.string("model"));
+  const ModelRequest incoming(service, *call, kTokenizeFields);
+  const Fields& fields = incoming.fields;
+  const ServedModel& model = incoming.model;
   constexpr size_t kAny = std::numeric_limits<size_t>::max();
   std::vector<int32_t> tokens;
   if (fields.find("messages") != nullptr) {
@@ -202,11 +201,9 @@ void tokenize(Service& service, const std::shared_ptr<ApiCall>& call) {
 }
 
 void detokenize(Service& service, const std::shared_ptr<ApiCall>& call) {
-  const Json body = call->body();
-  const Fields fields(body, kDetokenizeFields);
-  call->ignored = fields.ignored();
-  const ServedModel& model = service.require_model();
-  service.require_name(fields.string("model"));
+  const ModelRequest incoming(service, *call, kDetokenizeFields);
+  const Fields& fields = incoming.fields;
+  const ServedModel& model = incoming.model;
   const Json* given = fields.array("tokens", 1u << 22);
   if (given == nullptr) fields.refuse("tokens", "is missing, an array of tokens is wanted");
   std::vector<int32_t> tokens;

@@ -14,9 +14,8 @@ namespace {
 
 using enum Treatment;
 
-constexpr FieldRule kFields[] = {
+constexpr FieldRule kOwnRules[] = {
     {"messages", kHonoured, "text, thinking, tool_use, tool_result; images and documents are refused"},
-    {"model", kHonoured, "404 where it is not the served name; may be left out"},
     {"max_tokens", kHonoured, "1 or more, cut to what the context leaves; may be left out"},
     {"system", kHonoured, "a text or blocks of text"},
     {"tools", kHonoured, "those with an input_schema; Anthropic's own, which have a type, are left out"},
@@ -25,21 +24,7 @@ constexpr FieldRule kFields[] = {
     {"output_config", kHonoured, "effort, a variable of the template; format: json_schema"},
     {"output_format", kHonoured, "the same as output_config.format, by its older name"},
     {"stop_sequences", kHonoured, "up to 64; they sleep inside of thinking and of calls"},
-    {"temperature", kHonoured, "0 to 10; 0 is greedy"},
-    {"top_p", kHonoured, "above 0, up to 1"},
-    {"top_k", kHonoured, "-1 and 0: all tokens"},
-    {"stream", kHonoured, ""},
-    {"min_p", kHonoured, "0 to below 1"},
-    {"presence_penalty", kHonoured, "-10 to 10"},
-    {"frequency_penalty", kHonoured, "-10 to 10"},
-    {"repetition_penalty", kHonoured, "above 0, up to 10"},
-    {"logit_bias", kHonoured, "token to a number from -100 to 100"},
     {"seed", kHonoured, ""},
-    {"stop_token_ids", kHonoured, "beside the model's own"},
-    {"min_tokens", kHonoured, "before that many the answer does not end by itself"},
-    {"ignore_eos", kHonoured, "the model's end tokens do not end the answer"},
-    {"priority", kHonoured, "lower values first"},
-    {"cache_salt", kHonoured, "cached prefixes are shared with requests of the same salt only"},
     {"chat_template_kwargs", kHonoured, "variables of the template"},
     {"metadata", kIgnored},
     {"service_tier", kIgnored},
@@ -51,18 +36,9 @@ constexpr FieldRule kFields[] = {
     {"container", kRefused, "nothing is run here"},
     {"mcp_servers", kRefused, "the server calls no tools"},
 };
+constexpr auto kFields = join_rules(kOwnRules, kGenerationRules);
 
 constexpr size_t kMaxMessages = 100'000, kMaxTools = 2048, kMaxName = 256;
-
-[[noreturn]] void refuse(const std::string& place, const std::string& what) {
-  throw ApiError::field(place, fmt::format("{} {}", place, what));
-}
-
-const std::string& string_of(const Json& block, const char* name, const std::string& place) {
-  const auto found = block.find(name);
-  if (found == block.end() || !found->is_string()) refuse(place, fmt::format("has no text named {}", name));
-  return found->get_ref<const std::string&>();
-}
 
 std::string type_of(const Json& block, const std::string& place) {
   if (!block.is_object()) refuse(place, fmt::format("is {}, a block is wanted", json_kind(block)));
@@ -254,12 +230,7 @@ Asked read(const Fields& fields) {
       refuse(place + ".role", fmt::format("is {}, wanted user, assistant or system", printable(role, 60)));
     }
   }
-  if (const Json* variables = fields.object("chat_template_kwargs")) {
-    for (const char* name : {"messages", "tools", "documents", "add_generation_prompt", "chat_template"}) {
-      if (variables->contains(name)) fields.refuse(fmt::format("chat_template_kwargs.{}", name), "is no variable");
-    }
-    asked.conversation.variables = *variables;
-  }
+  read_template_variables(fields, asked.conversation.variables);
   asked.conversation.tools = offered_tools(fields, asked.choice);
   asked.budget = read_thinking(fields, asked.conversation.variables);
   if (const Json* config = fields.object("output_config")) {
@@ -284,11 +255,9 @@ std::span<const FieldRule> messages_fields() { return kFields; }
 chat::Conversation read_messages(const Fields& fields) { return read(fields).conversation; }
 
 void messages(Service& service, const std::shared_ptr<ApiCall>& call) {
-  const Json body = call->body();
-  const Fields fields(body, kFields);
-  call->ignored = fields.ignored();
-  const ServedModel& model = service.require_model();
-  service.require_name(fields.string("model"));
+  const ModelRequest incoming(service, *call, kFields);
+  const Fields& fields = incoming.fields;
+  const ServedModel& model = incoming.model;
   model.text->require_template();
 
   MessagesAnswerOptions options;
@@ -317,11 +286,9 @@ void messages(Service& service, const std::shared_ptr<ApiCall>& call) {
 }
 
 void count_message_tokens(Service& service, const std::shared_ptr<ApiCall>& call) {
-  const Json body = call->body();
-  const Fields fields(body, kFields);
-  call->ignored = fields.ignored();
-  const ServedModel& model = service.require_model();
-  service.require_name(fields.string("model"));
+  const ModelRequest incoming(service, *call, kFields);
+  const Fields& fields = incoming.fields;
+  const ServedModel& model = incoming.model;
   model.text->require_template();
   const auto count = static_cast<int64_t>(model.text->prompt(read_messages(fields)).tokens.size());
   service.respond(call, json_response({{"input_tokens", count}}));

@@ -17,16 +17,12 @@ namespace {
 
 using enum Treatment;
 
-constexpr FieldRule kFields[] = {
+constexpr FieldRule kOwnRules[] = {
     {"input", kHonoured, "a text, or items: messages of text, reasoning, function calls and their outputs"},
     {"instructions", kHonoured, "a system message; not taken over from the previous response"},
-    {"model", kHonoured, "404 where it is not the served name; may be left out"},
     {"previous_response_id", kHonoured, "of a response that was stored; 404 where it is unknown or gone"},
     {"store", kHonoured, "true where it is missing; in memory, 1,000 responses and 64 MiB, the oldest go first"},
     {"max_output_tokens", kHonoured, "1 or more, cut to what the context leaves"},
-    {"temperature", kHonoured, "0 to 10; 0 is greedy"},
-    {"top_p", kHonoured, "above 0, up to 1"},
-    {"stream", kHonoured, ""},
     {"tools", kHonoured, "of type function; others (namespace, web_search, …) are left out"},
     {"tool_choice", kHonoured, "auto, none, required, a function by its name"},
     {"parallel_tool_calls", kHonoured, "false: the answer ends with its first call"},
@@ -35,21 +31,10 @@ constexpr FieldRule kFields[] = {
     {"truncation", kHonoured, "disabled only"},
     {"background", kHonoured, "false only"},
     {"metadata", kHonoured, "given back"},
-    {"top_k", kHonoured, "-1 and 0: all tokens"},
-    {"min_p", kHonoured, "0 to below 1"},
-    {"presence_penalty", kHonoured, "-10 to 10"},
-    {"frequency_penalty", kHonoured, "-10 to 10"},
-    {"repetition_penalty", kHonoured, "above 0, up to 10"},
-    {"logit_bias", kHonoured, "token to a number from -100 to 100"},
     {"seed", kHonoured, ""},
     {"stop", kHonoured, "a string or up to 64"},
-    {"stop_token_ids", kHonoured, "beside the model's own"},
-    {"min_tokens", kHonoured, "before that many the answer does not end by itself"},
-    {"ignore_eos", kHonoured, "the model's end tokens do not end the answer"},
     {"thinking_token_budget", kHonoured, "after so many tokens the reasoning is closed"},
     {"chat_template_kwargs", kHonoured, "variables of the template"},
-    {"priority", kHonoured, "lower values first"},
-    {"cache_salt", kHonoured, "cached prefixes are shared with requests of the same salt only"},
     {"include", kIgnored, "reasoning is always in the output"},
     {"user", kIgnored},
     {"service_tier", kIgnored},
@@ -64,18 +49,9 @@ constexpr FieldRule kFields[] = {
     {"conversation", kRefused, "use previous_response_id"},
     {"prompt", kRefused, "there are no stored prompts; use input"},
 };
+constexpr auto kFields = join_rules(kOwnRules, kGenerationRules);
 
 constexpr size_t kMaxItems = 100'000, kMaxTools = 2048, kMaxName = 256;
-
-[[noreturn]] void refuse(const std::string& place, const std::string& what) {
-  throw ApiError::field(place, fmt::format("{} {}", place, what));
-}
-
-const std::string& string_of(const Json& item, const char* name, const std::string& place) {
-  const auto found = item.find(name);
-  if (found == item.end() || !found->is_string()) refuse(place, fmt::format("has no text named {}", name));
-  return found->get_ref<const std::string&>();
-}
 
 // A text, or parts of one.
 std::string text_of(const Json& content, const std::string& place) {
@@ -200,12 +176,7 @@ ToolChoice read_tool_choice(const Fields& fields, Json& tools) {
 }
 
 void read_variables(const Fields& fields, Json& variables) {
-  if (const Json* given = fields.object("chat_template_kwargs")) {
-    for (const char* name : {"messages", "tools", "documents", "add_generation_prompt", "chat_template"}) {
-      if (given->contains(name)) fields.refuse(fmt::format("chat_template_kwargs.{}", name), "is no variable");
-    }
-    variables = *given;
-  }
+  read_template_variables(fields, variables);
   if (const Json* reasoning = fields.object("reasoning")) {
     static constexpr FieldRule kRules[] = {
         {"effort", kHonoured}, {"summary", kIgnored}, {"generate_summary", kIgnored}, {"context", kIgnored}};
@@ -287,11 +258,9 @@ Json messages_of_items(const Json& input) {
 }
 
 void responses(Service& service, const std::shared_ptr<ApiCall>& call) {
-  const Json body = call->body();
-  const Fields fields(body, kFields);
-  call->ignored = fields.ignored();
-  const ServedModel& model = service.require_model();
-  service.require_name(fields.string("model"));
+  const ModelRequest incoming(service, *call, kFields);
+  const Fields& fields = incoming.fields;
+  const ServedModel& model = incoming.model;
   model.text->require_template();
   require_defaults(fields);
 

@@ -19,10 +19,6 @@ using enum Treatment;
 constexpr auto kMaxCompile = std::chrono::seconds(2);
 constexpr size_t kMaxChoices = 1000, kMaxText = 64 << 10;
 
-[[noreturn]] void refuse(const std::string& place, const std::string& what) {
-  throw ApiError::field(place, fmt::format("{} {}", place, what));
-}
-
 std::string whole_text_grammar(const structure::Part& body, bool after_reasoning) {
   structure::GrammarText grammar;
   return grammar.finish(

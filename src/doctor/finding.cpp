@@ -53,6 +53,8 @@ std::optional<std::string> Facts::text(std::string_view name) const {
   return found.is_string() ? std::optional(printable(found.get<std::string>(), 300)) : std::nullopt;
 }
 
+bool shares_host_memory(const Facts& device) { return device.text("host_memory").value_or("").starts_with("one pool"); }
+
 std::vector<Finding> judge(const Json& facts) {
   std::vector<Finding> all;
   for (auto* one : {judge_host, judge_gpu, judge_model}) {

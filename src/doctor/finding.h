@@ -39,6 +39,9 @@ class Facts {
   const Json* json_;
 };
 
+// Whether a device of the driver's probe has one pool of memory with the processor (jit::host_memory_name).
+bool shares_host_memory(const Facts& device);
+
 // All findings, the good ones included.
 std::vector<Finding> judge(const Json& facts);
 std::vector<Finding> judge_host(const Facts& facts);

@@ -78,7 +78,8 @@ Json device_facts(const jit::Driver& driver, int index) {
               {"sms", info.sms},
               {"smem_per_block", info.smem_per_block},
               {"smem_per_sm", info.smem_per_sm},
-              {"datasheet_gb_per_s", 1e3 * info.memory_tbs}};
+              {"datasheet_gb_per_s", 1e3 * info.memory_tbs},
+              {"host_memory", jit::host_memory_name(info.host_memory)}};
   driver.use(index);
   size_t free = 0, total = 0;
   driver.check(driver.call().memory_info(&free, &total), "the memory of a device");

@@ -80,7 +80,10 @@ Json cpu_facts(const fs::path& root) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(root / "sys/devices/system/node", ignored)) {
     const std::string name = entry.path().filename().string();
-    nodes += name.starts_with("node") && name.size() > 4 && std::isdigit(static_cast<unsigned char>(name[4])) ? 1 : 0;
+    if (!name.starts_with("node") || name.size() < 5 || !std::isdigit(static_cast<unsigned char>(name[4]))) continue;
+    // A GPU whose memory is the processor's, too (GH200), has nodes without processors.
+    const fs::path processors = entry.path() / "cpulist";
+    nodes += fs::exists(processors, ignored) && first_line(processors).empty() ? 0 : 1;
   }
   out["numa_nodes"] = nodes == 0 ? Json(nullptr) : Json(nodes);
   return out;

@@ -117,6 +117,11 @@ class Judge {
     } else if (shared) {
       add("gpu.shared-memory", Level::kGood, fmt::format("{}: {:.0f} bytes for a block, as planned", name, *shared));
     }
+    if (const auto memory = device.text("host_memory")) {
+      add("gpu.memory", Level::kGood,
+          fmt::format("{}: {}{}", name, printable(*memory, 80),
+                      shares_host_memory(device) ? "; weights and caches are there once, beside everything else" : ""));
+    }
     const auto copied = device.number("copy_gb_per_s");
     // By the driver's clock and bus width, or by the card's row where the driver tells nothing.
     double datasheet = device.number("datasheet_gb_per_s").value_or(0);

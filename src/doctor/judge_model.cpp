@@ -12,17 +12,24 @@ std::string gigabytes(double bytes) { return fmt::format("{:.2f} GB", bytes / 1e
 struct Room {
   std::string where;
   double bytes = 0;
+  bool host = false;
 };
 
-// The memory that a model may take: the host's, cut by the control group, and each GPU's.
+// The memory that a model may take: the host's, cut by the control group, and each GPU's; or the one that they share,
+// where what the driver calls free leaves out what the system can free.
 std::vector<Room> rooms(const Facts& facts) {
   std::vector<Room> out;
   const Facts memory = facts.at("memory");
   auto available = memory.number("available_bytes");
   if (const auto limit = memory.number("limit_bytes"); limit && available) available = std::min(*available, *limit);
-  if (available) out.push_back({"main memory", *available});
+  if (available) out.push_back({"main memory", *available, true});
   for (const Facts& device : facts.at("probes").at("gpu").list("devices")) {
-    if (const auto free = device.number("memory_free")) out.push_back({device.text("name").value_or("a GPU"), *free});
+    const std::string name = device.text("name").value_or("a GPU");
+    if (shares_host_memory(device) && available) {
+      out.front().where = fmt::format("the memory that {} and the processor share", name);
+    } else if (const auto free = device.number("memory_free")) {
+      out.push_back({name, *free, false});
+    }
   }
   return out;
 }
@@ -57,10 +64,9 @@ std::vector<Finding> judge_model(const Facts& facts) {
   for (const Room& room : rooms(facts)) {
     const double left = room.bytes - *weights - state;
     const double context = per_token > 0 ? std::floor(std::max(0.0, left) / per_token) : (left > 0 ? *positions : 0);
-    const bool host = room.where == "main memory";
     fits_anywhere = fits_anywhere || context >= 2;
     if (context < 2) {
-      out.push_back({"model.memory", host ? Level::kWarning : Level::kNote,
+      out.push_back({"model.memory", room.host ? Level::kWarning : Level::kNote,
                      fmt::format("{} of weights and {} for a sequence, {} free in {}", gigabytes(*weights),
                                  gigabytes(state), gigabytes(room.bytes), room.where),
                      fmt::format("the model does not fit into {}", room.where),

@@ -48,6 +48,21 @@ TEST(GpuRow, OthersAreDescribedByWhatTheDriverSays) {
   EXPECT_THROW(gpu_row_of(info("NVIDIA GeForce GTX 1080", 6, 1, 20)), Error);
 }
 
+TEST(DeviceMemory, OnePoolIsCountedAsTheProcessorCountsIt) {
+  const DeviceMemory driver{40, 128};  // the driver's count leaves out pages of files
+  const auto free = [&](jit::HostMemory kind, int64_t available) {
+    const DeviceMemory found = memory_of_device(kind, driver, {available, "the machine"});
+    EXPECT_EQ(found.total, 128u);
+    return found.free;
+  };
+  EXPECT_EQ(free(jit::HostMemory::kOnePool, 110), 110u);
+  EXPECT_EQ(free(jit::HostMemory::kOnePool, 20), 20u);  // a control group's limit, which the driver does not know
+  EXPECT_EQ(free(jit::HostMemory::kOnePool, 500), 128u);
+  EXPECT_EQ(free(jit::HostMemory::kOnePool, -1), 40u);
+  EXPECT_EQ(free(jit::HostMemory::kCoherent, 110), 40u);
+  EXPECT_EQ(free(jit::HostMemory::kApart, 110), 40u);
+}
+
 TEST(Deadline, AWaitEndsWithTheAnswerOrWithTheDeadline) {
   int asked = 0;
   const auto after = [&](int times, int answer) {

@@ -39,7 +39,8 @@ TEST_F(Root, HostsAreRead) {
   write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
   write("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n");
   write("sys/devices/system/node/node0/x", "");
-  write("sys/devices/system/node/node1/x", "");
+  write("sys/devices/system/node/node1/cpulist", "2-3\n");
+  write("sys/devices/system/node/node2/cpulist", "\n");  // a GPU's memory
   write("sys/devices/system/node/possible", "0-1");
   const Json facts = host_facts(root_);
   EXPECT_EQ(facts["cpu"]["model"], "A Processor");

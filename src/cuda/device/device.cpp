@@ -92,10 +92,15 @@ Device::Device(int index)
 
 void Device::make_current() const { driver_.use(index_); }
 
+DeviceMemory memory_of_device(jit::HostMemory kind, const DeviceMemory& driver, const cpu::AvailableMemory& available) {
+  if (kind != jit::HostMemory::kOnePool || available.bytes < 0) return driver;
+  return {std::min(static_cast<uint64_t>(available.bytes), driver.total), driver.total};
+}
+
 DeviceMemory Device::memory() const {
   size_t free = 0, total = 0;
   check(driver_.call().memory_info(&free, &total), "cuMemGetInfo");
-  return {free, total};
+  return memory_of_device(info_.host_memory, {free, total}, cpu::available_memory());
 }
 
 Stream::Stream(const Device& device) : device_(device) {
@@ -119,6 +124,11 @@ void Stream::launched(std::string_view name) const {
 }
 
 Buffer::Buffer(const Device& device, uint64_t bytes, std::string_view what) : device_(&device), bytes_(bytes) {
+  // In one pool a driver gives more than there is, and the system ends some process for it.
+  constexpr uint64_t kLarge = uint64_t{64} << 20;
+  if (bytes >= kLarge && device.info().host_memory == jit::HostMemory::kOnePool) {
+    cpu::check_available(std::string(what), static_cast<int64_t>(bytes), 0, cpu::available_memory());
+  }
   const int result = device.driver().call().memory_allocate(&address_, std::max<uint64_t>(bytes, 1));
   if (result == 0) return;
   device_ = nullptr;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/memory/available.h"
 #include "jit/driver.h"
 #include "kernels/ptx/tensor_map.h"
 #include "plan/arch.h"
@@ -30,6 +31,9 @@ T* device_pointer(DeviceAddress address) {
 struct DeviceMemory {
   uint64_t free = 0, total = 0;  // bytes
 };
+// Of what a driver says is free. In one pool with the processor it leaves out what the system can free, such as pages
+// of files that were read, and knows no limit of a control group: there `available` counts, where it is known.
+DeviceMemory memory_of_device(jit::HostMemory kind, const DeviceMemory& driver, const cpu::AvailableMemory& available);
 
 class Device {
  public:
@@ -44,7 +48,7 @@ class Device {
   // The planner's row: the card of the table that this is, or the fastest of its architecture with this one's limits.
   const plan::Gpu& gpu() const { return gpu_; }
   const jit::Driver& driver() const { return driver_; }
-  DeviceMemory memory() const;
+  DeviceMemory memory() const;  // memory_of_device()
   // A wait was given up: what the device still does is unknown. Nothing on it is freed any more, because freeing waits.
   bool lost() const { return lost_; }
   void lose() const { lost_ = true; }

@@ -123,7 +123,9 @@ struct LaunchStats {
 using SeenSite = std::tuple<Op, std::string, int>;
 
 // What tensor copies take: `rows` of `columns` 16-bit values, `stride` bytes from one to the next.
-ptx::TensorMap make_tensor_map(const void* first, std::uint64_t rows, std::uint64_t columns, std::uint64_t stride);
+// `copied`: rows that one copy brings.
+ptx::TensorMap make_tensor_map(const void* first, std::uint64_t rows, std::uint64_t columns, std::uint64_t stride,
+                               std::uint64_t copied = 1);
 
 class Machine;
 

@@ -238,14 +238,15 @@ bool Machine::deliver_for_idle() {
 
 namespace {
 struct HostMap {  // what a TensorMap holds here
-  u64 mark, first, rows, columns, stride;
+  u64 mark, first, rows, columns, stride, copied;
 };
 constexpr u64 kMapMark = 0x70616d20776f7220;
 }  // namespace
 
-ptx::TensorMap make_tensor_map(const void* first, std::uint64_t rows, std::uint64_t columns, std::uint64_t stride) {
+ptx::TensorMap make_tensor_map(const void* first, std::uint64_t rows, std::uint64_t columns, std::uint64_t stride,
+                               std::uint64_t copied) {
   ptx::TensorMap map = {};
-  const HostMap host = {kMapMark, reinterpret_cast<u64>(first), rows, columns, stride};
+  const HostMap host = {kMapMark, reinterpret_cast<u64>(first), rows, columns, stride, copied};
   std::memcpy(&map, &host, sizeof(host));
   return map;
 }
@@ -291,26 +292,48 @@ void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64, Sit
 
 void prefetch_tensor_map(const TensorMap&, Site site) { machine().enter(site); }
 
+namespace {
+
+void copy_rows(Machine& m, Thread& t, u32 destination, const TensorMap& map, int column, int row, int rows, u32 bar,
+               const char* what) {
+  HostMap host;
+  std::memcpy(&host, &map, sizeof(host));
+  if (host.mark != kMapMark) m.violate(fmt::format("{}: this is no tensor map", what));
+  if (host.first % 16 != 0 || host.stride % 16 != 0) m.violate(fmt::format("{}: rows are not aligned to 16", what));
+  if (host.copied != static_cast<u64>(rows)) {
+    m.violate(fmt::format("{}: {} rows of a map that copies {}", what, rows, host.copied));
+  }
+  m.check_bounds(destination, static_cast<u32>(rows) * 128, 128, what);
+  if (column < 0) m.violate(fmt::format("{}: columns that begin outside the matrix", what));
+  for (int i = 0; i < rows; ++i) {
+    const i64 at = i64{row} + i;
+    u32 there = 0;  // bytes; what lies outside is zero
+    if (at >= 0 && static_cast<u64>(at) < host.rows && static_cast<u64>(column) < host.columns) {
+      there = static_cast<u32>(std::min<u64>(host.columns - static_cast<u64>(column), 64)) * 2;
+    }
+    const u8* source = reinterpret_cast<const u8*>(host.first);
+    if (there != 0) {
+      source += static_cast<u64>(at) * host.stride + static_cast<u64>(column) * 2;
+      m.global_access(source, there, Access::kRead);
+    }
+    start_copy(m, t, {destination + static_cast<u32>(i) * 128, source, 128, bar, 0, true, there}, what);
+  }
+}
+
+}  // namespace
+
 void tensor_copy_row(u32 destination, const TensorMap& map, int column, int row, u32 bar, Site site) {
   Machine& m = machine();
   Thread& t = m.enter(Op::kBulkCopy, site);
   if (m.mutated(Mutation::Kind::kDrop, Op::kBulkCopy, site)) return;
-  HostMap host;
-  std::memcpy(&host, &map, sizeof(host));
-  if (host.mark != kMapMark) m.violate("tensor_copy_row: this is no tensor map");
-  if (host.first % 16 != 0 || host.stride % 16 != 0) m.violate("tensor_copy_row: rows are not aligned to 16");
-  m.check_bounds(destination, 128, 128, "tensor_copy_row");
-  u32 there = 0;  // bytes; what lies outside is zero
-  if (column >= 0 && row >= 0 && static_cast<u64>(row) < host.rows && static_cast<u64>(column) < host.columns) {
-    there = static_cast<u32>(std::min<u64>(host.columns - static_cast<u64>(column), 64)) * 2;
-  }
-  if (column < 0) m.violate("tensor_copy_row: columns that begin outside the matrix");
-  const u8* source = reinterpret_cast<const u8*>(host.first);
-  if (there != 0) {
-    source += static_cast<u64>(row) * host.stride + static_cast<u64>(column) * 2;
-    m.global_access(source, there, Access::kRead);
-  }
-  start_copy(m, t, {destination, source, 128, bar, 0, true, there}, "tensor_copy_row");
+  copy_rows(m, t, destination, map, column, row, 1, bar, "tensor_copy_row");
+}
+
+void tensor_copy_rows(u32 destination, const TensorMap& map, int column, int row, int rows, u32 bar, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kBulkCopy, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kBulkCopy, site)) return;
+  copy_rows(m, t, destination, map, column, row, rows, bar, "tensor_copy_rows");
 }
 
 bool one_lane(Site site) { return machine().enter(site).lane == 0; }

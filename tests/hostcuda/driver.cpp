@@ -461,13 +461,13 @@ void set_modules(jit::Driver::Functions& call) {
                               const uint64_t* strides, const unsigned* box, const unsigned* steps, int, int swizzle,
                               int, int) {
     constexpr int kBf16 = 9, kSwizzle128 = 3;
-    const bool known = type == kBf16 && rank == 2 && box[0] == 64 && box[1] == 1 && steps[0] == 1 && steps[1] == 1 &&
-                       swizzle == kSwizzle128;
+    const bool known = type == kBf16 && rank == 2 && box[0] == 64 && box[1] >= 1 && box[1] <= 256 && steps[0] == 1 &&
+                       steps[1] == 1 && swizzle == kSwizzle128;
     if (!known || reinterpret_cast<uintptr_t>(address) % 16 != 0 || strides[0] % 16 != 0 || sizes[0] == 0 ||
         sizes[1] == 0) {
       return kInvalid;
     }
-    const ptx::TensorMap host = executor::make_tensor_map(address, sizes[1], sizes[0], strides[0]);
+    const ptx::TensorMap host = executor::make_tensor_map(address, sizes[1], sizes[0], strides[0], box[1]);
     std::memcpy(map, &host, sizeof(host));
     return 0;
   };

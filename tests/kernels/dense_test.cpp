@@ -33,8 +33,6 @@ struct Case {
     args.x = device.constant(x, "x");
     args.x_stride = matrix.columns;
     device.produced(args.x);
-    map = executor::make_tensor_map(args.x, static_cast<uint64_t>(tokens), static_cast<uint64_t>(matrix.columns),
-                                    static_cast<uint64_t>(matrix.columns) * 2);
   }
   // `split_units`: of gemm_wide; 0: all columns.
   void run(const DenseKernel& k, unsigned sms = 3, int split_units = 0) {
@@ -48,6 +46,9 @@ struct Case {
       std::fill_n(args.arrived, items * kWideWarps, 0);
       items *= static_cast<unsigned>(args.splits);
     }
+    const auto columns = static_cast<uint64_t>(args.matrix.columns);
+    map = executor::make_tensor_map(args.x, static_cast<uint64_t>(args.tokens), columns, columns * 2,
+                                    static_cast<uint64_t>(k.tokens / kWideProducers));
     executor::LaunchConfig config{k.name, {k.wide ? std::min(items, sms) : items}, k.threads, k.shared_bytes};
     device.launch(config, [&] { k.run(map, args); });
   }

@@ -417,7 +417,8 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   const WideEntry entry = wide_entry(formats, x.rows);
   const ptx::TensorMap rows =
       row_pieces(card_->device, address_of(x.data), static_cast<uint64_t>(x.rows), static_cast<uint64_t>(x.cols),
-                 static_cast<uint64_t>(x.stride * x.element_bytes()));
+                 static_cast<uint64_t>(x.stride * x.element_bytes()),
+                 static_cast<unsigned>(gemm::wide_copied_rows(wide_tile(formats, entry))));
   gemm::DenseArgs args = {};
   args.matrix = matrix;
   args.tokens = static_cast<int>(x.rows);

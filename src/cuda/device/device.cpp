@@ -179,13 +179,13 @@ void Buffer::fill(const Stream& stream, unsigned char value) {
                         "filling device memory");
 }
 
-ptx::TensorMap row_pieces(const Device& device, DeviceAddress address, uint64_t rows, uint64_t columns,
-                          uint64_t stride) {
+ptx::TensorMap row_pieces(const Device& device, DeviceAddress address, uint64_t rows, uint64_t columns, uint64_t stride,
+                          unsigned copied) {
   // Values of CUtensorMapDataType and the like (cuda.h). 256 bytes come to L2 at once: the next piece is wanted soon.
   constexpr int kBf16 = 9, kNoInterleave = 0, kSwizzle128 = 3, kPromote256 = 3, kZeros = 0;
   ptx::TensorMap map;
   const uint64_t sizes[2] = {columns, rows};
-  const unsigned box[2] = {64, 1}, steps[2] = {1, 1};
+  const unsigned box[2] = {64, copied}, steps[2] = {1, 1};
   const int result = device.driver().call().tensor_map_encode(
       &map, kBf16, 2, reinterpret_cast<void*>(static_cast<uintptr_t>(address)), sizes, &stride, box, steps,
       kNoInterleave, kSwizzle128, kPromote256, kZeros);

@@ -137,9 +137,9 @@ class Buffer {
 };
 
 // Rows of `columns` bf16 values in device memory, `stride` bytes from one to the next, as kernels copy them in pieces
-// of one row and 64 columns (ptx::tensor_copy_row). `address` and `stride`: multiples of 16.
-ptx::TensorMap row_pieces(const Device& device, DeviceAddress address, uint64_t rows, uint64_t columns,
-                          uint64_t stride);
+// of `copied` rows and 64 columns (ptx::tensor_copy_rows). `address` and `stride`: multiples of 16.
+ptx::TensorMap row_pieces(const Device& device, DeviceAddress address, uint64_t rows, uint64_t columns, uint64_t stride,
+                          unsigned copied = 1);
 
 class Event {
  public:

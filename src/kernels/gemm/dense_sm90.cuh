@@ -65,7 +65,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& arg
   static constexpr WideTile T = Tile::value;
   static constexpr WideMap kMap = wide_map(T);
   constexpr int kTiles = kWideTiles / kWideProducers;
-  constexpr int kRows = T.tokens / kWideProducers;
+  constexpr int kRows = wide_copied_rows(T);
   const Barriers<Tile> bars{base + kMap.barriers};
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int items = item_count<Tile>(args);
@@ -94,10 +94,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& arg
       }
       const u32 rows =
           base + kMap.rows + static_cast<u32>(ring.stage) * kMap.row_stride + static_cast<u32>(warp * kRows) * 128u;
-#pragma unroll 4
-      for (int i = 0; i < kRows; ++i) {
-        tensor_copy_row(rows + static_cast<u32>(i) * 128u, x, unit * kUnitK, first_row + i, bar);
-      }
+      tensor_copy_rows(rows, x, unit * kUnitK, first_row, kRows, bar);
       if (++ring.stage == T.stages) ring = {0, ring.phase ^ 1u};
     }
   }
@@ -169,6 +166,7 @@ __device__ __forceinline__ bool add_up(const DenseArgs& args, const Item& item, 
     float* v = &acc[i / (N / 8)][i % (N / 8) * 4];
     v[0] = v[1] = v[2] = v[3] = 0.0f;
   }
+#pragma unroll 2
   for (int split = 0; split < args.splits; ++split) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
@@ -308,7 +306,8 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
 
 }  // namespace wide_detail
 
-// Grid: wide_grid. `x`: the rows, [tokens][columns], boxes of 64 columns of one row. `Tile` is a WideTileOf.
+// Grid: wide_grid. `x`: the rows, [tokens][columns], in copies of 64 columns of wide_copied_rows(). `Tile` is a
+// WideTileOf.
 template <typename Tile>
 __global__ void __launch_bounds__(kWideThreads, 1)
     gemm_wide(const __grid_constant__ ptx::TensorMap x, const __grid_constant__ DenseArgs args) {

@@ -108,6 +108,9 @@ struct WideTileOf {
   static constexpr WideTile value{Formats, Tokens, Stages};
 };
 
+// Rows of x that one copy brings.
+FOURFOLD_HD constexpr int wide_copied_rows(const WideTile& t) { return t.tokens / kWideProducers; }
+
 struct WideMap {
   unsigned rows;  // [stages][tokens][64] bf16, 128-byte swizzle
   unsigned row_stride;

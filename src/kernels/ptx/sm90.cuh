@@ -98,6 +98,11 @@ __device__ __forceinline__ void tensor_copy_row(u32 destination, const TensorMap
       "l"(&map), "r"(column), "r"(row), "r"(bar)
       : "memory");
 }
+// The same for `rows` rows from `row` on, one after the other in shared memory: as many as the map says.
+__device__ __forceinline__ void tensor_copy_rows(u32 destination, const TensorMap& map, int column, int row, int,
+                                                 u32 bar) {
+  tensor_copy_row(destination, map, column, row, bar);
+}
 // A whole warp: true for one lane of it. The compiler knows that it is one, and then issues the copies in its branch
 // from uniform registers, without a loop over lanes.
 __device__ __forceinline__ bool one_lane() {

@@ -37,6 +37,8 @@ void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64 poli
 
 void prefetch_tensor_map(const TensorMap& map, Site site = Site::here());
 void tensor_copy_row(u32 destination, const TensorMap& map, int column, int row, u32 bar, Site site = Site::here());
+void tensor_copy_rows(u32 destination, const TensorMap& map, int column, int row, int rows, u32 bar,
+                      Site site = Site::here());
 bool one_lane(Site site = Site::here());
 
 void bulk_store(void* destination, u32 source, u32 bytes, Site site = Site::here());

@@ -134,6 +134,8 @@ struct Case {
   bool again = false;  // a second run has the same bits
 };
 
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
 class HostModel : public testing::TestWithParam<Case> {};
 
 TEST_P(HostModel, HasTheReferencesLogits) {

@@ -84,8 +84,11 @@ std::vector<Answer> answers(std::shared_ptr<ops::Backend> backend, int32_t draft
 struct EngineCase {
   const char* name;
   bool wide;
+  bool graphs;
   int32_t drafts;
 };
+
+void PrintTo(const EngineCase& c, std::ostream* out) { *out << c.name; }
 
 class HostEngine : public testing::TestWithParam<EngineCase> {};
 
@@ -96,7 +99,7 @@ TEST_P(HostEngine, AnswersAsTheCpuDoes) {
   cpu.isa = cpu::Isa::kReference;
   const std::vector<Answer> want = answers(cpu::make_backend(cpu), 0);
   install({});
-  const std::vector<Answer> got = answers(cuda_backend(true, false, c.wide), c.drafts);
+  const std::vector<Answer> got = answers(cuda_backend(true, false, c.wide, c.graphs), c.drafts);
   int64_t accepted = 0;
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_EQ(got[i].error, "");
@@ -111,8 +114,9 @@ TEST_P(HostEngine, AnswersAsTheCpuDoes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Steps, HostEngine,
-                         testing::Values(EngineCase{"Plain", false, 0}, EngineCase{"Wide", true, 0},  //
-                                         EngineCase{"PlainDrafts", false, 2}, EngineCase{"WideDrafts", true, 2}),
+                         testing::Values(EngineCase{"Narrow", false, true, 0}, EngineCase{"Wide", true, true, 0},
+                                         EngineCase{"DraftsLaunchByLaunch", false, false, 2},
+                                         EngineCase{"WideDrafts", true, true, 2}),
                          [](const auto& parameter) { return parameter.param.name; });
 
 // ---- faults

@@ -15,6 +15,7 @@ struct LayerCase {
   const char* name;
   size_t index;  // of expert_cases()
 };
+void PrintTo(const LayerCase& c, std::ostream* out) { *out << c.name; }
 
 // Every token chooses the slices of the shared expert.
 void add_slices(cuda::Batch& batch, const plan::moe::Problem& p) {

@@ -40,13 +40,15 @@ inline const std::filesystem::path& kernel_store() {
 }
 
 // The backend on the card that is installed. Self-tests of the expert kernels are tests of their own.
-inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_cache = false, bool wide = true) {
+inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_cache = false, bool wide = true,
+                                                  bool graphs = true) {
   cuda::CudaOptions options;
   options.store = kernel_store();
   options.overlap = overlap;
   options.self_test = false;
   options.fp8_cache = fp8_cache;
   options.wide = wide;
+  options.graphs = graphs;
   options.threads = 2;
   return cuda::make_backend(options);
 }

@@ -617,5 +617,6 @@ void fail_call(Call call, int64_t nth, int result) {
   const std::lock_guard lock(card().mutex);
   card().faults[static_cast<size_t>(call)] = {nth, result};
 }
+std::unique_lock<std::recursive_mutex> hold() { return std::unique_lock(card().mutex); }
 
 }  // namespace fourfold::hostcuda

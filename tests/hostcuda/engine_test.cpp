@@ -194,8 +194,13 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
     install({});
     {
       const auto engine = small_engine();
-      const auto first = engine->submit(request_of(20)), second = engine->submit(request_of(3));
-      fail_call(fault.call, fault.nth, kLaunchFailed);  // both are there: a failed engine takes no more
+      std::unique_ptr<engine::EventStream> first, second;
+      {
+        const auto held = hold();  // nothing fails before both are there: a failed engine takes no more
+        fail_call(fault.call, fault.nth, kLaunchFailed);
+        first = engine->submit(request_of(20));
+        second = engine->submit(request_of(3));
+      }
       for (engine::EventStream* stream : {first.get(), second.get()}) {
         const std::string error = read(*stream).error;
         EXPECT_NE(error.find(fault.cause), std::string::npos) << error;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 
 #include "executor/executor.h"
@@ -73,5 +74,7 @@ uint64_t peak_bytes();
 int64_t calls(Call call);  // since install()
 // The nth call from now (1: the next) fails with `result`, once; 0: none does.
 void fail_call(Call call, int64_t nth, int result);
+// While it is held, other threads' calls that do or ask for work on the card wait.
+[[nodiscard]] std::unique_lock<std::recursive_mutex> hold();
 
 }  // namespace fourfold::hostcuda

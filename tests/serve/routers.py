@@ -1,8 +1,8 @@
 """Two servers of the demo model behind a router, by hand: conversations stay where their beginning is cached, and when one
 server is killed under load no request is lost but those that it was answering. Standard library alone; everything
-listens on this machine only.
+but the events of vllm_kv listens on this machine only.
 
-  python3 tests/serve/routers.py nginx sglang vllm
+  python3 tests/serve/routers.py nginx sglang vllm vllm_kv
 
 Wants the programs of those that are named: nginx (Debian: nginx-light), sglang-router and vllm-router (PyPI packages of
 those names). FOURFOLD_BINARY names the server's.
@@ -81,6 +81,24 @@ def vllm(servers, port, directory):
             "--health-failure-threshold", "1"]
 
 
+def vllm_kv(servers, port, directory):
+    """By what the servers tell of their caches; static sources have an empty topic."""
+    sources = [part for server in servers for part in
+               ("--kv-event-source", f"http://127.0.0.1:{server.port}=tcp://127.0.0.1:{server.events}")]
+    return ["vllm-router", "--worker-urls", *worker_urls(servers), "--host", "127.0.0.1", "--port", str(port), "--policy",
+            "kv_aware", *sources, "--kv-event-block-size", "64", "--kv-event-model", "demo", "--prometheus-port", str(free_port()),
+            "--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
+
+
+def start(name):
+    """A server; for vllm_kv one that publishes its cache events, which only a wild card binds."""
+    port = free_port()
+    told = ["--kv-events-config", json.dumps({"endpoint": f"tcp://*:{port}"})] if name == "vllm_kv" else []
+    server = Server("--served-model-name", "demo", "--disable-log-requests", *told).wait_ready()
+    server.events = port
+    return server
+
+
 def post(port, body, conversation):
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(),
                                      {"content-type": "application/json", "x-conversation": str(conversation)})
@@ -114,6 +132,22 @@ def cached_share(port):
             messages += [{"role": "assistant", "content": answer["choices"][0]["message"]["content"]},
                          {"role": "user", "content": f"And what is {turn} + {i}?"}]
     return cached / prompt
+
+
+def rightly_placed(port, servers):
+    """Of conversations that a server answered before: those whose next turn the router gives to that one."""
+    right = 0
+    for i in range(CONVERSATIONS):
+        messages = [{"role": "user", "content": f"Story {i * 7919}. " + f"Remember {i * 37} and {i * 91}. " * 25}]
+        body = {"model": "demo", "messages": messages, "max_tokens": 5, "enable_thinking": False}
+        server = servers[i * 3 // 2 % 2]
+        post(server.port, body, i)
+        time.sleep(0.5)  # the events' way
+        before = server.metric("vllm:prompt_tokens_total")
+        messages += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"}]
+        post(port, body, i)
+        right += server.metric("vllm:prompt_tokens_total") > before
+    return right
 
 
 async def ask(port, i):
@@ -159,7 +193,7 @@ def main():
     results = {}
     for name in sys.argv[1:] or ["nginx", "sglang", "vllm"]:
         with tempfile.TemporaryDirectory() as directory:
-            servers = [Server("--served-model-name", "demo", "--disable-log-requests").wait_ready() for _ in range(2)]
+            servers = [start(name) for _ in range(2)]
             port = free_port()
             with open(os.path.join(directory, "log"), "w") as log:
                 router = subprocess.Popen(globals()[name](servers, port, directory), stdout=log, stderr=log, cwd=directory)
@@ -167,8 +201,9 @@ def main():
                 wait_for(port)
                 share = cached_share(port)
                 used = [int(s.metric("vllm:prompt_tokens_total")) for s in servers]
+                placed = {"rightly_placed": rightly_placed(port, servers)} if name == "vllm_kv" else {}
                 outcomes, running = asyncio.run(killed_under_load(port, servers))
-                results[name] = {"cached_share": round(share, 3), "prompt_tokens_of_each": used, "outcomes": outcomes,
+                results[name] = {**placed, "cached_share": round(share, 3), "prompt_tokens_of_each": used, "outcomes": outcomes,
                                  "running_when_killed": running}
             except Exception:
                 with open(os.path.join(directory, "log")) as log:

@@ -1,18 +1,17 @@
 // The vocabulary of the kernels for AVX2 with FMA and F16C. simd/avx512.h has the same names; simd/vector.h puts
 // operators on top of them, and a kernel written over V is compiled once for each.
-//
-// Everything lies in an unnamed namespace, and so does what is instantiated with it: a source with special compile
-// flags must not share inline functions with others.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 
+#include "cpu/simd/x86.h"
+
 namespace fourfold::cpu {
 namespace {
 
-struct Avx2 {
+struct Avx2 : X86 {
   using F = __m256;   // fp32 lanes
   using I = __m256i;  // 32-bit words in the same lanes
   static constexpr int kLanes = 8;
@@ -21,13 +20,6 @@ struct Avx2 {
   static inline F load(const float* p) { return _mm256_loadu_ps(p); }
   static inline void store(float* p, F v) { _mm256_storeu_ps(p, v); }
   static inline I load_words(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-  // Volatile, so that they stay where the source has them, between the products of a stream: into L1, into L2.
-  static inline void prefetch(const void* p) {
-    __asm__ volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p)));
-  }
-  static inline void prefetch_far(const void* p) {
-    __asm__ volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
-  }
   static inline F load_f16(const uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
@@ -64,26 +56,11 @@ struct Avx2 {
   // The sums of the lanes of four vectors, in a fixed order.
   static inline __m128 sums(F a, F b, F c, F d) {
     const F x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    return folded(x);
   }
   static inline void store_sums(float* out, F a, F b, F c, F d) { _mm_storeu_ps(out, sums(a, b, c, d)); }
   static inline float sum(F v) { return _mm_cvtss_f32(sums(v, v, v, v)); }
-  static inline float largest(F v) {
-    __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
-  }
   static inline int32_t first_word(I v) { return _mm_cvtsi128_si32(_mm256_castsi256_si128(v)); }
-  // Four rows of four, next to each other, to four columns.
-  static inline void transpose4(const float* rows, float* a, float* b, float* c, float* d) {
-    __m128 r0 = _mm_loadu_ps(rows), r1 = _mm_loadu_ps(rows + 4), r2 = _mm_loadu_ps(rows + 8),
-           r3 = _mm_loadu_ps(rows + 12);
-    _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
-    _mm_storeu_ps(a, r0);
-    _mm_storeu_ps(b, r1);
-    _mm_storeu_ps(c, r2);
-    _mm_storeu_ps(d, r3);
-  }
 };
 
 }  // namespace

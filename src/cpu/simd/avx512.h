@@ -5,10 +5,12 @@
 
 #include <cstdint>
 
+#include "cpu/simd/x86.h"
+
 namespace fourfold::cpu {
 namespace {
 
-struct Avx512 {
+struct Avx512 : X86 {
   using F = __m512;
   using I = __m512i;
   static constexpr int kLanes = 16;
@@ -17,12 +19,6 @@ struct Avx512 {
   static inline F load(const float* p) { return _mm512_loadu_ps(p); }
   static inline void store(float* p, F v) { _mm512_storeu_ps(p, v); }
   static inline I load_words(const void* p) { return _mm512_loadu_si512(p); }
-  static inline void prefetch(const void* p) {
-    __asm__ volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p)));
-  }
-  static inline void prefetch_far(const void* p) {
-    __asm__ volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
-  }
   static inline F load_f16(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
@@ -55,26 +51,14 @@ struct Avx512 {
   static inline __m256 half(F a) { return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)); }
   static inline __m128 sums(F a, F b, F c, F d) {
     const __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(half(a), half(b)), _mm256_hadd_ps(half(c), half(d)));
-    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    return folded(x);
   }
   static inline void store_sums(float* out, F a, F b, F c, F d) { _mm_storeu_ps(out, sums(a, b, c, d)); }
   static inline float sum(F v) { return _mm_cvtss_f32(sums(v, v, v, v)); }
   static inline float largest(F v) {
-    const __m256 y = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-    __m128 x = _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
-    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+    return X86::largest(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
   }
   static inline int32_t first_word(I v) { return _mm_cvtsi128_si32(_mm512_castsi512_si128(v)); }
-  static inline void transpose4(const float* rows, float* a, float* b, float* c, float* d) {
-    __m128 r0 = _mm_loadu_ps(rows), r1 = _mm_loadu_ps(rows + 4), r2 = _mm_loadu_ps(rows + 8),
-           r3 = _mm_loadu_ps(rows + 12);
-    _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
-    _mm_storeu_ps(a, r0);
-    _mm_storeu_ps(b, r1);
-    _mm_storeu_ps(c, r2);
-    _mm_storeu_ps(d, r3);
-  }
 };
 
 }  // namespace

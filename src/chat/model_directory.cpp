@@ -39,16 +39,25 @@ std::string model_name(const fs::path& directory) {
   return (absolute.has_filename() ? absolute : absolute.parent_path()).filename().string();
 }
 
-LoadedModel load_model(const fs::path& directory, const BackendFactory& make_backend, model::ModelOptions options) {
+LoadedModel load_model(const fs::path& directory, const BackendFactory& make_backend, model::ModelOptions options,
+                       const model::RankOptions& ranks) {
   const auto begin = std::chrono::steady_clock::now();
   model::Checkpoint checkpoint(directory);
   LoadedModel loaded;
   loaded.name = model_name(directory);
   for (const model::SafetensorsFile& shard : checkpoint.shards()) loaded.weight_bytes += shard.bytes();
+  BackendRequest request{.weight_bytes = loaded.weight_bytes};
+  const auto backend = [&](const std::shared_ptr<ranks::Member>& member) {
+    BackendRequest of_rank = request;
+    of_rank.member = member;
+    return make_backend(of_rank);
+  };
   try {
-    loaded.model = model::load_model(checkpoint, make_backend(loaded.weight_bytes, nullptr), options);
+    loaded.model = model::load_model(checkpoint, backend, ranks, options);
   } catch (const Error& error) {
-    const std::shared_ptr<ops::Backend> other = make_backend(loaded.weight_bytes, &error);
+    if (ranks.ranks > 1) throw;
+    request.refused = &error;
+    const std::shared_ptr<ops::Backend> other = make_backend(request);
     if (other == nullptr) throw;
     model::Checkpoint again(directory);  // the first one has given weights back
     loaded.model = model::load_model(again, other, std::move(options));

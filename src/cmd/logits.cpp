@@ -58,7 +58,8 @@ void run(const Options& options) {
   model_options.max_step_tokens = chunk;
   model_options.max_logit_rows = chunk;
   model_options.mtp = options.mtp;
-  const auto model = model::load_model(checkpoint, make_backend(options.backend), model_options);
+  const auto model =
+      model::load_model(checkpoint, rank_backends(options.backend), rank_options(options.backend), model_options);
 
   Progress progress("computing", static_cast<uint64_t>(count), "tokens");
   const model::TextLogits text = model::compute_text_logits(

@@ -55,6 +55,14 @@ void add_backend_options(Command& command, BackendArgs& args) {
       .add_option("--kv-cache-dtype", args.kv_cache,
                   "Keys and values: auto, on a CPU float16, on a GPU bf16 or fp8 (e4m3, scale 1)")
       .one_of({"auto", "float16", "bf16", "fp8"});
+  command
+      .add_option(
+          "--tensor-parallel-size", args.ranks,
+          "Ranks that the model is split over, each with a part of every layer; on a CPU they share the threads")
+      .range(1, ranks::kMostRanks)
+      .show_default();
+  command.add_flag("--enable-expert-parallel", args.by_expert, "Ranks have whole experts instead of a part of each");
+  command.need("--enable-expert-parallel", "--tensor-parallel-size");
 }
 
 cpu::Isa chosen_isa(const BackendArgs& args) {
@@ -75,6 +83,11 @@ std::string device_name(const BackendArgs& args) {
 std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes) {
   const std::string name = device_name(args);
   if (name == "cpu") return std::nullopt;
+  if (args.ranks > 1) {
+    if (name == "auto") return std::nullopt;
+    fail("--tensor-parallel-size {}: several ranks run on the CPU only, found --device {}, wanted cpu", args.ranks,
+         name);
+  }
   if (name == "auto") {
     // What only the CPU has was asked for.
     if (!args.isa.empty() || args.activations == "nvfp4" || weight_bytes == 0) return std::nullopt;
@@ -93,9 +106,8 @@ std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes)
   return index;
 }
 
-}  // namespace
-
-std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t weight_bytes) {
+std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t weight_bytes,
+                                           const std::shared_ptr<ranks::Member>& member) {
   if (const std::optional<int> device = chosen_device(args, weight_bytes)) {
     cuda::CudaOptions options;
     options.device = *device;
@@ -114,9 +126,24 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t wei
   cpu::CpuOptions options;
   options.isa = chosen_isa(args);
   options.threads = args.threads;
+  if (member != nullptr) {
+    const int64_t threads = chosen_threads(args), rank = member->rank(), ranks = member->ranks();
+    options.threads = static_cast<int>(std::max<int64_t>(1, threads * (rank + 1) / ranks - threads * rank / ranks));
+  }
+  options.member = member;
   options.nvfp4_activations = args.activations == "nvfp4";
   return cpu::make_backend(options);
 }
+
+}  // namespace
+
+model::BackendFactory rank_backends(const BackendArgs& args, uint64_t weight_bytes) {
+  return [args, weight_bytes](const std::shared_ptr<ranks::Member>& member) {
+    return make_backend(args, weight_bytes, member);
+  };
+}
+
+model::RankOptions rank_options(const BackendArgs& args) { return {.ranks = args.ranks, .by_expert = args.by_expert}; }
 
 void add_dummy_options(Command& command, DummyArgs& args) {
   command.add_option("--dummy", args.shape, "Random weights of a published shape: 35B-A3B, 122B-A10B, 397B-A17B, 27B");
@@ -199,17 +226,17 @@ chat::LoadedModel load_checkpoint(const std::filesystem::path& directory, const 
   check_activations(backend, directory);
   LoadingBar bar;
   bar.attach(options);
-  return chat::load_model(directory, backend_factory(backend), std::move(options));
+  return chat::load_model(directory, backend_factory(backend), std::move(options), rank_options(backend));
 }
 
 chat::BackendFactory backend_factory(const BackendArgs& args) {
-  return [args](uint64_t weight_bytes, const Error* refused) -> std::shared_ptr<ops::Backend> {
-    if (refused == nullptr) return make_backend(args, weight_bytes);
-    if (device_name(args) != "auto" || !chosen_device(args, weight_bytes)) return nullptr;
-    warn(fmt::format("the GPU cannot run this model, it runs on the CPU ({})", refused->what()));
+  return [args](const chat::BackendRequest& request) -> std::shared_ptr<ops::Backend> {
+    if (request.refused == nullptr) return make_backend(args, request.weight_bytes, request.member);
+    if (device_name(args) != "auto" || !chosen_device(args, request.weight_bytes)) return nullptr;
+    warn(fmt::format("the GPU cannot run this model, it runs on the CPU ({})", request.refused->what()));
     BackendArgs on_cpu = args;
     on_cpu.device = "cpu";
-    return make_backend(on_cpu);
+    return make_backend(on_cpu, 0, nullptr);
   };
 }
 
@@ -233,7 +260,7 @@ chat::LoadedModel load_dummy(const DummyArgs& dummy, const BackendArgs& backend,
                             config.vocabulary, dummy.mix.empty() ? "" : ", mix " + dummy.mix);
   LoadingBar bar;
   bar.attach(options);
-  loaded.model = model::load_model(*source, make_backend(backend), std::move(options));
+  loaded.model = model::load_model(*source, rank_backends(backend), rank_options(backend), std::move(options));
   loaded.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return loaded;
 }

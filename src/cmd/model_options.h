@@ -11,6 +11,7 @@
 #include "cmd/arguments.h"
 #include "cpu/backend.h"
 #include "model/model.h"
+#include "model/ranked.h"
 
 namespace fourfold::cmd {
 
@@ -19,14 +20,17 @@ struct BackendArgs {
   std::string device;  // empty: FOURFOLD_DEVICE, or auto
   std::string kv_cache = "auto";
   int threads = 0;
+  int64_t ranks = 1;
+  bool by_expert = false;
 };
-// --device, --threads, --isa, --activations, --kv-cache-dtype
+// --device, --threads, --isa, --activations, --kv-cache-dtype, --tensor-parallel-size, --enable-expert-parallel
 void add_backend_options(Command& command, BackendArgs& args);
-// `weight_bytes`: of the model, for --device auto; 0: not known, it runs on the CPU.
-std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t weight_bytes = 0);
-// The same for chat::load_model(): on the CPU, with a warning, where nobody asked for the GPU and it has no kernels for
-// the model.
+// Makes the backend, or one for each rank, which share the threads; on the CPU, with a warning, where nobody asked for
+// the GPU and it has no kernels for the model.
 chat::BackendFactory backend_factory(const BackendArgs& args);
+// The same without a second choice. `weight_bytes`: of the model, for --device auto; 0: not known, it runs on the CPU.
+model::BackendFactory rank_backends(const BackendArgs& args, uint64_t weight_bytes = 0);
+model::RankOptions rank_options(const BackendArgs& args);
 cpu::Isa chosen_isa(const BackendArgs& args);
 int chosen_threads(const BackendArgs& args);
 

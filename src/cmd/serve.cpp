@@ -28,7 +28,7 @@ struct Options {
   std::string cache_events;
   std::string reasoning_parser = "qwen3", tool_parser = "qwen3_coder", speculative;
   std::optional<double> gpu_memory;
-  int64_t tensor_parallel = 1, pipeline_parallel = 1;
+  int64_t pipeline_parallel = 1;
   bool auto_tools = false, prefix_cache = false, no_prefix_cache = false, log_requests = false, no_log_requests = false;
   ServedModelArgs model{16};
 };
@@ -60,7 +60,6 @@ void require_supported(const Options& options) {
     fail("--gpu-memory-utilization is {}, and there is no such limit yet; --kv-cache-tokens sets the size of the cache",
          *options.gpu_memory);
   }
-  if (options.tensor_parallel != 1) fail("--tensor-parallel-size is {}, only 1 is built in", options.tensor_parallel);
   if (options.pipeline_parallel != 1) {
     fail("--pipeline-parallel-size is {}, only 1 is built in", options.pipeline_parallel);
   }
@@ -199,7 +198,6 @@ void add_serve(Command& app) {
   command.add_flag("--enable-auto-tool-choice", options->auto_tools, "Always so: a request with tools may get calls");
   command.add_option("--gpu-memory-utilization", options->gpu_memory,
                      "Refused: --kv-cache-tokens sets the size of the cache");
-  command.add_option("--tensor-parallel-size", options->tensor_parallel, "1").show_default();
   command.add_option("--pipeline-parallel-size", options->pipeline_parallel, "1").show_default();
   command.callback([options] { run(*options); });
 }

@@ -30,6 +30,7 @@ void set_served_model(serve::ServiceOptions& service, const ServedModelArgs& arg
   }
   service.names = args.names;
   service.make_backend = backend_factory(args.backend);
+  service.ranks = rank_options(args.backend);
   service.context = args.context;
   service.engine.max_sequences = args.sequences;
   service.engine.max_step_tokens = args.step_tokens;

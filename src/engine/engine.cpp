@@ -78,6 +78,7 @@ class EngineImpl final : public Engine {
     stats.waiting_tokens = queued_tokens_;
     stats.heartbeat_seconds = seconds(heartbeat_.load(std::memory_order_relaxed), Clock::now());
     stats.idle = stats.idle && inbox_.empty();
+    stats.failure = failure_;
     return stats;
   }
 

@@ -189,6 +189,7 @@ struct EngineStats {
   // Since the engine thread last came round; grows without bound only when a step never ends. Meaningless when idle.
   double heartbeat_seconds = 0;
   bool idle = true;
+  std::string failure;  // not empty: the engine has failed, every request ended with this and new ones are refused
 };
 
 class Engine {

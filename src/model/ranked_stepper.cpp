@@ -1,9 +1,12 @@
 #include "model/ranked_stepper.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <utility>
 
 #include "base/check.h"
+#include "base/console.h"
 
 namespace fourfold::model {
 namespace {
@@ -12,6 +15,8 @@ using std::chrono::milliseconds;
 
 // Between looks at ranks while one is waited for.
 constexpr milliseconds kSlice{20};
+// Of a process whose step hangs, as `serve` ends.
+constexpr int kStuckStatus = 4;
 // For ranks to end their step once the group has failed.
 constexpr milliseconds kGrace{1000};
 
@@ -19,6 +24,19 @@ class RankedStepper final : public ops::Stepper {
  public:
   RankedStepper(std::shared_ptr<ranks::Group> group, std::vector<std::unique_ptr<ops::Stepper>> steppers)
       : group_(std::move(group)), steppers_(std::move(steppers)), outcomes_(steppers_.size()) {}
+
+  // A thread that is in a call which never returns cannot be ended, and what it holds not be freed. A process that
+  // waits for it is one that nobody can use and that keeps its memory: it ends here.
+  ~RankedStepper() override {
+    for (milliseconds waited{0}; !stuck_.empty(); waited += kSlice) {
+      std::erase_if(stuck_, [&](size_t rank) { return steppers_[rank]->ended(stuck_ticket_, kSlice); });
+      if (stuck_.empty() || waited < group_->patience()) continue;
+      eprint("fourfold: {}; rank {} does not come back, the process ends\n", group_->cause(), stuck_[0]);
+      std::_Exit(kStuckStatus);
+    }
+  }
+  RankedStepper(const RankedStepper&) = delete;
+  RankedStepper& operator=(const RankedStepper&) = delete;
 
   const ops::StepLimits& limits() const override { return steppers_[0]->limits(); }
 
@@ -75,7 +93,13 @@ class RankedStepper final : public ops::Stepper {
         group_->fail(stuck, fmt::format("has not ended its step {:.1f} s after another rank",
                                         std::chrono::duration<double>(waited).count()));
       }
-      if (left > 0 && failed >= kGrace) break;  // a rank is gone; nobody asks its stepper for anything any more
+      if (left == 0 || failed < kGrace) continue;
+      // A rank is gone; nobody asks its stepper for steps any more.
+      for (size_t rank = 0; rank < steppers_.size(); ++rank) {
+        if (outcomes_[rank] == nullptr) stuck_.push_back(rank);
+      }
+      stuck_ticket_ = ticket;
+      break;
     }
     broken_ = group_->failed();
   }
@@ -103,6 +127,8 @@ class RankedStepper final : public ops::Stepper {
   ops::StepOutcome failure_;
   ops::Ticket next_ = 1;
   bool broken_ = false;
+  std::vector<size_t> stuck_;  // ranks that were given up in this step
+  ops::Ticket stuck_ticket_ = 0;
 };
 
 }  // namespace

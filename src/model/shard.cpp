@@ -105,12 +105,12 @@ MatrixSource copy_of(const MatrixSource& source, int64_t row, int64_t rows, int6
 
 void check_shard(const ModelConfig& config, int64_t ranks, bool by_expert) {
   if (ranks < 1 || ranks > ranks::kMostRanks) {
-    fail("tensor parallel size {}: wanted 1 to {} ranks", ranks, ranks::kMostRanks);
+    fail("--tensor-parallel-size {}: wanted 1 to {} ranks", ranks, ranks::kMostRanks);
   }
-  if (by_expert && config.experts == 0) fail("expert parallel: the model has no experts to share out");
+  if (by_expert && config.experts == 0) fail("--enable-expert-parallel: the model has no experts to share out");
   if (ranks == 1) return;
   const auto divides = [&](const char* what, int64_t heads) {
-    if (heads % ranks != 0) fail("tensor parallel size {}: it does not divide the {} {}", ranks, heads, what);
+    if (heads % ranks != 0) fail("--tensor-parallel-size {}: it does not divide the {} {}", ranks, heads, what);
   };
   // Fewer key heads than ranks are held by several.
   const auto divides_or_repeats = [&](const char* what, int64_t heads) {
@@ -125,10 +125,10 @@ void check_shard(const ModelConfig& config, int64_t ranks, bool by_expert) {
     divides_or_repeats("key heads of the delta net", config.linear_key_heads);
   }
   if (by_expert && config.experts < ranks) {
-    fail("expert parallel: {} experts for {} ranks, wanted one each at least", config.experts, ranks);
+    fail("--enable-expert-parallel: {} experts for {} ranks, wanted one each at least", config.experts, ranks);
   }
   if (config.vocabulary < ranks)
-    fail("tensor parallel size {}: more than the vocabulary of {}", ranks, config.vocabulary);
+    fail("--tensor-parallel-size {}: more than the vocabulary of {}", ranks, config.vocabulary);
 }
 
 Part share_of(int64_t count, int64_t unit, int64_t rank, int64_t ranks) {

@@ -1,6 +1,7 @@
 #include "ranks/group.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -9,8 +10,10 @@
 namespace fourfold::ranks {
 namespace {
 
-// A few ten microseconds: what ranks of equal shares differ by.
+// A few ten microseconds: what ranks of equal shares differ by. Then others may have the processor, and perhaps the
+// rank that is waited for is among them.
 constexpr int kSpins = 2000;
+constexpr int kYields = 200;
 // Time is counted in these while a rank waits: where all threads stood still (a stopped process, a machine asleep)
 // nobody's patience has run out.
 constexpr std::chrono::milliseconds kSlice{50};
@@ -58,10 +61,14 @@ void Group::arrive(int64_t rank) {
 void Group::wait(int64_t rank, uint64_t round) {
   const uint64_t all = round * places_.size();
   const auto done = [&] { return arrived_.load(std::memory_order_seq_cst) >= all; };
-  for (int spin = 0; spin < kSpins; ++spin) {
+  for (int spin = 0; spin < kSpins + kYields; ++spin) {
     if (arrived_.load(std::memory_order_acquire) >= all) return;
     if (failed()) throw_cause();
-    relax();
+    if (spin < kSpins) {
+      relax();
+    } else {
+      std::this_thread::yield();
+    }
   }
   auto left = patience_;
   {

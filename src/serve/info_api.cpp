@@ -68,8 +68,11 @@ void health(Service& service, const std::shared_ptr<ApiCall>& call) {
 }
 
 void live(Service& service, const std::shared_ptr<ApiCall>& call) {
-  const bool stuck = service.stuck();
-  service.respond(call, json_response({{"status", stuck ? "stuck" : "alive"}}, stuck ? 503 : 200));
+  const bool dead = !service.fault().empty();
+  service.respond(call, json_response({{"status", !dead             ? "alive"
+                                                  : service.stuck() ? "stuck"
+                                                                    : "failed"}},
+                                      dead ? 503 : 200));
 }
 
 void version(Service& service, const std::shared_ptr<ApiCall>& call) {

@@ -117,9 +117,9 @@ void serve(const ServerOptions& options, const std::function<void(uint16_t port)
         eprint("fourfold: {} is ready: {}, {} tokens of context, {} requests at once\n", model.name(), model.backend,
                model.context, model.max_sequences);
       }
-      if (service.stuck()) {
-        // Its thread cannot be ended, so that the process cannot either but like this.
-        eprint("fourfold: error: the engine has not come round for {} s\n", options.service.stuck.count());
+      if (const std::string fault = service.fault(); !fault.empty()) {
+        // A thread that is stuck cannot be ended, so that the process cannot either but like this.
+        eprint("fourfold: error: {}\n", fault);
         service.drain();
         const auto end = Clock::now() + kFarewell;  // for the requests to be told
         while (service.in_flight() > 0 && Clock::now() < end) std::this_thread::sleep_for(milliseconds(20));

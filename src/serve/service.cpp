@@ -191,7 +191,8 @@ void Service::load() {
     served->reasoning_end = std::make_shared<structure::ReasoningEnd>(vocabulary);
   }
   set_phase("opening the checkpoint");
-  chat::LoadedModel loaded = chat::load_model(options_.directory, options_.make_backend, std::move(options));
+  chat::LoadedModel loaded =
+      chat::load_model(options_.directory, options_.make_backend, std::move(options), options_.ranks);
   served->backend = loaded.model->backend().description();
   set_phase("making the caches");
   served->max_sequences = engine.max_sequences;
@@ -225,6 +226,14 @@ HttpServerStats Service::network_stats() const {
   return network == nullptr ? HttpServerStats() : network->stats();
 }
 
+std::string Service::fault() const {
+  if (stuck()) return fmt::format("the engine has not come round for {} s", options_.stuck.count());
+  const ServedModel* served = model();
+  if (served == nullptr) return "";
+  const std::string failure = served->engine->stats().failure;
+  return failure.empty() ? "" : "the engine has failed: " + failure;
+}
+
 bool Service::stuck() const {
   const ServedModel* served = model();
   if (served == nullptr) return false;
@@ -251,9 +260,9 @@ Json Service::health(int& status) const {
   if (draining_) {
     out["status"] = out["phase"] = "draining";
     status = 503;
-  } else if (stuck()) {
-    out["status"] = "stuck";
-    out["phase"] = fmt::format("the engine has not come round for {} s", options_.stuck.count());
+  } else if (const std::string found = fault(); !found.empty()) {
+    out["status"] = stuck() ? "stuck" : "failed";
+    out["phase"] = found;
     status = 503;
   }
   return out;

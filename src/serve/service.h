@@ -36,6 +36,7 @@ struct ServiceOptions {
   std::vector<std::string> names;  // under which the model is served; empty: the directory's
   ApiKeys api_keys;                // empty: everybody may ask
   chat::BackendFactory make_backend;
+  model::RankOptions ranks;
   int64_t context = 0;           // 0: chat::choose_context()
   engine::EngineOptions engine;  // max_context excepted
   bool log_requests = true;
@@ -108,6 +109,8 @@ class Service {
   int64_t in_flight() const { return in_flight_.load(); }
   // The engine does not come round any more.
   bool stuck() const;
+  // Why nobody will be answered any more: the engine is stuck, or has failed. Empty: it is alive.
+  std::string fault() const;
   // Ends everything that uses an exchange. load() must have returned, and the network be closed; it must still exist.
   void stop();
 

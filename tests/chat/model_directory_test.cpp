@@ -30,9 +30,9 @@ TEST(ModelDirectory, Names) {
 TEST(ModelDirectory, LoadsOnTheBackendThatIsGiven) {
   int made = 0;
   int64_t done = 0, total = 0;
-  const auto factory = [&](uint64_t bytes, const Error* refused) {
-    EXPECT_GT(bytes, 0u);
-    EXPECT_EQ(refused, nullptr);
+  const auto factory = [&](const BackendRequest& request) {
+    EXPECT_GT(request.weight_bytes, 0u);
+    EXPECT_EQ(request.refused, nullptr);
     ++made;
     return cpu::make_backend({});
   };
@@ -58,9 +58,9 @@ TEST(ModelDirectory, LoadsOnTheBackendThatIsGiven) {
 TEST(ModelDirectory, AnotherBackendMayTakeWhatTheFirstRefused) {
   std::string refusals;
   bool another = false;
-  const auto factory = [&](uint64_t, const Error* refused) -> std::shared_ptr<ops::Backend> {
-    if (refused != nullptr) refusals += refused->what();
-    if (refused != nullptr && !another) return nullptr;
+  const auto factory = [&](const BackendRequest& request) -> std::shared_ptr<ops::Backend> {
+    if (request.refused != nullptr) refusals += request.refused->what();
+    if (request.refused != nullptr && !another) return nullptr;
     return cpu::make_backend({});
   };
   model::ModelOptions options;

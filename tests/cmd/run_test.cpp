@@ -331,6 +331,21 @@ TEST_F(Cmd, BenchModelPrintsBothCeilings) {
   }
 }
 
+TEST_F(Cmd, AModelRunsOnSeveralRanks) {
+  const std::string ask = "run " + demo_ + " --json --temperature 0 --no-think 'What is 17 + 25?' --threads 2";
+  const Json one = run_json(ask);
+  for (const char* ranks : {" --tensor-parallel-size 2", " --tensor-parallel-size 2 --enable-expert-parallel"}) {
+    EXPECT_EQ(run_json(ask + ranks).at("content"), one.at("content")) << ranks;
+  }
+  const std::string logits = "logits " + demo_ + " - " + path("logits.safetensors").string();
+  const Outcome outcome = run(logits + " --threads 2 --tensor-parallel-size 2", "[1, 2, 3]");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_NE(outcome.err.find("1 thread x 2 ranks"), std::string::npos) << outcome.err;
+  expect_refused("run " + demo_ + " --tensor-parallel-size 3 hello", {"--tensor-parallel-size 3", "4 attention heads"});
+  expect_refused("run " + demo_ + " --tensor-parallel-size 2 --device cuda hello", {"--device cuda", "cpu"});
+  expect_refused("run " + demo_ + " --enable-expert-parallel hello", {"--tensor-parallel-size"});
+}
+
 TEST_F(Cmd, BenchOpsTimesAnOperation) {
   const Json result = run_json("bench ops --filter add_rms_norm --seconds 0.01 --json");
   EXPECT_FALSE(result.empty());

@@ -329,7 +329,7 @@ TEST(RanksFaults, LoadingEndsWithTheCauseOfTheRankThatFailed) {
                 {.ranks = 2}),
             "no such device");
   EXPECT_EQ(message(factory(cpu::Isa::kReference), {.ranks = 3}),
-            "tensor parallel size 3: it does not divide the 4 attention heads");
+            "--tensor-parallel-size 3: it does not divide the 4 attention heads");
   EXPECT_EQ(threads_of_process(), before);
 }
 
@@ -408,6 +408,16 @@ TEST(RankedStepper, ARankThatDoesNotEndItsStepIsFound) {
   FakeRanks ranks(std::chrono::milliseconds(40));
   ranks.fakes[1]->ends = false;
   EXPECT_EQ(ranks.step(), "rank 1: has not ended its step 0.0 s after another rank");
+  ranks.fakes[1]->ends = true;  // late, and in time for the end
+}
+
+TEST(RankedStepper, ARankThatNeverComesBackEndsTheProcess) {
+  const auto life = [] {
+    FakeRanks ranks(std::chrono::milliseconds(40));
+    ranks.fakes[1]->ends = false;
+    ranks.step();
+  };
+  EXPECT_EXIT(life(), testing::ExitedWithCode(4), "rank 1 does not come back, the process ends");
 }
 
 // ---- the meeting itself

@@ -171,17 +171,17 @@ TEST(Shard, WhatDoesNotDivideIsNamed) {
   };
   const ModelConfig moe = small_config(false), dense = small_config(true);
   EXPECT_EQ(message(moe, 2), "");
-  EXPECT_EQ(message(moe, 3), "tensor parallel size 3: it does not divide the 4 attention heads");
-  EXPECT_EQ(message(moe, 4), "tensor parallel size 4: it does not divide the 6 value heads of the delta net");
-  EXPECT_EQ(message(moe, 65), "tensor parallel size 65: wanted 1 to 64 ranks");
-  EXPECT_EQ(message(dense, 2, true), "expert parallel: the model has no experts to share out");
+  EXPECT_EQ(message(moe, 3), "--tensor-parallel-size 3: it does not divide the 4 attention heads");
+  EXPECT_EQ(message(moe, 4), "--tensor-parallel-size 4: it does not divide the 6 value heads of the delta net");
+  EXPECT_EQ(message(moe, 65), "--tensor-parallel-size 65: wanted 1 to 64 ranks");
+  EXPECT_EQ(message(dense, 2, true), "--enable-expert-parallel: the model has no experts to share out");
   ModelConfig odd = moe;
   odd.kv_heads = 4;
   odd.heads = 12;
-  EXPECT_EQ(message(odd, 6), "tensor parallel size 6: it does not divide the 4 key and value heads");
+  EXPECT_EQ(message(odd, 6), "--tensor-parallel-size 6: it does not divide the 4 key and value heads");
   odd = moe;
   odd.experts = 1;
-  EXPECT_EQ(message(odd, 2, true), "expert parallel: 1 experts for 2 ranks, wanted one each at least");
+  EXPECT_EQ(message(odd, 2, true), "--enable-expert-parallel: 1 experts for 2 ranks, wanted one each at least");
 }
 
 // Counts what is asked of it.

@@ -286,7 +286,7 @@ class LifeTest(unittest.TestCase):
         for flags, word in ((["--max-model-len", "999999"], "--max-model-len"), (["--device", "cuda"], "--device"),
                             (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype"),
                             (["--gpu-memory-utilization", "0.9"], "--gpu-memory-utilization"),
-                            (["--tensor-parallel-size", "2"], "--tensor-parallel-size"),
+                            (["--tensor-parallel-size", "3"], "--tensor-parallel-size"),
                             (["--speculative-config", '{"method": "ngram"}'], "--speculative-config"),
                             (["--reasoning-parser", "other"], "--reasoning-parser"), (["/nowhere"], "/nowhere")):
             run = subprocess.run([BINARY, "serve", "--port", "0", *flags], stderr=subprocess.PIPE, text=True, timeout=60)

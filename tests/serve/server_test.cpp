@@ -3,13 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <thread>
 
 #include "base/check.h"
 #include "base/console.h"
+#include "base/json.h"
 #include "cpu/backend.h"
+#include "cpu/reference/reference.h"
 #include "serve/service.h"
 #include "tests/serve/socket_client.h"
 #include "tests/serve/stalling_backend.h"
@@ -23,9 +26,7 @@ using std::chrono::seconds;
 ServiceOptions demo_options(const std::shared_ptr<Gate>& gate) {
   ServiceOptions options;
   options.directory = FOURFOLD_SOURCE_DIR "/models/demo";
-  options.make_backend = [gate](uint64_t, const Error*) {
-    return std::make_shared<StallingBackend>(cpu::make_backend({}), gate);
-  };
+  options.make_backend = [gate](const auto&) { return std::make_shared<StallingBackend>(cpu::make_backend({}), gate); };
   options.context = 512;
   options.engine.max_sequences = 1;
   options.engine.max_queued = 8;
@@ -119,6 +120,65 @@ TEST(Server, HealthTellsOfAStuckEngine) {
   EXPECT_EQ(get(fixture.port(), "/live").substr(9, 3), "503");
   gate->open();
   client.join();
+}
+
+// ---- a model of several ranks (docs/ranks.md)
+
+class RankBackend final : public cpu::ReferenceBackend {
+ public:
+  RankBackend(const cpu::CpuOptions& options, std::shared_ptr<std::atomic<int64_t>> left)
+      : ReferenceBackend(options), left_(std::move(left)) {}
+  void moe(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) override {
+    if (options().member != nullptr && options().member->rank() == 1 && --*left_ < 0) fail("lost its mind");
+    ReferenceBackend::moe(params, x, out);
+  }
+
+ private:
+  std::shared_ptr<std::atomic<int64_t>> left_;  // expert layers of rank 1 until it fails
+};
+
+ServiceOptions ranked_options(int64_t ranks, const std::shared_ptr<std::atomic<int64_t>>& left) {
+  ServiceOptions options = demo_options(nullptr);
+  options.ranks.ranks = ranks;
+  options.make_backend = [left](const chat::BackendRequest& request) {
+    cpu::CpuOptions backend;
+    backend.threads = 1;
+    backend.member = request.member;
+    return std::make_shared<RankBackend>(backend, left);
+  };
+  return options;
+}
+
+TEST(Server, RanksAnswerAsOneDoes) {
+  std::string texts[2];
+  for (const int64_t ranks : {1, 2}) {
+    Fixture fixture(ranked_options(ranks, std::make_shared<std::atomic<int64_t>>(1 << 30)));
+    const std::string answer = ask(
+        fixture.port(), post(R"({"prompt": "The capital of", "max_tokens": 8, "ignore_eos": true, "temperature": 0})"));
+    ASSERT_TRUE(answer.starts_with("HTTP/1.1 200 ")) << answer;
+    const Json body = parse_json(answer.substr(answer.find("\r\n\r\n") + 4), "answer");
+    texts[ranks - 1] = body["choices"][0]["text"].get<std::string>();
+    EXPECT_EQ(body["usage"]["completion_tokens"], 8);
+  }
+  EXPECT_EQ(texts[0], texts[1]);
+}
+
+TEST(Server, ARankThatFailsEndsEveryRequestWithTheCause) {
+  const auto left = std::make_shared<std::atomic<int64_t>>(1 << 30);
+  Fixture fixture(ranked_options(2, left));
+  left->store(60);
+  const std::string request = R"({"prompt": "a", "max_tokens": 400, "ignore_eos": true, "temperature": 0})";
+  std::string answers[2];
+  std::thread clients[2];
+  for (size_t i = 0; i < 2; ++i) clients[i] = std::thread([&, i] { answers[i] = ask(fixture.port(), post(request)); });
+  for (std::thread& client : clients) client.join();
+  // One was being answered, and one waited for it, or came too late.
+  for (const std::string& answer : answers) {
+    EXPECT_NE(answer.find("rank 1: lost its mind"), std::string::npos) << answer;
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 50")) << answer;
+  }
+  for (const char* path : {"/health", "/live"}) EXPECT_EQ(get(fixture.port(), path).substr(9, 3), "503");
+  EXPECT_NE(get(fixture.port(), "/health").find("the engine has failed: rank 1: lost its mind"), std::string::npos);
 }
 
 TEST(Server, TokensAreReservedBeforeTheyAreCounted) {
@@ -219,7 +279,7 @@ TEST(Server, WhoWaitsIsToldThatTheConnectionLives) {
 TEST(Server, ThePortAnswersWhileTheModelLoads) {
   const auto gate = std::make_shared<Gate>();
   ServiceOptions options = demo_options(gate);
-  options.make_backend = [gate](uint64_t, const Error*) {
+  options.make_backend = [gate](const auto&) {
     gate->wait();
     return cpu::make_backend({});
   };

@@ -442,6 +442,10 @@ void Machine::exchange(ParkedCta& parked) {
     parked.static_bytes.resize(static_cast<size_t>(tls_end_ - tls_begin_), 0xff);
     std::swap_ranges(tls_begin_, tls_end_, parked.static_bytes.data());
   }
+  // Others have run: it is time for another look.
+  for (Thread& t : threads_) {
+    if (t.waiting == kPeerWait) wake(t);
+  }
 }
 
 void Machine::run_together(const Index3* ctas, size_t count) {

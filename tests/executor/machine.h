@@ -28,6 +28,9 @@ inline constexpr u32 kMaxBarriers = 128;
 inline constexpr u32 kBarrierComponent = kMaxThreads;
 inline constexpr u32 kGridComponent = kBarrierComponent + kMaxBarriers;
 
+// What a thread waits for that looks again whenever its CTA's turn comes.
+inline constexpr char kPeerWait[] = "a peer's flag";
+
 // A vector clock. Warps mostly share one object, so that joining is comparing pointers. Components are numbered as
 // above, but threads that do not exist take no room (see Machine::place).
 using Clock = std::shared_ptr<const std::vector<u32>>;

@@ -288,6 +288,32 @@ int wait_flags(const int* flag, int count, int value, int lane, Site site) {
   return waiting == 0 ? 32 : __builtin_ctz(waiting);
 }
 
+// Between CTAs of one launch, which stand for cards here: a fence and an atomic operation, and the same the other way.
+void raise_peer_flag(u32* flag, u32 value, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kFlagRaise, site);
+  m.maybe_yield();
+  if (m.mutated(Mutation::Kind::kDrop, Op::kFlagRaise, site)) return;
+  m.fence(t);
+  m.plain_access(flag, sizeof(u32), Access::kAtomic);
+  *flag = value;
+}
+
+bool wait_peer_flag(const u32* flag, u32 value, u64 patience, Site site) {
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kFlagWait, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kFlagWait, site)) return true;
+  for (u64 look = 0; look <= patience; ++look) {
+    m.plain_access(flag, sizeof(u32), Access::kAtomic);
+    if (static_cast<int>(*flag - value) >= 0) {
+      m.fence(t);
+      return true;
+    }
+    m.block(kPeerWait, 0);
+  }
+  return false;
+}
+
 // Whoever reads these bytes before they are written again shall notice.
 void discard_l2(void* p, Site site) {
   Machine& m = machine();

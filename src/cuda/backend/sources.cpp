@@ -90,6 +90,14 @@ plan::KernelSource norm_source() {
            {"fourfold::norm::gather_rows", norm::kEmbedThreads}}};
 }
 
+plan::KernelSource reduce_source() {
+  return {"reduce",
+          "#include \"kernels/comm/reduce.cuh\"\n",
+          {{"fourfold::comm::reduce_norm_rows<1>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_rows<2>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_rows<4>", norm::kRowThreads}}};
+}
+
 plan::KernelSource step_source() {
   return {"step_rows",
           "#include \"kernels/step/rows.cuh\"\n#include \"kernels/gemm/repack.cuh\"\n"

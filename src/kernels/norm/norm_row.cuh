@@ -19,8 +19,7 @@ __device__ __forceinline__ Piece load_floats(const float* p) {
   const float4 high = __ldcg(reinterpret_cast<const float4*>(p) + 1);
   return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
 }
-__device__ __forceinline__ Piece load_bf16(const u16* p) {
-  const uint4 w = __ldcg(reinterpret_cast<const uint4*>(p));
+__device__ __forceinline__ Piece bf16_piece(const uint4& w) {
   const u32 words[4] = {w.x, w.y, w.z, w.w};
   Piece piece;
 #pragma unroll
@@ -29,6 +28,9 @@ __device__ __forceinline__ Piece load_bf16(const u16* p) {
     piece.v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
   }
   return piece;
+}
+__device__ __forceinline__ Piece load_bf16(const u16* p) {
+  return bf16_piece(__ldcg(reinterpret_cast<const uint4*>(p)));
 }
 __device__ __forceinline__ void store_floats(float* p, const Piece& piece) {
   reinterpret_cast<float4*>(p)[0] = make_float4(piece.v[0], piece.v[1], piece.v[2], piece.v[3]);

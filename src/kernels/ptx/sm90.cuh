@@ -205,6 +205,28 @@ __device__ __forceinline__ int wait_flags(const int* flag, int count, int value,
   return waiting == 0 ? 32 : __ffs(static_cast<int>(waiting)) - 1;
 }
 
+// ---- flags between cards --------------------------------------------------------------------------------------------
+
+// Sets a flag in the memory of any card, once everything that this thread has stored or seen stored, by a barrier too,
+// can be seen there.
+__device__ __forceinline__ void raise_peer_flag(u32* flag, u32 value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+// Waits until a flag that another card raises is at least `value`, counted around; what was stored before it was raised
+// can then be loaded, past L1. False after `patience` nanoseconds.
+__device__ __forceinline__ bool wait_peer_flag(const u32* flag, u32 value, u64 patience) {
+  u64 begin = 0;
+  for (;;) {
+    u32 seen;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+    if (static_cast<int>(seen - value) >= 0) return true;
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    if (begin == 0) begin = now;
+    if (now - begin > patience) return false;
+  }
+}
+
 // Brings the line of p to L2 if it is not there. Allowed at any time: nothing is read.
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 

@@ -73,6 +73,9 @@ void grid_launch_dependents(Site site = Site::here());
 
 void raise_flag(int* flag, int count, int lane, Site site = Site::here());
 int wait_flags(const int* flag, int count, int value, int lane, Site site = Site::here());
+// The patience is counted in turns of the CTA, in each of which there is a look at the flag.
+void raise_peer_flag(u32* flag, u32 value, Site site = Site::here());
+bool wait_peer_flag(const u32* flag, u32 value, u64 patience, Site site = Site::here());
 inline void prefetch_l2(const void*) {}
 void discard_l2(void* p, Site site = Site::here());
 

@@ -1,0 +1,210 @@
+// The sum over ranks (comm/reduce.cuh) on the host executor: ranks are CTAs of one launch that run in turns, each with
+// memory of its own that the others reach; what separates two sums on cards, the end of a kernel, is a barrier here.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "executor/cuda.h"
+#include "executor/executor.h"
+#include "kernels/comm_kernels.h"
+#include "nvfp4/number.h"
+
+namespace fourfold::comm {
+namespace {
+
+using executor::Device;
+using executor::Mutation;
+using executor::Op;
+using executor::Options;
+using executor::schedules;
+
+struct Shape {
+  int ranks, rows, columns, sums;
+};
+
+struct Rank {
+  std::vector<std::vector<uint16_t>> deltas;  // by sum
+  float* residual = nullptr;
+  uint16_t* out = nullptr;
+  unsigned *uses = nullptr, *absent = nullptr, *failed = nullptr;
+};
+
+// One problem on all ranks; `absent`: a rank that never comes.
+class Sums {
+ public:
+  Sums(const Options& options, const Shape& shape, int absent = -1, unsigned long long patience = 100000)
+      : shape_(shape), absent_(absent), device_(options) {
+    std::mt19937 rng(7);
+    std::normal_distribution<float> normal;
+    const auto size = static_cast<size_t>(shape.rows * shape.columns);
+    residual_.resize(size);
+    weight_.resize(static_cast<size_t>(shape.columns));
+    for (float& v : residual_) v = normal(rng) * 5.0f;
+    for (float& v : weight_) v = 1.0f + 0.2f * normal(rng);
+    const Exchange exchange{shape.ranks, shape.rows + 1, shape.columns};  // room for more rows than there are
+    ReduceArgs args = {};
+    args.exchange = exchange;
+    args.patience = patience;
+    for (int r = 0; r < shape.ranks; ++r) {
+      const auto bytes = static_cast<size_t>(exchange.bytes());
+      args.memory[r] = device_.alloc<unsigned char>(bytes, "memory of rank " + std::to_string(r));
+      const auto parts = static_cast<size_t>(exchange.parts_bytes());
+      std::memset(args.memory[r] + parts, 0, bytes - parts);
+    }
+    const float* weight = device_.constant(weight_, "weight");
+    ranks_.resize(static_cast<size_t>(shape.ranks));
+    for (int r = 0; r < shape.ranks; ++r) {
+      Rank& rank = ranks_[static_cast<size_t>(r)];
+      const auto zeros = [&](size_t count, const std::string& name) {
+        auto* p = device_.alloc<unsigned>(count, name);
+        std::fill_n(p, count, 0u);
+        return p;
+      };
+      rank.residual = device_.alloc<float>(size, "residual");
+      std::copy(residual_.begin(), residual_.end(), rank.residual);
+      device_.produced(rank.residual);
+      rank.out = device_.alloc<uint16_t>(size, "out");
+      rank.uses = zeros(static_cast<size_t>(shape.rows) + 1, "uses");
+      rank.absent = zeros(static_cast<size_t>(shape.rows * shape.ranks), "absent");
+      rank.failed = zeros(1, "failed");
+      for (int s = 0; s < shape.sums; ++s) {
+        std::vector<uint16_t> delta(size);
+        for (uint16_t& v : delta) v = nvfp4::float_to_bf16(normal(rng));
+        ReduceArgs one = args;
+        one.rank = r;
+        one.uses = rank.uses;
+        one.absent = rank.absent;
+        one.failed = rank.failed;
+        one.norm.residual = one.norm.residual_out = rank.residual;
+        one.norm.residual_stride = one.norm.delta_stride = one.norm.out_stride = one.norm.columns = shape.columns;
+        one.norm.delta = device_.constant(delta, "delta");
+        device_.produced(one.norm.delta);
+        one.norm.weight = weight;
+        one.norm.eps = 1e-6f;
+        one.norm.out = rank.out;
+        args_.push_back(one);
+        rank.deltas.push_back(std::move(delta));
+      }
+    }
+  }
+
+  void run() {
+    const auto rows = static_cast<unsigned>(shape_.rows), ranks = static_cast<unsigned>(shape_.ranks);
+    executor::LaunchConfig config{"sum over ranks", {rows, ranks}, norm::kRowThreads};
+    config.resident = static_cast<int>(rows * ranks);
+    device_.launch(config, [&] {
+      if (static_cast<int>(blockIdx.y) == absent_) return;
+      for (int s = 0; s < shape_.sums; ++s) {
+        if (s > 0) __syncthreads();
+        reduce_kernel(args_[blockIdx.y * static_cast<size_t>(shape_.sums) + static_cast<size_t>(s)]);
+      }
+    });
+  }
+
+  // What is wrong with the results; empty: nothing.
+  std::string check() const {
+    std::vector<float> want = residual_;
+    for (int s = 0; s < shape_.sums; ++s) {
+      for (size_t i = 0; i < want.size(); ++i) {
+        for (const Rank& rank : ranks_) want[i] += nvfp4::bf16_to_float(rank.deltas[static_cast<size_t>(s)][i]);
+      }
+    }
+    for (const Rank& rank : ranks_) {
+      if (*rank.failed != 0) return "a rank was given up";
+      if (std::memcmp(rank.residual, want.data(), want.size() * sizeof(float)) != 0) return "another residual";
+      for (int row = 0; row < shape_.rows; ++row) {
+        if (rank.uses[row] != static_cast<unsigned>(shape_.sums)) return "another count of sums";
+        const float* x = want.data() + row * shape_.columns;
+        double squares = 0;
+        for (int i = 0; i < shape_.columns; ++i) squares += static_cast<double>(x[i]) * x[i];
+        const double inverse = 1.0 / std::sqrt(squares / shape_.columns + 1e-6);
+        for (int i = 0; i < shape_.columns; ++i) {
+          const double value = x[i] * inverse * weight_[static_cast<size_t>(i)];
+          const double found = nvfp4::bf16_to_float(rank.out[row * shape_.columns + i]);
+          if (!(std::fabs(found - value) <= std::fabs(value) / 255 + 1e-9)) return "another norm";
+        }
+      }
+      if (rank.uses[shape_.rows] != 0) return "a count beyond the rows";
+    }
+    return "";
+  }
+
+  const std::vector<Rank>& ranks() const { return ranks_; }
+  const std::set<executor::SeenSite>& seen() const { return device_.seen(); }
+
+ private:
+  Shape shape_;
+  int absent_;
+  Device device_;
+  std::vector<float> residual_, weight_;
+  std::vector<Rank> ranks_;
+  std::vector<ReduceArgs> args_;  // by rank, then sum
+};
+
+// The first complaint, of the executor or about the results.
+std::string complaint(const Options& options, const Shape& shape, std::set<executor::SeenSite>* seen = nullptr,
+                      unsigned long long patience = 100000) {
+  try {
+    Sums sums(options, shape, -1, patience);
+    sums.run();
+    if (seen != nullptr) *seen = sums.seen();
+    return sums.check();
+  } catch (const executor::Violation& violation) {
+    return violation.what();
+  }
+}
+
+TEST(RankSum, EveryRankHasTheSumInTheOrderOfRanks) {
+  unsigned seed = 1;
+  for (const Shape& shape : {Shape{2, 1, 2048, 3}, Shape{2, 3, 400, 4}, Shape{3, 2, 4096, 2}, Shape{4, 2, 512, 5},
+                             Shape{2, 1, 5120, 2}, Shape{8, 1, 64, 3}}) {
+    for (const Options& options : schedules(3, ++seed)) {
+      EXPECT_EQ(complaint(options, shape), "")
+          << shape.ranks << " ranks, " << shape.rows << " rows, " << shape.columns << " columns";
+    }
+  }
+}
+
+// A rank that does not come is noticed after the patience, once: later sums wait for nobody.
+TEST(RankSum, ARankThatDoesNotComeIsGivenUp) {
+  Sums sums(Options{}, {3, 2, 256, 1}, 1, 200);
+  for (int step = 0; step < 3; ++step) sums.run();
+  for (const size_t r : {0, 2}) {
+    const Rank& rank = sums.ranks()[r];
+    EXPECT_EQ(*rank.failed, 2u);
+    for (int row = 0; row < 2; ++row) {
+      EXPECT_EQ(rank.uses[row], 3u) << "the sums ended";
+      for (int other = 0; other < 3; ++other) EXPECT_EQ(rank.absent[row * 3 + other], other == 1 ? 1u : 0u);
+    }
+  }
+  EXPECT_EQ(*sums.ranks()[1].failed, 0u);
+}
+
+// Nothing that orders is there for nothing.
+TEST(RankSum, EveryLostWaitIsCaught) {
+  if (!Device::checks_plain_accesses()) GTEST_SKIP() << "half of the order is not seen in sanitizer builds";
+  const Shape shape{2, 2, 512, 4};
+  std::set<executor::SeenSite> seen;
+  ASSERT_EQ(complaint(Options{}, shape, &seen), "");
+  int tried = 0;
+  for (const auto& [op, file, line] : seen) {
+    if (op == Op::kShuffle || file != "reduce.cuh") continue;
+    const Mutation mutation{Mutation::Kind::kDrop, op, file, line, 0};
+    std::string found;
+    for (Options options : schedules(9)) {
+      options.mutation = mutation;
+      if (!(found = complaint(options, shape, nullptr, 1000)).empty()) break;
+    }
+    EXPECT_NE(found, "") << mutation.text();
+    ++tried;
+  }
+  EXPECT_GE(tried, 5);  // the kernel before, three barriers, flag and wait
+}
+
+}  // namespace
+}  // namespace fourfold::comm

@@ -46,7 +46,8 @@ LoadedModel load_model(const fs::path& directory, const BackendFactory& make_bac
   LoadedModel loaded;
   loaded.name = model_name(directory);
   for (const model::SafetensorsFile& shard : checkpoint.shards()) loaded.weight_bytes += shard.bytes();
-  BackendRequest request{.weight_bytes = loaded.weight_bytes};
+  BackendRequest request;
+  request.weight_bytes = loaded.weight_bytes;
   const auto backend = [&](const std::shared_ptr<ranks::Member>& member) {
     BackendRequest of_rank = request;
     of_rank.member = member;

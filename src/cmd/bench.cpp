@@ -16,6 +16,7 @@
 #include "base/random.h"
 #include "cmd/arguments.h"
 #include "cmd/bench_card.h"
+#include "cmd/bench_comm.h"
 #include "cmd/bench_engine.h"
 #include "cmd/bench_kernels.h"
 #include "cmd/bench_ops.h"
@@ -425,6 +426,7 @@ void add_bench(Command& app) {
   add_bench_ops(bench);
   add_bench_serve(bench);
   add_bench_kernels(bench);
+  add_bench_comm(bench);
 }
 
 }  // namespace fourfold::cmd

@@ -17,7 +17,7 @@ namespace {
 struct Options {
   ShapeOptions shape;
   int64_t tokens = 1, context = 128, drafts = 0;
-  bool json = false, all = false, reachable = false, step = false, prefill = false;
+  bool json = false, all = false, reachable = false, step = false, prefill = false, by_expert = false;
   std::string mix = "A", cache = "bf16", link = "nvlink";
 };
 
@@ -52,7 +52,8 @@ std::string step_text(const Options& o) {
                                    .drafts = o.drafts,
                                    .fp8_cache = o.cache == "fp8",
                                    .ranks = o.shape.ranks,
-                                   .link = plan::step::find_link(o.link)};
+                                   .link = plan::step::find_link(o.link),
+                                   .by_expert = o.by_expert};
   const plan::step::StepPlan plan =
       plan_step(step_model(o.shape.model), plan::step::find_mix(o.mix), shape, o.shape.card());
   return o.json ? to_json(plan) + "\n" : to_text(plan);
@@ -99,7 +100,9 @@ void add_plan(Command& app) {
       .group(group);
   command.add_option("--kv-cache-dtype", o.cache, "Keys and values: bf16 or fp8").show_default().group(group);
   command.add_option("--link", o.link, "Between ranks: nvlink, pcie (peer copies), host").show_default().group(group);
-  for (const char* name : {"--mix", "--context", "--prefill", "--draft", "--kv-cache-dtype", "--link"}) {
+  command.add_flag("--enable-expert-parallel", o.by_expert, "Ranks have whole experts instead of a part of each");
+  for (const char* name :
+       {"--enable-expert-parallel", "--mix", "--context", "--prefill", "--draft", "--kv-cache-dtype", "--link"}) {
     command.need(name, "--step");
   }
   for (const char* name : {"--experts", "--top-k", "--hidden", "--intermediate", "--activations", "--weights",

@@ -341,6 +341,11 @@ TEST_F(Cmd, AModelRunsOnSeveralRanks) {
   const Outcome outcome = run(logits + " --threads 2 --tensor-parallel-size 2", "[1, 2, 3]");
   EXPECT_EQ(outcome.status, 0);
   EXPECT_NE(outcome.err.find("1 thread x 2 ranks"), std::string::npos) << outcome.err;
+  const Json comm =
+      run_json("bench comm --tensor-parallel-size 2 --threads 2 --hidden 64 --tokens 1,4 --seconds 0.004 --json");
+  ASSERT_EQ(comm.at("results").size(), 2u);
+  for (const Json& row : comm.at("results")) EXPECT_GT(row.at("us").get<double>(), 0);
+  expect_refused("bench comm --tensor-parallel-size 1", {"--tensor-parallel-size 1", "2 or more"});
   expect_refused("run " + demo_ + " --tensor-parallel-size 3 hello", {"--tensor-parallel-size 3", "4 attention heads"});
   expect_refused("run " + demo_ + " --tensor-parallel-size 2 --device cuda hello", {"--device cuda", "cpu"});
   expect_refused("run " + demo_ + " --enable-expert-parallel hello", {"--tensor-parallel-size"});

@@ -23,6 +23,7 @@
 #include "model/random_weights.h"
 #include "model/ranked.h"
 #include "model/ranked_stepper.h"
+#include "plan/step/step.h"
 #include "small_config.h"
 
 namespace fourfold::model {
@@ -144,29 +145,45 @@ class CountingBackend final : public cpu::ReferenceBackend {
  public:
   struct Bytes {
     std::atomic<int64_t> table{0}, matrices{0}, experts{0};
+    std::atomic<int64_t> stored{0};  // of all weights, without the scale of each NVFP4 matrix
   };
   CountingBackend(const cpu::CpuOptions& options, Bytes& bytes) : ReferenceBackend(options), bytes_(bytes) {}
   std::unique_ptr<ops::Matrix> load_table(const ops::MatrixSource& source) override {
     bytes_.table += source.bytes();
+    count(source);
     return ReferenceBackend::load_table(source);
   }
   std::unique_ptr<ops::Matrix> load_matrix(std::span<const ops::MatrixSource> parts) override {
-    for (const ops::MatrixSource& part : parts) bytes_.matrices += part.rows * part.columns;
+    for (const ops::MatrixSource& part : parts) {
+      bytes_.matrices += part.rows * part.columns;
+      count(part);
+    }
     return ReferenceBackend::load_matrix(parts);
   }
   std::unique_ptr<ops::Experts> load_experts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
                                              const std::function<void(int64_t)>& done) override {
-    auto experts = ReferenceBackend::load_experts(count, source, done);
+    const auto counted = [&](int64_t i) {
+      const ops::ExpertSource expert = source(i);
+      for (const ops::MatrixSource* matrix : {&expert.gate, &expert.up, &expert.down}) this->count(*matrix);
+      return expert;
+    };
+    auto experts = ReferenceBackend::load_experts(count, counted, done);
     bytes_.experts += count * experts->bytes_per_expert();
     return experts;
   }
 
  private:
+  void count(const ops::MatrixSource& source) {
+    bytes_.stored += source.bytes() - (source.format == ops::Format::kNvfp4 ? 4 : 0);
+  }
+
   Bytes& bytes_;
 };
 
 // Elements of matrices, and bytes of experts, by rank.
-std::vector<CountingBackend::Bytes> kept(const ModelConfig& config, const RankOptions& options) {
+std::vector<CountingBackend::Bytes> kept(const ModelConfig& config, const RankOptions& options, bool mtp = true) {
+  ModelOptions own = model_options();
+  own.mtp = mtp;
   std::vector<CountingBackend::Bytes> bytes(static_cast<size_t>(options.ranks));
   const auto weights = make_random_weights(config, 5);
   load_model(
@@ -178,7 +195,7 @@ std::vector<CountingBackend::Bytes> kept(const ModelConfig& config, const RankOp
         return std::make_shared<CountingBackend>(cpu,
                                                  bytes[member == nullptr ? 0 : static_cast<size_t>(member->rank())]);
       },
-      options, model_options());
+      options, own);
   return bytes;
 }
 
@@ -200,6 +217,52 @@ TEST(RanksMemory, EachKeepsItsPartAndNoMore) {
     // Each matrix has a scale of its own, four bytes.
     const int64_t scales = by_expert ? 0 : layers * 6 * 3 * 4;
     EXPECT_EQ(two[0].experts + two[1].experts, one[0].experts + scales);
+  }
+}
+
+// What `plan --step --tp` says of a card's memory is what the rank that has most takes.
+TEST(RanksMemory, ThePlannerKnowsTheBytes) {
+  using plan::step::Format;
+  for (const bool dense : {false, true}) {
+    for (const int64_t ranks : {1, 2, 4}) {
+      for (const bool by_expert : {false, true}) {
+        if (by_expert && dense) continue;
+        ModelConfig config = config_for({"", dense, ranks, by_expert});
+        config.vocabulary = 96;
+        const plan::step::Model model = {.name = "small",
+                                         .hidden = config.hidden,
+                                         .vocabulary = config.vocabulary,
+                                         .attention_layers = config.attention_layers(),
+                                         .delta_layers = config.delta_net_layers(),
+                                         .heads = config.heads,
+                                         .kv_heads = config.kv_heads,
+                                         .head_dim = config.head_dim,
+                                         .key_heads = config.linear_key_heads,
+                                         .value_heads = config.linear_value_heads,
+                                         .key_dim = config.linear_key_dim,
+                                         .value_dim = config.linear_value_dim,
+                                         .conv_taps = config.conv_taps,
+                                         .experts = config.experts,
+                                         .top_k = config.top_k,
+                                         .expert_width = config.moe_intermediate,
+                                         .shared_width = config.shared_intermediate,
+                                         .dense_width = config.intermediate};
+        // As random weights are stored.
+        const plan::step::Mix mix = {"",           "", Format::kNvfp4, Format::kNvfp4, Format::kNvfp4, Format::kNvfp4,
+                                     Format::kBf16};
+        int64_t most = 0;
+        for (const CountingBackend::Bytes& rank : kept(config, {.ranks = ranks, .by_expert = by_expert}, false)) {
+          most = std::max<int64_t>(most, rank.stored);
+        }
+        // The delta net's two gates, which random weights have in bf16 whatever the rest of it is in.
+        const double gates =
+            static_cast<double>(config.delta_net_layers() * 2 * (config.linear_value_heads / ranks) * config.hidden) *
+            (2 - plan::step::bytes_per_weight(Format::kNvfp4));
+        EXPECT_EQ(plan::step::weight_bytes(model, mix, {.ranks = ranks, .by_expert = by_expert}) + gates,
+                  static_cast<double>(most))
+            << (dense ? "dense on " : "experts on ") << ranks << (by_expert ? ", whole" : "");
+      }
+    }
   }
 }
 

@@ -61,14 +61,14 @@ TEST(Problem, UnknownNamesAreAnsweredWithTheKnownOnes) {
 TEST(Problem, SlicesTheIntermediateDimension) {
   EXPECT_EQ(rank_slice(shape("flash-next", 1), 2).intermediate, 320);
   EXPECT_EQ(rank_slice(shape("i704", 1), 4).intermediate, 176);
-  // The shared expert is cut alike where it divides, and stays whole where it does not.
+  // The shared expert is cut alike; what does not divide is padded to whole scale vectors.
   Problem p = shape("flash-next", 1);
   p.shared_intermediate = 640;
   EXPECT_EQ(rank_slice(p, 2).shared_intermediate, 320);
   p.shared_intermediate = 656;
-  EXPECT_EQ(rank_slice(p, 2).shared_intermediate, 656);
-  EXPECT_EQ(error_of([] { rank_slice(find_shape("i704"), 8); }),
-            "intermediate 704 over 8 ranks: wanted a multiple of 128 (ranks x scale vector)");
+  EXPECT_EQ(rank_slice(p, 2).shared_intermediate, 336);
+  EXPECT_EQ(rank_slice(find_shape("i704"), 8).intermediate, 96);
+  EXPECT_EQ(rank_slice(shape("flash-next", 1), 2).shared_intermediate, 0);
 }
 
 TEST(Problem, DepthIsPaddedToWholeUnits) {

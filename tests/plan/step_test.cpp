@@ -173,5 +173,25 @@ TEST(StepPlan, RanksShareTheBytesAndPayForSums) {
   EXPECT_THROW(find_mix("D"), Error);
 }
 
+// Whole experts wait for the rank with most picks: a matter of few tokens, and hardly one of many.
+TEST(StepPlan, ExpertsAreCutOrSharedOut) {
+  const auto plan = [](const Shape& shape) { return plan_step(model_35b(), find_mix("C"), shape, h200()); };
+  const auto experts_us = [](const StepPlan& p) {
+    for (const Op& op : p.ops) {
+      if (op.name == "experts") return op.us;
+    }
+    return 0.0;
+  };
+  const StepPlan cut = plan({.tokens = 1, .ranks = 2}), whole = plan({.tokens = 1, .ranks = 2, .by_expert = true});
+  EXPECT_EQ(experts_us(cut), cut.experts.columns_us);
+  EXPECT_EQ(experts_us(whole), cut.experts.whole_us);
+  EXPECT_GT(cut.experts.whole_us, cut.experts.columns_us);
+  EXPECT_GT(cut.experts.busiest, 1.2);
+  const StepPlan many = plan({.tokens = 8192, .prefill = true, .ranks = 2});
+  EXPECT_LT(many.experts.busiest, 1.02);
+  EXPECT_EQ(plan({.tokens = 1}).experts.columns_us, 0);
+  EXPECT_NE(to_text(cut).find("whole experts"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace fourfold::plan::step

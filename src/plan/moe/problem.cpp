@@ -145,14 +145,10 @@ void validate(const Problem& p) {
 
 Problem rank_slice(const Problem& problem, int64_t ranks) {
   in_range("tensor-parallel ranks", ranks, 1, kLimits.ranks);
-  const int64_t grain = ranks * problem.scale_vector();
-  if (problem.intermediate % grain != 0) {
-    fail("intermediate {} over {} ranks: wanted a multiple of {} (ranks x scale vector)", problem.intermediate, ranks,
-         grain);
-  }
+  const auto part = [&](int64_t width) { return round_up(ceil_div(width, ranks), int64_t{problem.scale_vector()}); };
   Problem slice = problem;
-  slice.intermediate /= ranks;
-  if (slice.shared_intermediate % grain == 0) slice.shared_intermediate /= ranks;
+  slice.intermediate = part(problem.intermediate);
+  slice.shared_intermediate = part(problem.shared_intermediate);
   return slice;
 }
 

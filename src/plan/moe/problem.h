@@ -69,8 +69,8 @@ inline constexpr Limits kLimits;
 // Throws Error, naming the field, when a field is outside of kLimits or does not fit the others.
 void validate(const Problem& problem);
 
-// The slice of one rank under tensor parallelism: the intermediate dimension is cut. Error when it does not divide, or
-// when a slice would cut a block of scale factors.
+// The slice of one rank under tensor parallelism: the intermediate dimension is cut, that of the shared expert alike,
+// and padded with zeros to whole scale vectors (model/shard.h).
 Problem rank_slice(const Problem& problem, int64_t ranks);
 
 struct NamedShape {

@@ -35,7 +35,13 @@ void check(const Model& m, const Shape& s) {
   divides("value heads", m.value_heads);
   // Key and value heads fewer than the ranks are held by several.
   if (m.kv_heads % n != 0 && n % m.kv_heads != 0) divides("key and value heads", m.kv_heads);
+  if (m.key_heads % n != 0 && n % m.key_heads != 0) divides("key heads", m.key_heads);
+  if (s.by_expert && m.experts < n)
+    fail("whole experts: found {} for {} ranks, wanted one each at least", m.experts, n);
 }
+
+// Of a width on each of n ranks: whole blocks of 16, padded with zeros.
+int64_t part_of(int64_t width, int64_t n) { return n == 1 ? width : round_up(ceil_div(width, n), int64_t{16}); }
 
 // The operations of a pass of `rows` rows through layers, in order.
 class Steps {
@@ -94,8 +100,8 @@ class Steps {
   void mixer(const std::string& prefix, int64_t rows, int64_t layers) {
     const int64_t n = s_.ranks;
     const auto dense = [&](const char* name, Format format, int64_t width) {
-      Op up = product(prefix + name + ": gate and up", format, rows, 2 * ceil_div(width, n), m_.hidden);
-      Op down = product(prefix + name + ": down", format, rows, m_.hidden, ceil_div(width, n));
+      Op up = product(prefix + name + ": gate and up", format, rows, 2 * part_of(width, n), m_.hidden);
+      Op down = product(prefix + name + ": down", format, rows, m_.hidden, part_of(width, n));
       up.count = down.count = layers;
       add(std::move(up));
       add(std::move(down));
@@ -106,19 +112,15 @@ class Steps {
     router.count = layers;
     add(std::move(router));
 
-    moe::Problem p;
-    p.name = m_.name;
-    p.experts = m_.experts;
-    p.top_k = m_.top_k;
-    p.hidden = m_.hidden;
-    p.intermediate = m_.expert_width;
-    p.shared_intermediate = m_.shared_width;
-    p.tokens = rows;
+    const int64_t shared_part = part_of(m_.shared_width, n), width_part = part_of(m_.expert_width, n);
     const bool sliced =
-        m_.shared_width > 0 && plan_.mix.shared == Format::kNvfp4 && m_.shared_width % m_.expert_width == 0;
-    if (sliced) p.shared = moe::SharedExpert::kNvfp4;
-    if (n > 1) p = moe::rank_slice(p, n);
-    const moe::LayerPlan experts = moe::plan_layer(p, gpu_, {.only_implemented = true, .explain = false});
+        !s_.by_expert && m_.shared_width > 0 && plan_.mix.shared == Format::kNvfp4 && shared_part % width_part == 0;
+    const moe::LayerPlan cut = layer(rows, sliced, false);
+    const moe::LayerPlan whole = n > 1 ? layer(rows, false, true) : cut;
+    if (n > 1 && prefix.empty()) {
+      plan_.experts = {cut.predicted_us, whole.predicted_us, busiest_picks(rows) / equal_picks(rows)};
+    }
+    const moe::LayerPlan& experts = s_.by_expert ? whole : cut;
     Op op{.name = prefix + (sliced ? "experts and shared expert" : "experts"),
           .count = layers,
           .nodes = rows <= 8 ? 2 : 4};
@@ -137,23 +139,49 @@ class Steps {
     if (!sliced && m_.shared_width > 0) dense("shared expert", plan_.mix.shared, m_.shared_width);
   }
 
+  // The picks that a rank has of a pass, on average, and those of the rank that has most: as many deviations above it
+  // as the largest of so many numbers lies.
+  double equal_picks(int64_t rows) const {
+    return static_cast<double>(rows * m_.top_k) / static_cast<double>(s_.ranks);
+  }
+  double busiest_picks(int64_t rows) const {
+    const double n = static_cast<double>(s_.ranks), mean = equal_picks(rows);
+    return std::min(mean * n, mean + std::sqrt(mean * (1 - 1 / n) * 2 * std::log(n)));
+  }
+
+  // A layer's experts on one rank, cut or whole; of the busiest rank.
+  moe::LayerPlan layer(int64_t rows, bool with_shared, bool whole) const {
+    moe::Problem p;
+    p.name = m_.name;
+    p.experts = m_.experts;
+    p.top_k = m_.top_k;
+    p.hidden = m_.hidden;
+    p.intermediate = m_.expert_width;
+    p.shared_intermediate = m_.shared_width;
+    p.tokens = rows;
+    if (with_shared) p.shared = moe::SharedExpert::kNvfp4;
+    if (whole) {
+      // Few rows choose fewer experts here; many are as if fewer had come.
+      p.experts = ceil_div(m_.experts, s_.ranks);
+      const double picks = busiest_picks(rows);
+      if (rows < 8) {
+        p.top_k = std::lround(picks / static_cast<double>(rows));
+      } else {
+        p.tokens = std::lround(picks / static_cast<double>(m_.top_k));
+      }
+      p.top_k = std::clamp<int64_t>(p.top_k, 1, p.experts);
+      p.tokens = std::max<int64_t>(p.tokens, 1);
+    } else if (s_.ranks > 1) {
+      p = moe::rank_slice(p, s_.ranks);
+    }
+    return moe::plan_layer(p, gpu_, {.only_implemented = true, .explain = false});
+  }
+
   StepPlan& plan_;
   const Model& m_;
   const Shape& s_;
   const Gpu& gpu_;
 };
-
-double weight_bytes(const Model& m, const Mix& x, int64_t ranks) {
-  const auto of = [](int64_t a, int64_t b) { return static_cast<double>(a) * static_cast<double>(b); };
-  const double attention = of(m.hidden, (3 * m.heads + 2 * m.kv_heads) * m.head_dim) * bytes_per_weight(x.attention);
-  const double delta = of(m.hidden, 2 * m.key_heads * m.key_dim + 3 * m.value_heads * m.value_dim + 2 * m.value_heads) *
-                       bytes_per_weight(x.delta);
-  const double experts = 3 * of(m.hidden, m.experts * m.expert_width + m.dense_width) * bytes_per_weight(x.experts) +
-                         3 * of(m.hidden, m.shared_width) * bytes_per_weight(x.shared) + 2 * of(m.hidden, m.experts);
-  const double all = attention * static_cast<double>(m.attention_layers) + delta * static_cast<double>(m.delta_layers) +
-                     experts * static_cast<double>(m.layers()) + of(m.vocabulary, m.hidden) * bytes_per_weight(x.head);
-  return all / static_cast<double>(ranks) + 2 * of(m.vocabulary, m.hidden);
-}
 
 double rounded(double value) { return std::round(value * 1000) / 1000; }
 
@@ -202,8 +230,28 @@ StepPlan plan_step(const Model& model, const Mix& mix, const Shape& shape, const
     steps.add(std::move(join));
     steps.pass(1, 0, shape.tokens, true);
   }
-  plan.weight_bytes = weight_bytes(model, mix, shape.ranks);
+  plan.weight_bytes = weight_bytes(model, mix, shape);
   return plan;
+}
+
+double weight_bytes(const Model& m, const Mix& x, const Shape& shape) {
+  const int64_t n = shape.ranks;
+  const auto of = [](int64_t a, int64_t b) { return static_cast<double>(a) * static_cast<double>(b); };
+  const auto held = [n](int64_t heads) { return std::max<int64_t>(1, heads / n); };
+  const int64_t keys = held(m.key_heads), values = m.value_heads / n;
+  const double attention =
+      of(m.hidden, (3 * (m.heads / n) + 2 * held(m.kv_heads)) * m.head_dim) * bytes_per_weight(x.attention);
+  const double delta =
+      of(m.hidden, 2 * keys * m.key_dim + 3 * values * m.value_dim + 2 * values) * bytes_per_weight(x.delta);
+  const int64_t experts =
+      shape.by_expert ? ceil_div(m.experts, n) * m.expert_width : m.experts * part_of(m.expert_width, n);
+  const double mixer = 3 * of(m.hidden, experts + part_of(m.dense_width, n)) * bytes_per_weight(x.experts) +
+                       3 * of(m.hidden, part_of(m.shared_width, n)) * bytes_per_weight(x.shared) +
+                       2 * of(m.hidden, m.experts + (m.shared_width > 0 ? 1 : 0));
+  const int64_t scored = n == 1 ? m.vocabulary : round_up(ceil_div(m.vocabulary, n), int64_t{16});
+  return attention * static_cast<double>(m.attention_layers) + delta * static_cast<double>(m.delta_layers) +
+         mixer * static_cast<double>(m.layers()) + of(scored, m.hidden) * bytes_per_weight(x.head) +
+         2 * of(m.vocabulary, m.hidden);
 }
 
 std::string to_text(const StepPlan& plan) {
@@ -239,6 +287,18 @@ std::string to_text(const StepPlan& plan) {
       plan.predicted_us, plan.tokens_per_s(), s.drafts > 0 ? " and whatever drafts are accepted" : "", plan.floor_us,
       100 * plan.floor_us / plan.predicted_us, plan.nodes, plan.weight_bytes * 1e-9,
       s.ranks > 1 ? " on each card" : "");
+  if (plan.experts.columns_us > 0) {
+    const ExpertSplit& e = plan.experts;
+    const bool whole_wins = e.whole_us < e.columns_us;
+    out += fmt::format(
+        "experts of a layer: a part of each on every rank {:.1f} us, whole experts {:.1f} us (the busiest rank has "
+        "{:.2f} "
+        "times its share){}\n",
+        e.columns_us, e.whole_us, e.busiest,
+        whole_wins == s.by_expert ? ""
+        : whole_wins              ? ": --enable-expert-parallel wins"
+                                  : ": parts of each win");
+  }
   return out;
 }
 
@@ -272,6 +332,8 @@ std::string to_json(const StepPlan& plan) {
                      {"tokens_per_s", rounded(plan.tokens_per_s())},
                      {"nodes", plan.nodes},
                      {"weight_bytes", plan.weight_bytes},
+                     {"experts_columns_us", rounded(plan.experts.columns_us)},
+                     {"experts_whole_us", rounded(plan.experts.whole_us)},
                      {"ops", ops}};
   return json.dump();
 }

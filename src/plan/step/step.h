@@ -53,6 +53,7 @@ struct Shape {
   bool fp8_cache = false;
   int64_t ranks = 1;
   Link link = Link::kNvlink;
+  bool by_expert = false;  // ranks have whole experts instead of a part of each
 };
 
 struct Op {
@@ -64,6 +65,13 @@ struct Op {
   std::string_view bound = "";  // "memory", "matrix", "start"
 };
 
+// A layer's experts on several ranks, both ways: the width of each cut, or whole experts shared out. Cut, all ranks do
+// the same; whole, the step waits for the rank with most of the picks.
+struct ExpertSplit {
+  double columns_us = 0, whole_us = 0;
+  double busiest = 1;  // picks of the busiest rank over an equal share, expected for uniform routing
+};
+
 struct StepPlan {
   Model model;
   Mix mix;
@@ -71,7 +79,8 @@ struct StepPlan {
   Gpu gpu;
   std::vector<Op> ops = {};
   double predicted_us = 0, floor_us = 0;
-  double weight_bytes = 0;  // of one rank, embedding included
+  double weight_bytes = 0;  // weight_bytes()
+  ExpertSplit experts;      // of the trunk, with several ranks and experts
   int64_t nodes = 0;
   // Tokens that a step brings at least: one for each sequence, or all of a prefill.
   double tokens_per_s() const { return static_cast<double>(shape.tokens) * 1e6 / predicted_us; }
@@ -79,6 +88,11 @@ struct StepPlan {
 
 // Error, naming the field, for a shape that no kernel takes or ranks that do not divide the heads.
 StepPlan plan_step(const Model& model, const Mix& mix, const Shape& shape, const Gpu& gpu);
+
+// Of the rank that has most, as model/shard.h splits a model: heads (key heads fewer than the ranks are held by
+// several), widths padded to 16, the head's rows; embedding, routers and norms are held by all. Without the MTP head
+// and vectors.
+double weight_bytes(const Model& model, const Mix& mix, const Shape& shape);
 
 std::string to_text(const StepPlan& plan);
 // {model, mix, gpu, tokens, context, predicted_us, floor_us, tokens_per_s, weight_bytes, nodes, ops[{name, count,

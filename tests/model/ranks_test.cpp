@@ -300,6 +300,14 @@ int64_t threads_of_process() {
   return count;
 }
 
+// Threads that were joined may be listed a moment longer.
+void expect_no_more_threads_than(int64_t before) {
+  for (int i = 0; i < 1000 && threads_of_process() > before; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_LE(threads_of_process(), before);
+}
+
 // A prompt in one step, then two single tokens; the error of the last one.
 std::string last_error(Fault& fault, std::chrono::milliseconds patience, double& seconds_to_it) {
   const auto weights = make_random_weights(small_config(false), 5);
@@ -358,7 +366,7 @@ TEST(RanksFaults, ARankThatThrowsEndsTheStepsOfAll) {
     EXPECT_EQ(last_error(fault, ranks::kPatience, seconds), fmt::format("rank {}: lost its mind", rank));
     EXPECT_LT(seconds, 10);
   }
-  EXPECT_EQ(threads_of_process(), before);
+  expect_no_more_threads_than(before);
 }
 
 TEST(RanksFaults, ARankThatHangsEndsTheStepsOfAll) {
@@ -370,7 +378,7 @@ TEST(RanksFaults, ARankThatHangsEndsTheStepsOfAll) {
   EXPECT_EQ(last_error(fault, std::chrono::milliseconds(2000), seconds),
             "rank 1: waited 2.0 s for a part of a sum from rank 0");
   EXPECT_LT(seconds, 10);
-  EXPECT_EQ(threads_of_process(), before);
+  expect_no_more_threads_than(before);
 }
 
 TEST(RanksFaults, LoadingEndsWithTheCauseOfTheRankThatFailed) {
@@ -393,7 +401,7 @@ TEST(RanksFaults, LoadingEndsWithTheCauseOfTheRankThatFailed) {
             "no such device");
   EXPECT_EQ(message(factory(cpu::Isa::kReference), {.ranks = 3}),
             "--tensor-parallel-size 3: it does not divide the 4 attention heads");
-  EXPECT_EQ(threads_of_process(), before);
+  expect_no_more_threads_than(before);
 }
 
 // ---- outcomes of several steppers

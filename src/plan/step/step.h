@@ -79,8 +79,8 @@ struct StepPlan {
   Gpu gpu;
   std::vector<Op> ops = {};
   double predicted_us = 0, floor_us = 0;
-  double weight_bytes = 0;  // weight_bytes()
-  ExpertSplit experts;      // of the trunk, with several ranks and experts
+  double weight_bytes = 0;   // weight_bytes()
+  ExpertSplit experts = {};  // of the trunk, with several ranks and experts
   int64_t nodes = 0;
   // Tokens that a step brings at least: one for each sequence, or all of a prefill.
   double tokens_per_s() const { return static_cast<double>(shape.tokens) * 1e6 / predicted_us; }

@@ -170,8 +170,8 @@ class CudaBackend : public ops::Backend {
         *sample_ = nullptr;  // after load_known()
 
   cuda::Buffer zeros_, ones_, arrived_;
-  cuda::Buffer floats_, logits_, ids_, weights_, wide_, narrow_, share_, queries_, partial_, partial_sums_, wide_partial_,
-      chunk_space_;
+  cuda::Buffer floats_, logits_, ids_, weights_, wide_, narrow_, share_, queries_, partial_, partial_sums_,
+      wide_partial_, chunk_space_;
   WaitingNorm waiting_;
   cuda::Buffer shadow_;
   const float* shadowed_ = nullptr;  // the residual that is in shadow_ and not in its own place

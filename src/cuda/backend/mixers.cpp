@@ -102,11 +102,15 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
   }
   if (left_out("attention", [&] {
         ops::Cost cost;
+        const auto add = [&](int64_t rows, int64_t before, int64_t times) {
+          const ops::Cost one =
+              ops::attention_cost(rows, before, params.heads, params.kv_heads, params.head_dim, kv_element_bytes());
+          cost += {one.bytes * static_cast<double>(times), one.flops * static_cast<double>(times)};
+        };
         for (const StepTables::Round& round : tables_.rounds) {
-          const ops::Cost one = ops::attention_cost(round.most_rows, round.longest - round.most_rows, params.heads,
-                                                    params.kv_heads, params.head_dim, kv_element_bytes());
-          cost += {one.bytes * round.places, one.flops * round.places};
+          if (!round.part) add(round.most_rows, round.reached - round.most_rows, round.places);
         }
+        for (const SequenceRows& s : tables_.long_sequences()) add(s.count, s.position, 1);
         return cost;
       })) {
     return;

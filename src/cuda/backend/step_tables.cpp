@@ -135,6 +135,7 @@ void StepTables::build(const ops::Batch& batch, int64_t page_size, int64_t conte
     }
   }
   for (Round& round : rounds) {
+    round.reached = round.longest;
     if (!round.part) round.longest = tier(std::max(round.longest, kLeastTier), context);
   }
   if (!many_.empty()) {

@@ -23,6 +23,7 @@ struct StepTables {
     int page_row = 0;           // of the first place; a place each
     int most_rows = 0;          // of a place
     int longest = 0;            // no sequence has more positions, its rows included
+    int reached = 0;            // the longest one's positions
     int live = 0;               // index of the number of places
     bool follows = false;       // on another one of the same sequence
     bool part = false;          // of a sequence longer than 16 rows
@@ -46,6 +47,11 @@ struct StepTables {
   // All that launches depend on besides what is in the tables; empty where the batch has sequences of more than 16
   // rows, whose launches are few for the work they start.
   std::vector<int64_t> shape() const;
+
+  // The sequences longer than 16 rows: rows and positions.
+  std::span<const SequenceRows> long_sequences() const {
+    return std::span(places_).subspan(static_cast<size_t>(whole.first), static_cast<size_t>(whole.places));
+  }
 
   std::vector<Round> rounds;
   Whole whole;

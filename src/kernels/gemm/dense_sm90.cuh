@@ -166,16 +166,21 @@ __device__ __forceinline__ bool add_up(const DenseArgs& args, const Item& item, 
     float* v = &acc[i / (N / 8)][i % (N / 8) * 4];
     v[0] = v[1] = v[2] = v[3] = 0.0f;
   }
-#pragma unroll 2
-  for (int split = 0; split < args.splits; ++split) {
+  // So many at a time as there are registers for beside the sums.
+  constexpr int kAtOnce = kPieces < 16 ? kPieces : 16;
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const float4 part = __ldcg(place(split, i));
-      float* v = &acc[i / (N / 8)][i % (N / 8) * 4];
-      v[0] += part.x;
-      v[1] += part.y;
-      v[2] += part.z;
-      v[3] += part.w;
+  for (int first = 0; first < kPieces; first += kAtOnce) {
+#pragma unroll 1
+    for (int split = 0; split < args.splits; ++split) {
+#pragma unroll
+      for (int i = first; i < first + kAtOnce; ++i) {
+        const float4 part = __ldcg(place(split, i));
+        float* v = &acc[i / (N / 8)][i % (N / 8) * 4];
+        v[0] += part.x;
+        v[1] += part.y;
+        v[2] += part.z;
+        v[3] += part.w;
+      }
     }
   }
   return true;

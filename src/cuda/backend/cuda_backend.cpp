@@ -261,7 +261,7 @@ void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops
   if (norm::norm_pieces(static_cast<int>(out.cols)) == 0) {
     fail("norm: rows of {} columns, wanted at most {}", out.cols, norm::kMostColumns);
   }
-  if (planning_) scratch(shadow_, kMostNormedRows * out.cols * 4, "residual");
+  scratch(shadow_, kMostNormedRows * out.cols * 4, "residual");
   if (planning_ || out.rows == 0) return;
   norm::NormArgs args = {};
   args.residual = residual == shadowed_ ? shadow_.as<float>() : residual;
@@ -275,7 +275,6 @@ void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops
   args.out = bf16_out(out);
   args.out_stride = out.stride;
   if (can_wait(args, out)) {
-    scratch(shadow_, kMostNormedRows * out.cols * 4, "residual");
     waiting_ = {args, out.rows, out.data};
     return;
   }
@@ -343,25 +342,24 @@ void CudaBackend::clear_padding(const ops::Tensor& out) {
 
 // ---- products
 
-const CudaBackend::ProductKernels& CudaBackend::product_kernels(int formats, int64_t rows, int64_t columns) {
-  const RowsWay way = rows_way(formats, rows, columns);
+const CudaBackend::ProductKernels& CudaBackend::product_kernels(const RowsWay& way) {
   ProductKernels& found = products_[way];
   if (found.few == nullptr) {
     found.few = &loaded(rows_source(way));
-    if (options_.wide) found.many = &loaded(wide_source(formats));
+    if (options_.wide) found.many = &loaded(wide_source(way.formats));
   }
   return found;
 }
 
 void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
                           int64_t rows, int64_t weight_bytes, const ops::Tensor& out) {
-  const ProductKernels& kernels = product_kernels(formats, rows, x.cols);
+  const RowsWay way = rows_way(formats, rows, x.cols);
+  const ProductKernels& kernels = product_kernels(way);
   if (options_.wide && (planning_ || x.rows > kMostRows)) {
     const gemm::WideTile most = {formats, 128, 0};
     scratch(wide_partial_, gemm::wide_partial_bytes(most, card_->device.info().sms), "parts of products");
   }
   if (planning_) return;
-  const RowsWay way = rows_way(formats, rows, x.cols);
   const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
                       waiting_.args.columns == x.cols && way.norm_pieces > 0;
   if (!normed) settle_norm();

@@ -108,7 +108,7 @@ class CudaBackend : public ops::Backend {
   void abandon_part();
   void norm(const float* residual, int64_t residual_stride, const ops::Tensor* delta, const ops::Vector& weight,
             float eps, float* residual_out, const ops::Tensor& out);
-  const ProductKernels& product_kernels(int formats, int64_t rows, int64_t columns);
+  const ProductKernels& product_kernels(const RowsWay& way);
   // out = x W^T, fp32 or bf16: 16 rows a launch, or all at once. A norm that waits to make x is taken along.
   // The name and the weights' bytes are for timing.
   void product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats, int64_t rows,
@@ -133,7 +133,7 @@ class CudaBackend : public ops::Backend {
   void settle();  // the stream was waited for
   // The next part of a step's body.
   void begin_part(const ops::Batch& batch, cpu::StepPart part);
-  // Operations are not to be launched: they are planned, or the graph of their part is there.
+  // Operations are not to be launched: the graph of their part is there.
   bool replaying() const { return graphs_.replaying(); }
   // An operation is left out of a recording that times others. `cost` is asked for where it is to be noted.
   template <typename F>

@@ -18,7 +18,7 @@ bool OpTimer::takes(std::string_view name, const ops::Cost& cost) {
     }
     ++found->count;
   }
-  return !leaves_out(name);
+  return only_.empty() || only_ == name;
 }
 
 // Microseconds of a replay: the median of a few rounds of several, back to back.

@@ -25,8 +25,6 @@ class OpTimer {
   void begin_recording() { recording_.emplace(card_.stream); }
   // An operation is to be launched: false if it is left out.
   bool takes(std::string_view name, const ops::Cost& cost);
-  // Operations of that name are left out, now.
-  bool leaves_out(std::string_view name) const { return !only_.empty() && only_ != name; }
 
  private:
   double time_of(const std::function<void()>& run);

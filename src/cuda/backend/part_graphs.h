@@ -35,7 +35,6 @@ class PartGraphs {
   void abandon();
   // Nothing recorded so far is valid any more.
   void clear();
-  size_t size() const { return graphs_.size(); }
 
  private:
   struct Entry {

@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/random.h"
 #include "cpu/sample/sampler.h"
+#include "deferred_choices.h"
 
 namespace fourfold::cpu {
 namespace {
@@ -39,9 +40,12 @@ class World {
   World(int32_t pages, int32_t slots, double hit)
       : hit_(hit), tokens_(static_cast<size_t>(pages * kPageSize), -1), slots_(static_cast<size_t>(slots), 0xdead) {}
 
-  HostStepParts parts(ThreadPool& pool, int64_t bucket) {
+  // `later`: tokens are chosen where the logits are, and known later.
+  HostStepParts parts(ThreadPool& pool, int64_t bucket, DeferredChoices* later = nullptr) {
     HostStepParts parts;
-    parts.bind = [this](const ops::Batch& batch, StepPart) { batch_ = batch; };
+    parts.bind = [this](const ops::Batch& batch, StepPart, std::span<const CarriedRow>) { batch_ = batch; };
+    later_ = later;
+    if (later != nullptr) later->serve(parts, [this](const ops::Batch& batch) { batch_ = batch; });
     parts.copy_page = [this](int32_t from, int32_t to) {
       for (int32_t i = 0; i < kPageSize; ++i) token(to, i) = token(from, i);
     };
@@ -71,6 +75,7 @@ class World {
     std::vector<int32_t> last(hash.size(), -1);
     std::vector<std::pair<int32_t, uint64_t>> writes;
     for (const ops::Sequence& sequence : batch_.sequences) {
+      if (later_ != nullptr && later_->gone(sequence.first)) continue;
       uint64_t state = sequence.position == 0 ? 0 : slots_.at(static_cast<size_t>(sequence.state_in));
       ASSERT_TRUE(sequence.state_out.size() == 1 || sequence.state_out.size() == static_cast<size_t>(sequence.count));
       for (int32_t i = 0; i < sequence.count; ++i) {
@@ -132,6 +137,7 @@ class World {
   }
 
   const double hit_;
+  DeferredChoices* later_ = nullptr;
   std::vector<int32_t> tokens_;
   std::vector<uint64_t> slots_;
   ops::Batch batch_;
@@ -180,11 +186,12 @@ std::vector<int32_t> expected(const Asked& asked) {
 // Drives lanes with two steps under way, each request in a lane of its own, in random chunks and depths.
 class Driver {
  public:
-  Driver(std::vector<Asked> asked, int64_t drafts, double hit, int64_t bucket, uint64_t seed, int threads = 2)
-      : asked_(std::move(asked)),
+  Driver(std::vector<Asked> asked, int64_t drafts, double hit, int64_t bucket, uint64_t seed, bool tokens_later = false)
+      : later(kVocabulary, seed),
+        asked_(std::move(asked)),
         drafts_(drafts),
         random_(seed),
-        pool_(threads),
+        pool_(2),
         world_(static_cast<int32_t>(asked_.size()) * kPages, static_cast<int32_t>(asked_.size()) * 6, hit) {
     ops::StepLimits limits;
     limits.lanes = static_cast<int64_t>(asked_.size());
@@ -194,7 +201,7 @@ class Driver {
     limits.context = kPages * kPageSize;
     limits.page_size = kPageSize;
     limits.vocabulary = kVocabulary;
-    stepper_ = make_host_stepper(limits, world_.parts(pool_, bucket));
+    stepper_ = make_host_stepper(limits, world_.parts(pool_, bucket, tokens_later ? &later : nullptr));
     lanes_.resize(asked_.size());
     for (size_t i = 0; i < lanes_.size(); ++i) {
       for (int32_t p = 0; p < kPages; ++p) lanes_[i].pages.push_back(static_cast<int32_t>(i) * kPages + p);
@@ -236,6 +243,7 @@ class Driver {
     return outputs;
   }
 
+  DeferredChoices later;
   int64_t accepted = 0, verified = 0;
   const std::string& error(size_t lane) const { return lanes_[lane].error; }
 
@@ -341,6 +349,22 @@ TEST(HostStepper, AnyScheduleGivesTheTokensOfALoop) {
     accepted += run.accepted;
   }
   EXPECT_GT(accepted, 500);
+}
+
+// Steps that begin before the tokens of those before them are known choose no others.
+TEST(HostStepper, TokensMayBeKnownLater) {
+  int64_t carried = 0;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    const std::vector<Asked> asked = random_requests(seed, 1 + seed % 5);
+    Driver run(asked, seed % 2 == 0 ? 0 : static_cast<int64_t>(seed % 6), 0.25 * static_cast<double>(seed % 5),
+               seed % 3 == 0 ? 8 : 1, seed, true);
+    const auto outputs = run.finish();
+    for (size_t i = 0; i < asked.size(); ++i) EXPECT_EQ(outputs[i], expected(asked[i])) << "request " << i;
+    if (HasFailure()) return;
+    carried += run.later.carried();
+  }
+  EXPECT_GT(carried, 1000);
 }
 
 // A drafter that is always right is always accepted, greedily: every lane gains one token a row.

@@ -14,6 +14,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "base/random.h"
 #include "base/threads.h"
 #include "cpu/step/host_stepper.h"
+#include "deferred_choices.h"
 #include "model/model.h"
 #include "ops/step.h"
 
@@ -88,6 +90,7 @@ struct FakeOptions {
   bool recurrent = true;
   double draft_accuracy = 0.7;  // how often a draft is the most probable token
   int64_t row_bucket = 1;       // rows are padded to a multiple
+  bool tokens_later = false;    // chosen by the model, as on a GPU: the next step may begin before the host knows them
   // Called before each step, on the stepper's thread; may throw or wait.
   std::function<void(const ops::Batch&)> before_step;
   // Tokens after which the logits are not finite.
@@ -137,11 +140,15 @@ class FakeModel final : public model::Model {
     gathered_.resize(static_cast<size_t>(rows) * kHidden);
     logits_.resize(static_cast<size_t>((limits.logit_rows + limits.lanes + options_.row_bucket) * limits.vocabulary));
     cpu::HostStepParts parts;
-    parts.bind = [this](const ops::Batch& batch, cpu::StepPart) { batch_ = batch; };
+    parts.bind = [this](const ops::Batch& batch, cpu::StepPart, std::span<const cpu::CarriedRow>) { batch_ = batch; };
     parts.copy_page = [this](int32_t from, int32_t to) { kv_->copy_page(from, to); };
     parts.body = [this](const ops::StepShape& shape, ops::StepScope& scope) { step(shape, scope); };
     parts.pool = &pool_;
     parts.row_bucket = options_.row_bucket;
+    if (options_.tokens_later) {
+      later_.emplace(limits.vocabulary, 1);
+      later_->serve(parts, [this](const ops::Batch& batch) { batch_ = batch; });
+    }
     auto stepper = cpu::make_host_stepper(limits, std::move(parts));
     return options_.wrap_stepper ? options_.wrap_stepper(std::move(stepper)) : std::move(stepper);
   }
@@ -179,7 +186,9 @@ class FakeModel final : public model::Model {
     scope.begin_trunk();
     if (options_.before_step) options_.before_step(batch_);
     check();
-    for (const ops::Sequence& sequence : batch_.sequences) run_trunk(sequence);
+    for (const ops::Sequence& sequence : batch_.sequences) {
+      if (!later_ || !later_->gone(sequence.first)) run_trunk(sequence);
+    }
     for (size_t i = 0; i < batch_.logit_rows.size(); ++i) {
       const int32_t row = batch_.logit_rows[i];
       fake_logits(hash_shift(get(hidden_, row)), logit_row(static_cast<int64_t>(i)));
@@ -294,6 +303,7 @@ class FakeModel final : public model::Model {
   FakeKv* kv_ = nullptr;
   FakeStates* states_ = nullptr;
   ops::Batch batch_;
+  std::optional<cpu::DeferredChoices> later_;
   std::vector<float> hidden_, gathered_, logits_;
 };
 

@@ -108,6 +108,7 @@ class Schedule {
     if (fake.mtp) options_.drafts = static_cast<int32_t>(between(random_, -1, 5));
     fake.draft_accuracy = one_in(random_, 3) ? 1.0 : random_.uniform();
     fake.row_bucket = one_in(random_, 3) ? between(random_, 2, 8) : 1;
+    fake.tokens_later = one_in(random_, 2);
     fake.before_step = [future = gate_.get_future().share()](const ops::Batch&) { future.wait(); };
     drafts_ = fake.mtp && options_.drafts != 0;
     engine_ = fake_engine(options_, std::move(fake));

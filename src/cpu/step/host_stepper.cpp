@@ -1,131 +1,17 @@
 #include "cpu/step/host_stepper.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <condition_variable>
 #include <exception>
-#include <mutex>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "base/math.h"
-#include "cpu/sample/sampler.h"
-#include "cpu/step/lane.h"
+#include "cpu/step/stepping.h"
 
 namespace fourfold::cpu {
+namespace stepping {
 namespace {
-
-using ops::LaneOutcome;
-using ops::Tensor;
-
-// A plan, copied, with what became of it. Its vectors keep their memory from step to step.
-struct Step {
-  struct Work {
-    ops::LaneWork plan;  // without its spans, which are ranges of the vectors below
-    size_t tokens = 0, token_count = 0, pages = 0, page_count = 0, states = 0, state_count = 0;
-    bool starts = false;
-    bool constrained = false;
-    bool masked = false;  // supply_masks() was called
-    std::vector<uint32_t> masks;
-  };
-
-  ops::Ticket ticket = 0;
-  std::vector<ops::PageCopy> page_copies;
-  std::vector<Work> work;  // as many as there are lanes; `works` of them are of this plan
-  size_t works = 0;
-  std::vector<LaneStartCopy> starts;  // by index of the work
-  std::vector<int32_t> tokens, pages, states;
-  std::vector<LaneOutcome> outcomes;
-  ops::StepOutcome outcome;
-  bool done = false;
-
-  std::span<const int32_t> tokens_of(const Work& w) const { return std::span(tokens).subspan(w.tokens, w.token_count); }
-  std::span<const int32_t> pages_of(const Work& w) const { return std::span(pages).subspan(w.pages, w.page_count); }
-  std::span<const int32_t> states_of(const Work& w) const { return std::span(states).subspan(w.states, w.state_count); }
-};
-
-// A work of the running step whose lane is live: its rows.
-struct Entry {
-  size_t work = 0;  // index into Step::work, and of its outcome
-  Lane* lane = nullptr;
-  int32_t first = 0, count = 0;
-  int32_t first_logit = 0, logits = 0;  // among the rows whose logits are computed
-  int32_t position = 0;                 // of the first row
-  int32_t state_in = 0;
-  bool chooses = false;
-};
-
-class HostStepper final : public ops::Stepper, public ops::StepScope {
- public:
-  HostStepper(const ops::StepLimits& limits, HostStepParts parts);
-  ~HostStepper() override;
-
-  const ops::StepLimits& limits() const override { return limits_; }
-  ops::Ticket launch(const ops::StepPlan& plan) override;
-  void supply_masks(ops::Ticket ticket, int32_t lane, std::span<const uint32_t> rows) override;
-  const ops::StepOutcome& wait(ops::Ticket ticket) override;
-  bool ended(ops::Ticket ticket, std::chrono::milliseconds patience) override;
-
-  // ---- of the body, on the stepper's thread
-  void begin_trunk() override;
-  void gather_logit_rows(const Tensor& x, const Tensor& out) override;
-  void choose(const Tensor& logits) override;
-  void begin_feed() override;
-  int64_t begin_draft(int64_t pass) override;
-  void gather_ends(const Tensor& x, const Tensor& out) override;
-  void draft(int64_t pass, const Tensor& logits) override;
-
- private:
-  void run();
-  void execute(Step& step);
-  void start_lanes(Step& step);
-  ops::StepShape lay_out(Step& step);
-  void wait_for_masks(const Entry& entry);
-  // chosen(i): from the lane's i-th row.
-  template <typename F>
-  void choose_for(Entry& entry, F&& chosen);
-  Chosen chosen_on_host(const Entry& entry, int32_t i, const Tensor& logits, Sampler& sampler);
-  Choice choice_of(const Entry& entry, int32_t i, int64_t index) const;
-  std::span<const uint32_t> mask_of(const Entry& entry, int32_t i) const;
-  int32_t verified_rows(const Entry& entry) const;
-  bool choose_where_logits_are(const Tensor& logits);
-  void move_on(Entry& entry);
-  void report_prompt(const Entry& entry, const Tensor& logits, Sampler& sampler);
-  void list_drafters();
-  int64_t drafting_rows(int64_t lanes) const { return std::min(round_up(lanes, parts_.row_bucket), limits_.lanes); }
-  template <typename F>
-  void for_entries(size_t count, F&& fn);
-
-  const ops::StepLimits limits_;
-  const HostStepParts parts_;
-
-  // Of the stepper's thread.
-  std::vector<Lane> lanes_;
-  std::vector<Sampler> samplers_;  // one a thread
-  Step* step_ = nullptr;           // the running one
-  std::vector<Entry> entries_;
-  std::vector<size_t> drafters_;  // indices of entries_, those with most drafts to make first
-  std::vector<int32_t> row_tokens_, logit_rows_, next_tokens_, end_rows_;
-  std::vector<int32_t> draft_counts_;  // by drafter: drafts to make
-  std::vector<RowChoice> choices_;     // of rows that parts_.choose chooses from
-  std::vector<Chosen> chosen_;
-  std::vector<std::string> errors_;
-  std::vector<ops::Sequence> sequences_;
-
-  // Shared.
-  std::mutex mutex_;
-  std::condition_variable launched_, finished_, supplied_;
-  std::array<Step, ops::kInFlight + 1> steps_;  // a ring: one more than under way, for the outcome last waited for
-  ops::Ticket next_ticket_ = 1, next_run_ = 1, next_wait_ = 1;
-  bool stopping_ = false;
-
-  std::thread thread_;  // last: it starts when all else is there
-
-  Step& step_of(ops::Ticket ticket) { return steps_[ticket % steps_.size()]; }
-};
 
 // HostStepParts::gather of tensors in host memory.
 void copy_rows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out) {
@@ -147,6 +33,8 @@ void check_limit(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high) fail("step: {} is {}, wanted {} to {}", name, value, low, high);
 }
 
+}  // namespace
+
 HostStepper::HostStepper(const ops::StepLimits& limits, HostStepParts parts)
     : limits_(limits), parts_(with_defaults(std::move(parts))) {
   check_limit("lanes", limits_.lanes, 1, 4096);
@@ -164,15 +52,21 @@ HostStepper::HostStepper(const ops::StepLimits& limits, HostStepParts parts)
   lanes_.resize(lanes);
   for (Lane& lane : lanes_) lane.pages.reserve(pages);
   for (int i = 0; i < parts_.pool->size(); ++i) samplers_.emplace_back(limits_.vocabulary);
-  entries_.reserve(lanes);
+  for (Run& run : runs_) {
+    run.entries.reserve(lanes);
+    run.carried.reserve(lanes);
+    run.row_tokens.reserve(rows);
+    run.logit_rows.reserve(static_cast<size_t>(limits_.logit_rows));
+    run.choices.reserve(static_cast<size_t>(limits_.logit_rows));
+  }
   drafters_.reserve(lanes);
-  draft_counts_.reserve(lanes);
   end_rows_.reserve(lanes);
+  carried_drafts_.reserve(lanes);
+  draft_choices_.reserve(lanes);
+  draft_passes_.reserve(ops::kMaxDrafts);
+  uncollected_.reserve(kChoicesUnderWay);
   sequences_.reserve(lanes);
-  row_tokens_.reserve(rows);
   next_tokens_.reserve(rows);
-  logit_rows_.reserve(static_cast<size_t>(limits_.logit_rows));
-  choices_.reserve(static_cast<size_t>(limits_.logit_rows));
   chosen_.resize(static_cast<size_t>(limits_.logit_rows));
   errors_.resize(static_cast<size_t>(limits_.logit_rows));
   for (Step& step : steps_) {
@@ -282,40 +176,122 @@ bool HostStepper::ended(ops::Ticket ticket, std::chrono::milliseconds patience) 
 void HostStepper::run() {
   if (parts_.begin_thread) parts_.begin_thread();
   for (;;) {
-    Step* step = nullptr;
-    {
-      std::unique_lock lock(mutex_);
-      launched_.wait(lock, [&] { return stopping_ || next_run_ < next_ticket_; });
-      if (stopping_) return;
-      step = &step_of(next_run_);
+    Step* step = next_step();
+    if (step == nullptr && open_ == nullptr) return;
+    if (step == nullptr || (open_ != nullptr && !may_follow(*step))) {
+      settle();
+      continue;
     }
-    execute(*step);
-    {
-      const std::lock_guard lock(mutex_);
-      step->done = true;
-      ++next_run_;
+    Run& run = open_ == &runs_[0] ? runs_[1] : runs_[0];
+    begin(run, *step);
+    settle();
+    if (run.under_way) {
+      open_ = &run;
+    } else {
+      end(run);
     }
-    finished_.notify_all();
   }
 }
 
-void HostStepper::execute(Step& step) {
-  const auto begin = std::chrono::steady_clock::now();
-  step_ = &step;
+// The next step to begin. Null: there is none before the open step's tokens are known, or no more.
+Step* HostStepper::next_step() {
+  constexpr std::chrono::milliseconds kBusy{2};
+  constexpr std::chrono::microseconds kPause{50};
+  std::unique_lock lock(mutex_);
+  const auto there = [&] { return stopping_ || next_run_ < next_ticket_; };
+  if (open_ == nullptr) launched_.wait(lock, there);
+  // Steps of the device are short: the thread does not sleep while it waits for one.
+  for (const auto begun = std::chrono::steady_clock::now(); !there();) {
+    lock.unlock();
+    bool known = true;
+    try {
+      known = parts_.collectable();
+    } catch (const std::exception&) {  // collect() says so again
+    }
+    lock.lock();
+    if (known) return there() && !stopping_ ? &step_of(next_run_) : nullptr;
+    if (std::chrono::steady_clock::now() - begun > kBusy) launched_.wait_for(lock, kPause, there);
+  }
+  return stopping_ ? nullptr : &step_of(next_run_);
+}
+
+// Whether it may begin while the open step's tokens are not known: it may not begin a lane anew that this one works
+// for, and what feeds the drafter goes by tokens that are known.
+bool HostStepper::may_follow(const Step& step) const {
+  const Step& before = *open_->step;
+  for (size_t i = 0; i < step.works; ++i) {
+    if (step.work[i].plan.feed_drafter || step.work[i].plan.new_drafts > 0) return false;
+    if (!step.work[i].starts) continue;
+    for (size_t k = 0; k < before.works; ++k) {
+      if (before.work[k].plan.lane == step.work[i].plan.lane) return false;
+    }
+  }
+  return true;
+}
+
+// Runs the step's body. Afterwards all that it is to compute is done, or launched (under_way).
+void HostStepper::begin(Run& run, Step& step) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++next_run_;
+  }
+  run_ = &run;
+  run.step = &step;
+  run.under_way = run.asked = false;
+  run.begun = std::chrono::steady_clock::now();
+  run.entries.clear();
+  draft_passes_.clear();
   step.outcome.error.clear();
   for (size_t i = 0; i < step.works; ++i) reset(step.outcomes[i], step.work[i].plan.lane);
   try {
     for (const ops::PageCopy& copy : step.page_copies) parts_.copy_page(copy.from, copy.to);
     start_lanes(step);
-    const ops::StepShape shape = lay_out(step);
+    const ops::StepShape shape = lay_out(run);
+    run.needs_tokens = shape.feed_drafter || shape.drafts > 0;
     if (shape.rows > 0) parts_.body(shape, *this);
     parts_.end(false);
+    take_drafts();
   } catch (const std::exception& error) {
     step.outcome.error = *error.what() == '\0' ? "unknown error" : error.what();
   } catch (...) {
     step.outcome.error = "unknown error";
   }
-  if (!step.outcome.error.empty()) parts_.end(true);
+  if (step.outcome.error.empty()) return;
+  parts_.end(true);
+  settle(step.outcome.error);
+  // Nobody wants these any more.
+  while (!uncollected_.empty()) {
+    try {
+      collect();
+    } catch (const std::exception&) {
+    }
+  }
+  for (const Entry& entry : run.entries) entry.lane->unknown = 0;
+  run.under_way = false;
+}
+
+// The host gets to know the open step's tokens, if there is one. Where it cannot: for what failed before.
+void HostStepper::settle(const std::string& failed) {
+  if (open_ == nullptr) return;
+  Run& run = *open_;
+  open_ = nullptr;
+  finish(run);
+  if (!failed.empty() && !run.step->outcome.error.empty()) run.step->outcome.error = failed;
+  end(run);
+}
+
+void HostStepper::finish(Run& run) {
+  try {
+    take_choices(run);
+  } catch (const std::exception& error) {
+    run.step->outcome.error = *error.what() == '\0' ? "unknown error" : error.what();
+  }
+  run.under_way = false;
+}
+
+// What became of a step is known.
+void HostStepper::end(Run& run) {
+  Step& step = *run.step;
   for (size_t i = 0; i < step.works; ++i) {
     const Lane& lane = lanes_[static_cast<size_t>(step.work[i].plan.lane)];
     LaneOutcome& outcome = step.outcomes[i];
@@ -324,8 +300,21 @@ void HostStepper::execute(Step& step) {
     outcome.state = lane.state;
     outcome.drafts.assign(lane.drafts.begin(), lane.drafts.begin() + lane.draft_count);
   }
+  for (const Entry& entry : run.entries) {  // the next step may have moved the lane on
+    LaneOutcome& outcome = step.outcomes[entry.work];
+    if (outcome.ended) continue;
+    outcome.position = entry.end_position;
+    outcome.state = entry.end_state;
+  }
   step.outcome.lanes = std::span(step.outcomes).first(step.works);
-  step.outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const auto now = std::chrono::steady_clock::now();
+  step.outcome.seconds = std::chrono::duration<double>(now - std::max(run.begun, last_end_)).count();
+  last_end_ = now;
+  {
+    const std::lock_guard lock(mutex_);
+    step.done = true;
+  }
+  finished_.notify_all();
 }
 
 void HostStepper::start_lanes(Step& step) {
@@ -343,333 +332,10 @@ void HostStepper::start_lanes(Step& step) {
   }
 }
 
-// Gives each live lane its rows.
-ops::StepShape HostStepper::lay_out(Step& step) {
-  entries_.clear();
-  row_tokens_.clear();
-  logit_rows_.clear();
-  ops::StepShape shape;
-  for (size_t i = 0; i < step.works; ++i) {
-    const Step::Work& work = step.work[i];
-    Lane& lane = lanes_[static_cast<size_t>(work.plan.lane)];
-    if (lane.ended) continue;
-    Entry entry;
-    entry.work = i;
-    entry.lane = &lane;
-    entry.first = static_cast<int32_t>(row_tokens_.size());
-    entry.first_logit = static_cast<int32_t>(logit_rows_.size());
-    entry.state_in = work.plan.state_in >= 0 ? work.plan.state_in : lane.state;
-    const std::span<const int32_t> tokens = step.tokens_of(work);
-    if (tokens.empty()) {
-      // No more rows than the lane may still choose tokens.
-      const int64_t most = std::min<int64_t>(work.plan.drafts, lane.draft_count);
-      entry.count = static_cast<int32_t>(std::min<int64_t>(1 + most, lane.max_output - lane.outputs));
-      entry.position = lane.position;
-      entry.chooses = true;
-      row_tokens_.push_back(lane.last_token);
-      row_tokens_.insert(row_tokens_.end(), lane.drafts.begin(), lane.drafts.begin() + entry.count - 1);
-      entry.logits = entry.count;
-    } else {
-      entry.count = static_cast<int32_t>(tokens.size());
-      entry.position = work.plan.position;
-      entry.chooses = work.plan.next < 0;
-      row_tokens_.insert(row_tokens_.end(), tokens.begin(), tokens.end());
-      entry.logits = work.plan.prompt_logprobs >= 0 ? entry.count : entry.chooses ? 1 : 0;
-    }
-    for (int32_t row = entry.count - entry.logits; row < entry.count; ++row) logit_rows_.push_back(entry.first + row);
-    FF_ASSERT(entry.position + entry.count <= static_cast<int64_t>(lane.pages.size()) * limits_.page_size);
-    FF_ASSERT(entry.position == 0 || entry.state_in >= 0);
-    if (work.plan.feed_drafter) shape.feed_drafter = true;
-    if (entry.chooses && work.plan.new_drafts > 0) {
-      ++shape.lanes;
-      shape.drafts = std::max<int64_t>(shape.drafts, work.plan.new_drafts);
-    }
-    entries_.push_back(entry);
-  }
-  FF_ASSERT(static_cast<int64_t>(row_tokens_.size()) <= limits_.rows);
-  FF_ASSERT(static_cast<int64_t>(logit_rows_.size()) <= limits_.logit_rows);
-  row_tokens_.resize(static_cast<size_t>(round_up(static_cast<int64_t>(row_tokens_.size()), parts_.row_bucket)), 0);
-  shape.rows = static_cast<int64_t>(row_tokens_.size());
-  shape.logit_rows = static_cast<int64_t>(logit_rows_.size());
-  shape.lanes = drafting_rows(shape.lanes);
-  return shape;
-}
-
-void HostStepper::begin_trunk() {
-  sequences_.clear();
-  for (const Entry& entry : entries_) {
-    const std::span<const int32_t> out = step_->states_of(step_->work[entry.work]);
-    const bool each = out.size() > 1 && step_->work[entry.work].token_count == 0;
-    const size_t slots = each ? static_cast<size_t>(entry.count) : 1;
-    sequences_.push_back(
-        {entry.first, entry.count, entry.position, entry.state_in, out.first(slots), entry.lane->pages});
-  }
-  parts_.bind({row_tokens_, sequences_, logit_rows_}, StepPart::kTrunk);
-}
-
-void HostStepper::gather_logit_rows(const Tensor& x, const Tensor& out) { parts_.gather(x, logit_rows_, out); }
-
-// fn(index, sampler) for each of `count` entries, on the pool's threads where there are several.
-template <typename F>
-void HostStepper::for_entries(size_t count, F&& fn) {
-  if (count <= 1) {
-    if (count == 1) fn(size_t{0}, samplers_[0]);
-    return;
-  }
-  std::atomic<size_t> next{0};
-  parts_.pool->share([&](int thread) {
-    for (size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) fn(i, samplers_[static_cast<size_t>(thread)]);
-  });
-}
-
-void HostStepper::choose(const Tensor& computed) {
-  for (const Entry& entry : entries_) {
-    if (entry.chooses && entry.lane->request.constrained) wait_for_masks(entry);
-  }
-  const bool reports = std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return step_->work[entry.work].plan.prompt_logprobs >= 0;
-  });
-  if (parts_.choose && !reports && choose_where_logits_are(computed)) return;
-  const Tensor logits = logit_rows_.empty() ? computed : parts_.fetch(computed);
-  FF_ASSERT(logits.cols == limits_.vocabulary && logits.rows >= static_cast<int64_t>(logit_rows_.size()));
-  for_entries(entries_.size(), [&](size_t i, Sampler& sampler) {
-    Entry& entry = entries_[i];
-    try {
-      if (step_->work[entry.work].plan.prompt_logprobs >= 0) report_prompt(entry, logits, sampler);
-      choose_for(entry, [&](int32_t row) { return chosen_on_host(entry, row, logits, sampler); });
-    } catch (const Error& error) {
-      step_->outcomes[entry.work].error = error.what();
-      entry.lane->ended = true;
-    }
-    move_on(entry);
-  });
-}
-
-// All rows at once, each as if the drafts before it had been chosen: what is taken of them is decided afterwards.
-bool HostStepper::choose_where_logits_are(const Tensor& logits) {
-  choices_.clear();
-  for (const Entry& entry : entries_) {
-    if (!entry.chooses) continue;
-    const Lane& lane = *entry.lane;
-    for (int32_t i = 0; i <= verified_rows(entry); ++i) {
-      if (lane.request.constrained && mask_of(entry, i).empty()) break;
-      const bool goes_on = step_->work[entry.work].token_count == 0;
-      choices_.push_back({entry.first_logit + (goes_on ? i : entry.logits - 1), choice_of(entry, i, lane.outputs + i)});
-    }
-  }
-  const std::span<std::string> errors = std::span(errors_).first(choices_.size());
-  std::fill(errors.begin(), errors.end(), std::string());
-  if (!choices_.empty() && !parts_.choose(logits, choices_, std::span(chosen_).first(choices_.size()), errors)) {
-    return false;
-  }
-  size_t first = 0;
-  for (Entry& entry : entries_) {
-    size_t rows = 0;
-    while (first + rows < choices_.size() && &choices_[first + rows].choice.params == &entry.lane->request.sampling) {
-      ++rows;
-    }
-    try {
-      choose_for(entry, [&](int32_t i) {
-        const size_t at = first + static_cast<size_t>(i);
-        if (!errors_[at].empty()) fail("{}", errors_[at]);
-        return std::move(chosen_[at]);
-      });
-    } catch (const Error& error) {
-      step_->outcomes[entry.work].error = error.what();
-      entry.lane->ended = true;
-    }
-    first += rows;
-    move_on(entry);
-  }
-  return true;
-}
-
-// The rows whose tokens were chosen are the lane's now; the first is in any case.
-void HostStepper::move_on(Entry& entry) {
-  const std::span<const int32_t> slots = step_->states_of(step_->work[entry.work]);
-  const size_t chosen = step_->outcomes[entry.work].tokens.size();
-  const bool goes_on = step_->work[entry.work].token_count == 0;
-  const size_t rows = goes_on ? std::max<size_t>(chosen, 1) : static_cast<size_t>(entry.count);
-  entry.lane->position = entry.position + static_cast<int32_t>(rows);
-  entry.lane->state = slots[std::min(rows, slots.size()) - 1];
-  entry.lane->draft_count = 0;
-}
-
-void HostStepper::wait_for_masks(const Entry& entry) {
-  std::unique_lock lock(mutex_);
-  supplied_.wait(lock, [&] { return stopping_ || step_->work[entry.work].masked; });
-}
-
-// Log-probabilities of the tokens that follow the rows of a prompt, where they are known.
-void HostStepper::report_prompt(const Entry& entry, const Tensor& logits, Sampler& sampler) {
-  const Step::Work& work = step_->work[entry.work];
-  const std::span<const int32_t> tokens = step_->tokens_of(work);
-  LaneOutcome& outcome = step_->outcomes[entry.work];
-  for (int32_t row = 0; row < entry.count; ++row) {
-    const bool last = row + 1 == entry.count;
-    if (last && work.plan.next < 0) break;
-    const int32_t next = last ? work.plan.next : tokens[static_cast<size_t>(row) + 1];
-    const std::span<const float> values(logits.f32(entry.first_logit + row), static_cast<size_t>(logits.cols));
-    outcome.prompt_logprobs.push_back(
-        sampler.logprobs(values, entry.lane->request.defined_tokens, next, work.plan.prompt_logprobs));
-  }
-}
-
-int32_t HostStepper::verified_rows(const Entry& entry) const {
-  return step_->work[entry.work].token_count == 0 ? entry.count - 1 : 0;
-}
-
-// Of a constrained lane's i-th row; empty where none was supplied.
-std::span<const uint32_t> HostStepper::mask_of(const Entry& entry, int32_t i) const {
-  const std::vector<uint32_t>& masks = step_->work[entry.work].masks;
-  const auto words = static_cast<size_t>(ceil_div(limits_.vocabulary, 32));
-  const size_t begin = static_cast<size_t>(i) * words;
-  if (!entry.lane->request.constrained || begin >= masks.size()) return {};
-  return std::span(masks).subspan(begin, words);
-}
-
-// `index`: output tokens before it.
-Choice HostStepper::choice_of(const Entry& entry, int32_t i, int64_t index) const {
-  const LaneStartCopy& request = entry.lane->request;
-  return {.params = request.sampling,
-          .seed = request.seed,
-          .index = index,
-          .defined_tokens = request.defined_tokens,
-          .banned = request.banned_tokens,
-          .too_early = index < request.min_output ? request.stop_tokens : std::span<const int32_t>{},
-          .mask = mask_of(entry, i),
-          .counts = entry.lane->counts.counts()};
-}
-
-Chosen HostStepper::chosen_on_host(const Entry& entry, int32_t i, const Tensor& logits, Sampler& sampler) {
-  const bool goes_on = step_->work[entry.work].token_count == 0;
-  float* row = logits.f32(entry.first_logit + (goes_on ? i : entry.logits - 1));
-  // The lane has moved on with the rows before.
-  return sampler.choose({row, static_cast<size_t>(logits.cols)}, choice_of(entry, i, entry.lane->outputs));
-}
-
-template <typename F>
-void HostStepper::choose_for(Entry& entry, F&& chosen_from) {
-  if (!entry.chooses) return;
-  Lane& lane = *entry.lane;
-  LaneOutcome& outcome = step_->outcomes[entry.work];
-  const int32_t verified = verified_rows(entry);
-  outcome.verified = verified;
-  for (int32_t i = 0; i <= verified; ++i) {
-    if (lane.request.constrained && mask_of(entry, i).empty()) {
-      if (i == 0) lane.ended = true;
-      break;
-    }
-    Chosen chosen = chosen_from(i);
-    const bool as_drafted = i < verified && chosen.token == lane.drafts[static_cast<size_t>(i)];
-    lane.add_output(chosen.token);
-    outcome.tokens.push_back(chosen.token);
-    if (lane.request.sampling.logprobs >= 0) outcome.logprobs.push_back(std::move(chosen.logprobs));
-    if (as_drafted) ++outcome.accepted;
-    if (!as_drafted || lane.ended) break;
-  }
-}
-
-// ---- drafting
-
-void HostStepper::begin_feed() {
-  next_tokens_.assign(row_tokens_.size(), 0);
-  for (const Entry& entry : entries_) {
-    const Step::Work& work = step_->work[entry.work];
-    const std::span<const int32_t> tokens = step_->tokens_of(work), chosen = step_->outcomes[entry.work].tokens;
-    const auto at = next_tokens_.begin() + entry.first;
-    if (tokens.empty()) {
-      std::copy(chosen.begin(), chosen.end(), at);
-    } else {
-      std::copy(tokens.begin() + 1, tokens.end(), at);
-      at[entry.count - 1] = !chosen.empty() ? chosen.front() : std::max(work.plan.next, 0);
-    }
-  }
-  parts_.bind({next_tokens_, sequences_, {}}, StepPart::kFeed);
-}
-
-// Lanes that draft, and how much: no further than a next step could verify, nor than the pages reach.
-void HostStepper::list_drafters() {
-  drafters_.clear();
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const Entry& entry = entries_[i];
-    Lane& lane = *entry.lane;
-    const Step::Work& work = step_->work[entry.work];
-    lane.wanted_drafts = 0;
-    if (step_->outcomes[entry.work].tokens.empty() || lane.ended || work.plan.new_drafts == 0) continue;
-    const int64_t positions = static_cast<int64_t>(lane.pages.size()) * limits_.page_size;
-    const int64_t most = std::min(lane.max_output - lane.outputs - 1, positions - lane.position + 1);
-    lane.wanted_drafts = static_cast<int32_t>(std::clamp<int64_t>(work.plan.new_drafts, 0, std::max<int64_t>(most, 0)));
-    if (lane.wanted_drafts > 0) drafters_.push_back(i);
-  }
-  std::stable_sort(drafters_.begin(), drafters_.end(), [&](size_t a, size_t b) {
-    return entries_[a].lane->wanted_drafts > entries_[b].lane->wanted_drafts;
-  });
-}
-
-int64_t HostStepper::begin_draft(int64_t pass) {
-  if (pass == 0) list_drafters();
-  next_tokens_.clear();
-  sequences_.clear();
-  end_rows_.clear();
-  for (const size_t i : drafters_) {
-    const Entry& entry = entries_[i];
-    const Lane& lane = *entry.lane;
-    if (lane.wanted_drafts <= pass) break;
-    const auto row = static_cast<int32_t>(next_tokens_.size());
-    sequences_.push_back({row, 1, lane.position - 1 + static_cast<int32_t>(pass), -1, {}, lane.pages});
-    next_tokens_.push_back(pass == 0 ? lane.last_token : lane.drafts[static_cast<size_t>(pass) - 1]);
-    end_rows_.push_back(entry.first + lane.position - entry.position - 1);
-  }
-  const auto rows = static_cast<int64_t>(next_tokens_.size());
-  if (rows == 0) return 0;
-  next_tokens_.resize(static_cast<size_t>(drafting_rows(rows)), 0);
-  parts_.bind({next_tokens_, sequences_, {}}, pass == 0 ? StepPart::kFirstDraft : StepPart::kDraft);
-  return static_cast<int64_t>(next_tokens_.size());
-}
-
-void HostStepper::gather_ends(const Tensor& x, const Tensor& out) {
-  // Padding takes the first row again.
-  while (static_cast<int64_t>(end_rows_.size()) < out.rows) end_rows_.push_back(end_rows_.front());
-  parts_.gather(x, end_rows_, out);
-}
-
-void HostStepper::draft(int64_t pass, const Tensor& computed) {
-  const auto keep = [&](size_t i, int32_t token) {
-    Lane& lane = *entries_[drafters_[i]].lane;
-    lane.drafts[static_cast<size_t>(pass)] = token;
-    lane.draft_count = static_cast<int32_t>(pass) + 1;
-  };
-  if (parts_.choose) {
-    static const ops::SamplingParams greedy = [] {
-      ops::SamplingParams params;
-      params.temperature = 0;
-      return params;
-    }();
-    choices_.clear();
-    for (size_t i = 0; i < sequences_.size(); ++i) {
-      choices_.push_back({static_cast<int64_t>(i),
-                          {.params = greedy, .defined_tokens = entries_[drafters_[i]].lane->request.defined_tokens}});
-    }
-    const std::span<Chosen> chosen = std::span(chosen_).first(choices_.size());
-    if (parts_.choose(computed, choices_, chosen, std::span(errors_).first(choices_.size()))) {
-      // Where no token can be chosen any draft will do.
-      for (size_t i = 0; i < chosen.size(); ++i) keep(i, std::max(chosen[i].token, 0));
-      return;
-    }
-  }
-  const Tensor logits = parts_.fetch(computed);
-  for_entries(sequences_.size(), [&](size_t i, Sampler&) {
-    const Lane& lane = *entries_[drafters_[i]].lane;
-    const std::span<const float> row(logits.f32(static_cast<int64_t>(i)), static_cast<size_t>(logits.cols));
-    keep(i, Sampler::most_probable(row, lane.request.defined_tokens));
-  });
-}
-
-}  // namespace
+}  // namespace stepping
 
 std::unique_ptr<ops::Stepper> make_host_stepper(const ops::StepLimits& limits, HostStepParts parts) {
-  return std::make_unique<HostStepper>(limits, std::move(parts));
+  return std::make_unique<stepping::HostStepper>(limits, std::move(parts));
 }
 
 }  // namespace fourfold::cpu

@@ -1,6 +1,10 @@
-// Steps on the host: lanes in plain memory, a thread that runs one step after the other, sampling on the host's
-// threads. What computes is behind callbacks: a CPU backend, a GPU backend whose steps the host still drives, a test's
-// own model.
+// Steps driven by the host: lanes in plain memory, a thread that runs one step after the other. What computes is behind
+// callbacks: a CPU backend, a GPU, a test's own model.
+//
+// Where the backend chooses tokens itself, a step may begin before the host knows those of the one before it: the host
+// knows that a lane without drafts moves on by one row, and the backend takes that row's token from its own choice.
+// Whoever ended with that token is found out when the host gets to know it; until then the backend sees to it that the
+// row changes nothing.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +26,26 @@ struct RowChoice {
   Choice choice;    // its counts are those before the step, without the drafts on the rows before
 };
 
+// A row whose token was chosen by the last choose_later(), of whose choices it is number `choice`, and which the host
+// does not know. Where that is one of `stop_tokens`, or no token could be chosen, the row's sequence must leave no
+// trace in the caches, whatever is computed for it.
+struct CarriedRow {
+  int32_t row = 0;  // the only one of its sequence
+  int32_t choice = 0;
+  std::span<const int32_t> stop_tokens;
+};
+
 // Parts of a body: one ends where the next begins, or where the host has to know tokens. Within a part the operations
 // depend on the part, on the numbers of rows and logit rows, and on nothing else that the host has.
 enum class StepPart { kTrunk, kFeed, kFirstDraft, kDraft };
 
+// Of two steps, or of one and its drafts.
+inline constexpr int64_t kChoicesUnderWay = 2 + ops::kMaxDrafts;
+
 struct HostStepParts {
   // The rows that the operations of the body work on from here on. What the batch points to stays valid until the next
-  // call; sequences have their pages, positions and slots.
-  std::function<void(const ops::Batch&, StepPart)> bind;
+  // call; sequences have their pages, positions and slots. Tokens of carried rows are to be put in their places.
+  std::function<void(const ops::Batch&, StepPart, std::span<const CarriedRow> carried)> bind;
   // The body has returned, or was left by an error. Null: nothing to do.
   std::function<void(bool failed)> end;
   // Copies a page of keys and values, all layers.
@@ -39,12 +55,14 @@ struct HostStepParts {
   std::function<void(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out)> gather;
   // Logits, once they are computed, in host memory where they may be overwritten. Null: they are there.
   std::function<ops::Tensor(const ops::Tensor& logits)> fetch;
-  // Chooses for rows where the logits are, as Sampler would; for a row that has no answer, `errors` says why. False: it
-  // cannot, and has done nothing; the host then chooses from what fetch() gives, as where it is null. Logits of rows
-  // may be overwritten.
-  std::function<bool(const ops::Tensor& logits, std::span<const RowChoice> rows, std::span<Chosen> chosen,
-                     std::span<std::string> errors)>
-      choose;
+  // Chooses for rows where the logits are, as Sampler would, without waiting for it. False: it cannot, and has done
+  // nothing; the host then chooses from what fetch() gives, as where it is null. Logits of rows may be overwritten. At
+  // most kChoicesUnderWay are not collected.
+  std::function<bool(const ops::Tensor& logits, std::span<const RowChoice> rows)> choose_later;
+  // Waits for the first choose_later() that was not collected; for a row that has no answer, `errors` says why.
+  std::function<void(std::span<Chosen> chosen, std::span<std::string> errors)> collect;
+  // Whether collect() would return at once.
+  std::function<bool()> collectable;
   ops::StepBody body;
   // Called once on the stepper's thread before its first step, where not null.
   std::function<void()> begin_thread;

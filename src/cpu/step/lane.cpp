@@ -37,6 +37,7 @@ void Lane::start(LaneStartCopy& start, int64_t vocabulary) {
   state = -1;
   draft_count = 0;
   wanted_drafts = 0;
+  unknown = 0;
   pages.clear();
   counts.clear();
   if (!request.sampling.penalized()) return;

@@ -32,11 +32,13 @@ struct Lane {
   int64_t outputs = 0;  // tokens chosen
   bool ended = true;
   int32_t last_token = 0;
-  int32_t position = 0;  // of last_token, once there is one: what comes before it is in the caches
+  int32_t position = 0;  // of its last token, once there is one: what comes before it is in the caches
   int32_t state = -1;    // the slot of the state at `position`
   std::array<int32_t, ops::kMaxDrafts> drafts{};
   int32_t draft_count = 0;
   int32_t wanted_drafts = 0;  // of the running step
+  int32_t unknown = 0;        // tokens chosen, beside `outputs`, that the host does not know yet
+  int32_t choice = 0;         // the last of these: its number among the choices of its step
   std::vector<int32_t> pages;
   TokenCounts counts;
 

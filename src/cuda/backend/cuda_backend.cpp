@@ -29,6 +29,7 @@ CudaBackend::CudaBackend(const CudaOptions& options)
       row_uploads_(*card_),
       block_uploads_(*card_),
       sample_uploads_(*card_),
+      carry_uploads_(*card_),
       graphs_(*card_, kMostGraphs) {
   const jit::DeviceInfo& info = card_->device.info();
   if (info.major != 9) {
@@ -177,9 +178,10 @@ void CudaBackend::abandon_part() {
   graphs_.abandon();
 }
 
-void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part) {
+void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried) {
   end_part();
   begin_step(batch);
+  carry(carried);
   if (!options_.graphs) return;
   PartGraphs::Key key = tables_.shape();
   if (key.empty()) return;

@@ -93,6 +93,17 @@ class CudaBackend : public ops::Backend {
   };
 
   const std::vector<Kernel>& loaded(const plan::KernelSource& source);
+  // A choice of tokens that is under way: tokens, and log-probabilities with their tokens, on the device and on the
+  // host.
+  struct Choices {
+    cuda::Buffer results;
+    PinnedBuffer fetched;
+    std::unique_ptr<Event> there;
+    std::vector<int> defined, logprobs;  // of each row, as SampleRow has them
+    bool asked = false;                  // somebody asked for log-probabilities
+    std::array<uint64_t, 5> sent = {};   // of uploads(), before `there`
+  };
+
   // Loads what can be known of the model's kernels, at once.
   void load_known();
   // At least `bytes` of memory; grows outside of steps that were planned.
@@ -126,13 +137,14 @@ class CudaBackend : public ops::Backend {
   void attend_whole(const attn::AttentionArgs& shared, const ops::AttentionParams& params);
   const float* frequencies(float theta, int64_t rotary_dim);
   ExpertSet& experts_of(const CardExperts& experts, int64_t top_k);
-  // The stepper's choice of tokens on the device: HostStepParts::choose.
-  bool choose(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows, std::span<cpu::Chosen> chosen,
-              std::span<std::string> errors);
+  // The stepper's choice of tokens on the device: of HostStepParts.
+  bool choose_later(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows);
+  void collect(std::span<cpu::Chosen> chosen, std::span<std::string> errors);
   void reserve_choices(const ops::StepLimits& limits);
   void settle();  // the stream was waited for
   // The next part of a step's body.
-  void begin_part(const ops::Batch& batch, cpu::StepPart part);
+  void begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried);
+  void carry(std::span<const cpu::CarriedRow> carried);
   // Operations are not to be launched: the graph of their part is there.
   bool replaying() const { return graphs_.replaying(); }
   // An operation is left out of a recording that times others. `cost` is asked for where it is to be noted.
@@ -146,7 +158,10 @@ class CudaBackend : public ops::Backend {
   std::shared_ptr<Card> card_;
   ThreadPool pool_;
   Overlap overlap_;
-  Uploads step_uploads_, row_uploads_, block_uploads_, sample_uploads_;
+  Uploads step_uploads_, row_uploads_, block_uploads_, sample_uploads_, carry_uploads_;
+  std::array<Uploads*, 5> uploads() {
+    return {&step_uploads_, &row_uploads_, &block_uploads_, &sample_uploads_, &carry_uploads_};
+  }
   StepTables tables_;
   PartGraphs graphs_;
   OpTimer* timer_ = nullptr;  // within time_operations()
@@ -176,9 +191,9 @@ class CudaBackend : public ops::Backend {
   cuda::Buffer shadow_;
   const float* shadowed_ = nullptr;  // the residual that is in shadow_ and not in its own place
   PinnedBuffer fetched_;
-  // Choices: parts of rows; tokens, and log-probabilities with their tokens, on the device and on the host.
-  cuda::Buffer sample_parts_, sample_results_;
-  PinnedBuffer sample_fetched_;
+  std::array<Choices, cpu::kChoicesUnderWay> choices_;
+  uint64_t chosen_ = 0, collected_ = 0;  // how many choices were begun, and how many are known
+  cuda::Buffer sample_parts_;
   uint64_t sample_bytes_ = 0;  // of the tables of a step's choices
 };
 

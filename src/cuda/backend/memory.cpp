@@ -115,6 +115,7 @@ DeviceAddress Uploads::send(uint64_t bytes) {
   device_.upload(card_.stream, blocks_.data() + next_ * block_bytes_, bytes);
   next_ = (next_ + 1) % kBlocks;
   ++under_way_;
+  ++sent_;
   return device_.address();
 }
 

@@ -1,6 +1,7 @@
 // What the CUDA backend keeps on the device: buffers, weights, caches. Each holds the card that it lives on.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -69,15 +70,17 @@ class Uploads {
   DeviceAddress send(uint64_t bytes);
   // Where send() will copy to.
   DeviceAddress place() const { return device_.address(); }
-  // The stream was waited for: nothing is under way.
-  void settled() { under_way_ = 0; }
+  // The stream was waited for: nothing is under way, or nothing of the first `upto` that were sent.
+  void settled() { settled(sent_); }
+  void settled(uint64_t upto) { under_way_ = std::min(under_way_, static_cast<size_t>(sent_ - upto)); }
+  uint64_t sent() const { return sent_; }
 
  private:
   static constexpr size_t kBlocks = 8;
   Card& card_;
   PinnedBuffer blocks_;
   cuda::Buffer device_;
-  uint64_t block_bytes_ = 0;
+  uint64_t block_bytes_ = 0, sent_ = 0;
   size_t next_ = 0, under_way_ = 0;
 };
 

@@ -107,7 +107,8 @@ plan::KernelSource step_source() {
            {"fourfold::step::gate_rows", step::kRowsThreads},
            {"fourfold::step::add_shared", step::kRowsThreads},
            {"fourfold::gemm::gemm_repack", gemm::kRepackThreads},
-           {"fourfold::gemm::gemm_route", gemm::kRouteThreads}}};
+           {"fourfold::gemm::gemm_route", gemm::kRouteThreads},
+           {"fourfold::step::carry_tokens", step::kRowsThreads}}};
 }
 
 plan::KernelSource sample_source() {

@@ -63,6 +63,14 @@ std::vector<attn::RowBlock> StepTables::blocks(int block_rows, int group) const 
   return all;
 }
 
+int StepTables::place_of(int row) const {
+  const auto singles = std::span(places_).first(singles_.size());  // the first round, in the order of rows
+  const auto found = std::lower_bound(singles.begin(), singles.end(), row,
+                                      [](const SequenceRows& s, int wanted) { return s.first < wanted; });
+  FF_ASSERT(found != singles.end() && found->first == row);
+  return static_cast<int>(found - singles.begin());
+}
+
 std::vector<int64_t> StepTables::shape() const {
   if (whole.places > 0) return {};
   std::vector<int64_t> all = {size, rows, page_stride, static_cast<int64_t>(tokens)};

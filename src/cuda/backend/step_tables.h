@@ -44,6 +44,8 @@ struct StepTables {
   // `context`: positions of a sequence at most. Lengths that launches depend on are rounded up to a power of two, so
   // that steps of growing sequences are alike.
   void build(const ops::Batch& batch, int64_t page_size, int64_t context, int chunk, Uploads& uploads);
+  // The place of a sequence whose only row is `row`.
+  int place_of(int row) const;
   // All that launches depend on besides what is in the tables; empty where the batch has sequences of more than 16
   // rows, whose launches are few for the work they start.
   std::vector<int64_t> shape() const;

@@ -6,6 +6,7 @@
 #include "base/math.h"
 #include "cuda/backend/cuda_backend.h"
 #include "cuda/backend/tensors.h"
+#include "kernels/step/rows_args.h"
 #include "kernels/step/sample_args.h"
 
 namespace fourfold::cuda {
@@ -42,12 +43,16 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
 
   cpu::HostStepParts parts;
   if (options_.wide) {
-    parts.choose = [this](const ops::Tensor& logits, std::span<const cpu::RowChoice> rows,
-                          std::span<cpu::Chosen> chosen,
-                          std::span<std::string> errors) { return choose(logits, rows, chosen, errors); };
+    parts.choose_later = [this](const ops::Tensor& logits, std::span<const cpu::RowChoice> rows) {
+      return choose_later(logits, rows);
+    };
+    parts.collect = [this](std::span<cpu::Chosen> chosen, std::span<std::string> errors) { collect(chosen, errors); };
+    parts.collectable = [this] { return choices_[collected_ % choices_.size()].there->reached(); };
   }
   graphs_.clear();
-  parts.bind = [this](const ops::Batch& batch, cpu::StepPart part) { begin_part(batch, part); };
+  parts.bind = [this](const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried) {
+    begin_part(batch, part, carried);
+  };
   parts.end = [this](bool failed) { failed ? abandon_part() : end_part(); };
   parts.copy_page = [kv](int32_t from, int32_t to) {
     if (kv != nullptr) kv->copy_page(from, to);
@@ -80,25 +85,30 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   // Masks for every row; lists of biases and banned tokens beyond that room go the host's way.
   sample_bytes_ = rows * (sizeof(step::SampleRow) + words * sizeof(uint32_t)) + (uint64_t{1} << 16);
   sample_uploads_.prepare(sample_bytes_);
+  carry_uploads_.prepare(static_cast<uint64_t>(limits.lanes) * (sizeof(step::CarriedToken) + 8 * sizeof(int)));
   const auto parts = rows + static_cast<uint64_t>(card_->device.info().sms);
+  sample_parts_ = cuda::Buffer(card_->device, parts * sizeof(step::SamplePart), "choices of tokens");
   const uint64_t results = rows * (1 + 2 * (1 + step::kMostLogprobs)) * sizeof(int);
-  if (sample_results_.bytes() < results) {
-    sample_parts_ = cuda::Buffer(card_->device, parts * sizeof(step::SamplePart), "choices of tokens");
-    sample_results_ = cuda::Buffer(card_->device, results, "chosen tokens");
-    sample_fetched_ = PinnedBuffer(card_->device, results, "chosen tokens");
+  for (Choices& choices : choices_) {
+    choices.results = cuda::Buffer(card_->device, results, "chosen tokens");
+    choices.fetched = PinnedBuffer(card_->device, results, "chosen tokens");
+    choices.there = std::make_unique<Event>(card_->device);
   }
+  chosen_ = collected_ = 0;
 }
 
-bool CudaBackend::choose(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows, std::span<cpu::Chosen> chosen,
-                         std::span<std::string> errors) {
-  FF_ASSERT(is_float(logits) && logits.stride == logits.cols);
+bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows) {
+  FF_ASSERT(is_float(logits) && logits.stride == logits.cols && chosen_ - collected_ < choices_.size());
   const auto vocabulary = static_cast<int>(logits.cols);
   const size_t words = static_cast<size_t>(ceil_div(logits.cols, 32));
+  Choices& choices = choices_[chosen_ % choices_.size()];
+  choices.defined.clear();
+  choices.logprobs.clear();
+  choices.asked = false;
   std::vector<step::SampleRow> samples;
   std::vector<step::Bias> biases;
   std::vector<int> banned;
   std::vector<uint32_t> masks;
-  bool asked = false;
   for (const cpu::RowChoice& row : rows) {
     const cpu::Choice& c = row.choice;
     const ops::SamplingParams& p = c.params;
@@ -123,8 +133,10 @@ bool CudaBackend::choose(const ops::Tensor& logits, std::span<const cpu::RowChoi
     masks.insert(masks.end(), c.mask.begin(), c.mask.end());
     s.counts = -1;
     s.logprobs = p.logprobs;
-    asked = asked || p.logprobs >= 0;
+    choices.asked = choices.asked || p.logprobs >= 0;
     if (p.logprobs >= 0 && step::adjusts(s)) return false;
+    choices.defined.push_back(s.defined);
+    choices.logprobs.push_back(s.logprobs);
     samples.push_back(s);
   }
   uint64_t total = 0;
@@ -137,56 +149,88 @@ bool CudaBackend::choose(const ops::Tensor& logits, std::span<const cpu::RowChoi
                  at_masks = place(masks);
   if (total > sample_bytes_) return false;
   end_part();
-  uint8_t* to = sample_uploads_.prepare(total);
-  const auto write = [&](uint64_t at, const auto& values) {
-    if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
-  };
-  write(at_samples, samples);
-  write(at_biases, biases);
-  write(at_banned, banned);
-  write(at_masks, masks);
-  const DeviceAddress tables = sample_uploads_.send(total);
+  if (const auto count = static_cast<unsigned>(rows.size()); count > 0) {
+    uint8_t* to = sample_uploads_.prepare(total);
+    const auto write = [&](uint64_t at, const auto& values) {
+      if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
+    };
+    write(at_samples, samples);
+    write(at_biases, biases);
+    write(at_banned, banned);
+    write(at_masks, masks);
+    const DeviceAddress tables = sample_uploads_.send(total);
+    step::SampleArgs args = {};
+    args.logits = args.adjusted = const_cast<float*>(logits.f32());
+    args.stride = logits.stride;
+    args.rows = static_cast<int>(count);
+    args.splits = step::sample_splits(vocabulary, args.rows, card_->device.info().sms);
+    args.samples = device_pointer<const step::SampleRow>(tables + at_samples);
+    args.biases = device_pointer<const step::Bias>(tables + at_biases);
+    args.banned = device_pointer<const int>(tables + at_banned);
+    args.masks = device_pointer<const uint32_t>(tables + at_masks);
+    args.mask_words = static_cast<long long>(words);
+    args.parts = sample_parts_.as<step::SamplePart>();
+    args.tokens = choices.results.as<int>();
+    args.logprob_tokens = choices.asked ? args.tokens + count : nullptr;
+    args.logprobs = choices.asked ? reinterpret_cast<float*>(args.tokens + count * (2 + step::kMostLogprobs)) : nullptr;
+    launch(card_->stream, (*sample_)[kSamplePrepare], {static_cast<unsigned>(args.splits), count}, overlap_, args);
+    launch(card_->stream, (*sample_)[kSampleChoose], {count}, overlap_, args);
+    const size_t bytes = count * (choices.asked ? 1 + 2 * (1 + step::kMostLogprobs) : 1) * sizeof(int);
+    choices.results.download(card_->stream, choices.fetched.data(), bytes);
+  }
+  choices.there->record(card_->stream);
+  for (size_t i = 0; i < choices.sent.size(); ++i) choices.sent[i] = uploads()[i]->sent();
+  ++chosen_;
+  return true;
+}
 
-  const auto count = static_cast<unsigned>(rows.size());
-  step::SampleArgs args = {};
-  args.logits = args.adjusted = const_cast<float*>(logits.f32());
-  args.stride = logits.stride;
-  args.rows = static_cast<int>(count);
-  args.splits = step::sample_splits(vocabulary, args.rows, card_->device.info().sms);
-  args.samples = device_pointer<const step::SampleRow>(tables + at_samples);
-  args.biases = device_pointer<const step::Bias>(tables + at_biases);
-  args.banned = device_pointer<const int>(tables + at_banned);
-  args.masks = device_pointer<const uint32_t>(tables + at_masks);
-  args.mask_words = static_cast<long long>(words);
-  args.parts = sample_parts_.as<step::SamplePart>();
-  args.tokens = sample_results_.as<int>();
+void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> errors) {
+  FF_ASSERT(collected_ < chosen_);
+  const Choices& choices = choices_[collected_++ % choices_.size()];
+  FF_ASSERT(chosen.size() == choices.defined.size());
+  choices.there->wait();
+  for (size_t i = 0; i < choices.sent.size(); ++i) uploads()[i]->settled(choices.sent[i]);
   constexpr size_t kEach = 1 + step::kMostLogprobs;
-  args.logprob_tokens = asked ? args.tokens + count : nullptr;
-  args.logprobs = asked ? reinterpret_cast<float*>(args.tokens + count * (1 + kEach)) : nullptr;
-  launch(card_->stream, (*sample_)[kSamplePrepare], {static_cast<unsigned>(args.splits), count}, overlap_, args);
-  launch(card_->stream, (*sample_)[kSampleChoose], {count}, overlap_, args);
-  const size_t bytes = count * (asked ? 1 + 2 * kEach : 1) * sizeof(int);
-  card_->device.check(card_->device.driver().call().copy_to_host(sample_fetched_.data(), sample_results_.address(),
-                                                                 bytes, card_->stream.handle()),
-                      "copy from the device");
-  card_->stream.synchronize();
-  settle();
-
-  const auto* tokens = reinterpret_cast<const int*>(sample_fetched_.data());
+  const size_t count = chosen.size();
+  const auto* tokens = reinterpret_cast<const int*>(choices.fetched.data());
   const auto* logprobs = reinterpret_cast<const float*>(tokens + count * (1 + kEach));
   for (size_t i = 0; i < count; ++i) {
     chosen[i].token = tokens[i];
     chosen[i].logprobs.clear();
     if (tokens[i] == step::kNotFinite) errors[i] = "a logit of the model is not finite, wanted finite numbers";
     if (tokens[i] == step::kAllMasked) {
-      errors[i] = fmt::format("no token may be chosen: all {} defined tokens are masked", samples[i].defined);
+      errors[i] = fmt::format("no token may be chosen: all {} defined tokens are masked", choices.defined[i]);
     }
-    if (samples[i].logprobs < 0 || tokens[i] < 0) continue;
-    for (size_t k = 0; k < 1 + static_cast<size_t>(std::min(samples[i].logprobs, samples[i].defined)); ++k) {
+    if (choices.logprobs[i] < 0 || tokens[i] < 0) continue;
+    for (size_t k = 0; k < 1 + static_cast<size_t>(std::min(choices.logprobs[i], choices.defined[i])); ++k) {
       chosen[i].logprobs.push_back({tokens[count + i * kEach + k], logprobs[i * kEach + k]});
     }
   }
-  return true;
+}
+
+// Behind the tables of a step, before what reads them.
+void CudaBackend::carry(std::span<const cpu::CarriedRow> carried) {
+  if (carried.empty()) return;
+  FF_ASSERT(chosen_ > collected_);
+  std::vector<step::CarriedToken> rows;
+  std::vector<int> stops;
+  for (const cpu::CarriedRow& c : carried) {
+    rows.push_back({c.row, c.choice, tables_.place_of(c.row), static_cast<int>(stops.size()),
+                    static_cast<int>(c.stop_tokens.size())});
+    stops.insert(stops.end(), c.stop_tokens.begin(), c.stop_tokens.end());
+  }
+  const size_t row_bytes = rows.size() * sizeof(rows[0]), stop_bytes = stops.size() * sizeof(int);
+  uint8_t* to = carry_uploads_.prepare(row_bytes + stop_bytes);
+  std::memcpy(to, rows.data(), row_bytes);
+  if (stop_bytes > 0) std::memcpy(to + row_bytes, stops.data(), stop_bytes);
+  const DeviceAddress at = carry_uploads_.send(row_bytes + stop_bytes);
+  const step::CarryArgs args = {
+      device_pointer<const step::CarriedToken>(at), static_cast<int>(rows.size()),
+      device_pointer<const int>(at + row_bytes),    choices_[(chosen_ - 1) % choices_.size()].results.as<const int>(),
+      device_pointer<int>(tables_.tokens),          device_pointer<SequenceRows>(tables_.sequences)};
+  launch(card_->stream, (*step_)[kCarryTokens], {static_cast<unsigned>(step::carry_grid(args.count))}, Overlap::kNone,
+         args);
+  card_->stream.end_overlap();
 }
 
 std::optional<ops::OperationTimes> CudaBackend::time_operations(const std::function<void()>& forward) {
@@ -212,7 +256,7 @@ std::optional<ops::OperationTimes> CudaBackend::time_operations(const std::funct
 }
 
 void CudaBackend::settle() {
-  for (Uploads* uploads : {&step_uploads_, &row_uploads_, &block_uploads_, &sample_uploads_}) uploads->settled();
+  for (Uploads* each : uploads()) each->settled();
 }
 
 void CudaBackend::read(const ops::Tensor& x, std::span<float> out) {

@@ -205,12 +205,20 @@ Event::~Event() {
 void Event::record(const Stream& stream) const {
   device_.check(device_.driver().call().event_record(handle_, stream.handle()), "cuEventRecord");
 }
+bool Event::reached() const {
+  const int result = device_.driver().call().event_query(handle_);
+  if (result == jit::kNotReady) return false;
+  device_.check(result, "waiting for the device");
+  return true;
+}
+void Event::wait() const {
+  const int result = wait_until_ready([&] { return device_.driver().call().event_query(handle_); }, kDeviceDeadline);
+  if (result == jit::kNotReady) give_up(device_, "an event was waited for");
+  device_.check(result, "waiting for the device");
+}
 double Event::microseconds(const Event& start, const Event& stop) {
   const Device& device = stop.device_;
-  const int result =
-      wait_until_ready([&] { return device.driver().call().event_query(stop.handle_); }, kDeviceDeadline);
-  if (result == jit::kNotReady) give_up(device, "an event was waited for");
-  device.check(result, "waiting for the device");
+  stop.wait();
   float milliseconds = 0;
   device.check(device.driver().call().event_elapsed(&milliseconds, start.handle_, stop.handle_), "cuEventElapsedTime");
   return static_cast<double>(milliseconds) * 1e3;
@@ -247,6 +255,7 @@ Graph::~Graph() {
 }
 void Graph::launch(const Stream& stream) const {
   stream.launched("a graph");
+  stream.take_overlap();  // a graph starts when everything before it has ended
   device_.check(device_.driver().call().graph_launch(executable_, stream.handle()), "launching a graph");
 }
 
@@ -255,12 +264,9 @@ void launch_raw(const Stream& stream, const Kernel& kernel, Grid grid, Overlap o
   jit::LaunchAttribute attribute = {};
   attribute.id = jit::kProgrammaticLaunch;
   attribute.value.flag = 1;
-  const jit::LaunchConfig config = {{grid.x, grid.y, grid.z},
-                                    {kernel.threads, 1, 1},
-                                    kernel.smem_bytes,
-                                    stream.handle(),
-                                    overlap == Overlap::kProgrammatic ? &attribute : nullptr,
-                                    overlap == Overlap::kProgrammatic ? 1u : 0u};
+  const bool early = stream.take_overlap() && overlap == Overlap::kProgrammatic;
+  const jit::LaunchConfig config = {{grid.x, grid.y, grid.z}, {kernel.threads, 1, 1},       kernel.smem_bytes,
+                                    stream.handle(),          early ? &attribute : nullptr, early ? 1u : 0u};
   const int result = stream.device().driver().call().launch_with(&config, kernel.function, arguments, nullptr);
   if (result != 0) {
     stream.device().check(result, fmt::format("launch of {}: grid {} x {} x {}, {} threads, {} bytes of shared memory",

@@ -84,11 +84,15 @@ class Stream {
   void* handle() const { return handle_; }
   // For that error.
   void launched(std::string_view name) const;
+  // The next launch starts when everything before it has ended, whatever its Overlap.
+  void end_overlap() const { overlaps_ = false; }
+  bool take_overlap() const { return std::exchange(overlaps_, true); }
   const Device& device() const { return device_; }
 
  private:
   const Device& device_;
   void* handle_ = nullptr;
+  mutable bool overlaps_ = true;
   mutable std::array<char, 120> last_ = {};  // of the last launch's name, as much as there is room for
 };
 
@@ -148,6 +152,10 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   void record(const Stream& stream) const;
+  // Whether all that was on the stream before it has ended; an Error when the device has failed.
+  bool reached() const;
+  // Waits for that; an Error when it does not happen within kDeviceDeadline, and the device is lost then.
+  void wait() const;
   // Microseconds between two recorded events; waits for the later one.
   static double microseconds(const Event& start, const Event& stop);
 

@@ -51,4 +51,16 @@ __global__ void __launch_bounds__(kRowsThreads) add_shared(const __grid_constant
   }
 }
 
+// Who reads these tables does so without a wait: nothing starts before this kernel has ended.
+__global__ void __launch_bounds__(kRowsThreads) carry_tokens(const __grid_constant__ CarryArgs args) {
+  const int i = static_cast<int>(blockIdx.x) * kRowsThreads + static_cast<int>(threadIdx.x);
+  if (i >= args.count) return;
+  const CarriedToken carried = args.rows[i];
+  const int token = args.chosen[carried.choice];
+  bool ended = token < 0;
+  for (int k = 0; k < carried.stop_count; ++k) ended = ended || token == args.stops[carried.stop_first + k];
+  args.tokens[carried.row] = token < 0 ? 0 : token;
+  if (ended) args.sequences[carried.place].count = 0;
+}
+
 }  // namespace fourfold::step

@@ -2,6 +2,8 @@
 // freestanding.
 #pragma once
 
+#include "kernels/sequences.h"
+
 namespace fourfold::step {
 
 inline constexpr int kRowsThreads = 256;
@@ -45,5 +47,24 @@ struct SharedArgs {
   long long out_stride;
   int columns;
 };
+
+// Tokens that a row's lane chose in the step before, put where this step looks for them: tokens[row] = chosen[choice].
+// Where that is no token, or one that ends the lane, the sequence at `place` has no rows.
+struct CarriedToken {
+  int row;
+  int choice;
+  int place;
+  int stop_first, stop_count;  // of `stops`
+};
+struct CarryArgs {
+  const CarriedToken* rows;
+  int count;
+  const int* stops;
+  const int* chosen;
+  int* tokens;
+  SequenceRows* sequences;
+};
+// A thread a row.
+constexpr int carry_grid(int count) { return (count + kRowsThreads - 1) / kRowsThreads; }
 
 }  // namespace fourfold::step

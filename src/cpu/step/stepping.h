@@ -1,0 +1,161 @@
+// The host's stepper behind host_stepper.h: what its two halves share. host_stepper.cpp has the host's side and the
+// thread that takes one step after the other, step_body.cpp what happens within a step.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/math.h"
+#include "cpu/step/host_stepper.h"
+#include "cpu/step/lane.h"
+
+namespace fourfold::cpu::stepping {
+
+using ops::LaneOutcome;
+using ops::Tensor;
+
+// A plan, copied, with what became of it. Its vectors keep their memory from step to step.
+struct Step {
+  struct Work {
+    ops::LaneWork plan;  // without its spans, which are ranges of the vectors below
+    size_t tokens = 0, token_count = 0, pages = 0, page_count = 0, states = 0, state_count = 0;
+    bool starts = false;
+    bool constrained = false;
+    bool masked = false;  // supply_masks() was called
+    std::vector<uint32_t> masks;
+  };
+
+  ops::Ticket ticket = 0;
+  std::vector<ops::PageCopy> page_copies;
+  std::vector<Work> work;  // as many as there are lanes; `works` of them are of this plan
+  size_t works = 0;
+  std::vector<LaneStartCopy> starts;  // by index of the work
+  std::vector<int32_t> tokens, pages, states;
+  std::vector<LaneOutcome> outcomes;
+  ops::StepOutcome outcome;
+  bool done = false;
+
+  std::span<const int32_t> tokens_of(const Work& w) const { return std::span(tokens).subspan(w.tokens, w.token_count); }
+  std::span<const int32_t> pages_of(const Work& w) const { return std::span(pages).subspan(w.pages, w.page_count); }
+  std::span<const int32_t> states_of(const Work& w) const { return std::span(states).subspan(w.states, w.state_count); }
+};
+
+// A work of a step whose lane is live: its rows.
+struct Entry {
+  size_t work = 0;  // index into Step::work, and of its outcome
+  Lane* lane = nullptr;
+  int32_t first = 0, count = 0;
+  int32_t first_logit = 0, logits = 0;  // among the rows whose logits are computed
+  int32_t position = 0;                 // of the first row
+  int32_t state_in = 0;
+  bool chooses = false;
+  int32_t end_position = 0, end_state = 0;  // of the lane, after the step
+};
+
+// A step that was begun.
+struct Run {
+  Step* step = nullptr;
+  std::vector<Entry> entries;
+  std::vector<int32_t> row_tokens, logit_rows;
+  std::vector<CarriedRow> carried;
+  std::vector<RowChoice> choices;  // what the backend was asked to choose
+  bool asked = false;              // it was, and the answer was not collected
+  bool needs_tokens = false;       // what follows the choice in its body depends on it
+  bool under_way = false;          // all of it is launched, and its tokens are not known
+  std::chrono::steady_clock::time_point begun;
+};
+
+class HostStepper final : public ops::Stepper, public ops::StepScope {
+ public:
+  HostStepper(const ops::StepLimits& limits, HostStepParts parts);
+  ~HostStepper() override;
+
+  const ops::StepLimits& limits() const override { return limits_; }
+  ops::Ticket launch(const ops::StepPlan& plan) override;
+  void supply_masks(ops::Ticket ticket, int32_t lane, std::span<const uint32_t> rows) override;
+  const ops::StepOutcome& wait(ops::Ticket ticket) override;
+  bool ended(ops::Ticket ticket, std::chrono::milliseconds patience) override;
+
+  // ---- of the body, on the stepper's thread
+  void begin_trunk() override;
+  void gather_logit_rows(const Tensor& x, const Tensor& out) override;
+  void choose(const Tensor& logits) override;
+  void begin_feed() override;
+  int64_t begin_draft(int64_t pass) override;
+  void gather_ends(const Tensor& x, const Tensor& out) override;
+  void draft(int64_t pass, const Tensor& logits) override;
+
+ private:
+  void run();
+  Step* next_step();
+  bool may_follow(const Step& step) const;
+  void begin(Run& run, Step& step);
+  void settle(const std::string& failed = {});
+  void finish(Run& run);
+  void end(Run& run);
+  void start_lanes(Step& step);
+  ops::StepShape lay_out(Run& run);
+  void wait_for_masks(const Entry& entry);
+  // chosen(i): from the lane's i-th row.
+  template <typename F>
+  void choose_for(Step& step, Entry& entry, F&& chosen);
+  Chosen chosen_on_host(const Entry& entry, int32_t i, const Tensor& logits, Sampler& sampler);
+  Choice choice_of(const Entry& entry, int32_t i, int64_t index) const;
+  std::span<const uint32_t> mask_of(const Step& step, const Entry& entry, int32_t i) const;
+  static int32_t verified_rows(const Step& step, const Entry& entry);
+  bool choose_later(const Tensor& logits);
+  void leave_open(Run& run);
+  std::span<const Chosen> collect();
+  void take_choices(Run& run);
+  void move_on(Entry& entry);
+  void report_prompt(const Entry& entry, const Tensor& logits, Sampler& sampler);
+  void list_drafters();
+  void keep_draft(size_t drafter, int64_t pass, int32_t token);
+  void take_drafts();
+  int64_t drafting_rows(int64_t lanes) const { return std::min(round_up(lanes, parts_.row_bucket), limits_.lanes); }
+  template <typename F>
+  void for_entries(size_t count, F&& fn);
+
+  const ops::StepLimits limits_;
+  const HostStepParts parts_;
+
+  // Of the stepper's thread.
+  std::vector<Lane> lanes_;
+  std::vector<Sampler> samplers_;  // one a thread
+  std::array<Run, 2> runs_;        // the one whose body runs, and the one before it
+  Run* run_ = nullptr;             // whose body runs
+  Run* open_ = nullptr;            // the one before, while its tokens are not known
+  std::chrono::steady_clock::time_point last_end_;
+  std::vector<size_t> drafters_;  // indices of the run's entries, those with most drafts to make first
+  std::vector<int32_t> next_tokens_, end_rows_;
+  std::vector<CarriedRow> carried_drafts_;
+  std::vector<int64_t> draft_passes_;  // whose drafts the host does not know yet
+  std::vector<size_t> uncollected_;    // of the choose_later() that were not collected: choices of each
+  std::vector<RowChoice> draft_choices_;
+  std::vector<Chosen> chosen_;
+  std::vector<std::string> errors_;
+  std::vector<ops::Sequence> sequences_;
+
+  // Shared.
+  std::mutex mutex_;
+  std::condition_variable launched_, finished_, supplied_;
+  std::array<Step, ops::kInFlight + 1> steps_;  // a ring: one more than under way, for the outcome last waited for
+  ops::Ticket next_ticket_ = 1, next_run_ = 1, next_wait_ = 1;
+  bool stopping_ = false;
+
+  std::thread thread_;  // last: it starts when all else is there
+
+  Step& step_of(ops::Ticket ticket) { return steps_[ticket % steps_.size()]; }
+};
+
+}  // namespace fourfold::cpu::stepping

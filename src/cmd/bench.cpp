@@ -1,6 +1,7 @@
 // fourfold bench: how fast, and how far from what the machine can do.
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -78,13 +79,15 @@ class Driver {
   // Feeds tokens [position, position + count); the logits of the last one are read when asked for.
   void step(int64_t position, int64_t count, bool logits) {
     throw_if_interrupted();
-    forward(position, count, logits);
+    with_batch(position, count, logits, [&](const ops::Batch& batch) { model_.forward(batch, caches_); });
     if (logits) model_.backend().read(model_.logits(), row_);
   }
 
   // What the operations of a step take; none where the backend does not say.
   std::optional<ops::OperationTimes> time(int64_t position, int64_t count) {
-    return model_.backend().time_operations([&] { forward(position, count, true); });
+    std::optional<ops::OperationTimes> times;
+    with_batch(position, count, true, [&](const ops::Batch& batch) { times = model_.time_forward(batch, caches_); });
+    return times;
   }
   // Of a token for each of so many sequences.
   std::optional<ops::OperationTimes> time_users(int64_t position, int64_t count) {
@@ -100,9 +103,7 @@ class Driver {
       sequences.push_back(s);
       rows.push_back(static_cast<int32_t>(i));
     }
-    return model_.backend().time_operations([&] {
-      model_.forward({std::span(tokens_).first(static_cast<size_t>(count)), sequences, rows}, caches_);
-    });
+    return model_.time_forward({std::span(tokens_).first(static_cast<size_t>(count)), sequences, rows}, caches_);
   }
 
   // Chunks of at most `chunk` tokens; the logits of the last token only, as a prompt needs.
@@ -116,15 +117,14 @@ class Driver {
   const std::vector<int32_t>& tokens() const { return tokens_; }
 
  private:
-  void forward(int64_t position, int64_t count, bool logits) {
+  void with_batch(int64_t position, int64_t count, bool logits, const std::function<void(const ops::Batch&)>& run) {
     ops::Sequence sequence;
     sequence.count = static_cast<int32_t>(count);
     sequence.position = static_cast<int32_t>(position);
     sequence.pages = std::span(pages_).first(pages_each_);
     const int32_t last = static_cast<int32_t>(count) - 1;
-    model_.forward({std::span(tokens_).subspan(static_cast<size_t>(position), static_cast<size_t>(count)),
-                    std::span(&sequence, 1), std::span(&last, logits ? 1 : 0)},
-                   caches_);
+    run({std::span(tokens_).subspan(static_cast<size_t>(position), static_cast<size_t>(count)), std::span(&sequence, 1),
+         std::span(&last, logits ? 1 : 0)});
   }
 
   model::Model& model_;

@@ -54,6 +54,8 @@ class Rank {
                            backend_->tensor(*out_, tokens_, hidden_));
   }
 
+  ops::Backend& backend() { return *backend_; }
+
  private:
   std::unique_ptr<ops::Buffer> allocate() {
     const ops::Tensor probe{nullptr, backend_->activation_type(), 0, 0, 0};
@@ -65,6 +67,29 @@ class Rank {
   std::unique_ptr<ops::Buffer> residual_, delta_, out_;
   ops::Vector weight_;
 };
+
+// The same on cards: each of a graph of many, replayed, on all ranks at once. What a rank has to itself is timed beside
+// the others' doing the same.
+double measure_on_cards(ranks::Threads& threads, const std::vector<std::unique_ptr<Rank>>& ranks, int64_t tokens,
+                        void (Rank::*call)()) {
+  constexpr int kCalls = 40;
+  throw_if_interrupted();
+  const std::vector<int32_t> rows(static_cast<size_t>(tokens), 0), pages = {0};
+  double us = 0;
+  threads.run([&](int64_t rank) {
+    Rank& r = *ranks[static_cast<size_t>(rank)];
+    ops::Sequence sequence;
+    sequence.count = static_cast<int32_t>(tokens);
+    sequence.pages = pages;
+    const auto times = r.backend().time_operations([&] {
+      r.backend().begin_step({rows, std::span(&sequence, 1), {}});
+      for (int i = 0; i < kCalls; ++i) (r.*call)();
+    });
+    FF_ASSERT(times.has_value());
+    if (rank == 0) us = times->microseconds / kCalls;
+  });
+  return us;
+}
 
 // Microseconds of a call on all ranks at once, as rank 0 sees it: as many as fill the time, all ranks equally many.
 double measure(ranks::Threads& threads, const std::vector<std::unique_ptr<Rank>>& ranks, double seconds,
@@ -93,6 +118,8 @@ void run(const Options& o) {
   std::vector<std::shared_ptr<ops::Backend>> backends(static_cast<size_t>(o.backend.ranks));
   threads.run(
       [&](int64_t rank) { backends[static_cast<size_t>(rank)] = make(std::make_shared<ranks::Member>(group, rank)); });
+  const bool on_cards = backends[0]->gpu().has_value();
+  const std::string way = on_cards ? "peer memory" : "shared memory";
   std::vector<Result> results;
   for (const int64_t tokens : parse_tokens(o.tokens)) {
     std::vector<std::unique_ptr<Rank>> ranks(backends.size());
@@ -102,27 +129,29 @@ void run(const Options& o) {
     });
     Result result;
     result.tokens = tokens;
-    result.us = measure(threads, ranks, o.seconds, &Rank::sum);
-    result.alone_us = measure(threads, ranks, o.seconds, &Rank::alone);
+    const auto time = [&](void (Rank::*call)()) {
+      return on_cards ? measure_on_cards(threads, ranks, tokens, call) : measure(threads, ranks, o.seconds, call);
+    };
+    result.us = time(&Rank::sum);
+    result.alone_us = time(&Rank::alone);
     const int64_t element = backends[0]->activation_type() == ops::DType::kF32 ? 4 : 2;
     result.bytes = static_cast<double>((o.backend.ranks - 1) * tokens * o.hidden * element);
     results.push_back(result);
+    threads.run([&](int64_t rank) { ranks[static_cast<size_t>(rank)].reset(); });
   }
+  const std::string description = backends[0]->description();
+  threads.run([&](int64_t rank) { backends[static_cast<size_t>(rank)].reset(); });
   if (o.json) {
     Json rows = Json::array();
     for (const Result& r : results) {
       rows.push_back({{"tokens", r.tokens}, {"us", r.us}, {"alone_us", r.alone_us}, {"bytes", r.bytes}});
     }
-    const Json out = {{"backend", backends[0]->description()},
-                      {"ranks", o.backend.ranks},
-                      {"hidden", o.hidden},
-                      {"way", "shared memory"},
-                      {"results", rows}};
+    const Json out = {
+        {"backend", description}, {"ranks", o.backend.ranks}, {"hidden", o.hidden}, {"way", way}, {"results", rows}};
     fmt::print("{}\n", out.dump(1));
     return;
   }
-  fmt::print("{}: sums of rows of {} over shared memory, with residual and norm\n\n", backends[0]->description(),
-             o.hidden);
+  fmt::print("{}: sums of rows of {} over {}, with residual and norm\n\n", description, o.hidden, way);
   fmt::print("{:>8}{:>12}{:>12}{:>16}{:>10}\n", "rows", "us", "KB read", "one rank's, us", "GB/s");
   for (const Result& r : results) {
     fmt::print("{:>8}{:>12.2f}{:>12.1f}{:>16.2f}{:>10.2f}\n", r.tokens, r.us, r.bytes / 1024, r.alone_us,

@@ -39,6 +39,9 @@ class SharedModel final : public model::Model {
   std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, model::Caches& caches) override {
     return model_->make_stepper(limits, caches);
   }
+  std::optional<ops::OperationTimes> time_forward(const ops::Batch& batch, model::Caches& caches) override {
+    return model_->time_forward(batch, caches);
+  }
   ops::Cost cost(int64_t tokens, int64_t context, int64_t logit_rows) const override {
     return model_->cost(tokens, context, logit_rows);
   }

@@ -58,7 +58,8 @@ void add_backend_options(Command& command, BackendArgs& args) {
   command
       .add_option(
           "--tensor-parallel-size", args.ranks,
-          "Ranks that the model is split over, each with a part of every layer; on a CPU they share the threads")
+          "Ranks that the model is split over, each with a part of every layer: --device cuda has a GPU for each, or "
+          "one for all; on a CPU they share the threads")
       .range(1, ranks::kMostRanks)
       .show_default();
   command.add_flag("--enable-expert-parallel", args.by_expert, "Ranks have whole experts instead of a part of each");
@@ -79,18 +80,24 @@ std::string device_name(const BackendArgs& args) {
   return !args.device.empty() ? args.device : env("FOURFOLD_DEVICE").value_or("auto");
 }
 
+// Of a rank where --device is cuda: one card each, or all the only one.
+int device_of_rank(const BackendArgs& args, int64_t rank) {
+  const int devices = cuda::device_count();
+  if (args.ranks <= 1 || devices == 1) return 0;
+  if (devices > 0 && devices < args.ranks) {
+    fail("--tensor-parallel-size {}: {} GPUs, wanted one for each rank, or --device cuda:N for all of them", args.ranks,
+         devices);
+  }
+  return static_cast<int>(rank);
+}
+
 // The CUDA device that was asked for, or nothing: the CPU.
-std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes) {
+std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes, int64_t rank) {
   const std::string name = device_name(args);
   if (name == "cpu") return std::nullopt;
-  if (args.ranks > 1) {
-    if (name == "auto") return std::nullopt;
-    fail("--tensor-parallel-size {}: several ranks run on the CPU only, found --device {}, wanted cpu", args.ranks,
-         name);
-  }
   if (name == "auto") {
-    // What only the CPU has was asked for.
-    if (!args.isa.empty() || args.activations == "nvfp4" || weight_bytes == 0) return std::nullopt;
+    // What only the CPU has was asked for, or several ranks, whose cards are named.
+    if (!args.isa.empty() || args.activations == "nvfp4" || weight_bytes == 0 || args.ranks > 1) return std::nullopt;
     return cuda::refusal_of(0, weight_bytes).empty() ? std::optional(0) : std::nullopt;
   }
   int index = 0;
@@ -98,8 +105,8 @@ std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes)
     const char* end = name.data() + name.size();
     const auto [rest, error] = std::from_chars(name.data() + 5, end, index);
     if (error != std::errc() || rest != end) index = -1;
-  } else if (name != "cuda") {
-    index = -1;
+  } else {
+    index = name == "cuda" ? device_of_rank(args, rank) : -1;
   }
   if (index < 0) fail("--device {}: wanted auto, cpu, cuda or cuda:N", name);
   if (args.activations == "nvfp4") fail("--device {}: --activations nvfp4 runs on the CPU only", name);
@@ -108,10 +115,15 @@ std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes)
 
 std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t weight_bytes,
                                            const std::shared_ptr<ranks::Member>& member) {
-  if (const std::optional<int> device = chosen_device(args, weight_bytes)) {
+  const int64_t rank = member == nullptr ? 0 : member->rank(), ranks = member == nullptr ? 1 : member->ranks();
+  const int64_t all_threads = chosen_threads(args);
+  const auto threads =
+      static_cast<int>(std::max<int64_t>(1, all_threads * (rank + 1) / ranks - all_threads * rank / ranks));
+  if (const std::optional<int> device = chosen_device(args, weight_bytes, rank)) {
     cuda::CudaOptions options;
     options.device = *device;
-    options.threads = args.threads;
+    options.threads = ranks > 1 ? threads : args.threads;
+    options.member = member;
     if (args.kv_cache == "float16") fail("--kv-cache-dtype float16: a GPU has bf16 and fp8");
     options.fp8_cache = args.kv_cache == "fp8";
     try {
@@ -125,11 +137,7 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t wei
   }
   cpu::CpuOptions options;
   options.isa = chosen_isa(args);
-  options.threads = args.threads;
-  if (member != nullptr) {
-    const int64_t threads = chosen_threads(args), rank = member->rank(), ranks = member->ranks();
-    options.threads = static_cast<int>(std::max<int64_t>(1, threads * (rank + 1) / ranks - threads * rank / ranks));
-  }
+  options.threads = ranks > 1 ? threads : args.threads;
   options.member = member;
   options.nvfp4_activations = args.activations == "nvfp4";
   return cpu::make_backend(options);
@@ -232,7 +240,7 @@ chat::LoadedModel load_checkpoint(const std::filesystem::path& directory, const 
 chat::BackendFactory backend_factory(const BackendArgs& args) {
   return [args](const chat::BackendRequest& request) -> std::shared_ptr<ops::Backend> {
     if (request.refused == nullptr) return make_backend(args, request.weight_bytes, request.member);
-    if (device_name(args) != "auto" || !chosen_device(args, request.weight_bytes)) return nullptr;
+    if (device_name(args) != "auto" || !chosen_device(args, request.weight_bytes, 0)) return nullptr;
     warn(fmt::format("the GPU cannot run this model, it runs on the CPU ({})", request.refused->what()));
     BackendArgs on_cpu = args;
     on_cpu.device = "cpu";

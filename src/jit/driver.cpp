@@ -42,6 +42,10 @@ Driver::Functions functions_of(const SharedLibrary& library) {
   library.load("cuDeviceGetAttribute", &call.device_attribute);
   library.load("cuDevicePrimaryCtxRetain", &call.primary_context);
   library.load("cuCtxSetCurrent", &call.set_current);
+  library.load("cuDeviceCanAccessPeer", &call.can_access_peer);
+  library.load("cuCtxEnablePeerAccess", &call.enable_peer);
+  library.load("cuDeviceGetP2PAttribute", &call.peer_attribute);
+  library.load("cuDeviceGetPCIBusId", &call.device_bus);
   library.load("cuModuleLoadData", &call.module_load);
   library.load("cuModuleUnload", &call.module_unload);
   library.load("cuModuleGetFunction", &call.module_function);
@@ -174,6 +178,28 @@ void Driver::use(int index) const {
   check(call_->device_get(&device, index), "cuDeviceGet");
   check(call_->primary_context(&context, device), "cuDevicePrimaryCtxRetain");
   check(call_->set_current(context), "cuCtxSetCurrent");
+}
+
+bool Driver::enable_peer(int index, int peer_index, std::string* why) const {
+  constexpr int kAlreadyEnabled = 704;  // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+  int device = 0, peer = 0, can = 0;
+  check(call_->device_get(&device, index), "cuDeviceGet");
+  check(call_->device_get(&peer, peer_index), "cuDeviceGet");
+  check(call_->can_access_peer(&can, device, peer), "cuDeviceCanAccessPeer");
+  if (can == 0) {
+    *why = fmt::format("the driver has no peer access from device {} to device {}", index, peer_index);
+    return false;
+  }
+  void* context = nullptr;
+  check(call_->primary_context(&context, peer), "cuDevicePrimaryCtxRetain");
+  use(index);
+  const int result = call_->enable_peer(context, 0);
+  if (result == 0 || result == kAlreadyEnabled) return true;
+  const char* text = nullptr;
+  call_->error_string(result, &text);
+  *why = fmt::format("peer access from device {} to device {}: CUDA error {} ({})", index, peer_index, result,
+                     text != nullptr ? text : "unknown");
+  return false;
 }
 
 Module::Module(const Driver& driver, std::string_view cubin, std::string_view name) : driver_(driver), name_(name) {

@@ -52,6 +52,9 @@ class Driver {
   DeviceInfo device(int index) const;
   // Makes the device's primary context current on this thread; the context lives until the process ends.
   void use(int index) const;
+  // From then on kernels of `device` reach the memory of `peer`, another one, by its addresses, whatever is allocated
+  // there. False: the driver cannot; *why is then what it says.
+  bool enable_peer(int device, int peer, std::string* why) const;
 
   const Functions& call() const { return *call_; }
   // Error, naming `what`, unless result is 0.
@@ -71,6 +74,8 @@ class Driver {
 using DeviceAddress = unsigned long long;
 
 inline constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
+
+inline constexpr unsigned kHostMapped = 2;  // CU_MEMHOSTALLOC_DEVICEMAP: kernels reach it, by the same address
 
 // CUlaunchAttribute and CUlaunchConfig (cuda.h).
 struct LaunchAttribute {
@@ -103,6 +108,10 @@ struct Driver::Functions {
   int (*device_attribute)(int* value, int attribute, int device);
   int (*primary_context)(void** context, int device);
   int (*set_current)(void* context);
+  int (*can_access_peer)(int* can, int device, int peer);
+  int (*enable_peer)(void* context, unsigned flags);  // of the current context to that one
+  int (*peer_attribute)(int* value, int attribute, int device, int peer);
+  int (*device_bus)(char* id, int size, int device);
   int (*module_load)(void** module, const void* image);
   int (*module_unload)(void* module);
   int (*module_function)(void** function, void* module, const char* name);

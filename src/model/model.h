@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -64,6 +65,11 @@ class Model {
   // made by this model, and outlive the stepper with it; the model must not be used otherwise while a step is under
   // way.
   virtual std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, Caches& caches) = 0;
+
+  // What the operations of forward() on this batch take (ops::Backend::time_operations); of several ranks the first's.
+  virtual std::optional<ops::OperationTimes> time_forward(const ops::Batch& batch, Caches& caches) {
+    return backend().time_operations([&] { forward(batch, caches); });
+  }
 
   // Floors of one step: bytes read from memory and flops, with `tokens` new tokens after `context` cached ones in one
   // sequence, logits for `logit_rows`. For MoE layers the expected number of distinct experts under uniform routing.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/math.h"
 #include "model/layer.h"
 #include "model/shard.h"
 
@@ -78,7 +79,7 @@ class GatedDeltaNet : public TokenMixer {
   int64_t cache_layer = 0;
 
   void forward(StepContext& context, const Tensor& x, const Tensor& out) override {
-    const Tensor projected = context.scratch.take(x.rows, input->rows());
+    const Tensor projected = context.scratch.take(x.rows, projected_columns()).slice_cols(0, input->rows());
     const Tensor mixed = context.scratch.take(x.rows, output->columns());
     context.backend.linear(x, *input, projected);
     const int64_t values = params.value_heads * params.value_dim;
@@ -96,7 +97,7 @@ class GatedDeltaNet : public TokenMixer {
   }
 
   int64_t scratch_elements(int64_t tokens) const override {
-    return Scratch::padded(tokens * input->rows()) + Scratch::padded(tokens * output->columns());
+    return Scratch::padded(tokens * projected_columns()) + Scratch::padded(tokens * output->columns());
   }
 
   ops::Cost cost(int64_t tokens, int64_t) const override {
@@ -106,6 +107,10 @@ class GatedDeltaNet : public TokenMixer {
     cost.bytes += 4.0 * static_cast<double>(conv.count + a_log.count + dt_bias.count + norm.count);
     return cost;
   }
+
+ private:
+  // GPUs copy rows in pieces of 16 bytes; a rank's two numbers a head are not always a multiple of that.
+  int64_t projected_columns() const { return round_up(input->rows(), 8); }
 };
 
 class MixtureOfExperts : public ChannelMixer {

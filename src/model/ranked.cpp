@@ -129,6 +129,17 @@ class RankedModel final : public Model {
     return make_ranked_stepper(group_, std::move(steppers));
   }
 
+  // All ranks at once: each times what it does, and where they meet all are there.
+  std::optional<ops::OperationTimes> time_forward(const ops::Batch& batch, Caches& caches) override {
+    std::vector<Caches>& all = ranks_of(caches);
+    std::optional<ops::OperationTimes> times;
+    threads_->run([&](int64_t rank) {
+      std::optional<ops::OperationTimes> mine = of(rank)->time_forward(batch, all[static_cast<size_t>(rank)]);
+      if (rank == 0) times = std::move(mine);
+    });
+    return times;
+  }
+
   // What all ranks together move and compute.
   ops::Cost cost(int64_t tokens, int64_t context, int64_t logit_rows) const override {
     ops::Cost total;

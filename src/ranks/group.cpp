@@ -42,7 +42,7 @@ std::string Group::cause() const {
 
 void Group::throw_cause() const { throw Error(cause()); }
 
-void Group::arrive(int64_t rank) {
+void Group::arrive(int64_t rank, std::chrono::milliseconds patience) {
   if (failed()) throw_cause();
   Place& place = places_[static_cast<size_t>(rank)];
   const uint64_t round = place.rounds.load(std::memory_order_relaxed) + 1;
@@ -55,10 +55,10 @@ void Group::arrive(int64_t rank) {
     wake_.notify_all();
     return;
   }
-  wait(rank, round);
+  wait(rank, round, patience.count() > 0 ? patience : patience_);
 }
 
-void Group::wait(int64_t rank, uint64_t round) {
+void Group::wait(int64_t rank, uint64_t round, std::chrono::milliseconds patience) {
   const uint64_t all = round * places_.size();
   const auto done = [&] { return arrived_.load(std::memory_order_seq_cst) >= all; };
   for (int spin = 0; spin < kSpins + kYields; ++spin) {
@@ -70,7 +70,7 @@ void Group::wait(int64_t rank, uint64_t round) {
       std::this_thread::yield();
     }
   }
-  auto left = patience_;
+  auto left = patience;
   {
     std::unique_lock lock(mutex_);
     sleeping_.fetch_add(1, std::memory_order_seq_cst);
@@ -82,7 +82,7 @@ void Group::wait(int64_t rank, uint64_t round) {
   if (done()) return;
   if (!failed()) {
     fail(rank, fmt::format("waited {:.1f} s for a part of a sum from {}",
-                           std::chrono::duration<double>(patience_).count(), missing(round)));
+                           std::chrono::duration<double>(patience).count(), missing(round)));
   }
   throw_cause();
 }
@@ -101,13 +101,13 @@ Member::Member(std::shared_ptr<Group> group, int64_t rank)
   FF_ASSERT(rank >= 0 && rank < group_->ranks());
 }
 
-std::span<const ops::Tensor> Member::meet(const ops::Tensor& shown) {
+std::span<const ops::Tensor> Member::meet(const ops::Tensor& shown, std::chrono::milliseconds patience) {
   group_->places_[static_cast<size_t>(rank_)].shown = shown;
-  group_->arrive(rank_);
+  group_->arrive(rank_, patience);
   for (size_t i = 0; i < seen_.size(); ++i) seen_[i] = group_->places_[i].shown;
   return seen_;
 }
 
-void Member::part() { group_->arrive(rank_); }
+void Member::part() { group_->arrive(rank_, {}); }
 
 }  // namespace fourfold::ranks

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/tensor.h"
@@ -52,8 +53,8 @@ class Group {
   };
 
   // Waits until every rank has come as often as this one.
-  void arrive(int64_t rank);
-  void wait(int64_t rank, uint64_t round);
+  void arrive(int64_t rank, std::chrono::milliseconds patience);
+  void wait(int64_t rank, uint64_t round, std::chrono::milliseconds patience);
   std::string missing(uint64_t round) const;
   [[noreturn]] void throw_cause() const;
 
@@ -77,15 +78,32 @@ class Member {
   Group& group() { return *group_; }
 
   // Begins a meeting: what all ranks show, in their order. The views, and the memory behind them, may be read until
-  // this rank calls part(), and are not written by anyone before all have.
-  std::span<const ops::Tensor> meet(const ops::Tensor& shown);
+  // this rank calls part(), and are not written by anyone before all have. `patience`: where what lies before the
+  // meeting may take longer on one rank than on another; 0: the group's.
+  std::span<const ops::Tensor> meet(const ops::Tensor& shown, std::chrono::milliseconds patience = {});
   // Ends it.
   void part();
+
+  // A meeting of values: each rank shows one and has a copy of all.
+  template <typename T>
+  std::vector<T> meet_with(T value, std::chrono::milliseconds patience = {}) {
+    // Where the group fails, others may still be reading when this rank has left.
+    const auto kept = std::make_shared<T>(std::move(value));
+    kept_ = kept;
+    ops::Tensor shown;
+    shown.data = kept.get();
+    std::vector<T> all;
+    for (const ops::Tensor& each : meet(shown, patience)) all.push_back(*static_cast<const T*>(each.data));
+    part();
+    kept_.reset();
+    return all;
+  }
 
  private:
   std::shared_ptr<Group> group_;
   int64_t rank_;
   std::vector<ops::Tensor> seen_;
+  std::shared_ptr<void> kept_;  // what is shown in a meeting of values
 };
 
 }  // namespace fourfold::ranks

@@ -12,6 +12,7 @@
 #include "hostcuda/testing.h"
 #include "model/checkpoint.h"
 #include "model/model.h"
+#include "ranks/threads.h"
 
 namespace fourfold::hostcuda {
 namespace {
@@ -26,6 +27,13 @@ std::shared_ptr<model::Model> load(std::shared_ptr<ops::Backend> backend) {
   options.max_step_tokens = 128;
   options.max_logit_rows = 128;
   return model::load_model(checkpoint, std::move(backend), options);
+}
+
+std::shared_ptr<model::Model> load(const model::BackendFactory& backends, const model::RankOptions& ranks) {
+  model::Checkpoint checkpoint(demo());
+  model::ModelOptions options;
+  options.max_step_tokens = options.max_logit_rows = 64;
+  return model::load_model(checkpoint, backends, ranks, options);
 }
 
 std::shared_ptr<model::Model> reference() {
@@ -171,6 +179,96 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{.name = "MixedNarrow", .steps = {{20, 1, 3, 0}, {1, 18, 2, 1}}, .wide = false},  //
                     Case{.name = "Fp8Cache", .steps = {{19, 2}, {1, 17}, {1, 3}}, .fp8 = true}),
     [](const auto& parameter) { return parameter.param.name; });
+
+// ---- ranks
+
+struct RankCase {
+  const char* name;
+  std::vector<Step> steps;
+  bool by_expert = false;
+  bool one_card = false;
+};
+
+void PrintTo(const RankCase& c, std::ostream* out) { *out << c.name; }
+
+class HostRanks : public testing::TestWithParam<RankCase> {};
+
+TEST_P(HostRanks, HaveTheReferencesLogits) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  const RankCase& c = GetParam();
+  const std::vector<float> want = logits_of(*reference(), c.steps);
+  HostCard card = two_cards();
+  card.executor.seed = 5;
+  install(card);
+  {
+    const auto model = load(rank_backends(c.one_card), {.ranks = 2, .by_expert = c.by_expert});
+    const Difference d = compare(logits_of(*model, c.steps), want, static_cast<size_t>(model->config().vocabulary));
+    std::printf("mean KL %.2e, %ld launches\n", d.mean_kl, static_cast<long>(calls(Call::kLaunch)));
+    EXPECT_LT(d.mean_kl, 1e-4);
+    EXPECT_EQ(d.other_choices, 0);
+  }
+  EXPECT_EQ(live(), Live{});
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HostRanks,
+                         testing::Values(RankCase{.name = "Tokens", .steps = {{3}, {1}}},          //
+                                         RankCase{.name = "Chunks", .steps = {{33, 2}, {1, 18}}},  //
+                                         RankCase{
+                                             .name = "WholeExperts", .steps = {{17, 1}, {1, 1}}, .by_expert = true},  //
+                                         RankCase{.name = "OneCard", .steps = {{5}, {1}}, .one_card = true}),
+                         [](const auto& parameter) { return parameter.param.name; });
+
+TEST(HostRanksMeet, SumsAreTimedOnAllRanksAtOnce) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  constexpr int64_t kHidden = 256;
+  install(two_cards());
+  const auto group = std::make_shared<ranks::Group>(2);
+  ranks::Threads threads(group);
+  std::vector<std::optional<ops::OperationTimes>> times(2);
+  threads.run([&](int64_t rank) {
+    const auto backend = rank_backends()(std::make_shared<ranks::Member>(group, rank));
+    const auto residual = backend->allocate(kHidden * 4), delta = backend->allocate(kHidden * 2),
+               out = backend->allocate(kHidden * 2);
+    const ops::Vector weight = backend->load_vector(std::vector<float>(kHidden, 1.0f));
+    const std::vector<int32_t> tokens = {0}, pages = {0};
+    ops::Sequence sequence;
+    sequence.count = 1;
+    sequence.pages = pages;
+    times[static_cast<size_t>(rank)] = backend->time_operations([&] {
+      backend->begin_step({tokens, std::span(&sequence, 1), {}});
+      for (int i = 0; i < 2; ++i) {
+        backend->reduce_add_rms_norm(ops::Backend::floats(*residual, 1, kHidden), backend->tensor(*delta, 1, kHidden),
+                                     weight, 1e-6f, backend->tensor(*out, 1, kHidden));
+      }
+    });
+  });
+  for (const auto& each : times) {
+    ASSERT_TRUE(each.has_value());
+    ASSERT_EQ(each->operations.size(), 1u);
+    EXPECT_EQ(each->operations[0].name, "sum over ranks");
+    EXPECT_EQ(each->operations[0].count, 2);
+    EXPECT_GT(each->operations[0].microseconds, 0);
+  }
+  EXPECT_EQ(live(), Live{});
+}
+
+// Peer memory is believed when copies have arrived.
+TEST(HostRanksMeet, PeerMemoryThatIsNoneIsAnError) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  for (const bool copies : {false, true}) {
+    HostCard card = two_cards();
+    (copies ? card.peers : card.peer_copies) = false;
+    install(card);
+    try {
+      logits_of(*load(rank_backends(), {.ranks = 2}), {{1}});
+      FAIL() << "nobody noticed";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(copies ? "no peer access" : "not all arrived"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(live(), Live{});
+  }
+}
 
 }  // namespace
 }  // namespace fourfold::hostcuda

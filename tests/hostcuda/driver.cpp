@@ -1,18 +1,23 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <utility>
 
+#include "executor/cuda.h"
 #include "hostcuda/compiler.h"
 #include "hostcuda/host_cuda.h"
+#include "hostcuda/worker.h"
 #include "jit/driver.h"
+#include "kernels/comm/reduce_args.h"
 
 namespace fourfold::hostcuda {
 namespace {
@@ -20,51 +25,15 @@ namespace {
 using jit::DeviceAddress;
 
 // Values of CUresult (cuda.h).
-constexpr int kInvalid = 1, kNotFound = 500, kCaptureUnsupported = 900;
+constexpr int kInvalid = 1, kPeerUnsupported = 217, kNotFound = 500, kPeerAlreadyEnabled = 704,
+              kCaptureUnsupported = 900;
 constexpr unsigned kPlainShared = 48 * 1024;  // of a block, without being asked for more
 
 void* pointer(DeviceAddress address) { return reinterpret_cast<void*>(static_cast<uintptr_t>(address)); }
 
-// One thread that everything on the card runs on: the executor's static shared memory is this thread's own.
-class Worker {
- public:
-  Worker() : thread_([this] { loop(); }) {}
-  ~Worker() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  // Runs `work` there and waits for it.
-  void run(const std::function<void()>& work) {
-    std::unique_lock lock(mutex_);
-    work_ = &work;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return work_ == nullptr; });
-  }
-
- private:
-  void loop() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return stop_ || work_ != nullptr; });
-      if (stop_) return;
-      (*work_)();
-      work_ = nullptr;
-      changed_.notify_all();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  const std::function<void()>* work_ = nullptr;
-  bool stop_ = false;
-  std::thread thread_;
-};
-
 struct Event {
   std::chrono::steady_clock::time_point at;
+  int pending = 0;  // records that have not taken place
 };
 
 struct Function {
@@ -77,17 +46,38 @@ struct Module {
   std::map<std::string, Function> functions;
 };
 
+// A launch whose kernel waits for those of other ranks.
+struct Meeting {
+  const HostKernel* kernel = nullptr;
+  executor::LaunchConfig how;
+  std::shared_ptr<std::vector<std::vector<std::max_align_t>>> values;
+  int rank = 0, ranks = 0;
+};
+
 // What stands on a stream, or in a graph. Whether it may start before the one before it has ended is the operation's
 // own business.
 struct Operation {
   std::function<void(bool early)> run;
   bool programmatic = false;
+  std::shared_ptr<const Meeting> meeting = nullptr;  // not null: in place of `run`
 };
 using Operations = std::vector<Operation>;
 
 struct Stream {
   std::unique_ptr<Operations> capture;
+  std::deque<Operation> queue;
+  bool settled = true;   // nothing of the operations before can still be running
+  bool waiting = false;  // for other ranks, since:
+  std::chrono::steady_clock::time_point since;
 };
+
+// The context that is current on a thread.
+thread_local int current_device = 0;
+
+bool waits_for_ranks(const std::string& kernel) {
+  return kernel.find("comm::reduce_norm_rows") != std::string::npos ||
+         kernel.find("comm::gather_parts") != std::string::npos;
+}
 
 class Card {
  public:
@@ -101,7 +91,8 @@ class Card {
   std::recursive_mutex mutex;
   Live live;
   uint64_t peak = 0;
-  std::string error;  // not empty: nothing works any more
+  std::string error;   // not empty: nothing works any more
+  int held_rank = -1;  // whose kernels do not come to meetings
   int64_t calls[static_cast<size_t>(Call::kCount)] = {};
   struct Fault {
     int64_t in = 0;
@@ -127,7 +118,7 @@ class Card {
     if (bytes == 0) return kInvalid;
     if (bytes > card_.memory - live.bytes) return kOutOfMemory;
     void* p = device_->alloc<unsigned char>(bytes, fmt::format("allocation {} of {} bytes", ++named_, bytes));
-    allocations_[reinterpret_cast<uintptr_t>(p)] = bytes;
+    allocations_[reinterpret_cast<uintptr_t>(p)] = {bytes, current_device};
     *address = static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(p));
     ++live.allocations;
     live.bytes += bytes;
@@ -135,28 +126,39 @@ class Card {
     return 0;
   }
   int release(DeviceAddress address) {
-    drain();  // as the driver does
     const auto it = allocations_.find(static_cast<uintptr_t>(address));
     if (it == allocations_.end()) return kInvalid;
     --live.allocations;
-    live.bytes -= it->second;
+    live.bytes -= it->second.bytes;
     device_->release(pointer(address));
     allocations_.erase(it);
     return 0;
   }
-  int host_allocate(void** memory, size_t bytes) {
+  int host_allocate(void** memory, size_t bytes, bool mapped) {
     if (const int result = begin(Call::kHostAllocate)) return result;
-    auto block = std::make_unique<unsigned char[]>(bytes);
-    std::memset(block.get(), 0xff, bytes);
-    *memory = block.get();
+    std::unique_ptr<unsigned char[]> block;
+    if (mapped) {  // kernels reach it
+      *memory = device_->alloc<unsigned char>(bytes, fmt::format("{} bytes of mapped memory", bytes));
+    } else {
+      block = std::make_unique<unsigned char[]>(bytes);
+      std::memset(block.get(), 0xff, bytes);
+      *memory = block.get();
+    }
     pinned_[reinterpret_cast<uintptr_t>(*memory)] = {bytes, std::move(block)};
     ++live.host_allocations;
     return 0;
   }
   int host_free(void* memory) {
-    if (pinned_.erase(reinterpret_cast<uintptr_t>(memory)) == 0) return kInvalid;
+    const auto it = pinned_.find(reinterpret_cast<uintptr_t>(memory));
+    if (it == pinned_.end()) return kInvalid;
+    if (it->second.block == nullptr) device_->release(memory);
+    pinned_.erase(it);
     --live.host_allocations;
     return 0;
+  }
+  int enable_peer(int device) {
+    if (!card_.peers || device == current_device) return kPeerUnsupported;
+    return peers_.insert({current_device, device}).second ? 0 : kPeerAlreadyEnabled;
   }
 
   int add(Stream* stream, Operation operation) {
@@ -164,7 +166,7 @@ class Card {
     if (stream->capture) {
       stream->capture->push_back(std::move(operation));
     } else {
-      queue_.push_back(std::move(operation));
+      stream->queue.push_back(std::move(operation));
     }
     return 0;
   }
@@ -172,7 +174,7 @@ class Card {
   int add(Stream* stream, std::function<void()> work) {
     return add(stream, {[this, work = std::move(work)](bool) {
                           work();
-                          settled_ = true;
+                          running_->settled = true;
                         },
                         false});
   }
@@ -212,6 +214,7 @@ class Card {
     if (!on_device(from, bytes) || !on_device(to, bytes)) return kInvalid;
     return add(stream, [this, to, from, bytes] {
       if (!on_device(from, bytes) || !on_device(to, bytes)) return fault("a copy of memory that was freed");
+      if (!card_.peer_copies && device_of(from) != device_of(to)) return;
       std::memmove(pointer(to), pointer(from), bytes);
     });
   }
@@ -247,33 +250,63 @@ class Card {
     how.grid = {grid[0], grid[1], grid[2]};
     how.threads = static_cast<int>(config.block[0]);
     how.shared_bytes = config.smem_bytes;
-    return add(static_cast<Stream*>(config.stream), {[this, how, values, &kernel](bool early) mutable {
-                                                       how.programmatic = early && !settled_;
-                                                       std::vector<void*> pointers;
-                                                       for (auto& value : *values) pointers.push_back(aligned(value));
-                                                       device_->launch(how, [&] { kernel.run(pointers.data()); });
-                                                       settled_ = false;
-                                                     },
-                                                     programmatic});
+    auto* stream = static_cast<Stream*>(config.stream);
+    if (waits_for_ranks(kernel.expression)) {
+      const auto& peers = *static_cast<const comm::Peers*>(aligned(values->front()));
+      auto meeting = std::make_shared<Meeting>(Meeting{&kernel, how, values, peers.rank, peers.exchange.ranks});
+      return add(stream, {{}, programmatic, std::move(meeting)});
+    }
+    return add(stream, {[this, how, values, &kernel](bool early) mutable {
+                          // With what other streams ran before it there is no order to check.
+                          how.programmatic = early && !running_->settled && running_ == last_;
+                          std::vector<void*> pointers;
+                          for (auto& value : *values) pointers.push_back(aligned(value));
+                          device_->launch(how, [&] { kernel.run(pointers.data()); });
+                          running_->settled = false;
+                          last_ = running_;
+                        },
+                        programmatic});
   }
 
-  // Runs everything that was queued. 0, or what went wrong.
-  int drain() {
+  // Runs what was queued, on all streams, as far as it goes: a kernel that waits for other ranks runs when theirs are
+  // there. 0, or what went wrong.
+  int progress() {
     if (!error.empty()) return kLaunchFailed;
-    if (queue_.empty()) return 0;
+    if (std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s->queue.empty(); })) return 0;
     worker_.run([this] {
-      while (!queue_.empty() && error.empty()) {
-        const Operation operation = std::move(queue_.front());
-        queue_.pop_front();
-        try {
-          operation.run(operation.programmatic);
-        } catch (const std::exception& e) {
-          fault(e.what());
+      try {
+        for (bool moved = true; moved && error.empty();) {
+          moved = false;
+          for (const auto& stream : streams_) moved = run_until_meeting(*stream) || moved;
+          moved = meet() || moved;
         }
+      } catch (const std::exception& e) {
+        fault(e.what());
       }
-      queue_.clear();
+      if (!error.empty()) {
+        for (const auto& stream : streams_) stream->queue.clear();
+      }
     });
     return error.empty() ? 0 : kLaunchFailed;
+  }
+  // 0: all that was queued has run; kNotReady: something waits for another rank.
+  int drain() {
+    if (const int result = progress()) return result;
+    const bool empty = std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s->queue.empty(); });
+    return empty ? 0 : jit::kNotReady;
+  }
+  int drain(const Stream& stream) {
+    if (const int result = progress()) return result;
+    return stream.queue.empty() ? 0 : jit::kNotReady;
+  }
+
+  Stream* make_stream() {
+    streams_.push_back(std::make_unique<Stream>());
+    return streams_.back().get();
+  }
+  void destroy(Stream* stream) {
+    if (last_ == stream) last_ = nullptr;
+    std::erase_if(streams_, [&](const auto& s) { return s.get() == stream; });
   }
 
   int begin_capture(Stream* stream) {
@@ -302,6 +335,75 @@ class Card {
     size_t bytes;
     std::unique_ptr<unsigned char[]> block;
   };
+  struct Allocation {
+    size_t bytes;
+    int device;
+  };
+
+  // On the worker.
+  bool run_until_meeting(Stream& stream) {
+    bool moved = false;
+    while (!stream.queue.empty() && error.empty() && stream.queue.front().meeting == nullptr) {
+      const Operation operation = std::move(stream.queue.front());
+      stream.queue.pop_front();
+      running_ = &stream;
+      operation.run(operation.programmatic);
+      moved = true;
+    }
+    return moved;
+  }
+  bool meet() {
+    std::vector<Stream*> come;
+    for (const auto& stream : streams_) {
+      if (stream->queue.empty() || !error.empty() || stream->queue.front().meeting->rank == held_rank) continue;
+      come.push_back(stream.get());
+    }
+    if (come.empty()) return false;
+    const auto now = std::chrono::steady_clock::now();
+    for (Stream* stream : come) {
+      if (!std::exchange(stream->waiting, true)) stream->since = now;
+    }
+    std::vector<Stream*> together;
+    if (come.size() == static_cast<size_t>(come[0]->queue.front().meeting->ranks)) {
+      together = come;
+    } else if (card_.lone_after.count() > 0) {
+      for (Stream* stream : come) {
+        if (now - stream->since >= card_.lone_after) together = {stream};
+      }
+    }
+    if (together.empty()) return false;
+    std::sort(together.begin(), together.end(), [](const Stream* a, const Stream* b) {
+      return a->queue.front().meeting->rank < b->queue.front().meeting->rank;
+    });
+    const auto first = together[0]->queue.front().meeting;
+    executor::LaunchConfig how = first->how;
+    std::vector<std::vector<void*>> pointers;
+    std::vector<std::shared_ptr<const Meeting>> meetings;
+    how.programmatic = false;
+    for (Stream* stream : together) {
+      const auto meeting = stream->queue.front().meeting;
+      if (meeting->kernel != first->kernel || meeting->how.grid.x != how.grid.x) {
+        return fault(fmt::format("ranks meet in {} with {} CTAs and {} with {}", first->kernel->expression, how.grid.x,
+                                 meeting->kernel->expression, meeting->how.grid.x)),
+               false;
+      }
+      pointers.emplace_back();
+      for (auto& value : *meeting->values) pointers.back().push_back(aligned(value));
+      meetings.push_back(meeting);
+      stream->queue.pop_front();
+      stream->waiting = false;
+      stream->settled = false;
+    }
+    how.grid.y = static_cast<unsigned>(together.size());
+    how.resident = static_cast<int>(how.grid.x * how.grid.y);
+    device_->launch(how, [&] { meetings[blockIdx.y]->kernel->run(pointers[blockIdx.y].data()); });
+    last_ = together.size() == 1 ? together[0] : nullptr;
+    return true;
+  }
+  int device_of(DeviceAddress address) const {
+    return std::prev(allocations_.upper_bound(static_cast<uintptr_t>(address)))->second.device;
+  }
+
   // 32 bytes and more, as kernels' arguments may be.
   static void* aligned(std::vector<std::max_align_t>& value) {
     return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(value.data()) + 63) / 64 * 64);
@@ -311,7 +413,7 @@ class Card {
     if (it == allocations_.begin()) return false;
     --it;
     const size_t offset = static_cast<uintptr_t>(address) - it->first;
-    return offset <= it->second && bytes <= it->second - offset;
+    return offset <= it->second.bytes && bytes <= it->second.bytes - offset;
   }
   bool pinned(const void* memory, size_t bytes) const {
     const auto at = reinterpret_cast<uintptr_t>(memory);
@@ -325,12 +427,13 @@ class Card {
   HostCard card_;
   Worker worker_;
   std::unique_ptr<executor::Device> device_;
-  std::deque<Operation> queue_;
-  std::map<uintptr_t, size_t> allocations_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  Stream *running_ = nullptr, *last_ = nullptr;  // of the operation that runs; of the launch before
+  std::map<uintptr_t, Allocation> allocations_;
+  std::set<std::pair<int, int>> peers_;
   std::map<uintptr_t, Pinned> pinned_;
   int64_t named_ = 0;
   int capturing_ = 0;
-  bool settled_ = true;  // nothing of the operations before can still be running
 };
 
 std::unique_ptr<Card>& slot() {
@@ -344,6 +447,24 @@ template <typename F>
 int locked(F f) {
   const std::lock_guard lock(card().mutex);
   return f(card());
+}
+// The same once all that was queued has run, as the driver has it where memory is freed or a module unloaded. Where it
+// never does, the ranks wait for each other.
+template <typename F>
+int drained(F f) {
+  constexpr auto kDeadline = std::chrono::seconds(120);
+  const auto begin = std::chrono::steady_clock::now();
+  for (;;) {
+    {
+      const std::lock_guard lock(card().mutex);
+      if (card().drain() != jit::kNotReady) return f(card());
+      if (std::chrono::steady_clock::now() - begin > kDeadline) {
+        card().error = "a call of the driver waits for kernels that wait for other ranks";
+        return f(card());
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
 }
 Stream* stream_of(void* handle) { return static_cast<Stream*>(handle); }
 
@@ -379,7 +500,7 @@ void set_device(jit::Driver::Functions& call) {
     return 0;
   };
   call.device_count = [](int* count) {
-    *count = 1;
+    *count = card().card().devices;
     return 0;
   };
   call.device_get = [](int* device, int ordinal) {
@@ -394,11 +515,30 @@ void set_device(jit::Driver::Functions& call) {
     *value = attribute_of(card().card(), attribute);
     return 0;
   };
-  call.primary_context = [](void** context, int) {
-    *context = slot().get();
+  // A context is the card's number and one.
+  call.primary_context = [](void** context, int device) {
+    *context = reinterpret_cast<void*>(static_cast<uintptr_t>(device) + 1);
     return 0;
   };
-  call.set_current = [](void*) { return 0; };
+  call.set_current = [](void* context) {
+    current_device = static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1;
+    return 0;
+  };
+  call.can_access_peer = [](int* can, int device, int peer) {
+    *can = card().card().peers && device != peer ? 1 : 0;
+    return 0;
+  };
+  call.enable_peer = [](void* context, unsigned) {
+    return locked([&](Card& c) { return c.enable_peer(static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1); });
+  };
+  call.peer_attribute = [](int* value, int, int, int) {
+    *value = card().card().peers ? 1 : 0;
+    return 0;
+  };
+  call.device_bus = [](char* id, int size, int device) {
+    std::snprintf(id, static_cast<size_t>(size), "0000:%02x:00.0", device + 1);
+    return 0;
+  };
   call.error_string = [](int result, const char** text) {
     *text = result == kOutOfMemory          ? "out of memory"
             : result == kInvalid            ? "invalid value"
@@ -422,8 +562,7 @@ void set_modules(jit::Driver::Functions& call) {
     });
   };
   call.module_unload = [](void* module) {
-    return locked([&](Card& c) {
-      c.drain();
+    return drained([&](Card& c) {
       delete static_cast<Module*>(module);
       --c.live.modules;
       return 0;
@@ -484,9 +623,9 @@ void set_memory(jit::Driver::Functions& call) {
   call.memory_allocate = [](DeviceAddress* address, size_t bytes) {
     return locked([&](Card& c) { return c.allocate(address, bytes); });
   };
-  call.memory_free = [](DeviceAddress address) { return locked([&](Card& c) { return c.release(address); }); };
-  call.host_allocate = [](void** memory, size_t bytes, unsigned) {
-    return locked([&](Card& c) { return c.host_allocate(memory, bytes); });
+  call.memory_free = [](DeviceAddress address) { return drained([&](Card& c) { return c.release(address); }); };
+  call.host_allocate = [](void** memory, size_t bytes, unsigned flags) {
+    return locked([&](Card& c) { return c.host_allocate(memory, bytes, (flags & jit::kHostMapped) != 0); });
   };
   call.host_free = [](void* memory) { return locked([&](Card& c) { return c.host_free(memory); }); };
   call.copy_to_device = [](DeviceAddress to, const void* from, size_t bytes, void* stream) {
@@ -506,15 +645,14 @@ void set_memory(jit::Driver::Functions& call) {
 void set_streams(jit::Driver::Functions& call) {
   call.stream_create = [](void** stream, unsigned) {
     return locked([&](Card& c) {
-      *stream = std::make_unique<Stream>().release();
+      *stream = c.make_stream();
       ++c.live.streams;
       return 0;
     });
   };
   call.stream_destroy = [](void* stream) {
-    return locked([&](Card& c) {
-      c.drain();
-      delete stream_of(stream);
+    return drained([&](Card& c) {
+      c.destroy(stream_of(stream));
       --c.live.streams;
       return 0;
     });
@@ -522,7 +660,7 @@ void set_streams(jit::Driver::Functions& call) {
   call.stream_query = [](void* stream) {
     return locked([&](Card& c) {
       if (const int result = c.begin(Call::kSynchronize)) return result;
-      return stream_of(stream)->capture ? kCaptureUnsupported : c.drain();
+      return stream_of(stream)->capture ? kCaptureUnsupported : c.drain(*stream_of(stream));
     });
   };
   call.event_create = [](void** event, unsigned) {
@@ -533,22 +671,28 @@ void set_streams(jit::Driver::Functions& call) {
     });
   };
   call.event_destroy = [](void* event) {
-    return locked([&](Card& c) {
-      c.drain();
+    const auto destroy = [&](Card& c) {
       delete static_cast<Event*>(event);
       --c.live.events;
       return 0;
-    });
+    };
+    return static_cast<Event*>(event)->pending > 0 ? drained(destroy) : locked(destroy);
   };
   call.event_record = [](void* event, void* stream) {
     return locked([&](Card& c) {
-      return c.add(stream_of(stream), [event] { static_cast<Event*>(event)->at = std::chrono::steady_clock::now(); });
+      auto* e = static_cast<Event*>(event);
+      ++e->pending;
+      return c.add(stream_of(stream), [e] {
+        e->at = std::chrono::steady_clock::now();
+        --e->pending;
+      });
     });
   };
-  call.event_query = [](void*) {
-    return locked([](Card& c) {
+  call.event_query = [](void* event) {
+    return locked([&](Card& c) {
       if (const int result = c.begin(Call::kSynchronize)) return result;
-      return c.drain();
+      if (const int result = c.progress()) return result;
+      return static_cast<Event*>(event)->pending > 0 ? jit::kNotReady : 0;
     });
   };
   call.event_elapsed = [](float* milliseconds, void* start, void* stop) {
@@ -616,6 +760,10 @@ int64_t calls(Call call) { return card().calls[static_cast<size_t>(call)]; }
 void fail_call(Call call, int64_t nth, int result) {
   const std::lock_guard lock(card().mutex);
   card().faults[static_cast<size_t>(call)] = {nth, result};
+}
+void hold_meetings_of(int rank) {
+  const std::lock_guard lock(card().mutex);
+  card().held_rank = rank;
 }
 std::unique_lock<std::recursive_mutex> hold() { return std::unique_lock(card().mutex); }
 

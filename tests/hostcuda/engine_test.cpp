@@ -60,12 +60,12 @@ Answer read(engine::EventStream& stream) {
   return answer;
 }
 
-std::vector<Answer> answers(std::shared_ptr<ops::Backend> backend, int32_t drafts) {
+std::vector<Answer> answers(const model::BackendFactory& backends, int64_t ranks, int32_t drafts) {
   model::Checkpoint checkpoint(demo());
   const chat::ChatText text(demo(), checkpoint.config());
   const engine::EngineOptions options = engine_options(drafts);
   const auto engine =
-      engine::make_engine(model::load_model(checkpoint, std::move(backend), model_options(options)), options);
+      engine::make_engine(model::load_model(checkpoint, backends, {.ranks = ranks}, model_options(options)), options);
   std::vector<std::unique_ptr<engine::EventStream>> streams;
   for (const char* question : {"2 + 3?", "Hi"}) {
     chat::Conversation conversation;
@@ -86,6 +86,8 @@ struct EngineCase {
   bool wide;
   bool graphs;
   int32_t drafts;
+  int64_t ranks = 1;
+  bool one_card = false;
 };
 
 void PrintTo(const EngineCase& c, std::ostream* out) { *out << c.name; }
@@ -97,9 +99,10 @@ TEST_P(HostEngine, AnswersAsTheCpuDoes) {
   const EngineCase& c = GetParam();
   cpu::CpuOptions cpu;
   cpu.isa = cpu::Isa::kReference;
-  const std::vector<Answer> want = answers(cpu::make_backend(cpu), 0);
-  install({});
-  const std::vector<Answer> got = answers(cuda_backend(true, false, c.wide, c.graphs), c.drafts);
+  const std::vector<Answer> want = answers([&](const auto&) { return cpu::make_backend(cpu); }, 1, 0);
+  install(c.ranks > 1 ? two_cards() : HostCard{});
+  const std::vector<Answer> got =
+      answers(rank_backends(c.one_card, 100000, cuda_options(true, false, c.wide, c.graphs)), c.ranks, c.drafts);
   int64_t accepted = 0;
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_EQ(got[i].error, "");
@@ -116,7 +119,9 @@ TEST_P(HostEngine, AnswersAsTheCpuDoes) {
 INSTANTIATE_TEST_SUITE_P(Steps, HostEngine,
                          testing::Values(EngineCase{"Narrow", false, true, 0}, EngineCase{"Wide", true, true, 0},
                                          EngineCase{"DraftsLaunchByLaunch", false, false, 2},
-                                         EngineCase{"WideDrafts", true, true, 2}),
+                                         EngineCase{"WideDrafts", true, true, 2}, EngineCase{"Ranks", true, true, 0, 2},
+                                         EngineCase{"RanksDrafts", true, true, 2, 2},
+                                         EngineCase{"RanksOnOneCard", true, true, 0, 2, true}),
                          [](const auto& parameter) { return parameter.param.name; });
 
 // ---- faults
@@ -206,6 +211,40 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
         EXPECT_NE(error.find(fault.cause), std::string::npos) << error;
         EXPECT_NE(error.find("CUDA error 719"), std::string::npos) << error;
       }
+      EXPECT_THROW(engine->submit(request_of(3)), engine::Refused);
+    }
+    EXPECT_EQ(live(), Live{});
+  }
+}
+
+// ---- ranks
+
+// A rank that fails, and one whose kernels never come: everybody hears why, and nothing is left.
+TEST(HostRanksFaults, ARankThatFailsOrHangsEndsEveryRequest) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  model::ModelConfig config = model::read_config(demo());
+  config.mtp_layers = 0;
+  model::set_layers(config, 4);
+  for (const bool hangs : {false, true}) {
+    HostCard card = two_cards();
+    card.lone_after = std::chrono::milliseconds(hangs ? 200 : 0);
+    install(card);
+    {
+      const auto weights = model::make_random_weights(config, 1);
+      const engine::EngineOptions options = engine_options();
+      auto model = model::load_model(*weights, rank_backends(false, 1000), {.ranks = 2}, model_options(options));
+      const auto engine = engine::make_engine(std::move(model), options);
+      if (hangs) {
+        hold_meetings_of(1);
+      } else {
+        fail_call(Call::kLaunch, 30, kOutOfMemory);
+      }
+      const auto begin = std::chrono::steady_clock::now();
+      const auto stream = engine->submit(request_of(3));
+      const std::string error = read(*stream).error;
+      EXPECT_NE(error.find(hangs ? "rank 1 did not come to a sum" : "out of memory"), std::string::npos) << error;
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+      hold_meetings_of(-1);
       EXPECT_THROW(engine->submit(request_of(3)), engine::Refused);
     }
     EXPECT_EQ(live(), Live{});

@@ -25,6 +25,7 @@ std::vector<plan::KernelSource> all_sources() {
       cuda::step_source(),
       cuda::sample_source(),
       cuda::route_source(),
+      cuda::reduce_source(),
       cuda::prepare_source(),
       cuda::quantise_source(),
       cuda::delta_source(128, 128),

@@ -7,6 +7,7 @@
 // kernels that the build has compiled with the host's compiler by their source text (generate.cpp lists them).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -25,6 +26,13 @@ struct HostCard {
   int64_t smem_per_sm = 233472;
   uint64_t memory = uint64_t{4} << 30;
   executor::Options executor = {};
+  // Several cards of this kind, in one space of addresses; kernels of ranks that wait for each other run when those of
+  // all ranks are next on their streams, in turns.
+  int devices = 1;
+  bool peers = true;        // cards have access to each other
+  bool peer_copies = true;  // what is copied to another card arrives
+  // A rank whose kernel has waited so long for the others' runs it without them; 0: never.
+  std::chrono::milliseconds lone_after{0};
 };
 // A workstation Blackwell card, with 99 KB for a block.
 inline HostCard blackwell_card() {
@@ -34,6 +42,13 @@ inline HostCard blackwell_card() {
   card.l2_mb = 128;
   card.smem_per_block = 101376;
   card.smem_per_sm = 102400;
+  return card;
+}
+// For two ranks. Few SMs, because what waits for each other runs at once.
+inline HostCard two_cards() {
+  HostCard card;
+  card.devices = 2;
+  card.sms = 4;
   return card;
 }
 // What the driver says of it.
@@ -74,6 +89,8 @@ uint64_t peak_bytes();
 int64_t calls(Call call);  // since install()
 // The nth call from now (1: the next) fails with `result`, once; 0: none does.
 void fail_call(Call call, int64_t nth, int result);
+// Kernels of that rank do not come to meetings; -1: all come.
+void hold_meetings_of(int rank);
 // While it is held, other threads' calls that do or ask for work on the card wait.
 [[nodiscard]] std::unique_lock<std::recursive_mutex> hold();
 

@@ -42,6 +42,9 @@ inline plan::moe::Problem with_shared(plan::moe::Problem p, int64_t intermediate
 inline std::vector<ExpertCase> expert_cases() {
   return {
       {HostCard{}, with_shared(expert_problem(24, 4, 256, 64), 128), 128},  // the demo model
+      // A rank of two of it: with half of every expert, or half of the experts.
+      {two_cards(), with_shared(expert_problem(24, 4, 256, 32), 64), 64},
+      {two_cards(), with_shared(expert_problem(12, 4, 256, 64), 64), 64},
       {blackwell_card(), with_fp4(expert_problem(9, 3, 256, 256)), 8},
   };
 }

@@ -10,6 +10,7 @@
 
 #include "cuda/backend/backend.h"
 #include "hostcuda/host_cuda.h"
+#include "model/ranked.h"
 
 namespace fourfold::hostcuda {
 
@@ -39,9 +40,9 @@ inline const std::filesystem::path& kernel_store() {
   return folder.path();
 }
 
-// The backend on the card that is installed. Self-tests of the expert kernels are tests of their own.
-inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_cache = false, bool wide = true,
-                                                  bool graphs = true) {
+// Self-tests of the expert kernels are tests of their own.
+inline cuda::CudaOptions cuda_options(bool overlap = true, bool fp8_cache = false, bool wide = true,
+                                      bool graphs = true) {
   cuda::CudaOptions options;
   options.store = kernel_store();
   options.overlap = overlap;
@@ -50,7 +51,26 @@ inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_
   options.wide = wide;
   options.graphs = graphs;
   options.threads = 2;
-  return cuda::make_backend(options);
+  return options;
+}
+
+// The backend on the card that is installed.
+inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_cache = false, bool wide = true,
+                                                  bool graphs = true) {
+  return cuda::make_backend(cuda_options(overlap, fp8_cache, wide, graphs));
+}
+
+// Of each rank, on a card of its own or all on the first. What kernels wait is counted in looks here.
+inline model::BackendFactory rank_backends(bool one_card = false, int64_t looks = 100000,
+                                           const cuda::CudaOptions& base = cuda_options()) {
+  return [=](const std::shared_ptr<ranks::Member>& member) {
+    cuda::CudaOptions options = base;
+    options.member = member;
+    options.device = one_card || member == nullptr ? 0 : static_cast<int>(member->rank());
+    options.exchange_bytes = 1 << 18;
+    options.patience = std::chrono::nanoseconds(looks);
+    return cuda::make_backend(options);
+  };
 }
 
 }  // namespace fourfold::hostcuda

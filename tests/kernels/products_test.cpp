@@ -362,8 +362,10 @@ Choice choose(const float* logits, const RouteArgs& args) {
   double chosen = 0;
   for (int k = 0; k < args.top_k; ++k) {
     const bool there = k < static_cast<int>(order.size());
-    c.ids.push_back(there ? order[static_cast<size_t>(k)] : -1);
-    c.weights.push_back(there ? std::exp(static_cast<double>(logits[c.ids.back()]) - logits[order[0]]) : 0.0);
+    const int id = there ? order[static_cast<size_t>(k)] : -1;
+    const bool here = args.here == 0 || (id >= args.first_here && id < args.first_here + args.here);
+    c.ids.push_back(there && here ? id - args.first_here : -1);
+    c.weights.push_back(there ? std::exp(static_cast<double>(logits[id]) - logits[order[0]]) : 0.0);
     chosen += c.weights.back();
   }
   for (double& w : c.weights) w = chosen == 0 ? 0 : w / (args.renormalize != 0 ? chosen : all);
@@ -384,8 +386,14 @@ void expect_choice(const Choice& want, const RouteArgs& args, int t) {
 
 TEST(Route, ChoosesTheLargestTiesToTheLower) {
   std::mt19937 rng(1);
-  for (const auto& [experts, top_k, slices, tokens] :
-       {std::tuple{4, 1, 0, 1}, {256, 8, 1, 3}, {70, 10, 3, 9}, {512, 10, 0, 2}, {1024, 16, 2, 4}, {3, 5, 0, 2}}) {
+  for (const auto& [experts, top_k, slices, tokens, here] : {std::tuple{4, 1, 0, 1, 0},
+                                                             {256, 8, 1, 3, 0},
+                                                             {256, 8, 1, 3, 128},
+                                                             {70, 10, 3, 9, 0},
+                                                             {70, 10, 3, 9, 20},
+                                                             {512, 10, 0, 2, 0},
+                                                             {1024, 16, 2, 4, 0},
+                                                             {3, 5, 0, 2, 0}}) {
     for (const int renormalize : {0, 1}) {
       const int stride = experts + 3;
       std::vector<float> logits(static_cast<size_t>(tokens * stride), std::numeric_limits<float>::quiet_NaN());
@@ -408,7 +416,9 @@ TEST(Route, ChoosesTheLargestTiesToTheLower) {
       args.top_k = top_k;
       args.renormalize = renormalize;
       args.slices = slices;
-      args.first_slice = experts;
+      args.first_slice = here > 0 ? here : experts;
+      args.first_here = here > 0 ? experts / 3 : 0;
+      args.here = here;
       args.gate = slices > 1 ? -1 : experts;
       args.width = top_k + slices;
       args.ids = device.alloc<int>(static_cast<size_t>(tokens * args.width), "ids");
@@ -446,7 +456,9 @@ TEST(Route, BehindItsProduct) {
          experts,
          7,
          c.device.alloc<int>(tokens * 7, "ids"),
-         c.device.alloc<float>(tokens * 7, "weights")};
+         c.device.alloc<float>(tokens * 7, "weights"),
+         0,
+         0};
     c.run(kernel_named("rows {15, 1, 8, 1, 3, 1, 0, RowsLast::kRoute}"), 4);
     for (int t = 0; t < tokens; ++t) expect_choice(choose(logits + t * packed.rows, r), r, t);
     EXPECT_EQ(*c.args.arrived, 0);

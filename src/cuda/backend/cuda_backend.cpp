@@ -15,6 +15,7 @@ namespace {
 constexpr unsigned kReservedShared = 1024;  // of each CTA, by the system
 constexpr int64_t kMostNormedRows = 2;      // a norm in front of a product is computed by each of its CTAs
 constexpr size_t kMostGraphs = 96;
+constexpr int64_t kLeastExchanged = 2048;  // columns, where no sum has said how many there are
 constexpr int64_t kMostLayerRows = 16384;  // of one launch of an expert layer
 
 }  // namespace
@@ -41,19 +42,24 @@ CudaBackend::CudaBackend(const CudaOptions& options)
   ones_ = cuda::Buffer(card_->device, 128, "scales of the cache");
   ones_.upload(card_->stream, scales);
   loaded(step_source());
+  if (options_.member != nullptr && options_.member->ranks() > 1) ranks_ = std::make_unique<CardRanks>(card_, options_);
 }
 
 CudaBackend::~CudaBackend() {
   if (card_->device.lost()) return;
   try {
+    card_->device.make_current();
     card_->stream.synchronize();
+    ranks_.reset();
+    card_->device.make_current();
   } catch (const Error&) {  // whoever waited for a result has heard of it
   }
 }
 
 std::string CudaBackend::description() const {
   const jit::DeviceInfo& info = card_->device.info();
-  return fmt::format("cuda {} ({}, {})", info.name, info.arch(), jit::host_memory_name(info.host_memory));
+  return fmt::format("cuda {} ({}, {}){}", info.name, info.arch(), jit::host_memory_name(info.host_memory),
+                     ranks_ == nullptr ? "" : ", " + ranks_->description());
 }
 
 // ---- kernels and memory
@@ -181,6 +187,7 @@ void CudaBackend::abandon_part() {
 void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried) {
   end_part();
   begin_step(batch);
+  stepping_ = true;
   carry(carried);
   if (!options_.graphs) return;
   PartGraphs::Key key = tables_.shape();
@@ -193,6 +200,7 @@ void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::s
 }
 
 void CudaBackend::begin_step(const ops::Batch& batch) {
+  stepping_ = false;
   load_known();
   const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
   const bool chunks = state_shape_.layers > 0 && has_chunks(key_dim, value_dim);
@@ -330,6 +338,51 @@ void CudaBackend::gather_rows(const ops::Tensor& x, std::span<const int32_t> row
   args.out_stride = out.stride * out.element_bytes();
   args.pieces = static_cast<int>(x.cols * x.element_bytes() / 16);
   launch(card_->stream, (*norm_)[kGather], {static_cast<unsigned>(out.rows)}, overlap_, args);
+}
+
+void CudaBackend::meet_ranks(int64_t columns) {
+  if (ranks_->prepare(columns)) graphs_.clear();
+  if (!planning_ && !stepping_ && timer_ == nullptr) ranks_->meet();
+}
+
+void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& weight,
+                                      float eps, const ops::Tensor& out) {
+  if (ranks_ == nullptr) return Backend::reduce_add_rms_norm(residual, delta, weight, eps, out);
+  if (replaying()) return;
+  settle_norm();
+  FF_ASSERT(residual.rows == out.rows && residual.cols == out.cols && residual.rows == delta.rows &&
+            residual.cols == delta.cols && is_float(residual));
+  FF_ASSERT(weight.count == out.cols && out.cols % 8 == 0 && aligned(out) && aligned(delta));
+  if (norm::norm_pieces(static_cast<int>(out.cols)) == 0) {
+    fail("norm: rows of {} columns, wanted at most {}", out.cols, norm::kMostColumns);
+  }
+  meet_ranks(out.cols);
+  if (planning_ || out.rows == 0) return;
+  FF_ASSERT(shadowed_ == nullptr);
+  const auto ranks = static_cast<double>(ranks_->count());
+  if (left_out("sum over ranks", [&] { return ops::Cost{out.rows * out.cols * (10.0 + 2.0 * ranks), 0}; })) return;
+  norm::NormArgs args = {};
+  args.residual = args.residual_out = residual.f32();
+  args.residual_stride = residual.stride;
+  args.delta = bf16(delta);
+  args.delta_stride = delta.stride;
+  args.weight = weight.data();
+  args.eps = eps;
+  args.columns = static_cast<int>(out.cols);
+  args.out = bf16_out(out);
+  args.out_stride = out.stride;
+  ranks_->reduce(args, out.rows, overlap_);
+}
+
+void CudaBackend::gather_columns(const ops::Tensor& part, const ops::Tensor& out) {
+  if (ranks_ == nullptr) return Backend::gather_columns(part, out);
+  if (replaying()) return;
+  settle_norm();
+  meet_ranks(kLeastExchanged);
+  ranks_->columns_of(part.cols, out.cols);
+  if (planning_ || out.rows == 0) return;
+  if (left_out("gathering of logits", [&] { return ops::Cost{out.rows * (out.cols - part.cols) * 8.0, 0}; })) return;
+  ranks_->gather(part, out, overlap_);
 }
 
 void CudaBackend::clear_padding(const ops::Tensor& out) {
@@ -491,7 +544,8 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   const auto* gate = static_cast<const Stack*>(params.shared_gate);
   const int64_t slices = experts.shared_slices(), picks = params.top_k + slices;
   FF_ASSERT(x.rows == out.rows && x.cols == experts.hidden() && out.cols == x.cols && out.stride == out.cols);
-  FF_ASSERT(x.stride == x.cols && aligned(x) && aligned(out) && router.rows() == experts.count());
+  FF_ASSERT(x.stride == x.cols && aligned(x) && aligned(out));
+  FF_ASSERT(params.first_expert >= 0 && params.first_expert + experts.count() <= router.rows());
   if (picks > 32 || router.rows() > gemm::kMostRouted) {
     fail("experts: {} of {}, wanted at most 32 of {}", picks, router.rows(), gemm::kMostRouted);
   }
@@ -530,7 +584,9 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     route.top_k = static_cast<int>(params.top_k);
     route.renormalize = params.renormalize ? 1 : 0;
     route.slices = static_cast<int>(slices);
-    route.first_slice = static_cast<int>(router.rows());
+    route.first_slice = static_cast<int>(experts.count());
+    route.first_here = static_cast<int>(params.first_expert);
+    route.here = static_cast<int>(experts.count());
     route.gate = gate != nullptr ? static_cast<int>(router.rows()) : -1;
     route.width = static_cast<int>(picks);
     route.ids = ids;
@@ -540,9 +596,13 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
              route);
     }
     const auto cost = [&] {
-      const double touched = ops::expected_touched_experts(x.rows, params.top_k, experts.count());
-      return ops::experts_cost(x.rows, picks, touched + static_cast<double>(slices), experts.hidden(),
-                               experts.intermediate(), experts.bytes_per_expert());
+      const double here = static_cast<double>(experts.count()) / static_cast<double>(router.rows());
+      const double touched = ops::expected_touched_experts(x.rows, params.top_k, router.rows()) * here;
+      ops::Cost all = ops::experts_cost(x.rows, picks, touched + static_cast<double>(slices), experts.hidden(),
+                                        experts.intermediate(), experts.bytes_per_expert());
+      all.flops *=
+          (static_cast<double>(params.top_k) * here + static_cast<double>(slices)) / static_cast<double>(picks);
+      return all;
     };
     const ExpertLayer layer(*set.kernels, *set.workspace, experts.weights());
     const bool out_of_it = left_out("experts", cost);

@@ -18,6 +18,7 @@
 #include "cuda/backend/memory.h"
 #include "cuda/backend/op_timer.h"
 #include "cuda/backend/part_graphs.h"
+#include "cuda/backend/ranks.h"
 #include "cuda/backend/sources.h"
 #include "cuda/backend/step_tables.h"
 #include "cuda/moe/kernels.h"
@@ -66,6 +67,9 @@ class CudaBackend : public ops::Backend {
   void moe(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) override;
   void mlp(const ops::MlpParams& params, const ops::Tensor& x, const ops::Tensor& out) override;
   void gather_rows(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out) override;
+  void reduce_add_rms_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& weight, float eps,
+                           const ops::Tensor& out) override;
+  void gather_columns(const ops::Tensor& part, const ops::Tensor& out) override;
   std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,
                                              ops::StepBody body) override;
   std::optional<ops::OperationTimes> time_operations(const std::function<void()>& forward) override;
@@ -142,6 +146,8 @@ class CudaBackend : public ops::Backend {
   void collect(std::span<cpu::Chosen> chosen, std::span<std::string> errors);
   void reserve_choices(const ops::StepLimits& limits);
   void settle();  // the stream was waited for
+  // Before an operation between ranks is launched.
+  void meet_ranks(int64_t columns);
   // The next part of a step's body.
   void begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried);
   void carry(std::span<const cpu::CarriedRow> carried);
@@ -156,6 +162,7 @@ class CudaBackend : public ops::Backend {
 
   CudaOptions options_;
   std::shared_ptr<Card> card_;
+  std::unique_ptr<CardRanks> ranks_;  // null: there is one
   ThreadPool pool_;
   Overlap overlap_;
   Uploads step_uploads_, row_uploads_, block_uploads_, sample_uploads_, carry_uploads_;
@@ -172,6 +179,7 @@ class CudaBackend : public ops::Backend {
   ops::KvCacheShape kv_shape_;
   ops::StateCacheShape state_shape_;
   bool planning_ = false;
+  bool stepping_ = false;  // what runs was planned
   bool known_loaded_ = false;
 
   std::set<RowsWay> ways_;  // of the stacks that were loaded

@@ -54,6 +54,7 @@ gemm::Stored stored_of(ops::Format format) {
 }
 
 void copy_bytes(const Card& card, DeviceAddress to, DeviceAddress from, int64_t bytes) {
+  card.device.make_current();
   card.device.check(
       card.device.driver().call().copy_on_device(to, from, static_cast<size_t>(bytes), card.stream.handle()),
       "copy on the device");
@@ -79,9 +80,9 @@ DeviceBuffer::DeviceBuffer(std::shared_ptr<Card> card, int64_t bytes, std::strin
   buffer_.fill(card_->stream, 0);
 }
 
-PinnedBuffer::PinnedBuffer(const Device& device, uint64_t bytes, std::string_view what)
+PinnedBuffer::PinnedBuffer(const Device& device, uint64_t bytes, std::string_view what, unsigned flags)
     : device_(&device), bytes_(bytes) {
-  const int result = device.driver().call().host_allocate(&data_, std::max<uint64_t>(bytes, 1), 0);
+  const int result = device.driver().call().host_allocate(&data_, std::max<uint64_t>(bytes, 1), flags);
   if (result != 0) device_ = nullptr;
   device.check(result, fmt::format("{}: {} bytes of page-locked memory", what, bytes));
 }

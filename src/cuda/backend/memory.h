@@ -45,7 +45,8 @@ class DeviceBuffer : public ops::Buffer {
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
-  PinnedBuffer(const Device& device, uint64_t bytes, std::string_view what);
+  // `flags`: of the driver (jit::kHostMapped).
+  PinnedBuffer(const Device& device, uint64_t bytes, std::string_view what, unsigned flags = 0);
   ~PinnedBuffer();
   PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
   PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;

@@ -1,6 +1,7 @@
 #include "cuda/backend/sources.h"
 
 #include "base/check.h"
+#include "kernels/comm/reduce_args.h"
 #include "kernels/gemm/repack_args.h"
 #include "kernels/norm/norm_args.h"
 #include "kernels/step/rows_args.h"
@@ -92,10 +93,12 @@ plan::KernelSource norm_source() {
 
 plan::KernelSource reduce_source() {
   return {"reduce",
-          "#include \"kernels/comm/reduce.cuh\"\n",
+          "#include \"kernels/comm/reduce.cuh\"\n#include \"kernels/comm/gather.cuh\"\n",
           {{"fourfold::comm::reduce_norm_rows<1>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_rows<2>", norm::kRowThreads},
-           {"fourfold::comm::reduce_norm_rows<4>", norm::kRowThreads}}};
+           {"fourfold::comm::reduce_norm_rows<4>", norm::kRowThreads},
+           {"fourfold::comm::gather_parts", comm::kGatherThreads},
+           {"fourfold::comm::peer_copy", comm::kGatherThreads}}};
 }
 
 plan::KernelSource step_source() {

@@ -257,11 +257,13 @@ std::optional<ops::OperationTimes> CudaBackend::time_operations(const std::funct
 
 void CudaBackend::settle() {
   for (Uploads* each : uploads()) each->settled();
+  if (ranks_ != nullptr) ranks_->check();
 }
 
 void CudaBackend::read(const ops::Tensor& x, std::span<float> out) {
   FF_ASSERT(static_cast<int64_t>(out.size()) == x.rows * x.cols);
   if (x.rows == 0) return;
+  card_->device.make_current();  // a model of several ranks is read by whoever asks
   settle_norm();
   if (graphs_.recording() || graphs_.replaying()) end_part();
   const auto row = static_cast<size_t>(x.stride * x.element_bytes());
@@ -290,6 +292,11 @@ void CudaBackend::read(const ops::Tensor& x, std::span<float> out) {
 
 std::shared_ptr<ops::Backend> make_backend(const CudaOptions& options) {
   return std::make_shared<CudaBackend>(options);
+}
+
+int device_count() {
+  const jit::Driver* driver = jit::Driver::find(nullptr);
+  return driver == nullptr ? 0 : driver->device_count();
 }
 
 std::string refusal_of(int device, uint64_t weight_bytes) {

@@ -1,4 +1,5 @@
-// Arguments of the sum over ranks, and the memory that ranks have for each other. Host and device, freestanding.
+// Arguments of what ranks that are cards do together, and the memory that they have for each other. Host and device,
+// freestanding.
 #pragma once
 
 #include "kernels/norm/norm_args.h"
@@ -9,8 +10,8 @@ inline constexpr int kMostRanks = 8;
 // A rank may put its part of the next sum before the slowest has read those of this one.
 inline constexpr int kSlots = 2;
 
-// What each rank has for the others, in memory of its own that they reach: parts, then flags. `rows`: of the largest
-// sum; columns as in NormArgs.
+// What each rank has for the others, in memory of its own that they reach: parts, then flags. `rows`: that one launch
+// exchanges at most; `columns`: of a row at most, bf16, a multiple of 8.
 struct Exchange {
   int ranks;
   int rows;
@@ -26,18 +27,51 @@ struct Exchange {
   FOURFOLD_HD constexpr long long bytes() const { return parts_bytes() + flag(rows, 0) * 4; }
 };
 
-// residual += the ranks' deltas, in the order of ranks, in fp32; out = bf16(residual / rms(residual) x weight). On
-// every rank, with the same rows; one CTA of norm::kRowThreads a row.
-struct ReduceArgs {
-  norm::NormArgs norm;  // delta: this rank's part, not null
+// One rank's end of the exchange, the same in all launches.
+struct Peers {
   Exchange exchange;
   unsigned char* memory[kMostRanks];  // Exchange::bytes() of each rank, as this rank reaches it
   int rank;
+  // Not zero: the kernel behind this one may start while ranks are waited for. Zero where ranks share a card: there it
+  // would take the room that the other rank's kernels need to come so far.
+  int early;
   // Of this rank's own, zero at first.
-  unsigned* uses;    // [rows]: how often a row was summed
-  unsigned* absent;  // [rows][ranks]: not zero: that rank did not come for the row, and is not waited for any more
-  unsigned* failed;  // 1 + a rank that did not come
+  unsigned* uses;               // [rows]: how often a row was exchanged
+  unsigned* absent;             // [ranks]: not zero: that rank did not come, and is not waited for any more
+  unsigned* report;             // 1 + a rank that did not come, in memory that the host reads
   unsigned long long patience;  // nanoseconds
+};
+
+// residual += the ranks' deltas, in the order of ranks, in fp32; out = bf16(residual / rms(residual) x weight). On
+// every rank, with the same rows and the same grid, of at most as many CTAs of norm::kRowThreads as run at once.
+struct ReduceArgs {
+  Peers peers;
+  norm::NormArgs norm;  // delta: this rank's part, not null; columns: at most those of the exchange
+  int rows;             // at most those of the exchange
+};
+// Of a kernel that exchanges: so many CTAs have room on an SM. `pieces`: as norm_pieces() has them.
+FOURFOLD_HD constexpr int reduce_ctas(int pieces) { return pieces > 2 ? 1 : 2; }
+inline constexpr int kGatherCtas = 2;
+
+// out[row][first[r] ...] = the part of rank r; words of 4 bytes. Rows are exchanged in pieces; launched as ReduceArgs.
+struct GatherColumnsArgs {
+  Peers peers;
+  const unsigned* part;
+  long long part_stride;  // words
+  unsigned* out;          // its own columns may be `part`
+  long long out_stride;
+  int rows;
+  int pieces;                 // of a row, of the widest part; rows x pieces at most the exchange's rows
+  int first[kMostRanks + 1];  // column of each rank's part, and all columns
+};
+inline constexpr int kGatherThreads = 256;
+FOURFOLD_HD constexpr int words_of_piece(const Exchange& exchange) { return exchange.columns / 2; }
+
+// to[i] = from[i], 16 bytes each, any grid of kGatherThreads.
+struct PeerCopyArgs {
+  const void* from;
+  void* to;
+  long long count;
 };
 
 }  // namespace fourfold::comm

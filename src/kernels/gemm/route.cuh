@@ -66,7 +66,9 @@ __device__ __forceinline__ void route_row_of(const RouteArgs& args, int t, int l
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
   if (lane < args.top_k) {
-    args.ids[t * args.width + lane] = id;
+    const int local = id - args.first_here;
+    const bool elsewhere = args.here > 0 && (local < 0 || local >= args.here);
+    args.ids[t * args.width + lane] = id < 0 || elsewhere ? -1 : local;
     args.weights[t * args.width + lane] = id >= 0 ? mine / sum : 0.0f;
   } else if (lane < args.top_k + args.slices) {
     args.ids[t * args.width + lane] = args.first_slice + lane - args.top_k;

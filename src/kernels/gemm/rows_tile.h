@@ -113,6 +113,10 @@ struct RouteArgs {
   int width;
   int* ids;
   float* weights;
+  // Where other ranks have the rest of the experts: the first one's number among all, and how many are here. Ids count
+  // from there, and -1 is an expert that is elsewhere. 0: all are here.
+  int first_here;
+  int here;
 };
 inline constexpr int kRouteThreads = 256;
 // Of the kernel that routes rows whose logits another one computed: a warp a row.

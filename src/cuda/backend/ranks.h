@@ -1,0 +1,77 @@
+// A rank of a model whose ranks are cards (docs/ranks.md): the memory that the ranks have for each other, and what they
+// do together, as launches on the rank's stream. Nothing waits for the host within a step, and everything can be
+// recorded.
+//
+// All ranks call the same in the same order. What is not planned for (prepare()) meets the other ranks on the host
+// first, because memory that is allocated or freed, and kernels that are loaded, wait for kernels that run; planned
+// steps do none of it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/backend/backend.h"
+#include "cuda/backend/memory.h"
+#include "kernels/comm/reduce_args.h"
+#include "ops/tensor.h"
+#include "ranks/group.h"
+
+namespace fourfold::cuda {
+
+class CardRanks {
+ public:
+  CardRanks(std::shared_ptr<Card> card, const CudaOptions& options);
+  // The stream has been waited for. Another rank's memory may go with this one, and its context be current afterwards.
+  ~CardRanks();
+  CardRanks(const CardRanks&) = delete;
+  CardRanks& operator=(const CardRanks&) = delete;
+
+  int64_t count() const { return member_->ranks(); }
+  // "rank 0 of 2, sums over peer memory"
+  std::string description() const;
+
+  // Before what is not planned is launched: all ranks are here.
+  void meet();
+  // There is memory for sums of rows of so many columns, and ranks have seen that they reach each other's. Waits for
+  // the stream. An Error says why they cannot.
+  // True: it is elsewhere than before, and what was recorded is of no use.
+  bool prepare(int64_t columns);
+  // Of which column of `out` columns each rank's part begins, and `out`; the first time for these numbers ranks meet.
+  const std::vector<int>& columns_of(int64_t part, int64_t out);
+
+  // ops::Backend::reduce_add_rms_norm, gather_columns.
+  void reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap);
+  void gather(const ops::Tensor& part, const ops::Tensor& out, Overlap overlap);
+  // The stream was waited for: an Error where a rank did not come.
+  void check() const;
+
+ private:
+  struct Memory;
+  struct Introduction;
+
+  void allocate(int64_t columns);
+  // What is wrong with the memory of others as this rank reaches it and they reach this one's; empty: nothing.
+  std::string found_wrong();
+  comm::Peers peers() const;
+  unsigned grid(int64_t items, int ctas_of_sm) const;
+
+  std::shared_ptr<Card> card_;
+  std::shared_ptr<ranks::Member> member_;
+  const int device_;
+  const uint64_t exchange_bytes_;
+  const std::chrono::nanoseconds patience_;
+  std::vector<std::shared_ptr<Memory>> memory_;  // of all ranks, in order; empty before prepare()
+  comm::Exchange exchange_ = {};
+  bool shared_card_ = false;
+  int sms_ = 0;          // of the smallest card
+  cuda::Buffer counts_;  // Peers::uses, absent
+  PinnedBuffer report_;
+  std::map<std::pair<int64_t, int64_t>, std::vector<int>> columns_;
+  std::vector<Kernel> kernels_;  // reduce_source()
+};
+
+}  // namespace fourfold::cuda

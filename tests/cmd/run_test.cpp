@@ -347,7 +347,7 @@ TEST_F(Cmd, AModelRunsOnSeveralRanks) {
   for (const Json& row : comm.at("results")) EXPECT_GT(row.at("us").get<double>(), 0);
   expect_refused("bench comm --tensor-parallel-size 1", {"--tensor-parallel-size 1", "2 or more"});
   expect_refused("run " + demo_ + " --tensor-parallel-size 3 hello", {"--tensor-parallel-size 3", "4 attention heads"});
-  expect_refused("run " + demo_ + " --tensor-parallel-size 2 --device cuda hello", {"--device cuda", "cpu"});
+  expect_refused("run " + demo_ + " --tensor-parallel-size 2 --device cuda:99 hello", {"--device cuda:99"});
   expect_refused("run " + demo_ + " --enable-expert-parallel hello", {"--tensor-parallel-size"});
 }
 

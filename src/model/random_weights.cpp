@@ -4,8 +4,10 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <new>
 #include <unordered_map>
+#include <utility>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -61,6 +63,31 @@ float random_fp8_rms() {
 
 constexpr uint64_t repeat(uint8_t byte) { return 0x0101010101010101ull * byte; }
 
+// Random elements that many matrices are cut out of, each at a place of its own: a model of hundreds of gigabytes would
+// otherwise take minutes to make.
+class Pool {
+ public:
+  static constexpr size_t kLeast = size_t{1} << 17;  // bytes of a matrix that is cut out
+
+  Pool(size_t bytes, const std::function<void(std::span<uint8_t>)>& fill)
+      : bytes_(std::make_shared<std::vector<uint8_t>>(bytes + kAlign)), size_(bytes) {
+    const size_t rest = reinterpret_cast<uintptr_t>(bytes_->data()) % kAlign;
+    first_ = bytes_->data() + (kAlign - rest) % kAlign;
+    fill({first_, size_});
+  }
+  // So many bytes, as `seed` says which; null: it has not twice as many.
+  std::shared_ptr<uint8_t> cut(uint64_t seed, size_t bytes) const {
+    if (bytes > size_ / 2) return nullptr;
+    return {bytes_, first_ + seed % ((size_ - bytes) / kAlign) * kAlign};
+  }
+
+ private:
+  static constexpr size_t kAlign = 64;
+  std::shared_ptr<std::vector<uint8_t>> bytes_;
+  size_t size_;
+  uint8_t* first_;
+};
+
 class RandomWeights final : public WeightSource {
  public:
   RandomWeights(const ModelConfig& config, uint64_t seed, FormatOf formats)
@@ -89,6 +116,7 @@ class RandomWeights final : public WeightSource {
     const auto elements = static_cast<size_t>(rows * columns);
     const size_t data_bytes = fp4 ? elements / 2 : fp8 ? round_up(elements, alignof(float)) : elements * 2;
     const size_t scale_bytes = fp4 ? elements / 16 : fp8 ? sizeof(float) : 0;
+    if (data_bytes >= Pool::kLeast && cut(spec, seed, data_bytes, scale_bytes, source)) return source;
     // Not zeroed first: a large model is many gigabytes of this.
     std::shared_ptr<uint8_t> memory(
         static_cast<uint8_t*>(::operator new(data_bytes + scale_bytes, std::align_val_t(64))),
@@ -130,6 +158,48 @@ class RandomWeights final : public WeightSource {
   void finish() override {}
 
  private:
+  // NVFP4 and bf16 of one rms out of a pool; false: it is too large for that, or of another format.
+  bool cut(const WeightSpec& spec, uint64_t seed, size_t data_bytes, size_t scale_bytes, ops::MatrixSource& source) {
+    struct Both {
+      std::shared_ptr<uint8_t> data, scales;
+    };
+    Both both;
+    if (source.format == ops::Format::kNvfp4) {
+      both.data = bytes_of("codes", ~0ull, 0).cut(seed, data_bytes);
+      both.scales =
+          bytes_of("scales", repeat(31), repeat(kFirstBlockScale)).cut(weight_seed(seed, "scales"), scale_bytes);
+      source.tensor_scale = weight_rms(spec) / random_nvfp4_rms();
+    } else if (source.format == ops::Format::kFp8) {
+      return false;
+    } else {
+      both.data = values_of(matrix_values(spec, weight_seed(seed_, "values"))).cut(seed, data_bytes);
+    }
+    if (both.data == nullptr) return false;
+    source.data = both.data.get();
+    source.block_scales = both.scales.get();
+    source.owner = std::make_shared<Both>(std::move(both));
+    return true;
+  }
+  const Pool& bytes_of(std::string_view name, uint64_t mask, uint64_t add) {
+    constexpr size_t kBytes = size_t{64} << 20;
+    std::unique_ptr<Pool>& pool = pools_[{std::string(name), 0.0f}];
+    if (pool == nullptr) {
+      pool = std::make_unique<Pool>(
+          kBytes, [&](std::span<uint8_t> out) { fill_bytes(weight_seed(seed_, name), mask, add, out); });
+    }
+    return *pool;
+  }
+  const Pool& values_of(const RandomValues& values) {
+    constexpr size_t kBytes = size_t{288} << 20;
+    std::unique_ptr<Pool>& pool = pools_[{"values", values.scale}];
+    if (pool == nullptr) {
+      pool = std::make_unique<Pool>(kBytes, [&](std::span<uint8_t> out) {
+        fill_bf16(values, {reinterpret_cast<uint16_t*>(out.data()), out.size() / sizeof(uint16_t)});
+      });
+    }
+    return *pool;
+  }
+
   static void fill_bf16(const RandomValues& values, std::span<uint16_t> out) {
     std::vector<float> chunk(RandomValues::kChunk);
     for (size_t done = 0; done < out.size(); done += chunk.size()) {
@@ -149,6 +219,7 @@ class RandomWeights final : public WeightSource {
   uint64_t seed_;
   FormatOf formats_;
   std::unordered_map<std::string, WeightSpec> specs_;
+  std::map<std::pair<std::string, float>, std::unique_ptr<Pool>> pools_;
 };
 
 struct Shape {

@@ -2,8 +2,9 @@
 // (make_random_weights) and for the checkpoint generator.
 //
 // Every weight has its own seed, made from the seed and its internal name, so that the order of generation does not
-// matter. Matrices have an rms of 1 / sqrt(columns), so that activations and logits stay of order one; norm offsets,
-// decay rates and time steps lie in the ranges of trained models.
+// matter. Larger matrices in NVFP4 and bf16 are places of a block that all such have in common. Matrices have an rms of
+// 1 / sqrt(columns), so that activations and logits stay of order one; norm offsets, decay rates and time steps lie in
+// the ranges of trained models.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ class SharedSource::Reader final : public WeightSource {
     };
     std::unique_lock lock(shared_.mutex_);
     ops::MatrixSource matrix = shared_.take(name, rank_, lock, fill, rows, columns).matrix;
-    held_[matrix.data] = std::move(name);
+    held_[{matrix.data, matrix.name}] = std::move(name);
     return matrix;
   }
 
@@ -36,7 +36,7 @@ class SharedSource::Reader final : public WeightSource {
   }
 
   void release(const ops::MatrixSource& matrix) override {
-    const auto found = held_.find(matrix.data);
+    const auto found = held_.find({matrix.data, matrix.name});
     FF_ASSERT(found != held_.end());
     const std::lock_guard lock(shared_.mutex_);
     shared_.release(found->second, rank_);
@@ -51,7 +51,8 @@ class SharedSource::Reader final : public WeightSource {
  private:
   SharedSource& shared_;
   int64_t rank_;
-  std::unordered_map<const void*, std::string> held_;  // by its data
+  // Random weights are places of a common block, and tensors of a checkpoint may be cut into several matrices.
+  std::map<std::pair<const void*, std::string>, std::string> held_;
 };
 
 SharedSource::SharedSource(WeightSource& source, int64_t ranks, int64_t most_ahead)

@@ -58,6 +58,7 @@ class World {
   std::function<void()> before_step;
   std::set<int32_t> poison;  // tokens after which logits are not finite
   int64_t bodies = 0, rows = 0;
+  std::vector<int64_t> rows_of_bodies;
 
  private:
   int32_t& token(int32_t page, int32_t offset) { return tokens_.at(static_cast<size_t>(page * kPageSize + offset)); }
@@ -71,6 +72,7 @@ class World {
     scope.begin_trunk();
     ASSERT_EQ(batch_.size(), shape.rows);
     rows += batch_.rows();
+    rows_of_bodies.push_back(batch_.rows());
     std::vector<uint64_t> hash(static_cast<size_t>(shape.rows), 1);
     std::vector<int32_t> last(hash.size(), -1);
     std::vector<std::pair<int32_t, uint64_t>> writes;
@@ -186,13 +188,18 @@ std::vector<int32_t> expected(const Asked& asked) {
 // Drives lanes with two steps under way, each request in a lane of its own, in random chunks and depths.
 class Driver {
  public:
-  Driver(std::vector<Asked> asked, int64_t drafts, double hit, int64_t bucket, uint64_t seed, bool tokens_later = false)
+  // `ranks`: 2: another stepper gets the same plans, and its tokens are known at other times.
+  Driver(std::vector<Asked> asked, int64_t drafts, double hit, int64_t bucket, uint64_t seed, bool tokens_later = false,
+         int ranks = 1)
       : later(kVocabulary, seed),
         asked_(std::move(asked)),
         drafts_(drafts),
         random_(seed),
         pool_(2),
-        world_(static_cast<int32_t>(asked_.size()) * kPages, static_cast<int32_t>(asked_.size()) * 6, hit) {
+        world_(static_cast<int32_t>(asked_.size()) * kPages, static_cast<int32_t>(asked_.size()) * 6, hit),
+        other_pool_(1),
+        other_world_(world_),
+        other_later_(kVocabulary, seed + 1000) {
     ops::StepLimits limits;
     limits.lanes = static_cast<int64_t>(asked_.size());
     limits.rows = 64;
@@ -201,7 +208,14 @@ class Driver {
     limits.context = kPages * kPageSize;
     limits.page_size = kPageSize;
     limits.vocabulary = kVocabulary;
-    stepper_ = make_host_stepper(limits, world_.parts(pool_, bucket, tokens_later ? &later : nullptr));
+    HostStepParts parts = world_.parts(pool_, bucket, tokens_later ? &later : nullptr);
+    if (ranks == 2) {
+      HostStepParts other = other_world_.parts(other_pool_, bucket, &other_later_);
+      other.order = parts.order = std::make_shared<StepOrder>();
+      other.first = false;
+      other_ = make_host_stepper(limits, std::move(other));
+    }
+    stepper_ = make_host_stepper(limits, std::move(parts));
     lanes_.resize(asked_.size());
     for (size_t i = 0; i < lanes_.size(); ++i) {
       for (int32_t p = 0; p < kPages; ++p) lanes_[i].pages.push_back(static_cast<int32_t>(i) * kPages + p);
@@ -210,6 +224,7 @@ class Driver {
   }
 
   World& world() { return world_; }
+  const World& other_world() const { return other_world_; }
 
   std::vector<std::vector<int32_t>> finish() {
     std::deque<ops::Ticket> under_way;
@@ -220,6 +235,14 @@ class Driver {
       }
       if (under_way.empty()) break;
       const ops::StepOutcome& outcome = stepper_->wait(under_way.front());
+      if (other_ != nullptr) {
+        const ops::StepOutcome& theirs = other_->wait(under_way.front());
+        EXPECT_EQ(theirs.error, "");
+        EXPECT_EQ(theirs.lanes.size(), outcome.lanes.size());
+        for (size_t i = 0; i < std::min(theirs.lanes.size(), outcome.lanes.size()); ++i) {
+          EXPECT_EQ(theirs.lanes[i].tokens, outcome.lanes[i].tokens);
+        }
+      }
       under_way.pop_front();
       EXPECT_EQ(outcome.error, "");
       for (const ops::LaneOutcome& lane : outcome.lanes) {
@@ -303,11 +326,15 @@ class Driver {
     }
     if (work.empty()) {
       for (const Lane& lane : lanes_) {
-        if (!lane.ended) return stepper_->launch({});  // chance left everybody out
+        if (!lane.ended) return launch({});  // chance left everybody out
       }
       return std::nullopt;
     }
-    return stepper_->launch({{}, work});
+    return launch({{}, work});
+  }
+  ops::Ticket launch(const ops::StepPlan& plan) {
+    if (other_ != nullptr) other_->launch(plan);
+    return stepper_->launch(plan);
   }
 
   std::vector<Asked> asked_;
@@ -315,8 +342,11 @@ class Driver {
   Random random_;
   ThreadPool pool_;
   World world_;
+  ThreadPool other_pool_;
+  World other_world_;
+  DeferredChoices other_later_;
   std::vector<Lane> lanes_;
-  std::unique_ptr<ops::Stepper> stepper_;  // last: it stops before what it uses goes
+  std::unique_ptr<ops::Stepper> other_, stepper_;  // last: they stop before what they use goes
 };
 
 std::vector<Asked> random_requests(uint64_t seed, size_t count) {
@@ -365,6 +395,22 @@ TEST(HostStepper, TokensMayBeKnownLater) {
     carried += run.later.carried();
   }
   EXPECT_GT(carried, 1000);
+}
+
+// Ranks of a model have the same rows in every step, whenever each gets to know its tokens.
+TEST(HostStepper, RanksBeginTheSameSteps) {
+  int64_t carried = 0;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    const std::vector<Asked> asked = random_requests(seed, 1 + seed % 5);
+    Driver run(asked, seed % 4 == 0 ? 2 : 0, 0.5, 1, seed, true, 2);
+    const auto outputs = run.finish();
+    for (size_t i = 0; i < asked.size(); ++i) EXPECT_EQ(outputs[i], expected(asked[i])) << "request " << i;
+    EXPECT_EQ(run.world().rows_of_bodies, run.other_world().rows_of_bodies);
+    if (HasFailure()) return;
+    carried += run.later.carried();
+  }
+  EXPECT_GT(carried, 500);
 }
 
 // A drafter that is always right is always accepted, greedily: every lane gains one token a row.

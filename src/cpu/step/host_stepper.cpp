@@ -178,19 +178,38 @@ void HostStepper::run() {
   for (;;) {
     Step* step = next_step();
     if (step == nullptr && open_ == nullptr) return;
+    const bool leads = parts_.order != nullptr && parts_.first;
     if (step == nullptr || (open_ != nullptr && !may_follow(*step))) {
+      if (leads) parts_.order->say(open_->step->ticket, false);
       settle();
       continue;
     }
+    if (leads && open_ != nullptr) parts_.order->say(open_->step->ticket, true);
     Run& run = open_ == &runs_[0] ? runs_[1] : runs_[0];
     begin(run, *step);
     settle();
     if (run.under_way) {
       open_ = &run;
     } else {
+      if (leads) parts_.order->say(step->ticket, false);  // it may be open elsewhere
       end(run);
     }
   }
+}
+
+// Whether the step behind the open one, if it is there, begins before the open one's tokens are known; null: that is
+// not known yet.
+std::optional<bool> HostStepper::follows(bool there) const {
+  if (parts_.order != nullptr && !parts_.first) {
+    const std::optional<bool> said = parts_.order->said(open_->step->ticket);
+    return said == true && !there ? std::nullopt : said;
+  }
+  if (there) return true;
+  try {
+    if (!parts_.collectable()) return std::nullopt;
+  } catch (const std::exception&) {  // collect() says so again
+  }
+  return false;
 }
 
 // The next step to begin. Null: there is none before the open step's tokens are known, or no more.
@@ -198,21 +217,23 @@ Step* HostStepper::next_step() {
   constexpr std::chrono::milliseconds kBusy{2};
   constexpr std::chrono::microseconds kPause{50};
   std::unique_lock lock(mutex_);
-  const auto there = [&] { return stopping_ || next_run_ < next_ticket_; };
-  if (open_ == nullptr) launched_.wait(lock, there);
-  // Steps of the device are short: the thread does not sleep while it waits for one.
-  for (const auto begun = std::chrono::steady_clock::now(); !there();) {
-    lock.unlock();
-    bool known = true;
-    try {
-      known = parts_.collectable();
-    } catch (const std::exception&) {  // collect() says so again
-    }
-    lock.lock();
-    if (known) return there() && !stopping_ ? &step_of(next_run_) : nullptr;
-    if (std::chrono::steady_clock::now() - begun > kBusy) launched_.wait_for(lock, kPause, there);
+  const auto there = [&] { return next_run_ < next_ticket_; };
+  if (open_ == nullptr) {
+    launched_.wait(lock, [&] { return stopping_ || there(); });
+    return stopping_ ? nullptr : &step_of(next_run_);
   }
-  return stopping_ ? nullptr : &step_of(next_run_);
+  // Steps of the device are short: the thread does not sleep while it waits for one.
+  for (const auto begun = std::chrono::steady_clock::now(); !stopping_;) {
+    const bool launched = there();
+    lock.unlock();
+    const std::optional<bool> follow = follows(launched);
+    lock.lock();
+    if (follow.has_value() && !stopping_) return *follow ? &step_of(next_run_) : nullptr;
+    if (std::chrono::steady_clock::now() - begun > kBusy) {
+      launched_.wait_for(lock, kPause, [&] { return stopping_ || (there() && !launched); });
+    }
+  }
+  return nullptr;
 }
 
 // Whether it may begin while the open step's tokens are not known: it may not begin a lane anew that this one works

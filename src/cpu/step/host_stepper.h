@@ -7,9 +7,12 @@
 // row changes nothing.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "base/threads.h"
@@ -42,6 +45,27 @@ enum class StepPart { kTrunk, kFeed, kFirstDraft, kDraft };
 // Of two steps, or of one and its drafts.
 inline constexpr int64_t kChoicesUnderWay = 2 + ops::kMaxDrafts;
 
+// Which rows a step has may depend on whether it began before the tokens of the one before were known. The ranks of one
+// model, each with a stepper, compute the same rows: the first says how it was, the others do as it did.
+class StepOrder {
+ public:
+  // Of a step whose tokens are not known when its body has ended: the next one followed it at once, or not. The first
+  // thing said about it counts.
+  void say(ops::Ticket open, bool followed) {
+    std::atomic<uint64_t>& said = of(open);
+    if (said.load(std::memory_order_relaxed) / 2 != open) said.store(open * 2 + (followed ? 1 : 0));
+  }
+  std::optional<bool> said(ops::Ticket open) const {
+    const uint64_t said = said_[open % said_.size()].load();
+    if (said / 2 != open) return std::nullopt;
+    return said % 2 != 0;
+  }
+
+ private:
+  std::atomic<uint64_t>& of(ops::Ticket ticket) { return said_[ticket % said_.size()]; }
+  std::array<std::atomic<uint64_t>, ops::kInFlight + 1> said_ = {};
+};
+
 struct HostStepParts {
   // The rows that the operations of the body work on from here on. What the batch points to stays valid until the next
   // call; sequences have their pages, positions and slots. Tokens of carried rows are to be put in their places.
@@ -63,6 +87,9 @@ struct HostStepParts {
   std::function<void(std::span<Chosen> chosen, std::span<std::string> errors)> collect;
   // Whether collect() would return at once.
   std::function<bool()> collectable;
+  // Of several ranks, the same of all; null: there are no others. `first`: this one says, the others ask.
+  std::shared_ptr<StepOrder> order;
+  bool first = true;
   ops::StepBody body;
   // Called once on the stepper's thread before its first step, where not null.
   std::function<void()> begin_thread;

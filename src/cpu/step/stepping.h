@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -98,6 +99,7 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
  private:
   void run();
   Step* next_step();
+  std::optional<bool> follows(bool there) const;
   bool may_follow(const Step& step) const;
   void begin(Run& run, Step& step);
   void settle(const std::string& failed = {});

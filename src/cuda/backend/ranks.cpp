@@ -71,6 +71,10 @@ std::string CardRanks::description() const {
 
 void CardRanks::meet() { member_->meet_with(0, kPreparation); }
 
+std::shared_ptr<cpu::StepOrder> CardRanks::order() {
+  return member_->meet_with(std::make_shared<cpu::StepOrder>(), kPreparation)[0];
+}
+
 bool CardRanks::prepare(int64_t columns) {
   if (!memory_.empty() && columns <= exchange_.columns) return false;
   card_->stream.synchronize();

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/step/host_stepper.h"
 #include "cuda/backend/backend.h"
 #include "cuda/backend/memory.h"
 #include "kernels/comm/reduce_args.h"
@@ -31,9 +32,12 @@ class CardRanks {
   CardRanks& operator=(const CardRanks&) = delete;
 
   int64_t count() const { return member_->ranks(); }
+  int64_t rank() const { return member_->rank(); }
   // "rank 0 of 2, sums over peer memory"
   std::string description() const;
 
+  // For a stepper of each rank, which they all make: rank 0's.
+  std::shared_ptr<cpu::StepOrder> order();
   // Before what is not planned is launched: all ranks are here.
   void meet();
   // There is memory for sums of rows of so many columns, and ranks have seen that they reach each other's. Waits for

@@ -76,6 +76,10 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   parts.body = std::move(body);
   parts.begin_thread = [this] { card_->device.make_current(); };
   parts.pool = &pool_;
+  if (ranks_ != nullptr) {
+    parts.order = ranks_->order();
+    parts.first = ranks_->rank() == 0;
+  }
   return cpu::make_host_stepper(limits, std::move(parts));
 }
 
@@ -190,6 +194,7 @@ void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> 
   FF_ASSERT(chosen.size() == choices.defined.size());
   choices.there->wait();
   for (size_t i = 0; i < choices.sent.size(); ++i) uploads()[i]->settled(choices.sent[i]);
+  if (ranks_ != nullptr) ranks_->check();
   constexpr size_t kEach = 1 + step::kMostLogprobs;
   const size_t count = chosen.size();
   const auto* tokens = reinterpret_cast<const int*>(choices.fetched.data());

@@ -351,6 +351,40 @@ void clear_exchanged4(u32* p, Site site) {
   for (int i = 0; i < 4; ++i) p[i] = 0xffffffffu;
 }
 
+void store_peer4(u32* p, const Vec4& v, Site site) {
+  Machine& m = machine();
+  m.enter(Op::kFlagRaise, site);
+  m.maybe_yield();
+  if (m.mutated(Mutation::Kind::kDrop, Op::kFlagRaise, site)) return;
+  m.exchange_access(p, sizeof(v));
+  if (std::count(p, p + 4, 0xffffffffu) != 4) m.violate("store_peer4: what was stored before has not been taken");
+  const u32 words[4] = {v.x, v.y, v.z, v.w};
+  for (const u32 word : words) {
+    if (word == 0xffffffffu) m.violate("store_peer4: a word that says that it is not there");
+  }
+  std::copy_n(words, 4, p);
+}
+
+bool take_peer_words(Vec4* v, u32* p, int stride, int count, u64 patience, Site site) {
+  Machine& m = machine();
+  m.enter(Op::kFlagWait, site);
+  const bool waits = !m.mutated(Mutation::Kind::kDrop, Op::kFlagWait, site);
+  bool there = count <= 0;
+  for (u64 look = 0; !there && look <= patience; ++look) {
+    there = true;
+    for (int i = 0; i < count; ++i) {
+      u32* at = p + static_cast<std::ptrdiff_t>(i) * stride;
+      m.exchange_access(at, sizeof(Vec4));
+      v[i] = {at[0], at[1], at[2], at[3]};
+      there = there && std::find(at, at + 4, 0xffffffffu) == at + 4;
+    }
+    if (!waits) there = true;
+    if (!there) m.block(kPeerWait, 0);
+  }
+  for (int i = 0; i < count; ++i) std::fill_n(p + static_cast<std::ptrdiff_t>(i) * stride, 4, 0xffffffffu);
+  return there;
+}
+
 void grid_launch_dependents(Site site) {
   Machine& m = machine();
   Thread& t = m.enter(site);

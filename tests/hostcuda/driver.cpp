@@ -75,7 +75,7 @@ struct Stream {
 thread_local int current_device = 0;
 
 bool waits_for_ranks(const std::string& kernel) {
-  return kernel.find("comm::reduce_norm_rows") != std::string::npos ||
+  return kernel.find("comm::reduce_norm_") != std::string::npos ||
          kernel.find("comm::gather_parts") != std::string::npos;
 }
 

@@ -5,6 +5,7 @@
 
 namespace fourfold::comm {
 
-void reduce_kernel(const ReduceArgs& args);  // with as many pieces as the columns want
+// With as many pieces as the columns want; with flags, or by words.
+void reduce_kernel(const ReduceArgs& args, bool words);
 
 }  // namespace fourfold::comm

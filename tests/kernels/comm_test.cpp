@@ -1,5 +1,6 @@
-// The sum over ranks (comm/reduce.cuh) on the host executor: ranks are CTAs of one launch that run in turns, each with
-// memory of its own that the others reach; what separates two sums on cards, the end of a kernel, is a barrier here.
+// The sum over ranks (comm/reduce.cuh, words.cuh) on the host executor: ranks are CTAs of one launch that run in turns,
+// each with memory of its own that the others reach; what separates two sums on cards, the end of a kernel, is a
+// barrier here.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,6 +27,7 @@ using executor::schedules;
 struct Shape {
   int ranks, rows, columns, sums;
   int ctas = rows;
+  bool words = false;
 };
 
 struct Rank {
@@ -58,7 +60,9 @@ class Sums {
       const auto bytes = static_cast<size_t>(exchange.bytes());
       peers.memory[r] = device_.alloc<unsigned char>(bytes, "memory of rank " + std::to_string(r));
       const auto parts = static_cast<size_t>(exchange.parts_bytes());
-      std::memset(peers.memory[r] + parts, 0, bytes - parts);
+      const auto words = static_cast<size_t>(exchange.words_at());
+      std::memset(peers.memory[r] + parts, 0, words - parts);
+      std::memset(peers.memory[r] + words, 0xff, bytes - words);
     }
     const float* weight = device_.constant(weight_, "weight");
     ranks_.resize(static_cast<size_t>(shape.ranks));
@@ -73,7 +77,7 @@ class Sums {
       std::copy(residual_.begin(), residual_.end(), rank.residual);
       device_.produced(rank.residual);
       rank.out = device_.alloc<uint16_t>(size, "out");
-      rank.uses = zeros(static_cast<size_t>(shape.rows) + 1, "uses");
+      rank.uses = zeros(2 * (static_cast<size_t>(shape.rows) + 1), "uses");
       rank.absent = zeros(static_cast<size_t>(shape.ranks), "absent");
       rank.report = zeros(1, "report");
       for (int s = 0; s < shape.sums; ++s) {
@@ -106,7 +110,7 @@ class Sums {
       if (static_cast<int>(blockIdx.y) == absent_) return;
       for (int s = 0; s < shape_.sums; ++s) {
         if (s > 0) __syncthreads();
-        reduce_kernel(args_[blockIdx.y * static_cast<size_t>(shape_.sums) + static_cast<size_t>(s)]);
+        reduce_kernel(args_[blockIdx.y * static_cast<size_t>(shape_.sums) + static_cast<size_t>(s)], shape_.words);
       }
     });
   }
@@ -122,8 +126,9 @@ class Sums {
     for (const Rank& rank : ranks_) {
       if (*rank.report != 0) return "a rank was given up";
       if (std::memcmp(rank.residual, want.data(), want.size() * sizeof(float)) != 0) return "another residual";
+      const unsigned* uses = rank.uses + (shape_.words ? shape_.rows + 1 : 0);
       for (int row = 0; row < shape_.rows; ++row) {
-        if (rank.uses[row] != static_cast<unsigned>(shape_.sums)) return "another count of sums";
+        if (uses[row] != static_cast<unsigned>(shape_.sums)) return "another count of sums";
         const float* x = want.data() + row * shape_.columns;
         double squares = 0;
         for (int i = 0; i < shape_.columns; ++i) squares += static_cast<double>(x[i]) * x[i];
@@ -134,11 +139,16 @@ class Sums {
           if (!(std::fabs(found - value) <= std::fabs(value) / 255 + 1e-9)) return "another norm";
         }
       }
-      if (rank.uses[shape_.rows] != 0) return "a count beyond the rows";
+      if (uses[shape_.rows] != 0) return "a count beyond the rows";
     }
     return "";
   }
 
+  // Of one rank's part of a sum, before run().
+  void set_delta(int rank, int sum, int column, uint16_t value) {
+    const ReduceArgs& args = args_[static_cast<size_t>(rank * shape_.sums + sum)];
+    const_cast<uint16_t*>(args.norm.delta)[column] = value;
+  }
   const std::vector<Rank>& ranks() const { return ranks_; }
   const std::set<executor::SeenSite>& seen() const { return device_.seen(); }
 
@@ -166,50 +176,75 @@ std::string complaint(const Options& options, const Shape& shape, std::set<execu
 
 TEST(RankSum, EveryRankHasTheSumInTheOrderOfRanks) {
   unsigned seed = 1;
-  for (const Shape& shape :
-       {Shape{2, 1, 2048, 3}, Shape{2, 3, 400, 4}, Shape{2, 5, 400, 3, 2}, Shape{2, 4, 2048, 3, 1},
-        Shape{3, 2, 4096, 2}, Shape{4, 2, 512, 5}, Shape{4, 3, 64, 4, 2}, Shape{2, 1, 5120, 2}, Shape{8, 1, 64, 3}}) {
-    for (const Options& options : schedules(3, ++seed)) {
-      EXPECT_EQ(complaint(options, shape), "")
-          << shape.ranks << " ranks, " << shape.rows << " rows, " << shape.columns << " columns";
+  for (const Shape& shape : {Shape{2, 1, 2048, 3}, Shape{2, 3, 400, 4}, Shape{2, 5, 400, 3, 2}, Shape{2, 4, 2048, 3, 1},
+                             Shape{2, 9, 400, 3, 2}, Shape{3, 2, 4096, 2}, Shape{4, 2, 512, 5}, Shape{4, 3, 64, 4, 2},
+                             Shape{2, 1, 5120, 2}, Shape{8, 1, 64, 3}}) {
+    for (const bool words : {false, true}) {
+      Shape each = shape;
+      each.words = words;
+      for (const Options& options : schedules(3, ++seed)) {
+        EXPECT_EQ(complaint(options, each), "") << shape.ranks << " ranks, " << shape.rows << " rows, " << shape.columns
+                                                << " columns" << (words ? ", by words" : "");
+      }
     }
   }
 }
 
 // A rank that does not come is noticed after the patience, once: later sums wait for nobody.
 TEST(RankSum, ARankThatDoesNotComeIsGivenUp) {
-  Sums sums(Options{}, {3, 2, 256, 1}, 1, 200);
-  for (int step = 0; step < 3; ++step) sums.run();
-  for (const size_t r : {0, 2}) {
-    const Rank& rank = sums.ranks()[r];
-    EXPECT_EQ(*rank.report, 2u);
-    for (int other = 0; other < 3; ++other) EXPECT_EQ(rank.absent[other], other == 1 ? 1u : 0u);
-    for (int row = 0; row < 2; ++row) {
-      EXPECT_EQ(rank.uses[row], 3u) << "the sums ended";
+  for (const bool words : {false, true}) {
+    Shape shape{3, 2, 256, 1};
+    shape.words = words;
+    Sums sums(Options{}, shape, 1, 200);
+    for (int step = 0; step < 3; ++step) sums.run();
+    for (const size_t r : {0, 2}) {
+      const Rank& rank = sums.ranks()[r];
+      EXPECT_EQ(*rank.report, 2u);
+      for (int other = 0; other < 3; ++other) EXPECT_EQ(rank.absent[other], other == 1 ? 1u : 0u);
+      for (int row = 0; row < 2; ++row) EXPECT_EQ(rank.uses[words ? 3 + row : row], 3u) << "the sums ended";
     }
+    EXPECT_EQ(*sums.ranks()[1].report, 0u);
   }
-  EXPECT_EQ(*sums.ranks()[1].report, 0u);
+}
+
+// What a word that is not there looks like may be what a rank has to send: a number that is none arrives as one.
+TEST(RankSum, WordsOfAllOnesArrive) {
+  Shape shape{2, 1, 256, 3};
+  shape.words = true;
+  Sums sums(Options{}, shape);
+  sums.set_delta(1, 0, 6, 0xffff);
+  sums.set_delta(1, 0, 7, 0xffff);
+  sums.run();
+  for (const Rank& rank : sums.ranks()) {
+    EXPECT_EQ(*rank.report, 0u);
+    for (int i = 0; i < 16; ++i) EXPECT_EQ(std::isnan(rank.residual[i]), i == 6 || i == 7);
+  }
 }
 
 // Nothing that orders is there for nothing.
 TEST(RankSum, EveryLostWaitIsCaught) {
   if (!Device::checks_plain_accesses()) GTEST_SKIP() << "half of the order is not seen in sanitizer builds";
-  const Shape shape{2, 2, 512, 4};
-  std::set<executor::SeenSite> seen;
-  ASSERT_EQ(complaint(Options{}, shape, &seen), "");
-  int tried = 0;
-  for (const auto& [op, file, line] : seen) {
-    if (op == Op::kShuffle || (file != "reduce.cuh" && file != "meeting.cuh")) continue;
-    const Mutation mutation{Mutation::Kind::kDrop, op, file, line, 0};
-    std::string found;
-    for (Options options : schedules(9)) {
-      options.mutation = mutation;
-      if (!(found = complaint(options, shape, nullptr, 1000)).empty()) break;
+  for (const bool words : {false, true}) {
+    Shape shape{2, 2, 512, 4};
+    shape.words = words;
+    if (words) shape.ctas = 1;  // sums of squares of two rows, too
+    std::set<executor::SeenSite> seen;
+    ASSERT_EQ(complaint(Options{}, shape, &seen), "");
+    int tried = 0;
+    for (const auto& [op, file, line] : seen) {
+      if (op == Op::kShuffle || (file != "reduce.cuh" && file != "meeting.cuh" && file != "words.cuh")) continue;
+      const Mutation mutation{Mutation::Kind::kDrop, op, file, line, 0};
+      std::string found;
+      for (Options options : schedules(9)) {
+        options.mutation = mutation;
+        if (!(found = complaint(options, shape, nullptr, 1000)).empty()) break;
+      }
+      EXPECT_NE(found, "") << mutation.text();
+      ++tried;
     }
-    EXPECT_NE(found, "") << mutation.text();
-    ++tried;
+    // The kernel before, three barriers, flag and wait; the kernel before, a barrier, what is sent and what is taken.
+    EXPECT_GE(tried, words ? 4 : 5);
   }
-  EXPECT_GE(tried, 5);  // the kernel before, three barriers, flag and wait
 }
 
 }  // namespace

@@ -12,6 +12,9 @@
 
 namespace fourfold::cuda {
 
+// How parts of a sum get from card to card (docs/kernels/comm.md): each row with a flag, or every word its own flag.
+enum class SumWay { kBySize, kFlags, kWords };
+
 struct CudaOptions {
   int device = 0;
   int threads = 0;              // of the host, for sampling; 0: the default of base/threads.h
@@ -26,6 +29,7 @@ struct CudaOptions {
   // Of a model that is split over cards: this rank. Null: the model is whole.
   std::shared_ptr<ranks::Member> member;
   uint64_t exchange_bytes = uint64_t{128} << 20;  // that each rank has for the others' parts of sums
+  SumWay sums = SumWay::kBySize;
   // Of a kernel, for another rank. Less than what the ranks' threads have for each other (ranks::kPatience), so that
   // who did not come is said by whom waited.
   std::chrono::nanoseconds patience = std::chrono::seconds(5);

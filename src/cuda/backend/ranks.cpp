@@ -17,6 +17,8 @@ namespace {
 constexpr std::chrono::minutes kPreparation{3};
 // What is copied each way to see that copies arrive.
 constexpr uint64_t kProbeBytes = 1 << 20;
+// SumWay::kBySize: sums of more rows have flags.
+constexpr int64_t kMostRowsByWords = 1 << 20;
 // Of CTAs that wait, on a card with several ranks, all of them together: the others' kernels need room to run.
 constexpr int kSharedCtas = 16;
 
@@ -55,6 +57,7 @@ CardRanks::CardRanks(std::shared_ptr<Card> card, const CudaOptions& options)
       member_(options.member),
       device_(options.device),
       exchange_bytes_(options.exchange_bytes),
+      way_(options.sums),
       patience_(options.patience) {
   if (count() > comm::kMostRanks) fail("{} ranks on GPUs, wanted at most {}", count(), comm::kMostRanks);
   kernels_ = card_->loader.load(reduce_source());
@@ -97,12 +100,16 @@ void CardRanks::allocate(int64_t columns) {
   exchange_.rows = 1;
   exchange_.rows = static_cast<int>(std::max<int64_t>(static_cast<int64_t>(exchange_bytes_) / exchange_.bytes(), 16));
   const auto rows = static_cast<uint64_t>(exchange_.rows);
-  counts_ = cuda::Buffer(card_->device, (rows + comm::kMostRanks) * sizeof(unsigned), "counts of sums");
+  counts_ = cuda::Buffer(card_->device, (2 * rows + comm::kMostRanks) * sizeof(unsigned), "counts of sums");
   counts_.fill(card_->stream, 0);
   auto mine = std::make_shared<Memory>();
   mine->card = card_;
   mine->buffer = cuda::Buffer(card_->device, static_cast<uint64_t>(exchange_.bytes()), "parts of sums between ranks");
   mine->buffer.fill(card_->stream, 0);
+  const auto words = static_cast<uint64_t>(exchange_.words_at());
+  card_->device.check(card_->device.driver().call().fill_bytes(mine->buffer.address() + words, 0xff,
+                                                               mine->buffer.bytes() - words, card_->stream.handle()),
+                      "filling memory");
   card_->stream.synchronize();
   const std::vector<Introduction> all =
       member_->meet_with(Introduction{mine, device_, card_->device.info().sms}, kPreparation);
@@ -184,7 +191,7 @@ comm::Peers CardRanks::peers() const {
   peers.rank = static_cast<int>(member_->rank());
   peers.early = shared_card_ ? 0 : 1;
   peers.uses = counts_.as<unsigned>();
-  peers.absent = peers.uses + exchange_.rows;
+  peers.absent = peers.uses + 2 * exchange_.rows;
   peers.report = reinterpret_cast<unsigned*>(report_.data());
   peers.patience = static_cast<unsigned long long>(patience_.count());
   return peers;
@@ -198,8 +205,10 @@ unsigned CardRanks::grid(int64_t items, int ctas_of_sm) const {
 
 void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap) {
   FF_ASSERT(args.columns <= exchange_.columns && args.delta != nullptr);
-  const int pieces = norm::norm_pieces(args.columns);
-  const Kernel& kernel = kernels_[pieces == 1 ? kReduce1 : pieces == 2 ? kReduce2 : kReduce4];
+  const int pieces = norm::norm_pieces(args.columns), size = pieces == 1 ? 0 : pieces == 2 ? 1 : 2;
+  const bool words = way_ == SumWay::kWords || (way_ == SumWay::kBySize && rows <= kMostRowsByWords);
+  const Kernel& kernel = kernels_[static_cast<size_t>((words ? kWords1 : kReduce1) + size)];
+  const int ctas = words ? comm::words_ctas(pieces) : comm::reduce_ctas(pieces);
   for (int64_t first = 0; first < rows; first += exchange_.rows) {
     comm::ReduceArgs part = {};
     part.peers = peers();
@@ -209,7 +218,7 @@ void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap
     if (part.norm.residual_out != nullptr) part.norm.residual_out += first * args.residual_stride;
     part.norm.out += first * args.out_stride;
     part.rows = static_cast<int>(std::min<int64_t>(rows - first, exchange_.rows));
-    launch(card_->stream, kernel, {grid(part.rows, comm::reduce_ctas(pieces))}, overlap, part);
+    launch(card_->stream, kernel, {grid(part.rows, ctas)}, overlap, part);
   }
 }
 

@@ -67,6 +67,7 @@ class CardRanks {
   std::shared_ptr<ranks::Member> member_;
   const int device_;
   const uint64_t exchange_bytes_;
+  const SumWay way_;
   const std::chrono::nanoseconds patience_;
   std::vector<std::shared_ptr<Memory>> memory_;  // of all ranks, in order; empty before prepare()
   comm::Exchange exchange_ = {};

@@ -93,10 +93,14 @@ plan::KernelSource norm_source() {
 
 plan::KernelSource reduce_source() {
   return {"reduce",
-          "#include \"kernels/comm/reduce.cuh\"\n#include \"kernels/comm/gather.cuh\"\n",
+          "#include \"kernels/comm/reduce.cuh\"\n#include \"kernels/comm/words.cuh\"\n"
+          "#include \"kernels/comm/gather.cuh\"\n",
           {{"fourfold::comm::reduce_norm_rows<1>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_rows<2>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_rows<4>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_words<1>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_words<2>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_words<4>", norm::kRowThreads},
            {"fourfold::comm::gather_parts", comm::kGatherThreads},
            {"fourfold::comm::peer_copy", comm::kGatherThreads}}};
 }

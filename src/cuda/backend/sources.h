@@ -40,9 +40,9 @@ plan::KernelSource wide_source(int formats);
 enum NormEntry { kNorm1, kNorm2, kNorm4, kEmbed, kGather };
 plan::KernelSource norm_source();
 
-// Between ranks: sums with the norm behind them, of rows as norm_source() has them, columns side by side, copies
-// (docs/kernels/comm.md).
-enum ReduceEntry { kReduce1, kReduce2, kReduce4, kGatherColumns, kPeerCopy };
+// Between ranks: sums with the norm behind them, with flags and by words, of rows as norm_source() has them, columns
+// side by side, copies (docs/kernels/comm.md).
+enum ReduceEntry { kReduce1, kReduce2, kReduce4, kWords1, kWords2, kWords4, kGatherColumns, kPeerCopy };
 plan::KernelSource reduce_source();
 
 enum StepEntry { kRound, kAdd, kGate, kShared, kRepackUnits, kRouteRows, kCarryTokens };

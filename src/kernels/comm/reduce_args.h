@@ -10,8 +10,9 @@ inline constexpr int kMostRanks = 8;
 // A rank may put its part of the next sum before the slowest has read those of this one.
 inline constexpr int kSlots = 2;
 
-// What each rank has for the others, in memory of its own that they reach: parts, then flags. `rows`: that one launch
-// exchanges at most; `columns`: of a row at most, bf16, a multiple of 8.
+// What each rank has for the others, in memory of its own that they reach: parts whose rows have flags, the flags, and
+// parts whose words are there when they are not all ones (0xffffffff). `rows`: of either that one launch exchanges at
+// most; `columns`: of a row at most, bf16, a multiple of 8.
 struct Exchange {
   int ranks;
   int rows;
@@ -24,7 +25,9 @@ struct Exchange {
   FOURFOLD_HD constexpr long long parts_bytes() const { return part(kSlots, 0, 0) * 2; }
   // flags[row][rank]: how often that rank has put its part of the row there. Zero at first.
   FOURFOLD_HD constexpr long long flag(int row, int rank) const { return static_cast<long long>(row) * ranks + rank; }
-  FOURFOLD_HD constexpr long long bytes() const { return parts_bytes() + flag(rows, 0) * 4; }
+  // Where the parts without flags begin; all ones at first.
+  FOURFOLD_HD constexpr long long words_at() const { return (parts_bytes() + flag(rows, 0) * 4 + 255) / 256 * 256; }
+  FOURFOLD_HD constexpr long long bytes() const { return words_at() + parts_bytes(); }
 };
 
 // One rank's end of the exchange, the same in all launches.
@@ -36,7 +39,7 @@ struct Peers {
   // would take the room that the other rank's kernels need to come so far.
   int early;
   // Of this rank's own, zero at first.
-  unsigned* uses;               // [rows]: how often a row was exchanged
+  unsigned* uses;               // [2][rows]: how often a row was exchanged with a flag, and how often without
   unsigned* absent;             // [ranks]: not zero: that rank did not come, and is not waited for any more
   unsigned* report;             // 1 + a rank that did not come, in memory that the host reads
   unsigned long long patience;  // nanoseconds
@@ -49,8 +52,14 @@ struct ReduceArgs {
   norm::NormArgs norm;  // delta: this rank's part, not null; columns: at most those of the exchange
   int rows;             // at most those of the exchange
 };
+// Sums by words: a CTA puts so many rows before the one that it adds up.
+inline constexpr int kRowsAhead = 2;
+// Launches of more CTAs than these look for words less often, to leave memory to those who work.
+inline constexpr int kBusyCtas = 32;
+inline constexpr unsigned kPause = 100;  // nanoseconds
 // Of a kernel that exchanges: so many CTAs have room on an SM. `pieces`: as norm_pieces() has them.
 FOURFOLD_HD constexpr int reduce_ctas(int pieces) { return pieces > 2 ? 1 : 2; }
+FOURFOLD_HD constexpr int words_ctas(int pieces) { return pieces > 2 ? 1 : 3; }
 inline constexpr int kGatherCtas = 2;
 
 // out[row][first[r] ...] = the part of rank r; words of 4 bytes. Rows are exchanged in pieces; launched as ReduceArgs.

@@ -269,6 +269,49 @@ __device__ __forceinline__ void clear_exchanged4(u32* p) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p), "r"(0xffffffffu) : "memory");
 }
 
+// The same between cards, four words at a time, at a multiple of 16 bytes.
+__device__ __forceinline__ void store_peer4(u32* p, const Vec4& v) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+// Waits until the first `count` of Count such places, `stride` words apart from p on, have been stored to; takes the
+// words, and makes them all ones again. False after `patience` nanoseconds. `pause`: so many nanoseconds between looks.
+template <int Count>
+__device__ __forceinline__ bool take_peer_words(Vec4 (&v)[Count], u32* p, int stride, int count, u64 patience,
+                                                u32 pause) {
+  u64 begin = 0;
+  bool there;
+  for (;;) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (i >= count) continue;
+      asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w)
+                   : "l"(p + i * stride)
+                   : "memory");
+    }
+    there = true;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (i >= count) continue;
+      there = there && v[i].x != 0xffffffffu && v[i].y != 0xffffffffu && v[i].z != 0xffffffffu && v[i].w != 0xffffffffu;
+    }
+    if (there) break;
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    if (begin == 0) begin = now;
+    if (now - begin >= patience) break;
+    if (pause != 0) asm volatile("nanosleep.u32 %0;" ::"r"(pause));
+  }
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    if (i >= count) continue;
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p + i * stride), "r"(0xffffffffu)
+                 : "memory");
+  }
+  return there;
+}
+
 // ---- shared loads ---------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ Vec4 load_shared4(u32 address) {

@@ -90,6 +90,13 @@ void store_exchanged(u32* p, u32 word, Site site = Site::here());
 Vec2 load_exchanged2(const u32* p, Site site = Site::here());
 Vec4 load_exchanged4(const u32* p, Site site = Site::here());
 void clear_exchanged4(u32* p, Site site = Site::here());
+// The patience is counted as that of wait_peer_flag.
+void store_peer4(u32* p, const Vec4& v, Site site = Site::here());
+bool take_peer_words(Vec4* v, u32* p, int stride, int count, u64 patience, Site site);
+template <int Count>
+bool take_peer_words(Vec4 (&v)[Count], u32* p, int stride, int count, u64 patience, u32, Site site = Site::here()) {
+  return take_peer_words(&v[0], p, stride, count < Count ? count : Count, patience, site);
+}
 
 Vec4 load_shared4(u32 address, Site site = Site::here());
 Vec2 load_shared2(u32 address, Site site = Site::here());

@@ -18,6 +18,11 @@ constexpr size_t kMostGraphs = 96;
 constexpr int64_t kLeastExchanged = 2048;  // columns, where no sum has said how many there are
 constexpr int64_t kMostLayerRows = 16384;  // of one launch of an expert layer
 
+// Of kernels of rows.cuh that work on columns of rows.
+Grid rows_grid(int64_t rows, int columns) {
+  return {static_cast<unsigned>(rows), static_cast<unsigned>(step::rows_ctas(columns))};
+}
+
 }  // namespace
 
 CudaBackend::CudaBackend(const CudaOptions& options)
@@ -316,9 +321,10 @@ void CudaBackend::add(const ops::Tensor& residual, const ops::Tensor& delta) {
   if (planning_ || residual.rows == 0) return;
   FF_ASSERT(shadowed_ == nullptr);
   if (left_out("sum", [&] { return ops::Cost{residual.rows * residual.cols * 10.0, 0}; })) return;
-  const step::AddArgs args = {residual.f32(), residual.stride, bf16(delta), delta.stride,
-                              static_cast<int>(residual.cols)};
-  launch(card_->stream, (*step_)[kAdd], {static_cast<unsigned>(residual.rows)}, overlap_, args);
+  const auto columns = static_cast<int>(residual.cols);
+  const step::AddArgs args = {residual.f32(), residual.stride, bf16(delta),
+                              delta.stride,   columns,         in_pieces(residual) && in_pieces(delta) ? 1 : 0};
+  launch(card_->stream, (*step_)[kAdd], rows_grid(residual.rows, columns), overlap_, args);
 }
 
 void CudaBackend::gather_rows(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out) {
@@ -511,8 +517,10 @@ void CudaBackend::gated(const ops::Tensor& x, const ops::Matrix& gate_up, const 
   const ops::Tensor narrow = tensor(narrow_, width, "activations of an MLP");
   linear(x, gate_up, wide);
   if (!planning_ && x.rows > 0 && !left_out("gate of an MLP", [&] { return ops::Cost{x.rows * width * 6.0, 0}; })) {
-    const step::GateArgs args = {bf16(wide), wide.stride, bf16_out(narrow), narrow.stride, static_cast<int>(width)};
-    launch(card_->stream, (*step_)[kGate], {static_cast<unsigned>(x.rows)}, overlap_, args);
+    const auto columns = static_cast<int>(width);
+    const step::GateArgs args = {bf16(wide),    wide.stride, bf16_out(narrow),
+                                 narrow.stride, columns,     in_pieces(wide) && in_pieces(narrow) ? 1 : 0};
+    launch(card_->stream, (*step_)[kGate], rows_grid(x.rows, columns), overlap_, args);
   }
   linear(narrow, down, out);
 }
@@ -623,8 +631,9 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
                                  stride,
                                  bf16_out(out),
                                  out.stride,
-                                 static_cast<int>(out.cols)};
-  launch(card_->stream, (*step_)[kShared], {static_cast<unsigned>(x.rows)}, overlap_, args);
+                                 static_cast<int>(out.cols),
+                                 in_pieces(share) && in_pieces(out) ? 1 : 0};
+  launch(card_->stream, (*step_)[kShared], rows_grid(x.rows, args.columns), overlap_, args);
 }
 
 }  // namespace fourfold::cuda

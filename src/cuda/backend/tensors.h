@@ -20,6 +20,8 @@ inline uint16_t* bf16_out(const ops::Tensor& x) { return const_cast<uint16_t*>(b
 inline bool aligned(const ops::Tensor& x) {
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride * x.element_bytes() % 16 == 0;
 }
+// All of it consists of whole pieces of 16 bytes, 8 columns of bf16.
+inline bool in_pieces(const ops::Tensor& x) { return aligned(x) && x.cols % 8 == 0; }
 inline DeviceAddress address_of(const void* p) { return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(p)); }
 // Columns [0, b.cols) of b follow those of a in the same rows.
 inline bool follows(const ops::Tensor& a, const ops::Tensor& b) {

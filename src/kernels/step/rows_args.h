@@ -8,9 +8,12 @@ namespace fourfold::step {
 
 inline constexpr int kRowsThreads = 256;
 
-// One CTA of kRowsThreads a row; strides in elements.
+// Strides in elements. Grid of all but round_rows: rows, then CTAs of kRowsThreads threads with kRowsPiece columns
+// each.
+inline constexpr int kRowsPiece = 8;
+constexpr int rows_ctas(int columns) { return (columns + kRowsThreads * kRowsPiece - 1) / (kRowsThreads * kRowsPiece); }
 
-// out = x, rounded.
+// out = x, rounded. One CTA a row.
 struct RoundArgs {
   const float* x;
   long long x_stride;
@@ -26,6 +29,7 @@ struct AddArgs {
   const unsigned short* delta;
   long long delta_stride;
   int columns;
+  int pieces;  // not zero: addresses, strides and columns are of whole pieces of 16 bytes
 };
 
 // out = silu(gate) x up, x: [gate | up].
@@ -35,6 +39,7 @@ struct GateArgs {
   unsigned short* out;
   long long out_stride;
   int columns;  // of out
+  int pieces;   // as above
 };
 
 // out += sigmoid(logit) x x; logits null: out += x.
@@ -46,6 +51,7 @@ struct SharedArgs {
   unsigned short* out;
   long long out_stride;
   int columns;
+  int pieces;  // as above
 };
 
 // Tokens that a row's lane chose in the step before, put where this step looks for them: tokens[row] = chosen[choice].

@@ -1,9 +1,13 @@
 #include "cmd/bench_comm.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -12,6 +16,9 @@
 #include "cmd/arguments.h"
 #include "cmd/bench_kernels.h"
 #include "cmd/model_options.h"
+#include "cuda/backend/backend.h"
+#include "measure/links.h"
+#include "measure/nccl.h"
 #include "ranks/threads.h"
 
 namespace fourfold::cmd {
@@ -27,9 +34,11 @@ struct Options {
 
 struct Result {
   int64_t tokens = 0;
-  double us = 0;        // a sum with residual and norm behind it
-  double alone_us = 0;  // residual and norm of one rank's delta
-  double bytes = 0;     // of deltas that a rank reads from others
+  double us = 0;                      // a sum with residual and norm behind it
+  double alone_us = 0;                // residual and norm of one rank's delta
+  double bytes = 0;                   // of deltas that a rank reads from others
+  std::array<double, 2> by_way = {};  // on cards: us as that of kWays goes
+  std::optional<double> nccl_us;      // of the sum alone
 };
 
 // One rank: its backend, and rows to sum.
@@ -109,54 +118,162 @@ double measure(ranks::Threads& threads, const std::vector<std::unique_ptr<Rank>>
   }
 }
 
+// On cards: ways besides the one that a model's sums go, and what stands beside them.
+constexpr std::array<std::pair<cuda::SumWay, std::string_view>, 2> kWays = {
+    {{cuda::SumWay::kFlags, "flags"}, {cuda::SumWay::kWords, "words"}}};
+
+class Bench {
+ public:
+  explicit Bench(const Options& o)
+      : o_(o), group_(std::make_shared<ranks::Group>(o.backend.ranks)), threads_(group_), backends_(count()) {}
+  ~Bench() { release(); }
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+
+  void run() {
+    make(rank_backends(o_.backend));
+    on_cards_ = backends_[0]->gpu().has_value();
+    description_ = backends_[0]->description();
+    for (const auto& backend : backends_) devices_.push_back(backend->gpu().value_or(0));
+    for (const int64_t tokens : parse_tokens(o_.tokens)) {
+      Result result;
+      result.tokens = tokens;
+      const int64_t element = backends_[0]->activation_type() == ops::DType::kF32 ? 4 : 2;
+      result.bytes = static_cast<double>((o_.backend.ranks - 1) * tokens * o_.hidden * element);
+      with_rows(tokens, [&] {
+        result.us = time(tokens, &Rank::sum);
+        result.alone_us = time(tokens, &Rank::alone);
+      });
+      results_.push_back(result);
+    }
+    if (on_cards_) {
+      for (size_t way = 0; way < kWays.size(); ++way) time_way(way);
+      release();
+      measure_beside();
+    }
+    release();
+    o_.json ? print_json() : print();
+  }
+
+ private:
+  size_t count() const { return static_cast<size_t>(o_.backend.ranks); }
+
+  void make(const model::BackendFactory& factory) {
+    threads_.run([&](int64_t rank) {
+      backends_[static_cast<size_t>(rank)] = factory(std::make_shared<ranks::Member>(group_, rank));
+    });
+  }
+  void release() {
+    threads_.run([&](int64_t rank) { backends_[static_cast<size_t>(rank)].reset(); });
+  }
+
+  template <typename F>
+  void with_rows(int64_t tokens, F&& work) {
+    ranks_.resize(count());
+    threads_.run([&](int64_t rank) {
+      const auto at = static_cast<size_t>(rank);
+      ranks_[at] = std::make_unique<Rank>(backends_[at], tokens, o_.hidden);
+    });
+    work();
+    threads_.run([&](int64_t rank) { ranks_[static_cast<size_t>(rank)].reset(); });
+  }
+
+  double time(int64_t tokens, void (Rank::*call)()) {
+    return on_cards_ ? measure_on_cards(threads_, ranks_, tokens, call) : measure(threads_, ranks_, o_.seconds, call);
+  }
+
+  void time_way(size_t way) {
+    release();
+    make([&](const std::shared_ptr<ranks::Member>& member) {
+      cuda::CudaOptions options;
+      options.device = devices_[static_cast<size_t>(member->rank())];
+      options.threads = 1;
+      options.member = member;
+      options.sums = kWays[way].first;
+      return cuda::make_backend(options);
+    });
+    for (Result& result : results_) {
+      with_rows(result.tokens, [&] { result.by_way[way] = time(result.tokens, &Rank::sum); });
+    }
+  }
+
+  // NCCL's sums, without residual and norm, and the link's copies.
+  void measure_beside() {
+    std::vector<int> sorted = devices_;
+    std::sort(sorted.begin(), sorted.end());
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) return;  // ranks share a card
+    link_ = measure::measure_link(devices_[0], devices_[1]);
+    const std::unique_ptr<measure::Nccl> nccl = measure::Nccl::open(devices_, &no_nccl_);
+    if (nccl == nullptr) return;
+    nccl_ = nccl->version();
+    for (Result& result : results_) {
+      throw_if_interrupted();
+      result.nccl_us = nccl->all_reduce(result.tokens * o_.hidden, 40);
+    }
+  }
+
+  void print_json() const {
+    Json rows = Json::array();
+    for (const Result& r : results_) {
+      rows.push_back({{"tokens", r.tokens}, {"us", r.us}, {"alone_us", r.alone_us}, {"bytes", r.bytes}});
+      if (!on_cards_) continue;
+      for (size_t i = 0; i < kWays.size(); ++i) rows.back()[fmt::format("{}_us", kWays[i].second)] = r.by_way[i];
+      if (r.nccl_us) rows.back()["nccl_us"] = *r.nccl_us;
+    }
+    Json out = {{"backend", description_},
+                {"ranks", o_.backend.ranks},
+                {"hidden", o_.hidden},
+                {"way", memory()},
+                {"results", rows}};
+    if (link_) out["link"] = {{"one_way", link_->one_way}, {"each_of_both", link_->each_of_both}};
+    if (!nccl_.empty()) out["nccl"] = nccl_;
+    fmt::print("{}\n", out.dump(1));
+  }
+
+  void print() const {
+    fmt::print("{}: sums of rows of {} over {}, with residual and norm\n\n", description_, o_.hidden, memory());
+    fmt::print("{:>8}{:>12}{:>12}{:>16}{:>10}", "rows", "us", "KB read", "one rank's, us", "GB/s");
+    if (on_cards_) {
+      for (const auto& way : kWays) fmt::print("{:>12}", fmt::format("{}, us", way.second));
+      if (!nccl_.empty()) fmt::print("{:>12}", "NCCL, us");
+    }
+    fmt::print("\n");
+    for (const Result& r : results_) {
+      fmt::print("{:>8}{:>12.2f}{:>12.1f}{:>16.2f}{:>10.2f}", r.tokens, r.us, r.bytes / 1024, r.alone_us,
+                 r.bytes / r.us * 1e-3);
+      if (on_cards_) {
+        for (const double us : r.by_way) fmt::print("{:>12.2f}", us);
+        if (r.nccl_us) fmt::print("{:>12.2f}", *r.nccl_us);
+      }
+      fmt::print("\n");
+    }
+    if (link_) {
+      fmt::print("\ncopies from card to card: {:.1f} GB/s, {:.1f} each way at once\n", link_->one_way * 1e-9,
+                 link_->each_of_both * 1e-9);
+    }
+    if (!nccl_.empty()) fmt::print("NCCL {}: sums alone, without residual and norm\n", nccl_);
+    if (!no_nccl_.empty()) fmt::print("NCCL: {}\n", no_nccl_);
+  }
+
+  std::string_view memory() const { return on_cards_ ? "peer memory" : "shared memory"; }
+
+  const Options& o_;
+  const std::shared_ptr<ranks::Group> group_;
+  ranks::Threads threads_;
+  std::vector<std::shared_ptr<ops::Backend>> backends_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  bool on_cards_ = false;
+  std::string description_;
+  std::vector<int> devices_;
+  std::vector<Result> results_;
+  std::optional<measure::LinkRate> link_;
+  std::string nccl_, no_nccl_;  // its version, or why there is none
+};
+
 void run(const Options& o) {
   if (o.backend.ranks < 2) fail("--tensor-parallel-size {}: one rank has no sums, wanted 2 or more", o.backend.ranks);
   install_interrupt_handler();
-  const auto group = std::make_shared<ranks::Group>(o.backend.ranks);
-  ranks::Threads threads(group);
-  const model::BackendFactory make = rank_backends(o.backend);
-  std::vector<std::shared_ptr<ops::Backend>> backends(static_cast<size_t>(o.backend.ranks));
-  threads.run(
-      [&](int64_t rank) { backends[static_cast<size_t>(rank)] = make(std::make_shared<ranks::Member>(group, rank)); });
-  const bool on_cards = backends[0]->gpu().has_value();
-  const std::string way = on_cards ? "peer memory" : "shared memory";
-  std::vector<Result> results;
-  for (const int64_t tokens : parse_tokens(o.tokens)) {
-    std::vector<std::unique_ptr<Rank>> ranks(backends.size());
-    threads.run([&](int64_t rank) {
-      const auto at = static_cast<size_t>(rank);
-      ranks[at] = std::make_unique<Rank>(backends[at], tokens, o.hidden);
-    });
-    Result result;
-    result.tokens = tokens;
-    const auto time = [&](void (Rank::*call)()) {
-      return on_cards ? measure_on_cards(threads, ranks, tokens, call) : measure(threads, ranks, o.seconds, call);
-    };
-    result.us = time(&Rank::sum);
-    result.alone_us = time(&Rank::alone);
-    const int64_t element = backends[0]->activation_type() == ops::DType::kF32 ? 4 : 2;
-    result.bytes = static_cast<double>((o.backend.ranks - 1) * tokens * o.hidden * element);
-    results.push_back(result);
-    threads.run([&](int64_t rank) { ranks[static_cast<size_t>(rank)].reset(); });
-  }
-  const std::string description = backends[0]->description();
-  threads.run([&](int64_t rank) { backends[static_cast<size_t>(rank)].reset(); });
-  if (o.json) {
-    Json rows = Json::array();
-    for (const Result& r : results) {
-      rows.push_back({{"tokens", r.tokens}, {"us", r.us}, {"alone_us", r.alone_us}, {"bytes", r.bytes}});
-    }
-    const Json out = {
-        {"backend", description}, {"ranks", o.backend.ranks}, {"hidden", o.hidden}, {"way", way}, {"results", rows}};
-    fmt::print("{}\n", out.dump(1));
-    return;
-  }
-  fmt::print("{}: sums of rows of {} over {}, with residual and norm\n\n", description, o.hidden, way);
-  fmt::print("{:>8}{:>12}{:>12}{:>16}{:>10}\n", "rows", "us", "KB read", "one rank's, us", "GB/s");
-  for (const Result& r : results) {
-    fmt::print("{:>8}{:>12.2f}{:>12.1f}{:>16.2f}{:>10.2f}\n", r.tokens, r.us, r.bytes / 1024, r.alone_us,
-               r.bytes / r.us * 1e-3);
-  }
+  Bench(o).run();
 }
 
 }  // namespace

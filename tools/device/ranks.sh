@@ -1,7 +1,8 @@
 #!/bin/sh
 # Checks and measures models split over several GPUs, in one call of about four minutes on a machine with two.
 #   BINARIES=folder tools/device/ranks.sh [OUT_DIR]   with `fourfold` built elsewhere, and the shared libraries it needs
-#   PARTS="comm demo shared 35B 397B" (default: all, in this order); RANKS (2); LAYERS_397B: fewer layers of it
+#   PARTS="comm demo shared 35B 397B" (default: all, in this order; check and 35B_split are short forms of demo and
+#   35B); RANKS (2); LAYERS_397B: fewer layers of it
 # Every part prints its figures; all output is kept in OUT_DIR. A part that fails is named, and the others still run.
 set -u
 out=${1:-${OUT:-out}}
@@ -9,7 +10,8 @@ here=$(cd "$(dirname "$0")/../.." && pwd)
 mkdir -p "$out"
 bin=${BINARIES:?folder with fourfold}
 ranks=${RANKS:-2}
-export LD_LIBRARY_PATH="$bin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+nccl=$(find "$bin" /usr /opt -name 'libnccl.so.2' 2> /dev/null | head -n 1)
+export LD_LIBRARY_PATH="$bin${nccl:+:${nccl%/*}}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export FOURFOLD_KERNELS="${FOURFOLD_KERNELS:-$out/kernels}"
 fourfold=$bin/fourfold
 begin=$(date +%s)
@@ -30,7 +32,7 @@ split="--device cuda --tensor-parallel-size $ranks"
 for part in ${PARTS:-comm demo shared 35B 397B}; do
   case $part in
     comm)
-      for hidden in 2048 4096; do
+      for hidden in 4096 2048; do
         run "comm_$hidden" 40 "$fourfold" bench comm $split --hidden "$hidden" --tokens 1,2,8,16,64,128,512,2048,8192
       done
       ;;
@@ -39,6 +41,10 @@ for part in ${PARTS:-comm demo shared 35B 397B}; do
       run eval_drafts 40 "$fourfold" eval $split --parallel 32 --limit 20 --draft 3
       run eval_experts 40 "$fourfold" eval $split --parallel 32 --limit 20 --enable-expert-parallel
       run answer 20 "$fourfold" run $split --max-tokens 40 'What is 17 + 25?'
+      ;;
+    check)
+      run check 30 "$fourfold" eval $split --parallel 32 --limit 20
+      run check_drafts 30 "$fourfold" eval $split --parallel 32 --limit 10 --draft 3
       ;;
     shared)
       # Two ranks on one card: for tests on machines that have one.
@@ -49,6 +55,9 @@ for part in ${PARTS:-comm demo shared 35B 397B}; do
       run 35B_split 60 "$fourfold" bench model --dummy 35B-A3B --mix A $split --prompt 128 --generate 128
       run 35B_experts 60 "$fourfold" bench model --dummy 35B-A3B --mix A $split --enable-expert-parallel --prompt 128 \
         --generate 128
+      ;;
+    35B_split)
+      run 35B_split 60 "$fourfold" bench model --dummy 35B-A3B --mix A $split --prompt 128 --generate 128
       ;;
     397B)
       run 397B 240 "$fourfold" bench model --dummy 397B-A17B --mix C $split --prompt 8192 --chunk 8192 --generate 128 \

@@ -260,7 +260,7 @@ void Machine::wake(Thread& t) {
 }
 
 void Machine::wait_for_idle() {
-  if (options_.delivery == Delivery::kLate) block("an asynchronous operation", 0xffffffffu);
+  if (options_.delivery == Delivery::kLate) block(kIdleWait, 0);
 }
 
 void Machine::violate(const std::string& what) {

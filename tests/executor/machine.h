@@ -30,6 +30,7 @@ inline constexpr u32 kGridComponent = kBarrierComponent + kMaxBarriers;
 
 // What a thread waits for that looks again whenever its CTA's turn comes.
 inline constexpr char kPeerWait[] = "a peer's flag";
+inline constexpr char kIdleWait[] = "an asynchronous operation";
 
 // A vector clock. Warps mostly share one object, so that joining is comparing pointers. Components are numbered as
 // above, but threads that do not exist take no room (see Machine::place).

@@ -213,7 +213,7 @@ bool Machine::deliver_for_idle() {
   // A thread that waits for an asynchronous operation of its own runs before copies land.
   bool any = false;
   for (Thread& t : threads_) {
-    if (!t.done && t.waiting != nullptr && t.waiting_on == 0xffffffffu) {
+    if (!t.done && t.waiting == kIdleWait) {
       wake(t);
       any = true;
     }

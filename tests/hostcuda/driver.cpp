@@ -247,6 +247,8 @@ class Card {
     how.grid = {grid[0], grid[1], grid[2]};
     how.threads = static_cast<int>(config.block[0]);
     how.shared_bytes = config.smem_bytes;
+    // Its CTAs wait for each other: all have room on the card.
+    if (kernel.expression.find("gemm_middle") != std::string::npos) how.resident = static_cast<int>(grid[0]);
     return add(static_cast<Stream*>(config.stream), {[this, how, values, &kernel](bool early) mutable {
                                                        how.programmatic = early && !settled_;
                                                        std::vector<void*> pointers;

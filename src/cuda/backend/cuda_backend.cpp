@@ -12,9 +12,9 @@
 namespace fourfold::cuda {
 namespace {
 
-constexpr unsigned kReservedShared = 1024;  // of each CTA, by the system
-constexpr int64_t kMostNormedRows = 2;      // a norm in front of a product is computed by each of its CTAs
+constexpr int64_t kMostNormedRows = 2;  // a norm in front of a product is computed by each of its CTAs
 constexpr size_t kMostGraphs = 96;
+constexpr int kLeastShare = 4;             // units of 64 columns and 128 rows that a CTA of gemm_middle starts for
 constexpr int64_t kMostLayerRows = 16384;  // of one launch of an expert layer
 
 }  // namespace
@@ -359,7 +359,11 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
   const ProductKernels& kernels = product_kernels(way);
   if (options_.wide && (planning_ || x.rows > kMostRows)) {
     const gemm::WideTile most = {formats, 128, 0};
-    scratch(wide_partial_, gemm::wide_partial_bytes(most, card_->device.info().sms), "parts of products");
+    const int sms = card_->device.info().sms;
+    scratch(wide_partial_,
+            std::max<int64_t>(gemm::wide_partial_bytes(most, sms),
+                              gemm::middle_partial_bytes(sms * middle_tile(formats).ctas)),
+            "parts of products");
   }
   if (planning_) return;
   const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
@@ -414,11 +418,11 @@ void CudaBackend::take_along(gemm::RowsArgs& args) {
 
 void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
                                const std::vector<Kernel>& kernels, const ops::Tensor& out) {
-  const WideEntry entry = wide_entry(formats, x.rows);
+  const WideEntry entry = wide_entry(formats, x.rows, matrix);
+  const int copied = entry == kMiddle ? gemm::kMiddleRows : wide_tile(formats, entry).tokens;
   const ptx::TensorMap rows =
       row_pieces(card_->device, address_of(x.data), static_cast<uint64_t>(x.rows), static_cast<uint64_t>(x.cols),
-                 static_cast<uint64_t>(x.stride * x.element_bytes()),
-                 static_cast<unsigned>(gemm::wide_copied_rows(wide_tile(formats, entry))));
+                 static_cast<uint64_t>(x.stride * x.element_bytes()), static_cast<unsigned>(copied));
   gemm::DenseArgs args = {};
   args.matrix = matrix;
   args.tokens = static_cast<int>(x.rows);
@@ -427,12 +431,18 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   args.x_stride = x.stride;
   args.out = out.data;
   args.out_stride = out.stride;
-  const gemm::WideTile tile = wide_tile(formats, entry);
   const int sms = card_->device.info().sms;
-  args.split_units = gemm::wide_split_units(tile, matrix, args.tokens, sms);
-  args.splits = gemm::wide_splits(matrix, args.split_units);
   args.partial = wide_partial_.as<float>();
   args.arrived = arrived_.as<int>();
+  if (entry == kMiddle) {
+    args.split_units = gemm::middle_split_units(middle_tile(formats), matrix, sms, kLeastShare);
+    const int grid = gemm::middle_grid(matrix, args.split_units);
+    launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
+    return;
+  }
+  const gemm::WideTile tile = wide_tile(formats, entry);
+  args.split_units = gemm::wide_split_units(tile, matrix, args.tokens, sms);
+  args.splits = gemm::wide_splits(matrix, args.split_units);
   const int grid = gemm::wide_grid(tile, matrix, args.tokens, args.splits, sms);
   launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
 }

@@ -77,7 +77,7 @@ plan::KernelSource wide_source(int formats) {
   const gemm::MiddleTile middle = middle_tile(formats);
   source.entries.push_back({fmt::format("fourfold::gemm::gemm_middle<fourfold::gemm::MiddleTileOf<{}, {}, {}>>",
                                         middle.formats, middle.stages, middle.ctas),
-                            gemm::kMiddleThreads, static_cast<int64_t>(gemm::middle_map(middle).total)});
+                            gemm::kMiddleThreads, static_cast<int64_t>(gemm::middle_map(middle).total), true});
   for (const WideEntry entry : {kWideFew, kWideMany}) {
     if (entry == kWideMany && (formats & gemm::kCells) != 0) continue;
     const gemm::WideTile t = wide_tile(formats, entry);
@@ -149,7 +149,7 @@ plan::KernelSource attention_source(int head_dim, int rotary_dim, bool fp8) {
         {fmt::format(
              "fourfold::attn::attention_decode<fourfold::attn::DecodeTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>>",
              t.head_dim, t.rotary_dim, t.row_tiles, t.key_groups, t.parts, t.blocks, t.stages, t.fp8, t.bulk, t.ctas),
-         static_cast<unsigned>(t.threads()), static_cast<int64_t>(attn::decode_map(t).total)});
+         static_cast<unsigned>(t.threads()), static_cast<int64_t>(attn::decode_map(t).total), t.ctas > 1});
   }
   source.entries.push_back({fmt::format("fourfold::attn::attention_combine<{}>", head_dim), attn::kCombineThreads});
   source.entries.push_back(

@@ -50,9 +50,9 @@ plan::KernelSource rows_source(const RowsWay& way) {
 }
 
 WideEntry wide_entry(int formats, int64_t rows, const gemm::Matrix& matrix) {
-  // Where there are many times more items than SMs, x is brought to twice as many weights at once.
-  constexpr int kHeadTiles = 4096;
-  if (rows <= gemm::kMiddleRows && matrix.tiles < kHeadTiles) return kMiddle;
+  // Few items are dealt out evenly; where there are many, x is brought to twice as many weights at once.
+  constexpr int kMiddleMost = 256;
+  if (rows <= gemm::kMiddleRows && matrix.tiles <= kMiddleMost) return kMiddle;
   return rows > 64 && (formats & gemm::kCells) == 0 ? kWideMany : kWideFew;
 }
 

@@ -19,6 +19,7 @@
 #include "cmd/bench_comm.h"
 #include "cmd/bench_engine.h"
 #include "cmd/bench_kernels.h"
+#include "cmd/bench_load.h"
 #include "cmd/bench_ops.h"
 #include "cmd/bench_serve.h"
 #include "cmd/commands.h"
@@ -427,6 +428,7 @@ void add_bench(Command& app) {
   add_bench_serve(bench);
   add_bench_kernels(bench);
   add_bench_comm(bench);
+  add_bench_load(bench);
 }
 
 }  // namespace fourfold::cmd

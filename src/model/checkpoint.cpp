@@ -6,6 +6,7 @@
 #include <functional>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "base/check.h"
 #include "base/json.h"
@@ -317,7 +318,7 @@ void Checkpoint::check_unused_mtp() {
   const bool used = std::any_of(items_.begin(), items_.end(),
                                 [](const auto& entry) { return entry.second.used && entry.first.starts_with("mtp."); });
   if (used || config_.mtp_layers == 0) return;
-  populate_ = false;
+  const bool populate = std::exchange(populate_, false);
   for (const WeightSpec& spec : weight_specs(config_)) {
     if (!spec.mtp) continue;
     if (spec.is_vector) {
@@ -326,7 +327,7 @@ void Checkpoint::check_unused_mtp() {
       release(matrix(spec.name, spec.rows, spec.columns));
     }
   }
-  populate_ = true;
+  populate_ = populate;
 }
 
 void Checkpoint::finish() {

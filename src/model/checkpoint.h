@@ -39,6 +39,7 @@ class Checkpoint final : public WeightSource {
   ops::MatrixSource matrix(std::string_view module, int64_t rows, int64_t columns) override;
   std::vector<float> vector(std::string_view name, int64_t count) override;
   void release(const ops::MatrixSource& matrix) override;
+  void read_in_place(bool in_place) override { populate_ = in_place; }
   void finish() override;
 
   // The stored form of a matrix without reading its data (shapes and scales are not checked): the tensors it is made

@@ -31,6 +31,7 @@ CudaBackend::CudaBackend(const CudaOptions& options)
       sample_uploads_(*card_),
       carry_uploads_(*card_),
       graphs_(*card_, kMostGraphs) {
+  card_->loading_threads = options.threads;
   const jit::DeviceInfo& info = card_->device.info();
   if (info.major != 9) {
     fail("{}: {}; models run on Hopper cards (sm_90a) and on the CPU", info.name, info.arch());
@@ -102,6 +103,7 @@ DeviceAddress CudaBackend::scratch(cuda::Buffer& buffer, int64_t bytes, const ch
 }
 
 std::unique_ptr<ops::Buffer> CudaBackend::allocate(int64_t bytes) {
+  card_->settle_weights();
   return std::make_unique<DeviceBuffer>(card_, bytes, "activations");
 }
 
@@ -110,7 +112,6 @@ ops::Vector CudaBackend::load_vector(std::span<const float> values) {
   vector.count = static_cast<int64_t>(values.size());
   auto buffer = std::make_unique<DeviceBuffer>(card_, static_cast<int64_t>(values.size_bytes()), "parameters");
   buffer->buffer().upload(card_->stream, values.data(), values.size_bytes());
-  card_->stream.synchronize();
   vector.buffer = std::move(buffer);
   return vector;
 }
@@ -143,11 +144,13 @@ std::unique_ptr<ops::Experts> CudaBackend::load_experts_with_shared(
 }
 
 std::unique_ptr<ops::KvCache> CudaBackend::make_kv_cache(const ops::KvCacheShape& shape) {
+  card_->settle_weights();
   kv_shape_ = shape;
   return std::make_unique<CardKvCache>(card_, shape, kv_element_bytes());
 }
 
 std::unique_ptr<ops::StateCache> CudaBackend::make_state_cache(const ops::StateCacheShape& shape) {
+  card_->settle_weights();
   state_shape_ = shape;
   known_loaded_ = false;
   return std::make_unique<CardStateCache>(card_, shape);
@@ -155,6 +158,7 @@ std::unique_ptr<ops::StateCache> CudaBackend::make_state_cache(const ops::StateC
 
 void CudaBackend::reserve(const ops::ReserveLimits& limits) {
   FF_ASSERT(limits.rows > 0);
+  card_->settle_weights();
   limits_ = limits;
   load_known();
   row_uploads_.prepare(static_cast<uint64_t>(limits.rows) * sizeof(int));
@@ -193,6 +197,7 @@ void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::s
 }
 
 void CudaBackend::begin_step(const ops::Batch& batch) {
+  card_->settle_weights();
   load_known();
   const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
   const bool chunks = state_shape_.layers > 0 && has_chunks(key_dim, value_dim);

@@ -1,6 +1,8 @@
 #include "cuda/backend/memory.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -14,12 +16,6 @@ namespace fourfold::cuda {
 namespace {
 
 uint64_t positive(int64_t bytes) { return static_cast<uint64_t>(std::max<int64_t>(bytes, 1)); }
-
-cuda::Buffer uploaded(const Card& card, const void* from, uint64_t bytes, std::string_view what) {
-  cuda::Buffer buffer(card.device, bytes, what);
-  buffer.upload(card.stream, from, bytes);
-  return buffer;
-}
 
 int64_t element_bytes(const ops::MatrixSource& m) {
   const int64_t all = m.rows * m.columns;
@@ -119,41 +115,100 @@ DeviceAddress Uploads::send(uint64_t bytes) {
   return device_.address();
 }
 
-Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts)
-    : card_(std::move(card)), packed_(pack_stack(parts, false)), name_(parts[0].name) {
-  formats_ = packed_.formats();
-  buffer_ = cuda::Buffer(card_->device, packed_.bytes.size(), name_);
-  matrix_ = packed_.at(buffer_.as<uint8_t>());
-  const Kernel repack = card_->loader.load(step_source()).at(kRepackUnits);
-  cuda::Buffer bad(card_->device, sizeof(int), "repack status");
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const ops::MatrixSource& m = parts[i];
-    const PackedMatrix::Part& part = packed_.parts[i];
-    bytes_ += m.bytes();
-    // Factors and cells, behind the units.
-    const uint64_t end = i + 1 < parts.size() ? packed_.parts[i + 1].weights : packed_.bytes.size();
-    buffer_.upload(card_->stream, packed_.bytes.data() + part.factors, end - part.factors, part.factors);
-    const cuda::Buffer data = uploaded(*card_, m.data, static_cast<uint64_t>(element_bytes(m)), "staging for weights");
-    cuda::Buffer scales;
-    if (m.format == ops::Format::kNvfp4) {
-      scales = uploaded(*card_, m.block_scales, static_cast<uint64_t>(m.rows * m.columns / 16), "staging for weights");
-    }
-    bad.fill(card_->stream, 0xff);
-    const gemm::Source source = {stored_of(m.format), data.as<const void>(),
-                                 scales.bytes() != 0 ? scales.as<const uint8_t>() : nullptr, static_cast<int>(m.rows),
-                                 static_cast<int>(m.columns)};
-    const gemm::RepackArgs args = {
-        source, source, 0, 0, part.tiles, matrix_.units, buffer_.as<uint8_t>() + part.weights, bad.as<int>()};
-    const int64_t units = int64_t{args.tiles} * args.units;
-    launch(card_->stream, repack,
-           {static_cast<unsigned>(std::min<int64_t>(ceil_div(units, gemm::kRepackThreads), 1 << 20))}, Overlap::kNone,
-           args);
-    if (const int tile = bad.download<int>(card_->stream, 1)[0]; tile >= 0) {
-      fail("{}: a weight in row {} to {} is NaN", m.name, tile * 16, std::min<int64_t>(m.rows, (tile + 1) * 16) - 1);
-    }
+WeightFeed& Card::weights() {
+  if (feed_ == nullptr) feed_ = std::make_unique<WeightFeed>(device, loading_threads);
+  return *feed_;
+}
+
+void Card::settle_weights() {
+  if (feed_ == nullptr) return;
+  const std::unique_ptr<WeightFeed> feed = std::move(feed_);
+  feed->finish();
+}
+
+namespace {
+
+// `bytes` from host memory to a place on the device, through the feed.
+void feed_bytes(Card& card, const void* from, uint64_t bytes, const std::shared_ptr<const void>& owner,
+                DeviceAddress to) {
+  WeightFeed& feed = card.weights();
+  const auto* at = static_cast<const uint8_t*>(from);
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t count = std::min(bytes - done, WeightFeed::kBlockBytes);
+    const WeightFeed::Piece piece = {.from = at + done, .bytes = count, .owner = owner};
+    feed.add(count, {piece}, [to = to + done, count](const Stream& stream, DeviceAddress parcel) {
+      const Device& device = stream.device();
+      device.check(device.driver().call().copy_on_device(to, parcel, count, stream.handle()), "copy on the device");
+    });
+    done += count;
   }
-  packed_.bytes.clear();
-  packed_.bytes.shrink_to_fit();
+}
+
+}  // namespace
+
+Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts)
+    : card_(std::move(card)), packed_(place_stack(parts)), name_(parts[0].name) {
+  formats_ = packed_.formats();
+  buffer_ = cuda::Buffer(card_->device, packed_.size, name_);
+  matrix_ = packed_.at(buffer_.as<uint8_t>());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const PackedMatrix::Part& part = packed_.parts[i];
+    bytes_ += parts[i].bytes();
+    const std::vector<uint8_t> factors = stack_factors(packed_, part, parts[i]);
+    buffer_.upload(card_->stream, factors.data(), factors.size(), part.factors);
+    feed_part(parts[i], part);
+  }
+}
+
+// Whole row tiles at a time, as many as a block of the feed has room for.
+void Stack::feed_part(const ops::MatrixSource& m, const PackedMatrix::Part& part) {
+  const Kernel repack = card_->loader.load(step_source()).at(kRepackUnits);
+  WeightFeed& feed = card_->weights();
+  const auto row_bytes = static_cast<uint64_t>(element_bytes(m) / m.rows);
+  const uint64_t scale_bytes = m.format == ops::Format::kNvfp4 ? static_cast<uint64_t>(m.columns / 16) : 0;
+  const uint64_t tile_bytes = gemm::kTileRows * (row_bytes + scale_bytes);
+  // Behind the weights the scales begin at a multiple of 256.
+  if (tile_bytes + 256 > WeightFeed::kBlockBytes) fail("{}: rows of {} columns are too long", m.name, m.columns);
+  const auto most = static_cast<int>((WeightFeed::kBlockBytes - 256) / tile_bytes);
+  int* const bad = feed.status([name = m.name, rows = m.rows](int tile) {
+    return fmt::format("{}: a weight in row {} to {} is NaN", name, tile * 16,
+                       std::min<int64_t>(rows, (tile + 1) * 16) - 1);
+  });
+  for (int first = 0; first < part.tiles; first += most) {
+    const int tiles = std::min(most, part.tiles - first);
+    const uint64_t row = static_cast<uint64_t>(first) * gemm::kTileRows;
+    const uint64_t rows =
+        std::min<uint64_t>(static_cast<uint64_t>(m.rows) - row, static_cast<uint64_t>(tiles) * gemm::kTileRows);
+    const uint64_t scales_at = (rows * row_bytes + 255) / 256 * 256;
+    std::vector<WeightFeed::Piece> pieces = {
+        {.from = static_cast<const uint8_t*>(m.data) + row * row_bytes, .bytes = rows * row_bytes, .owner = m.owner}};
+    if (scale_bytes != 0) {
+      pieces.push_back(
+          {.from = m.block_scales + row * scale_bytes, .bytes = rows * scale_bytes, .to = scales_at, .owner = m.owner});
+    }
+    gemm::RepackArgs args = {};
+    args.first.stored = stored_of(m.format);
+    args.first.rows = static_cast<int>(m.rows);
+    args.first.columns = static_cast<int>(m.columns);
+    args.first_tile = first;
+    args.tiles = tiles;
+    args.units = matrix_.units;
+    args.out = buffer_.as<uint8_t>() + part.weights +
+               static_cast<uint64_t>(first) * static_cast<uint64_t>(matrix_.units) *
+                   static_cast<uint64_t>(gemm::unit_bytes(part.format));
+    args.bad = bad;
+    const int64_t units = int64_t{tiles} * matrix_.units;
+    const Grid grid = {static_cast<unsigned>(std::min<int64_t>(ceil_div(units, gemm::kRepackThreads), 1 << 20))};
+    feed.add(scales_at + rows * scale_bytes, pieces, [=](const Stream& stream, DeviceAddress parcel) mutable {
+      // Where the matrix would begin, of which these are the rows from `row` on.
+      args.first.data = device_pointer<const void>(parcel - row * row_bytes);
+      if (scale_bytes != 0) {
+        args.first.block_scales = device_pointer<const uint8_t>(parcel + scales_at - row * scale_bytes);
+      }
+      args.second = args.first;
+      launch(stream, repack, grid, Overlap::kNone, args);
+    });
+  }
 }
 
 Table::Table(std::shared_ptr<Card> card, const ops::MatrixSource& m)
@@ -164,58 +219,160 @@ Table::Table(std::shared_ptr<Card> card, const ops::MatrixSource& m)
   if (m.rows < 1 || m.rows > (int64_t{1} << 30) || m.columns < 1 || m.columns > (int64_t{1} << 24)) {
     fail("{}: {} x {} is no table of embeddings", m.name, m.rows, m.columns);
   }
-  data_ = uploaded(*card_, m.data, static_cast<uint64_t>(element_bytes(m)), m.name);
+  const auto fed = [&](const void* from, int64_t bytes) {
+    cuda::Buffer buffer(card_->device, positive(bytes), m.name);
+    feed_bytes(*card_, from, static_cast<uint64_t>(bytes), m.owner, buffer.address());
+    return buffer;
+  };
+  data_ = fed(m.data, element_bytes(m));
   source_ = {stored_of(m.format), data_.as<const void>(), nullptr, static_cast<int>(m.rows),
              static_cast<int>(m.columns)};
   if (m.format == ops::Format::kNvfp4) {
-    scales_ = uploaded(*card_, m.block_scales, static_cast<uint64_t>(m.rows * m.columns / 16), m.name);
+    scales_ = fed(m.block_scales, m.rows * m.columns / 16);
     source_.block_scales = scales_.as<const uint8_t>();
   }
   if (m.format == ops::Format::kFp8) {
-    const int64_t cells = ceil_div(m.rows, m.scale_rows) * ceil_div(m.columns, m.scale_columns);
-    grid_ = uploaded(*card_, m.grid_scales, static_cast<uint64_t>(cells) * sizeof(float), m.name);
+    grid_ = fed(m.grid_scales, ceil_div(m.rows, m.scale_rows) * ceil_div(m.columns, m.scale_columns) *
+                                   static_cast<int64_t>(sizeof(float)));
   }
-  card_->stream.synchronize();  // the source may go
   bytes_ = m.bytes();
 }
+
+namespace {
+
+// A layer's experts, one after the other, as many at a time as a block of the feed has room for.
+class ExpertFeed {
+ public:
+  ExpertFeed(Card& card, const plan::moe::Problem& problem, ExpertWeights& weights)
+      : card_(card), problem_(problem), weights_(weights) {
+    const auto elements = static_cast<uint64_t>(problem.hidden * problem.intermediate);
+    codes_ = elements / 2;
+    scales_ = elements / 16;
+    most_ = WeightFeed::kBlockBytes / (3 * (codes_ + scales_));
+    bad_ = card.weights().status(
+        [](int expert) { return fmt::format("expert {}: a block scale is NaN, wanted finite e4m3 numbers", expert); });
+  }
+
+  using Owners = std::array<std::shared_ptr<const void>, 3>;
+  // `done` when the matrices' bytes may go.
+  void add(const ExpertMatrices& expert, const Owners& owners, std::function<void()> done) {
+    for (const Nvfp4Matrix* m : {&expert.gate, &expert.up, &expert.down}) {
+      if (!std::isfinite(m->tensor_scale)) {
+        fail("expert {}: tensor scale is {}, wanted a finite number", tensor_scales_[1].size(), m->tensor_scale);
+      }
+    }
+    tensor_scales_[0].insert(tensor_scales_[0].end(), {expert.gate.tensor_scale, expert.up.tensor_scale});
+    tensor_scales_[1].push_back(expert.down.tensor_scale);
+    if (most_ == 0) {  // larger than a block
+      weights_.upload(card_.stream, first_++, std::span(&expert, 1));
+      return done();
+    }
+    waiting_.push_back({expert, owners, std::move(done)});
+    if (waiting_.size() == most_) send();
+  }
+
+  void finish() {
+    send();
+    weights_.set_scales(card_.stream, tensor_scales_[0], tensor_scales_[1]);
+  }
+
+ private:
+  struct Waiting {
+    ExpertMatrices matrices;
+    Owners owners;
+    std::function<void()> done;
+  };
+
+  // [matrix][expert] codes, then [matrix][expert] scales.
+  void send() {
+    if (waiting_.empty()) return;
+    const uint64_t count = waiting_.size();
+    std::vector<WeightFeed::Piece> pieces;
+    for (uint64_t m = 0; m < 3; ++m) {
+      for (uint64_t i = 0; i < count; ++i) {
+        const Waiting& w = waiting_[i];
+        const Nvfp4Matrix& from = m == 0 ? w.matrices.gate : m == 1 ? w.matrices.up : w.matrices.down;
+        const int64_t rows = m == 2 ? problem_.hidden : problem_.intermediate;
+        const auto k = static_cast<uint64_t>(m == 2 ? problem_.intermediate : problem_.hidden);
+        const uint64_t place = m * count + i;
+        pieces.push_back(
+            {from.codes, k / 2, rows, static_cast<uint64_t>(from.code_stride), place * codes_, w.owners[m]});
+        pieces.push_back({from.scales, k / 16, rows, static_cast<uint64_t>(from.scale_stride),
+                          3 * count * codes_ + place * scales_, w.owners[m]});
+      }
+    }
+    card_.weights().add(
+        3 * count * (codes_ + scales_), pieces,
+        [weights = &weights_, first = first_, count, codes = codes_, scales = scales_, k = problem_.hidden,
+         width = problem_.intermediate, bad = bad_](const Stream& stream, DeviceAddress parcel) {
+          const auto matrix = [&](uint64_t m, int64_t columns) {
+            return contiguous(device_pointer<const uint8_t>(parcel + m * count * codes),
+                              device_pointer<const uint8_t>(parcel + 3 * count * codes + m * count * scales), 1,
+                              columns);
+          };
+          weights->repack(
+              stream, first, static_cast<int64_t>(count),
+              {matrix(0, k), matrix(1, k), matrix(2, width), static_cast<int64_t>(codes), static_cast<int64_t>(scales)},
+              bad);
+        });
+    first_ += static_cast<int64_t>(count);
+    for (const Waiting& w : waiting_) w.done();
+    waiting_.clear();
+  }
+
+  Card& card_;
+  const plan::moe::Problem& problem_;
+  ExpertWeights& weights_;
+  uint64_t codes_ = 0, scales_ = 0, most_ = 0;  // bytes of a matrix; experts of a block
+  int64_t first_ = 0;                           // of those that wait
+  std::vector<Waiting> waiting_;
+  std::array<std::vector<float>, 2> tensor_scales_;  // gate and up; down
+  int* bad_ = nullptr;
+};
+
+}  // namespace
 
 CardExperts::CardExperts(std::shared_ptr<Card> card, int64_t count,
                          const std::function<ops::ExpertSource(int64_t)>& source,
                          const std::function<void(int64_t)>& done, const ops::ExpertSource* shared)
     : card_(std::move(card)) {
   FF_ASSERT(count > 0);
-  std::vector<ops::ExpertSource> sources;
-  std::vector<ExpertMatrices> matrices;
-  for (int64_t i = 0; i < count; ++i) {
-    sources.push_back(source(i));
-    const ops::ExpertSource& e = sources.back();
-    const int64_t width = sources[0].gate.rows, hidden = sources[0].gate.columns;
-    check_expert(e.gate, width, hidden);
-    check_expert(e.up, width, hidden);
-    check_expert(e.down, hidden, width);
-    matrices.push_back({nvfp4_of(e.gate), nvfp4_of(e.up), nvfp4_of(e.down)});
-  }
+  const ops::ExpertSource first = source(0);
   problem_.name = "experts";
   problem_.experts = count;
   problem_.top_k = 1;  // does not matter to the weights
-  problem_.hidden = sources[0].gate.columns;
-  problem_.intermediate = sources[0].gate.rows;
+  problem_.hidden = first.gate.columns;
+  problem_.intermediate = first.gate.rows;
+  const auto check = [&](const ops::ExpertSource& e, int64_t width) {
+    check_expert(e.gate, width, problem_.hidden);
+    check_expert(e.up, width, problem_.hidden);
+    check_expert(e.down, problem_.hidden, width);
+  };
+  check(first, problem_.intermediate);
   if (shared != nullptr) {
     problem_.shared = plan::moe::SharedExpert::kNvfp4;
     problem_.shared_intermediate = shared->gate.rows;
-    check_expert(shared->gate, problem_.shared_intermediate, problem_.hidden);
-    check_expert(shared->up, problem_.shared_intermediate, problem_.hidden);
-    check_expert(shared->down, problem_.hidden, problem_.shared_intermediate);
-    const std::vector<ExpertMatrices> slices = fourfold::cuda::shared_slices(
-        {nvfp4_of(shared->gate), nvfp4_of(shared->up), nvfp4_of(shared->down)}, problem_.shared_slices(), problem_);
-    matrices.insert(matrices.end(), slices.begin(), slices.end());
+    check(*shared, problem_.shared_intermediate);
   }
   plan::moe::validate(problem_);
   if (card_->experts.repack.function == nullptr) card_->experts.repack = card_->loader.load(prepare_source()).front();
   weights_ = std::make_unique<ExpertWeights>(LayerContext{&card_->device, problem_, &card_->experts});
-  weights_->upload(card_->stream, 0, matrices);
-  bytes_per_expert_ = sources[0].gate.bytes() + sources[0].up.bytes() + sources[0].down.bytes();
-  for (int64_t i = 0; i < count; ++i) done(i);
+  ExpertFeed feed(*card_, problem_, *weights_);
+  for (int64_t i = 0; i < count; ++i) {
+    const ops::ExpertSource e = i == 0 ? first : source(i);
+    check(e, problem_.intermediate);
+    feed.add({nvfp4_of(e.gate), nvfp4_of(e.up), nvfp4_of(e.down)}, {e.gate.owner, e.up.owner, e.down.owner},
+             [&done, i] { done(i); });
+  }
+  if (shared != nullptr) {
+    for (const ExpertMatrices& slice :
+         fourfold::cuda::shared_slices({nvfp4_of(shared->gate), nvfp4_of(shared->up), nvfp4_of(shared->down)},
+                                       problem_.shared_slices(), problem_)) {
+      feed.add(slice, {shared->gate.owner, shared->up.owner, shared->down.owner}, [] {});
+    }
+  }
+  feed.finish();
+  bytes_per_expert_ = first.gate.bytes() + first.up.bytes() + first.down.bytes();
 }
 
 plan::moe::Problem CardExperts::problem(int64_t top_k) const {

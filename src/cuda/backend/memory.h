@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cuda/backend/weight_feed.h"
 #include "cuda/device/loader.h"
 #include "cuda/gemm/packed_matrix.h"
 #include "cuda/moe/weights.h"
@@ -26,6 +27,17 @@ struct Card {
   jit::KernelStore store;
   KernelLoader loader;
   FixedKernels experts;  // what uploading experts needs
+
+  // Where weights are loaded through; there from the first one until they are settled.
+  WeightFeed& weights();
+  // All weights that were given are in their place, or an Error says what is wrong with one of them.
+  void settle_weights();
+  // The same for memory that goes: nothing is on its way to it any more.
+  void let_go() { feed_.reset(); }
+  int loading_threads = 0;
+
+ private:
+  std::unique_ptr<WeightFeed> feed_;
 };
 
 class DeviceBuffer : public ops::Buffer {
@@ -87,6 +99,7 @@ class Uploads {
 class Stack : public ops::Matrix {
  public:
   Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts);
+  ~Stack() override { card_->let_go(); }
   int64_t rows() const override { return packed_.rows; }
   int64_t columns() const override { return packed_.columns; }
   int64_t bytes() const override { return bytes_; }
@@ -95,8 +108,10 @@ class Stack : public ops::Matrix {
   const std::string& name() const { return name_; }
 
  private:
+  void feed_part(const ops::MatrixSource& source, const PackedMatrix::Part& part);
+
   std::shared_ptr<Card> card_;
-  PackedMatrix packed_;  // its bytes are on the device
+  PackedMatrix packed_;
   cuda::Buffer buffer_;
   gemm::Matrix matrix_;
   int formats_ = 0;
@@ -107,6 +122,7 @@ class Stack : public ops::Matrix {
 class Table : public ops::Matrix {
  public:
   Table(std::shared_ptr<Card> card, const ops::MatrixSource& source);
+  ~Table() override { card_->let_go(); }
   int64_t rows() const override { return source_.rows; }
   int64_t columns() const override { return source_.columns; }
   int64_t bytes() const override { return bytes_; }
@@ -127,6 +143,7 @@ class CardExperts : public ops::Experts {
   // `shared`: null, or the shared expert, to be held as slices.
   CardExperts(std::shared_ptr<Card> card, int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
               const std::function<void(int64_t)>& done, const ops::ExpertSource* shared);
+  ~CardExperts() override { card_->let_go(); }
   int64_t shared_slices() const override { return problem_.shared_slices(); }
   // With the layer's number of choices.
   plan::moe::Problem problem(int64_t top_k) const;

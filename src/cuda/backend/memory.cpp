@@ -116,7 +116,7 @@ DeviceAddress Uploads::send(uint64_t bytes) {
 }
 
 WeightFeed& Card::weights() {
-  if (feed_ == nullptr) feed_ = std::make_unique<WeightFeed>(device, loading_threads);
+  if (feed_ == nullptr) feed_ = std::make_unique<WeightFeed>(device, loading_threads, loading_block);
   return *feed_;
 }
 
@@ -134,7 +134,7 @@ void feed_bytes(Card& card, const void* from, uint64_t bytes, const std::shared_
   WeightFeed& feed = card.weights();
   const auto* at = static_cast<const uint8_t*>(from);
   for (uint64_t done = 0; done < bytes;) {
-    const uint64_t count = std::min(bytes - done, WeightFeed::kBlockBytes);
+    const uint64_t count = std::min(bytes - done, feed.block_bytes());
     const WeightFeed::Piece piece = {.from = at + done, .bytes = count, .owner = owner};
     feed.add(count, {piece}, [to = to + done, count](const Stream& stream, DeviceAddress parcel) {
       const Device& device = stream.device();
@@ -168,8 +168,8 @@ void Stack::feed_part(const ops::MatrixSource& m, const PackedMatrix::Part& part
   const uint64_t scale_bytes = m.format == ops::Format::kNvfp4 ? static_cast<uint64_t>(m.columns / 16) : 0;
   const uint64_t tile_bytes = gemm::kTileRows * (row_bytes + scale_bytes);
   // Behind the weights the scales begin at a multiple of 256.
-  if (tile_bytes + 256 > WeightFeed::kBlockBytes) fail("{}: rows of {} columns are too long", m.name, m.columns);
-  const auto most = static_cast<int>((WeightFeed::kBlockBytes - 256) / tile_bytes);
+  if (tile_bytes + 256 > feed.block_bytes()) fail("{}: rows of {} columns are too long", m.name, m.columns);
+  const auto most = static_cast<int>((feed.block_bytes() - 256) / tile_bytes);
   int* const bad = feed.status([name = m.name, rows = m.rows](int tile) {
     return fmt::format("{}: a weight in row {} to {} is NaN", name, tile * 16,
                        std::min<int64_t>(rows, (tile + 1) * 16) - 1);
@@ -248,7 +248,7 @@ class ExpertFeed {
     const auto elements = static_cast<uint64_t>(problem.hidden * problem.intermediate);
     codes_ = elements / 2;
     scales_ = elements / 16;
-    most_ = WeightFeed::kBlockBytes / (3 * (codes_ + scales_));
+    most_ = card.weights().block_bytes() / (3 * (codes_ + scales_));
     bad_ = card.weights().status(
         [](int expert) { return fmt::format("expert {}: a block scale is NaN, wanted finite e4m3 numbers", expert); });
   }

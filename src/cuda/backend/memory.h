@@ -35,6 +35,7 @@ struct Card {
   // The same for memory that goes: nothing is on its way to it any more.
   void let_go() { feed_.reset(); }
   int loading_threads = 0;
+  uint64_t loading_block = WeightFeed::kBlockBytes;
 
  private:
   std::unique_ptr<WeightFeed> feed_;

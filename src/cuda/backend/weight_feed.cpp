@@ -14,18 +14,18 @@ constexpr uint64_t kMostRead = uint64_t{1} << 20;  // by one thread at a time
 
 }  // namespace
 
-WeightFeed::WeightFeed(const Device& device, int threads)
-    : device_(device), copies_(device), kernels_(device), pool_(threads) {
+WeightFeed::WeightFeed(const Device& device, int threads, uint64_t block_bytes)
+    : device_(device), block_bytes_(block_bytes), copies_(device), kernels_(device), pool_(threads) {
   try {
     status_ = Buffer(device, kStatusBytes, "status of the weights");
     status_.fill(kernels_, 0xff);
     for (size_t i = 0; i < kBlocks; ++i) {
       slots_.push_back(std::make_unique<Slot>(device));
       Slot& slot = *slots_.back();
-      const int result = device.driver().call().host_allocate(&slot.pinned, kBlockBytes, 0);
+      const int result = device.driver().call().host_allocate(&slot.pinned, block_bytes_, 0);
       if (result != 0) slot.pinned = nullptr;
-      device.check(result, fmt::format("weights on their way: {} bytes of page-locked memory", kBlockBytes));
-      slot.staging = Buffer(device, kBlockBytes, "weights on their way");
+      device.check(result, fmt::format("weights on their way: {} bytes of page-locked memory", block_bytes_));
+      slot.staging = Buffer(device, block_bytes_, "weights on their way");
     }
     thread_ = std::thread([this] { loop(); });
   } catch (...) {
@@ -60,9 +60,9 @@ void WeightFeed::free_slots() {
 // ---- the caller's side
 
 void WeightFeed::add(uint64_t bytes, const std::vector<Piece>& pieces, Use use) {
-  FF_ASSERT(bytes > 0 && bytes <= kBlockBytes);
+  FF_ASSERT(bytes > 0 && bytes <= block_bytes_);
   uint64_t at = (open_.bytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (at + bytes > kBlockBytes) {
+  if (at + bytes > block_bytes_) {
     std::unique_lock lock(mutex_);
     hand_over(lock);
     at = 0;

@@ -33,11 +33,10 @@ class WeightFeed {
   // and one that waits for its turn.
   static constexpr uint64_t kBlockBytes = uint64_t{32} << 20;
   static constexpr size_t kBlocks = 4;
-  // Of the device, in all.
-  static constexpr uint64_t device_bytes() { return kBlocks * kBlockBytes + kStatusBytes; }
+  static constexpr uint64_t kStatusBytes = uint64_t{1} << 20;
 
   // `threads` that read; 0: the default of base/threads.h.
-  WeightFeed(const Device& device, int threads);
+  WeightFeed(const Device& device, int threads, uint64_t block_bytes = kBlockBytes);
   // What has been added is done first; what went wrong with it is lost.
   ~WeightFeed();
   WeightFeed(const WeightFeed&) = delete;
@@ -55,8 +54,9 @@ class WeightFeed {
   // Puts on the stream what reads a parcel, which lies at an address of the device (a multiple of 256) until the stream
   // has passed.
   using Use = std::function<void(const Stream& stream, DeviceAddress parcel)>;
-  // A parcel of at most kBlockBytes. When add() returns the pieces' memory has been read, but for what a file is behind
-  // (file_place()) and what has an owner, which is held until then. An Error may be that of a parcel before.
+  uint64_t block_bytes() const { return block_bytes_; }
+  // A parcel of at most block_bytes(). When add() returns the pieces' memory has been read, but for what a file is
+  // behind (file_place()) and what has an owner, which is held until then. An Error may be that of a parcel before.
   void add(uint64_t bytes, const std::vector<Piece>& pieces, Use use);
 
   // An int on the device, -1 at first, for a kernel that notes what is wrong with a weight: where it is not -1 in the
@@ -68,7 +68,6 @@ class WeightFeed {
 
  private:
   static constexpr size_t kMostQueued = 6;
-  static constexpr uint64_t kStatusBytes = uint64_t{1} << 20;
 
   // A part of a piece, as one thread reads it.
   struct Read {
@@ -102,6 +101,7 @@ class WeightFeed {
   void drain();
 
   const Device& device_;
+  const uint64_t block_bytes_;
   Stream copies_, kernels_;
   ThreadPool pool_;
   std::vector<std::unique_ptr<Slot>> slots_;

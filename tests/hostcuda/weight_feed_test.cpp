@@ -66,7 +66,7 @@ TEST_F(HostWeights, EveryParcelArrives) {
         const uint64_t rows = 1 + random.below(4), each = 1 + random.below(1000), stride = each + random.below(50);
         auto owned = std::make_shared<std::vector<uint8_t>>(random_bytes(static_cast<uint64_t>(i) + 10, rows * stride));
         std::vector<uint8_t> borrowed = *owned;
-        WeightFeed::Piece piece = {nullptr, each, static_cast<int64_t>(rows), stride, 0, nullptr};
+        WeightFeed::Piece piece = {nullptr, each, static_cast<int64_t>(rows), stride, 0, nullptr, nullptr};
         if (i % 5 == 0) {
           piece.from = borrowed.data();
         } else if (i % 5 < 3) {
@@ -149,6 +149,30 @@ TEST_F(HostWeights, StacksAreRepackedAsOnTheHost) {
     }
   }
   EXPECT_EQ(live(), Live{});
+}
+
+TEST_F(HostWeights, ABlockScaleThatIsNoneIsNamed) {
+  for (const uint8_t bad : {0x7f, 0xff, 0x80}) {
+    const auto card = std::make_shared<cuda::Card>(0, kernel_store());
+    card->loading_block = 20000;
+    const TemporaryFolder folder;
+    {
+      std::ofstream file(folder.path() / "file", std::ios::binary);
+      for (int i = 0; i < 200 * 128; ++i) file.put(0x11);
+      for (int i = 0; i < 200 * 16; ++i) file.put(i == 190 * 16 + 3 ? static_cast<char>(bad) : 0x38);
+    }
+    const MappedFile mapped(folder.path() / "file");
+    ops::MatrixSource m;
+    m.name = "layers.3.some_proj";
+    m.format = ops::Format::kNvfp4;
+    m.rows = 200;
+    m.columns = 256;
+    m.data = mapped.bytes().data();
+    m.block_scales = reinterpret_cast<const uint8_t*>(mapped.bytes().data()) + 200 * 128;
+    const cuda::Stack stack(card, std::span(&m, 1));
+    EXPECT_EQ(error_of([&] { card->settle_weights(); }),
+              "layers.3.some_proj: a block scale is NaN or negative, wanted numbers from 0 to 448");
+  }
 }
 
 TEST_F(HostWeights, ANanWeightIsNamedWithItsRows) {

@@ -130,12 +130,12 @@ namespace {
 
 // `bytes` from host memory to a place on the device, through the feed.
 void feed_bytes(Card& card, const void* from, uint64_t bytes, const std::shared_ptr<const void>& owner,
-                DeviceAddress to) {
+                DeviceAddress to, const std::string* scales_of = nullptr) {
   WeightFeed& feed = card.weights();
   const auto* at = static_cast<const uint8_t*>(from);
   for (uint64_t done = 0; done < bytes;) {
     const uint64_t count = std::min(bytes - done, feed.block_bytes());
-    const WeightFeed::Piece piece = {.from = at + done, .bytes = count, .owner = owner};
+    const WeightFeed::Piece piece = {at + done, count, 1, 0, 0, owner, scales_of};
     feed.add(count, {piece}, [to = to + done, count](const Stream& stream, DeviceAddress parcel) {
       const Device& device = stream.device();
       device.check(device.driver().call().copy_on_device(to, parcel, count, stream.handle()), "copy on the device");
@@ -183,8 +183,7 @@ void Stack::feed_part(const ops::MatrixSource& m, const PackedMatrix::Part& part
     std::vector<WeightFeed::Piece> pieces = {
         {.from = static_cast<const uint8_t*>(m.data) + row * row_bytes, .bytes = rows * row_bytes, .owner = m.owner}};
     if (scale_bytes != 0) {
-      pieces.push_back(
-          {.from = m.block_scales + row * scale_bytes, .bytes = rows * scale_bytes, .to = scales_at, .owner = m.owner});
+      pieces.push_back({m.block_scales + row * scale_bytes, rows * scale_bytes, 1, 0, scales_at, m.owner, &m.name});
     }
     gemm::RepackArgs args = {};
     args.first.stored = stored_of(m.format);
@@ -219,16 +218,16 @@ Table::Table(std::shared_ptr<Card> card, const ops::MatrixSource& m)
   if (m.rows < 1 || m.rows > (int64_t{1} << 30) || m.columns < 1 || m.columns > (int64_t{1} << 24)) {
     fail("{}: {} x {} is no table of embeddings", m.name, m.rows, m.columns);
   }
-  const auto fed = [&](const void* from, int64_t bytes) {
+  const auto fed = [&](const void* from, int64_t bytes, const std::string* scales_of = nullptr) {
     cuda::Buffer buffer(card_->device, positive(bytes), m.name);
-    feed_bytes(*card_, from, static_cast<uint64_t>(bytes), m.owner, buffer.address());
+    feed_bytes(*card_, from, static_cast<uint64_t>(bytes), m.owner, buffer.address(), scales_of);
     return buffer;
   };
   data_ = fed(m.data, element_bytes(m));
   source_ = {stored_of(m.format), data_.as<const void>(), nullptr, static_cast<int>(m.rows),
              static_cast<int>(m.columns)};
   if (m.format == ops::Format::kNvfp4) {
-    scales_ = fed(m.block_scales, m.rows * m.columns / 16);
+    scales_ = fed(m.block_scales, m.rows * m.columns / 16, &m.name);
     source_.block_scales = scales_.as<const uint8_t>();
   }
   if (m.format == ops::Format::kFp8) {
@@ -253,9 +252,8 @@ class ExpertFeed {
         [](int expert) { return fmt::format("expert {}: a block scale is NaN, wanted finite e4m3 numbers", expert); });
   }
 
-  using Owners = std::array<std::shared_ptr<const void>, 3>;
-  // `done` when the matrices' bytes may go.
-  void add(const ExpertMatrices& expert, const Owners& owners, std::function<void()> done) {
+  // `source` is what the matrices are of, or are slices of; `done` when their bytes may go.
+  void add(const ExpertMatrices& expert, const ops::ExpertSource& source, std::function<void()> done) {
     for (const Nvfp4Matrix* m : {&expert.gate, &expert.up, &expert.down}) {
       if (!std::isfinite(m->tensor_scale)) {
         fail("expert {}: tensor scale is {}, wanted a finite number", tensor_scales_[1].size(), m->tensor_scale);
@@ -267,7 +265,10 @@ class ExpertFeed {
       weights_.upload(card_.stream, first_++, std::span(&expert, 1));
       return done();
     }
-    waiting_.push_back({expert, owners, std::move(done)});
+    waiting_.push_back({expert,
+                        {source.gate.owner, source.up.owner, source.down.owner},
+                        {source.gate.name, source.up.name, source.down.name},
+                        std::move(done)});
     if (waiting_.size() == most_) send();
   }
 
@@ -279,7 +280,8 @@ class ExpertFeed {
  private:
   struct Waiting {
     ExpertMatrices matrices;
-    Owners owners;
+    std::array<std::shared_ptr<const void>, 3> owners;
+    std::array<std::string, 3> names;
     std::function<void()> done;
   };
 
@@ -298,7 +300,7 @@ class ExpertFeed {
         pieces.push_back(
             {from.codes, k / 2, rows, static_cast<uint64_t>(from.code_stride), place * codes_, w.owners[m]});
         pieces.push_back({from.scales, k / 16, rows, static_cast<uint64_t>(from.scale_stride),
-                          3 * count * codes_ + place * scales_, w.owners[m]});
+                          3 * count * codes_ + place * scales_, w.owners[m], &w.names[m]});
       }
     }
     card_.weights().add(
@@ -361,14 +363,13 @@ CardExperts::CardExperts(std::shared_ptr<Card> card, int64_t count,
   for (int64_t i = 0; i < count; ++i) {
     const ops::ExpertSource e = i == 0 ? first : source(i);
     check(e, problem_.intermediate);
-    feed.add({nvfp4_of(e.gate), nvfp4_of(e.up), nvfp4_of(e.down)}, {e.gate.owner, e.up.owner, e.down.owner},
-             [&done, i] { done(i); });
+    feed.add({nvfp4_of(e.gate), nvfp4_of(e.up), nvfp4_of(e.down)}, e, [&done, i] { done(i); });
   }
   if (shared != nullptr) {
     for (const ExpertMatrices& slice :
          fourfold::cuda::shared_slices({nvfp4_of(shared->gate), nvfp4_of(shared->up), nvfp4_of(shared->down)},
                                        problem_.shared_slices(), problem_)) {
-      feed.add(slice, {shared->gate.owner, shared->up.owner, shared->down.owner}, [] {});
+      feed.add(slice, *shared, [] {});
     }
   }
   feed.finish();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "nvfp4/block_scales.h"
 
 namespace fourfold::cuda {
 namespace {
@@ -73,13 +74,16 @@ void WeightFeed::add(uint64_t bytes, const std::vector<Piece>& pieces, Use use) 
     const uint64_t each = whole ? piece.bytes * static_cast<uint64_t>(piece.rows) : piece.bytes;
     FF_ASSERT(piece.to + piece.bytes * static_cast<uint64_t>(piece.rows) <= bytes);
     const FilePlace place = file_place(piece.from);
+    if (piece.scales_of != nullptr && place.file != nullptr) open_.names.push_back(*piece.scales_of);
+    const int name =
+        piece.scales_of != nullptr && place.file != nullptr ? static_cast<int>(open_.names.size()) - 1 : -1;
     borrowed = borrowed || (place.file == nullptr && piece.owner == nullptr);
     for (int64_t row = 0; row < (whole ? 1 : piece.rows); ++row) {
       const uint64_t skipped = static_cast<uint64_t>(row) * piece.stride;
       for (uint64_t done = 0; done < each;) {
         const uint64_t count = std::min(each - done, kMostRead);
         Read part = {place, static_cast<const uint8_t*>(piece.from) + skipped + done, count,
-                     at + piece.to + static_cast<uint64_t>(row) * each + done};
+                     at + piece.to + static_cast<uint64_t>(row) * each + done, name};
         part.place.offset += skipped + done;
         open_.reads.push_back(std::move(part));
         done += count;
@@ -166,6 +170,10 @@ void WeightFeed::read(Block& block, uint8_t* to) {
         part.place.file->read(part.place.offset, to + part.to, part.bytes);
       } else {
         std::memcpy(to + part.to, part.from, part.bytes);
+      }
+      if (part.scales_of >= 0 && nvfp4::has_bad_scale(to + part.to, part.bytes)) {
+        fail("{}: a block scale is NaN or negative, wanted numbers from 0 to 448",
+             block.names[static_cast<size_t>(part.scales_of)]);
       }
     }
   });

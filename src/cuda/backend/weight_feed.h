@@ -50,6 +50,9 @@ class WeightFeed {
     uint64_t stride = 0;
     uint64_t to = 0;
     std::shared_ptr<const void> owner = nullptr;
+    // Of NVFP4 block scales: what the Error calls them if one is NaN or negative. Looked at where they come from a
+    // file, whose reader has not (WeightSource::read_in_place()).
+    const std::string* scales_of = nullptr;
   };
   // Puts on the stream what reads a parcel, which lies at an address of the device (a multiple of 256) until the stream
   // has passed.
@@ -74,11 +77,13 @@ class WeightFeed {
     FilePlace place;  // without a file: `from`
     const uint8_t* from = nullptr;
     uint64_t bytes = 0, to = 0;
+    int scales_of = -1;  // index of the block's names
   };
   struct Block {
     uint64_t bytes = 0;
     std::vector<Read> reads;
     std::vector<std::shared_ptr<const void>> owners;
+    std::vector<std::string> names;
     std::vector<std::pair<uint64_t, Use>> uses;  // with the parcel's offset
   };
   // A place in page-locked and one in device memory.

@@ -146,15 +146,16 @@ class Card {
   }
   int host_allocate(void** memory, size_t bytes) {
     if (const int result = begin(Call::kHostAllocate)) return result;
-    auto block = std::make_unique<unsigned char[]>(bytes);
-    std::memset(block.get(), 0xff, bytes);
-    *memory = block.get();
-    pinned_[reinterpret_cast<uintptr_t>(*memory)] = {bytes, std::move(block)};
+    // Kernels reach it, too.
+    *memory = device_->alloc<unsigned char>(bytes, fmt::format("page-locked block {} of {} bytes", ++named_, bytes));
+    pinned_[reinterpret_cast<uintptr_t>(*memory)] = {bytes};
     ++live.host_allocations;
     return 0;
   }
   int host_free(void* memory) {
+    drain();
     if (pinned_.erase(reinterpret_cast<uintptr_t>(memory)) == 0) return kInvalid;
+    device_->release(memory);
     --live.host_allocations;
     return 0;
   }
@@ -302,7 +303,6 @@ class Card {
  private:
   struct Pinned {
     size_t bytes;
-    std::unique_ptr<unsigned char[]> block;
   };
   // 32 bytes and more, as kernels' arguments may be.
   static void* aligned(std::vector<std::max_align_t>& value) {

@@ -30,6 +30,7 @@ CudaBackend::CudaBackend(const CudaOptions& options)
       block_uploads_(*card_),
       sample_uploads_(*card_),
       carry_uploads_(*card_),
+      copies_(*card_),
       graphs_(*card_, kMostGraphs) {
   card_->loading_threads = options.threads;
   const jit::DeviceInfo& info = card_->device.info();
@@ -173,43 +174,54 @@ void CudaBackend::reserve(const ops::ReserveLimits& limits) {
 void CudaBackend::end_part() {
   settle_norm();
   FF_ASSERT(shadowed_ == nullptr);
-  graphs_.end();
+  graphs_.end([this] { flush_tables(); });
 }
 
 void CudaBackend::abandon_part() {
   waiting_.out = nullptr;
   shadowed_ = nullptr;
+  copies_.drop();
   graphs_.abandon();
 }
 
 void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried) {
   end_part();
-  begin_step(batch);
+  build_tables(batch);
   carry(carried);
-  if (!options_.graphs) return;
-  PartGraphs::Key key = tables_.shape();
-  if (key.empty()) return;
-  key.push_back(static_cast<int64_t>(part));
-  key.push_back(static_cast<int64_t>(batch.logit_rows.size()));
-  // What is recorded may not wait for room in these.
-  row_uploads_.prepare(static_cast<uint64_t>(limits_.rows) * sizeof(int));
-  graphs_.begin(key);
+  if (PartGraphs::Key key = tables_.shape(); options_.graphs && !key.empty()) {
+    key.push_back(static_cast<int64_t>(part));
+    key.push_back(static_cast<int64_t>(batch.logit_rows.size()));
+    // What is recorded may not wait for room in these.
+    row_uploads_.prepare(static_cast<uint64_t>(limits_.rows) * sizeof(int));
+    graphs_.begin(key);
+  }
+  send_tables();
 }
 
 void CudaBackend::begin_step(const ops::Batch& batch) {
-  card_->settle_weights();
-  load_known();
-  const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
-  const bool chunks = state_shape_.layers > 0 && has_chunks(key_dim, value_dim);
-  tables_.build(batch, kv_shape_.layers > 0 ? kv_shape_.page_size : 0, std::max<int64_t>(limits_.context, 1),
-                chunks ? chunk_tile(key_dim, value_dim).chunk : 0, step_uploads_);
-  block_group_ = 0;
+  build_tables(batch);
+  send_tables();
   if (timer_ != nullptr) {
     card_->stream.synchronize();
     settle();
     row_uploads_.prepare(0);
     timer_->begin_recording();
   }
+}
+
+void CudaBackend::build_tables(const ops::Batch& batch) {
+  card_->settle_weights();
+  load_known();
+  const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
+  const bool chunks = state_shape_.layers > 0 && has_chunks(key_dim, value_dim);
+  copies_.add(tables_.build(batch, kv_shape_.layers > 0 ? kv_shape_.page_size : 0,
+                            std::max<int64_t>(limits_.context, 1), chunks ? chunk_tile(key_dim, value_dim).chunk : 0,
+                            step_uploads_));
+  block_group_ = 0;
+}
+
+void CudaBackend::send_tables() {
+  if (!graphs_.recording() && !graphs_.replaying()) flush_tables();
 }
 
 void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
@@ -329,7 +341,9 @@ void CudaBackend::gather_rows(const ops::Tensor& x, std::span<const int32_t> row
   args.x = x.data;
   args.x_stride = x.stride * x.element_bytes();
   if (timer_ != nullptr) return;  // its table would be copied within the recording
-  args.rows = device_pointer<const int>(graphs_.send(row_uploads_, rows.size_bytes()));
+  copies_.add(row_uploads_.take(rows.size_bytes()));
+  send_tables();
+  args.rows = device_pointer<const int>(row_uploads_.place());
   if (replaying()) return;
   args.out = out.data;
   args.out_stride = out.stride * out.element_bytes();
@@ -362,7 +376,7 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
                           int64_t rows, int64_t weight_bytes, const ops::Tensor& out) {
   const RowsWay way = rows_way(formats, rows, x.cols);
   const ProductKernels& kernels = product_kernels(way);
-  if (options_.wide && (planning_ || x.rows > kMostRows)) {
+  if (options_.wide && (planning_ || x.rows > kFewRows)) {
     const gemm::WideTile most = {formats, 128, 0};
     const int sms = card_->device.info().sms;
     scratch(wide_partial_,
@@ -379,7 +393,7 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
     if (normed) take_along(none);
     return;
   }
-  if (options_.wide && x.rows > kMostRows) return wide_product(x, matrix, formats, *kernels.many, out);
+  if (options_.wide && x.rows > kFewRows) return wide_product(x, matrix, formats, *kernels.many, out);
   for (int64_t first = 0; first < x.rows; first += kMostRows) {
     const int tokens = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
     const RowsEntry entry = normed ? kRowsNorm : tokens > 8 ? kRows16 : kRows8;

@@ -107,12 +107,41 @@ uint8_t* Uploads::prepare(uint64_t bytes) {
   return blocks_.data() + next_ * block_bytes_;
 }
 
-DeviceAddress Uploads::send(uint64_t bytes) {
-  device_.upload(card_.stream, blocks_.data() + next_ * block_bytes_, bytes);
+step::TableCopy Uploads::take(uint64_t bytes) {
+  const step::TableCopy table = {blocks_.data() + next_ * block_bytes_, device_.as<void>(),
+                                 static_cast<long long>((bytes + 15) / 16 * 16)};
   next_ = (next_ + 1) % kBlocks;
   ++under_way_;
-  ++sent_;
-  return device_.address();
+  ++taken_;
+  return table;
+}
+
+void TableCopies::add(const step::TableCopy& table) {
+  if (table.bytes == 0) return;
+  if (table.bytes > kMostBytes) {
+    const Device& device = card_.device;
+    device.check(
+        device.driver().call().copy_to_device(static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(table.to)),
+                                              table.from, static_cast<size_t>(table.bytes), card_.stream.handle()),
+        "copy to the device");
+    card_.stream.end_overlap();
+    return;
+  }
+  FF_ASSERT(args_.count < step::kMostTables);
+  for (int i = 0; i < args_.count; ++i) FF_ASSERT(args_.tables[i].to != table.to);
+  args_.tables[args_.count++] = table;
+}
+
+void TableCopies::carry(const step::CarryArgs& carried) {
+  FF_ASSERT(args_.carry.count == 0);
+  args_.carry = carried;
+}
+
+void TableCopies::flush(const Kernel& kernel) {
+  if (args_.count == 0 && args_.carry.count == 0) return;
+  launch(card_.stream, kernel, {1}, Overlap::kNone, args_);
+  card_.stream.end_overlap();
+  args_ = {};
 }
 
 WeightFeed& Card::weights() {

@@ -14,6 +14,7 @@
 #include "cuda/moe/weights.h"
 #include "jit/store.h"
 #include "kernels/gdn/tables.h"
+#include "kernels/step/rows_args.h"
 #include "ops/ops.h"
 
 namespace fourfold::cuda {
@@ -73,28 +74,45 @@ class PinnedBuffer {
   uint64_t bytes_ = 0;
 };
 
-// Small tables on their way to the device, copied while kernels run: host blocks taken in turns, one place on the
-// device, which is overwritten in the stream's order.
+// Small tables on their way to the device while kernels run: host blocks taken in turns, one place on the device, which
+// is overwritten in the stream's order. TableCopies copies them.
 class Uploads {
  public:
   explicit Uploads(Card& card) : card_(card) {}
-  // Memory to fill, until send().
+  // Page-locked memory to fill, which the device can read, until take().
   uint8_t* prepare(uint64_t bytes);
-  DeviceAddress send(uint64_t bytes);
-  // Where send() will copy to.
+  // It is filled, and on its way: not written again before it is settled.
+  step::TableCopy take(uint64_t bytes);
+  // Where it is copied to.
   DeviceAddress place() const { return device_.address(); }
-  // The stream was waited for: nothing is under way, or nothing of the first `upto` that were sent.
-  void settled() { settled(sent_); }
-  void settled(uint64_t upto) { under_way_ = std::min(under_way_, static_cast<size_t>(sent_ - upto)); }
-  uint64_t sent() const { return sent_; }
+  // The stream was waited for: nothing is under way, or nothing of the first `upto` that were taken.
+  void settled() { settled(taken_); }
+  void settled(uint64_t upto) { under_way_ = std::min(under_way_, static_cast<size_t>(taken_ - upto)); }
+  uint64_t taken() const { return taken_; }
 
  private:
   static constexpr size_t kBlocks = 8;
   Card& card_;
   PinnedBuffer blocks_;
   cuda::Buffer device_;
-  uint64_t block_bytes_ = 0, sent_ = 0;
+  uint64_t block_bytes_ = 0, taken_ = 0;
   size_t next_ = 0, under_way_ = 0;
+};
+
+// Tables, and tokens to be carried into them, that the next launches read: gathered, and then copied by one kernel.
+class TableCopies {
+ public:
+  explicit TableCopies(Card& card) : card_(card) {}
+  void add(const step::TableCopy& table);
+  void carry(const step::CarryArgs& carried);
+  // What is launched from here on finds the tables in their places. `kernel`: step::copy_tables.
+  void flush(const Kernel& kernel);
+  void drop() { args_ = {}; }
+
+ private:
+  static constexpr int64_t kMostBytes = 64 << 10;  // more of a table goes by the copy engine
+  Card& card_;
+  step::TablesArgs args_ = {};
 };
 
 class Stack : public ops::Matrix {

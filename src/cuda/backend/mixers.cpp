@@ -181,7 +181,9 @@ void CudaBackend::attend_whole(const attn::AttentionArgs& shared, const ops::Att
     const std::vector<attn::RowBlock> blocks = tables_.blocks(tile.rows(), group);
     const uint64_t bytes = blocks.size() * sizeof(blocks[0]);
     std::memcpy(block_uploads_.prepare(bytes), blocks.data(), bytes);
-    blocks_ = block_uploads_.send(bytes);
+    copies_.add(block_uploads_.take(bytes));
+    send_tables();
+    blocks_ = block_uploads_.place();
     block_count_ = static_cast<int>(blocks.size());
     block_group_ = group;
   }

@@ -12,10 +12,12 @@ RowsWay rows_way(int formats, int64_t rows, int64_t columns) {
   constexpr int kBf16 = 1 << static_cast<int>(gemm::Weights::kBf16), kFp8 = 1 << static_cast<int>(gemm::Weights::kFp8);
   const int pieces = norm::norm_pieces(static_cast<int>(columns));
   const int norm = pieces == 1 || pieces == 2 ? pieces : 0;
+  // Small ones: one CTA to an SM has all of its weights under way, and leaves room for the kernels around it.
+  if (formats == kBf16 && rows <= 1024) return {formats, 8, 1, 4, 1, norm};
   if (formats == kBf16) return {formats, 8, 1, 3, 2, norm};
   if ((formats & kFp8) == 0 && rows >= 32768) return {formats, 4, 2, 3, 2, norm};  // a head
-  if (columns >= 4096 && rows <= 4096) return {formats, 8, 2, 2, 1, norm};
-  return {formats, 4, 2, 4, 1, norm};
+  if (columns >= 4096 && rows <= 4096) return {formats, 8, 1, 4, 1, norm};
+  return {formats, 4, 2, (formats & kFp8) != 0 ? 6 : 4, 1, norm};
 }
 
 gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry) {
@@ -116,7 +118,7 @@ plan::KernelSource step_source() {
            {"fourfold::step::add_shared", step::kRowsThreads},
            {"fourfold::gemm::gemm_repack", gemm::kRepackThreads},
            {"fourfold::gemm::gemm_route", gemm::kRouteThreads},
-           {"fourfold::step::carry_tokens", step::kRowsThreads}}};
+           {"fourfold::step::copy_tables", step::kTablesThreads}}};
 }
 
 plan::KernelSource sample_source() {

@@ -47,7 +47,7 @@ plan::KernelSource norm_source();
 enum ReduceEntry { kReduce1, kReduce2, kReduce4 };
 plan::KernelSource reduce_source();
 
-enum StepEntry { kRound, kAdd, kGate, kShared, kRepackUnits, kRouteRows, kCarryTokens };
+enum StepEntry { kRound, kAdd, kGate, kShared, kRepackUnits, kRouteRows, kCopyTables };
 plan::KernelSource step_source();
 
 // Choosing tokens, and verifying drafts.

@@ -564,7 +564,9 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     route.width = static_cast<int>(picks);
     route.ids = ids;
     route.weights = weights;
-    if (!left_out("choice of experts", [&] { return ops::Cost{x.rows * stride * 4.0, 0}; })) {
+    const ExpertLayer layer(*set.kernels, *set.workspace, experts.weights());
+    const bool chooses = layer.chooses(x.rows);
+    if (!chooses && !left_out("choice of experts", [&] { return ops::Cost{x.rows * stride * 4.0, 0}; })) {
       launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
              route);
     }
@@ -573,13 +575,13 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
       return ops::experts_cost(x.rows, picks, touched + static_cast<double>(slices), experts.hidden(),
                                experts.intermediate(), experts.bytes_per_expert());
     };
-    const ExpertLayer layer(*set.kernels, *set.workspace, experts.weights());
     const bool out_of_it = left_out("experts", cost);
     for (int64_t first = 0; first < x.rows && !out_of_it; first += set.workspace->max_tokens()) {
       const int64_t count = std::min(set.workspace->max_tokens(), x.rows - first);
-      layer.run(card_->stream,
-                {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
-                 address_of(weights + first * picks), address_of(bf16(out) + first * out.stride), count});
+      LayerInputs inputs = {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
+                            address_of(weights + first * picks), address_of(bf16(out) + first * out.stride), count};
+      if (chooses) inputs.choice = route;
+      layer.run(card_->stream, inputs);
     }
   }
   if (params.shared_gate_up == nullptr) return;

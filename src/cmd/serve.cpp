@@ -27,7 +27,6 @@ struct Options {
   int64_t body_mb = 32, drain_seconds = 30, stuck_seconds = 300, request_seconds = 0;
   std::string cache_events;
   std::string reasoning_parser = "qwen3", tool_parser = "qwen3_coder", speculative;
-  std::optional<double> gpu_memory;
   int64_t pipeline_parallel = 1;
   bool auto_tools = false, prefix_cache = false, no_prefix_cache = false, log_requests = false, no_log_requests = false;
   ServedModelArgs model{16};
@@ -56,10 +55,6 @@ int32_t read_drafts(const std::string& text) {
 
 // What other servers take and this one cannot honour is refused by its name.
 void require_supported(const Options& options) {
-  if (options.gpu_memory) {
-    fail("--gpu-memory-utilization is {}, and there is no such limit yet; --kv-cache-tokens sets the size of the cache",
-         *options.gpu_memory);
-  }
   if (options.pipeline_parallel != 1) {
     fail("--pipeline-parallel-size is {}, only 1 is built in", options.pipeline_parallel);
   }
@@ -116,6 +111,11 @@ void run(const Options& options) {
     if (enabled) {
       service.engine.cache_observer = serve::publish_cache_events(events, service.engine.page_size);
     }
+  }
+  const std::optional<memory::Plan> plan = plan_served_model(service, options.model);
+  if (plan) {
+    eprint("{}", memory::text(*plan));
+    server.ready = [plan] { eprint("fourfold: {}", taken_text(*plan)); };
   }
   service.log_requests = !options.no_log_requests;
   service.stuck = std::chrono::seconds(options.stuck_seconds);
@@ -196,8 +196,6 @@ void add_serve(Command& app) {
   command.add_option("--reasoning-parser", options->reasoning_parser, "qwen3").show_default();
   command.add_option("--tool-call-parser", options->tool_parser, "qwen3_coder").show_default();
   command.add_flag("--enable-auto-tool-choice", options->auto_tools, "Always so: a request with tools may get calls");
-  command.add_option("--gpu-memory-utilization", options->gpu_memory,
-                     "Refused: --kv-cache-tokens sets the size of the cache");
   command.add_option("--pipeline-parallel-size", options->pipeline_parallel, "1").show_default();
   command.callback([options] { run(*options); });
 }

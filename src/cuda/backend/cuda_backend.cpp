@@ -20,9 +20,12 @@ constexpr int64_t kMostLayerRows = 16384;  // of one launch of an expert layer
 }  // namespace
 
 CudaBackend::CudaBackend(const CudaOptions& options)
+    : CudaBackend(options, std::make_shared<Card>(options.device, options.store.empty() ? jit::default_store_directory()
+                                                                                        : options.store)) {}
+
+CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card)
     : options_(options),
-      card_(std::make_shared<Card>(options.device,
-                                   options.store.empty() ? jit::default_store_directory() : options.store)),
+      card_(std::move(card)),
       pool_(options.threads),
       overlap_(options.overlap ? Overlap::kProgrammatic : Overlap::kNone),
       step_uploads_(*card_),
@@ -105,12 +108,14 @@ DeviceAddress CudaBackend::scratch(cuda::Buffer& buffer, int64_t bytes, const ch
 
 std::unique_ptr<ops::Buffer> CudaBackend::allocate(int64_t bytes) {
   card_->settle_weights();
+  const MemoryScope scope(card_->device, MemoryKind::kActivations);
   return std::make_unique<DeviceBuffer>(card_, bytes, "activations");
 }
 
 ops::Vector CudaBackend::load_vector(std::span<const float> values) {
   ops::Vector vector;
   vector.count = static_cast<int64_t>(values.size());
+  const MemoryScope scope(card_->device, MemoryKind::kWeightsF32);
   auto buffer = std::make_unique<DeviceBuffer>(card_, static_cast<int64_t>(values.size_bytes()), "parameters");
   buffer->buffer().upload(card_->stream, values.data(), values.size_bytes());
   vector.buffer = std::move(buffer);

@@ -29,9 +29,11 @@ namespace fourfold::cuda {
 class CudaBackend : public ops::Backend {
  public:
   explicit CudaBackend(const CudaOptions& options);
+  CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card);
   ~CudaBackend() override;
 
   std::string description() const override;
+  const Device& device() const { return card_->device; }
   std::optional<int> gpu() const override { return options_.device; }
   ops::DType activation_type() const override { return ops::DType::kBf16; }
 

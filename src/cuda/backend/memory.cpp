@@ -70,6 +70,28 @@ Nvfp4Matrix nvfp4_of(const ops::MatrixSource& m) {
 
 }  // namespace
 
+namespace {
+
+// Of the format that most of a stack has.
+MemoryKind kind_of(std::span<const ops::MatrixSource> parts) {
+  const auto largest =
+      std::max_element(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.bytes() < b.bytes(); });
+  switch (largest->format) {
+    case ops::Format::kNvfp4:
+      return MemoryKind::kWeightsNvfp4;
+    case ops::Format::kFp8:
+      return MemoryKind::kWeightsFp8;
+    case ops::Format::kF32:
+      return MemoryKind::kWeightsF32;
+    case ops::Format::kBf16:
+    case ops::Format::kF16:
+      return MemoryKind::kWeightsBf16;
+  }
+  return MemoryKind::kWeightsBf16;
+}
+
+}  // namespace
+
 DeviceBuffer::DeviceBuffer(std::shared_ptr<Card> card, int64_t bytes, std::string_view what)
     : card_(std::move(card)), buffer_(card_->device, positive(bytes), what) {
   buffer_.fill(card_->stream, 0);
@@ -95,6 +117,7 @@ PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
 
 uint8_t* Uploads::prepare(uint64_t bytes) {
   if (bytes > block_bytes_) {
+    const MemoryScope scope(card_.device, MemoryKind::kTables);
     card_.stream.synchronize();
     block_bytes_ = (std::max<uint64_t>(bytes, 2 * block_bytes_) + 4095) / 4096 * 4096;
     blocks_ = PinnedBuffer(card_.device, block_bytes_ * kBlocks, "tables of a step");
@@ -145,6 +168,7 @@ void TableCopies::flush(const Kernel& kernel) {
 }
 
 WeightFeed& Card::weights() {
+  const MemoryScope scope(device, MemoryKind::kLoading);
   if (feed_ == nullptr) feed_ = std::make_unique<WeightFeed>(device, loading_threads, loading_block);
   return *feed_;
 }
@@ -178,11 +202,13 @@ void feed_bytes(Card& card, const void* from, uint64_t bytes, const std::shared_
 Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts)
     : card_(std::move(card)), packed_(place_stack(parts)), name_(parts[0].name) {
   formats_ = packed_.formats();
+  const MemoryScope scope(card_->device, kind_of(parts));
   buffer_ = cuda::Buffer(card_->device, packed_.size, name_);
   matrix_ = packed_.at(buffer_.as<uint8_t>());
   for (size_t i = 0; i < parts.size(); ++i) {
     const PackedMatrix::Part& part = packed_.parts[i];
     bytes_ += parts[i].bytes();
+    if (card_->device.only_counts()) continue;
     const std::vector<uint8_t> factors = stack_factors(packed_, part, parts[i]);
     buffer_.upload(card_->stream, factors.data(), factors.size(), part.factors);
     feed_part(parts[i], part);
@@ -247,8 +273,10 @@ Table::Table(std::shared_ptr<Card> card, const ops::MatrixSource& m)
   if (m.rows < 1 || m.rows > (int64_t{1} << 30) || m.columns < 1 || m.columns > (int64_t{1} << 24)) {
     fail("{}: {} x {} is no table of embeddings", m.name, m.rows, m.columns);
   }
+  const MemoryScope scope(card_->device, kind_of(std::span(&m, 1)));
   const auto fed = [&](const void* from, int64_t bytes, const std::string* scales_of = nullptr) {
     cuda::Buffer buffer(card_->device, positive(bytes), m.name);
+    if (card_->device.only_counts()) return buffer;
     feed_bytes(*card_, from, static_cast<uint64_t>(bytes), m.owner, buffer.address(), scales_of);
     return buffer;
   };
@@ -386,8 +414,14 @@ CardExperts::CardExperts(std::shared_ptr<Card> card, int64_t count,
     check(*shared, problem_.shared_intermediate);
   }
   plan::moe::validate(problem_);
+  const MemoryScope scope(card_->device, MemoryKind::kWeightsNvfp4);
   if (card_->experts.repack.function == nullptr) card_->experts.repack = card_->loader.load(prepare_source()).front();
   weights_ = std::make_unique<ExpertWeights>(LayerContext{&card_->device, problem_, &card_->experts});
+  bytes_per_expert_ = first.gate.bytes() + first.up.bytes() + first.down.bytes();
+  if (card_->device.only_counts()) {
+    done(0);
+    return;
+  }
   ExpertFeed feed(*card_, problem_, *weights_);
   for (int64_t i = 0; i < count; ++i) {
     const ops::ExpertSource e = i == 0 ? first : source(i);
@@ -402,7 +436,6 @@ CardExperts::CardExperts(std::shared_ptr<Card> card, int64_t count,
     }
   }
   feed.finish();
-  bytes_per_expert_ = first.gate.bytes() + first.up.bytes() + first.down.bytes();
 }
 
 plan::moe::Problem CardExperts::problem(int64_t top_k) const {
@@ -419,6 +452,7 @@ CardKvCache::CardKvCache(std::shared_ptr<Card> card, const ops::KvCacheShape& sh
     fail("key/value cache: pages of {} positions; wanted a power of two, at least {}", shape.page_size,
          attn::kLeastPage);
   }
+  const MemoryScope scope(card_->device, MemoryKind::kKeysAndValues);
   buffer_ = cuda::Buffer(card_->device, positive(page_bytes() * shape.pages), "key/value cache");
   buffer_.fill(card_->stream, 0);
 }
@@ -438,6 +472,7 @@ CardStateCache::CardStateCache(std::shared_ptr<Card> card, const ops::StateCache
     : card_(std::move(card)), shape_(shape), delta_(delta_shape(shape)) {
   if (shape.conv_taps != gdn::kTaps)
     fail("state cache: a convolution of {} taps, wanted {}", shape.conv_taps, gdn::kTaps);
+  const MemoryScope scope(card_->device, MemoryKind::kStates);
   states_ = cuda::Buffer(card_->device, positive(shape.slots * state_stride() * 4), "recurrent states");
   history_ = cuda::Buffer(card_->device, positive(shape.slots * history_stride() * 2), "inputs of the convolution");
   states_.fill(card_->stream, 0);

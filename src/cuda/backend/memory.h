@@ -23,6 +23,9 @@ namespace fourfold::cuda {
 struct Card {
   Card(int index, const std::filesystem::path& store_directory)
       : device(index), stream(device), store(store_directory), loader(device, store, {}) {}
+  // One that is only counted on.
+  Card(const jit::DeviceInfo& info, uint64_t memory, const std::filesystem::path& store_directory)
+      : device(info, memory), stream(device), store(store_directory), loader(device, store, {}) {}
   Device device;
   Stream stream;
   jit::KernelStore store;

@@ -290,6 +290,27 @@ std::shared_ptr<ops::Backend> make_backend(const CudaOptions& options) {
   return std::make_shared<CudaBackend>(options);
 }
 
+const uint64_t kLoadingBytes = WeightFeed::kBlocks * WeightFeed::kBlockBytes + WeightFeed::kStatusBytes;
+
+std::shared_ptr<ops::Backend> make_counting_backend(const CudaOptions& options, const jit::DeviceInfo& info,
+                                                    uint64_t memory_bytes) {
+  CudaOptions counting = options;
+  counting.threads = 1;
+  counting.self_test = false;
+  return std::make_shared<CudaBackend>(
+      counting, std::make_shared<Card>(info, memory_bytes,
+                                       options.store.empty() ? jit::default_store_directory() : options.store));
+}
+
+MemoryCounts memory_of(const ops::Backend& backend) {
+  return dynamic_cast<const CudaBackend&>(backend).device().ledger().counts();
+}
+
+CardMemory card_memory(int device) {
+  const Device opened(device);
+  return {opened.info(), opened.memory()};
+}
+
 std::string refusal_of(int device, uint64_t weight_bytes) {
   std::string why;
   const jit::Driver* driver = jit::Driver::find(&why);

@@ -33,11 +33,19 @@ std::vector<std::vector<Kernel>> KernelLoader::load(const std::vector<plan::Kern
   std::set<std::string> seen;
   for (const plan::KernelSource& source : sources) {
     if (kernels_.contains(source.name) || refused_.contains(source.name) || !seen.insert(source.name).second) continue;
+    missing.push_back(&source);
+    if (device_.only_counts()) continue;
     requests.push_back(request_of(source, compile));
     if (options_.rewrite) options_.rewrite(requests.back());
-    missing.push_back(&source);
   }
-  if (!requests.empty()) {
+  if (device_.only_counts()) {
+    for (const plan::KernelSource* source : missing) {
+      for (const plan::KernelEntry& entry : source->entries) {
+        kernels_[source->name].push_back(
+            {source->name, nullptr, entry.threads, static_cast<unsigned>(entry.smem_bytes)});
+      }
+    }
+  } else if (!requests.empty()) {
     const auto built = jit::build(store_, requests, {.threads = options_.threads, .progress = options_.progress});
     const int64_t limit = std::min(plan::arch_of(card_).smem_per_block, device_.info().smem_per_block);
     for (size_t i = 0; i < built.size(); ++i) {

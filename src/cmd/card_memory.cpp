@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "model/checkpoint.h"
 #include "model/shape_source.h"
 
@@ -45,6 +46,7 @@ std::optional<memory::Plan> on_card(
   try {
     return make(demand, cuda::card_memory(*device), args.utilization.value_or(memory::kUtilization));
   } catch (const memory::NotEnough& error) {
+    eprint("{}", error.table());
     fail("--device {}: {}", device_name(backend), error.what());
   } catch (const Error& error) {
     if (device_name(backend) == "auto") return on_cpu();  // loading will find the same, and take the CPU

@@ -34,6 +34,10 @@ int64_t greatest(int64_t low, int64_t high, F&& fits) {
 constexpr int64_t kLeastContext = 64;
 constexpr int64_t kSensibleContext = 8192;
 
+int64_t least_cache(const engine::EngineOptions& engine) {
+  return std::max(engine.max_context, engine.max_sequences * std::min(engine.max_context, kSensibleContext) / 2);
+}
+
 }  // namespace
 
 uint64_t Plan::budget() const {
@@ -50,7 +54,8 @@ Plan plan(const Demand& demand, const cuda::CardMemory& card, double utilization
   out.utilization = utilization;
 
   const std::shared_ptr<ops::Backend> backend = cuda::make_counting_backend(demand.cuda, card.info, card.memory.total);
-  const engine::EngineOptions engine = with_rows(demand.engine);
+  engine::EngineOptions engine = with_rows(demand.engine);
+  if (demand.least_cache) engine.cache_tokens = least_cache(engine);
   model::ModelOptions options = demand.model;
   options.progress = {};
   if (options.max_step_tokens == 0) options.max_step_tokens = engine.max_step_tokens;
@@ -144,36 +149,52 @@ Plan require(const Demand& demand, const cuda::CardMemory& card, double utilizat
   };
   std::string best;
   if (const int64_t shorter = best_context(sequences); shorter > 0) {
-    best += fmt::format("\n  a context of {} with {} at once", shorter, sequences);
+    best = fmt::format("a context of {} with {} at once", shorter, sequences);
   }
   if (const int64_t fewer = greatest(1, sequences, [&](int64_t count) { return fits(context, count); }); fewer > 0) {
-    best += fmt::format("\n  {} at once with a context of {}", fewer, context);
+    best += fmt::format("{}{} at once with a context of {}", best.empty() ? "" : ", or ", fewer, context);
   }
   if (best.empty()) {
     const int64_t alone = best_context(1);
-    best = alone > 0 ? fmt::format("\n  a context of {} with 1 at once", alone)
-                     : " nothing: the weights and the smallest caches are too large";
+    best = alone > 0 ? fmt::format("a context of {} with 1 at once", alone) : "nothing, the weights are too large";
   }
-  throw NotEnough(
-      fmt::format("a context of {} with {} at once takes {:.3f} GB, wanted at most {:.3f} GB. What fits:{}\n{}",
-                  context, sequences, gb(asked.planned), gb(asked.budget()), best, text(asked)));
+  throw NotEnough(fmt::format("a context of {} with {} at once takes {:.3f} GB of {}, wanted at most {:.3f} GB; what "
+                              "fits: {}",
+                              context, sequences, gb(asked.planned), asked.card, gb(asked.budget()), best),
+                  text(asked));
+}
+
+cuda::CardMemory published_card(const plan::Gpu& gpu) {
+  constexpr std::pair<const char*, int> kGigabytes[] = {
+      {"a100", 80},         {"l40s", 45},     {"rtx-4090", 24}, {"h100", 80},        {"h200", 140},     {"b200", 180},
+      {"rtx-pro-6000", 95}, {"rtx-5090", 32}, {"rtx-5080", 16}, {"rtx-5070-ti", 16}, {"dgx-spark", 119}};
+  constexpr uint64_t kContext = uint64_t{600} << 20;
+  const plan::Arch& arch = plan::arch_of(gpu);
+  cuda::CardMemory card;
+  card.info.name = gpu.title;
+  card.info.major = std::stoi(std::string(gpu.arch.substr(3))) / 10;
+  card.info.minor = std::stoi(std::string(gpu.arch.substr(3))) % 10;
+  card.info.sms = gpu.sms;
+  card.info.smem_per_block = arch.smem_per_block;
+  card.info.smem_per_sm = arch.smem_per_sm;
+  for (const auto& [name, gigabytes] : kGigabytes) {
+    if (gpu.name == name) card.memory.total = static_cast<uint64_t>(gigabytes) << 30;
+  }
+  if (card.memory.total == 0) fail("{}: nobody has noted how much memory it has", gpu.name);
+  card.memory.free = card.memory.total - kContext;
+  return card;
 }
 
 Plan largest(Demand demand, const Wishes& wishes, int64_t most_sequences, int64_t positions,
              const cuda::CardMemory& card, double utilization) {
   engine::EngineOptions& engine = demand.engine;
-  const auto smallest_cache = [&] {
-    return wishes.cache_tokens > 0
-               ? wishes.cache_tokens
-               : std::max(engine.max_context,
-                          engine.max_sequences * std::min(engine.max_context, kSensibleContext) / 2);
-  };
   // What can be given up is given up in turns: the context to a usual length, then sequences, then both.
   engine.max_context = wishes.context > 0 ? wishes.context : positions;
   engine.max_sequences = wishes.sequences > 0 ? wishes.sequences : most_sequences;
   engine.cached_states = engine.prefix_cache ? 1 : 0;  // as many as there is room for, below
+  engine.cache_tokens = wishes.cache_tokens;
+  demand.least_cache = wishes.cache_tokens == 0;
   for (;;) {
-    engine.cache_tokens = smallest_cache();
     if (plan(demand, card, utilization).fits()) break;
     const bool shorter = wishes.context == 0 && engine.max_context > kLeastContext;
     const bool fewer = wishes.sequences == 0 && engine.max_sequences > 1;
@@ -188,6 +209,8 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t most_sequences, int64_
   // The rest: a quarter to states that prompts begin with, the others to keys and values.
   Plan found = plan(demand, card, utilization);
   uint64_t rest = found.left();
+  engine.cache_tokens = found.engine.cache_tokens;
+  demand.least_cache = false;
   if (engine.prefix_cache && found.state_bytes > 0) {
     const uint64_t share = wishes.cache_tokens > 0 ? rest / 2 : rest / 4;
     const auto states = static_cast<int64_t>(share / found.state_bytes);
@@ -205,11 +228,11 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t most_sequences, int64_
   }
   // Whole pages of the driver: what was the last bit of the rest may be a little too much.
   found = plan(demand, card, utilization);
-  while (!found.fits() && engine.cache_tokens > smallest_cache()) {
+  while (!found.fits() && engine.cache_tokens > least_cache(engine) && wishes.cache_tokens == 0) {
     const uint64_t over = found.planned - found.budget();
     const auto tokens = static_cast<int64_t>(over / found.token_bytes) + engine.page_size;
     engine.cache_tokens =
-        std::max(engine.cache_tokens - tokens / engine.page_size * engine.page_size, smallest_cache());
+        std::max(engine.cache_tokens - tokens / engine.page_size * engine.page_size, least_cache(engine));
     found = plan(demand, card, utilization);
   }
   return found.fits() ? found : require(demand, card, utilization);

@@ -29,6 +29,8 @@ struct Demand {
   // Rows of a step and of its logits follow from the engine's options where they are 0.
   model::ModelOptions model = {.max_step_tokens = 0, .max_logit_rows = 0, .mtp = false, .progress = {}, .shard = {}};
   engine::EngineOptions engine;
+  // The engine's cache is the smallest that is sensible for its context and sequences, whatever it says of it.
+  bool least_cache = false;
   // Other caches beside the engine's, as `bench model` has them.
   int64_t more_pages = 0, more_slots = 0;
 };
@@ -60,13 +62,20 @@ std::string text(const Plan& plan);
 // {card, total, in_use, utilization, budget, planned, left, items[{name, bytes, note}]}
 Json json(const Plan& plan);
 
-// What does not fit.
+// What does not fit, and what would.
 class NotEnough : public Error {
  public:
-  using Error::Error;
+  NotEnough(const std::string& message, std::string table) : Error(message), table_(std::move(table)) {}
+  const std::string& table() const { return table_; }  // text()
+
+ private:
+  std::string table_;
 };
 // The plan, or NotEnough with the table and the largest values of context and sequences that fit.
 Plan require(const Demand& demand, const cuda::CardMemory& card, double utilization = kUtilization);
+
+// A card of the planner's table as its maker describes it, with nothing in use but a context.
+cuda::CardMemory published_card(const plan::Gpu& gpu);
 
 // What was asked for; 0: the largest that is sensible and fits.
 struct Wishes {

@@ -24,3 +24,8 @@ run() {
 }
 run generate "$fourfold" generate "$folder/35B" --shape 35B-A3B --format modelopt-nvfp4 --shards 4
 run load "$fourfold" bench load "$folder/35B" --device cuda --repeats 4
+rm -rf "$folder"
+# Planned against taken, with drafts, and with many sequences.
+run model "$fourfold" bench model --dummy 35B-A3B --layers 8 --mix A --device cuda --prompt 2048 --chunk 2048 --generate 32 --users 64 --draft 3
+run engine "$fourfold" bench engine --dummy 35B-A3B --layers 8 --mix A --device cuda --requests 64 --concurrency 32 --prompt 512 --generate 64
+run refused "$fourfold" bench engine --dummy 35B-A3B --layers 8 --device cuda --requests 64 --concurrency 32 --gpu-memory-utilization 0.03

@@ -103,6 +103,9 @@ class Card {
   uint64_t peak = 0;
   std::string error;  // not empty: nothing works any more
   int64_t calls[static_cast<size_t>(Call::kCount)] = {};
+  int64_t hang_in = 0;  // launches until nothing ends
+  bool hangs = false;
+  int64_t endless = 0;  // calls that would wait for ever
   struct Fault {
     int64_t in = 0;
     int result = 0;
@@ -114,6 +117,8 @@ class Card {
   int begin(Call call) {
     const auto i = static_cast<size_t>(call);
     ++calls[i];
+    if (call == Call::kLaunch && hang_in > 0 && --hang_in == 0) hangs = true;
+    if (call == Call::kSynchronize && hangs) return jit::kNotReady;
     if (faults[i].in > 0 && --faults[i].in == 0) {
       if (faults[i].result == kLaunchFailed) error = "a fault that a test asked for";
       return faults[i].result;
@@ -262,6 +267,10 @@ class Card {
 
   // Runs everything that was queued. 0, or what went wrong.
   int drain() {
+    if (hangs) {
+      ++endless;
+      return 0;
+    }
     if (!error.empty()) return kLaunchFailed;
     if (queue_.empty()) return 0;
     worker_.run([this] {
@@ -618,6 +627,15 @@ int64_t calls(Call call) { return card().calls[static_cast<size_t>(call)]; }
 void fail_call(Call call, int64_t nth, int result) {
   const std::lock_guard lock(card().mutex);
   card().faults[static_cast<size_t>(call)] = {nth, result};
+}
+void hang_launch(int64_t nth) {
+  const std::lock_guard lock(card().mutex);
+  card().hang_in = nth;
+  card().hangs = false;
+}
+int64_t endless_waits() {
+  const std::lock_guard lock(card().mutex);
+  return card().endless;
 }
 std::unique_lock<std::recursive_mutex> hold() { return std::unique_lock(card().mutex); }
 

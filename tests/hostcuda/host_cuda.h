@@ -74,6 +74,10 @@ uint64_t peak_bytes();
 int64_t calls(Call call);  // since install()
 // The nth call from now (1: the next) fails with `result`, once; 0: none does.
 void fail_call(Call call, int64_t nth, int result);
+// From the nth launch on (1: the next) nothing ends any more: asking says so, and what waits without a limit of its own
+// (freeing, above all) would wait for ever: such calls are counted, and return. 0: everything goes on.
+void hang_launch(int64_t nth);
+int64_t endless_waits();
 // While it is held, other threads' calls that do or ask for work on the card wait.
 [[nodiscard]] std::unique_lock<std::recursive_mutex> hold();
 

@@ -41,7 +41,8 @@ inline const std::filesystem::path& kernel_store() {
 
 // The backend on the card that is installed. Self-tests of the expert kernels are tests of their own.
 inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_cache = false, bool wide = true,
-                                                  bool graphs = true) {
+                                                  bool graphs = true,
+                                                  std::chrono::milliseconds step_deadline = cuda::kStepDeadline) {
   cuda::CudaOptions options;
   options.store = kernel_store();
   options.overlap = overlap;
@@ -50,6 +51,7 @@ inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_
   options.wide = wide;
   options.graphs = graphs;
   options.threads = 2;
+  options.step_deadline = step_deadline;
   return cuda::make_backend(options);
 }
 

@@ -22,6 +22,7 @@ struct CudaOptions {
   // Products and attention of more than 16 rows by kernels for many rows, and tokens chosen on the card; otherwise 16
   // rows follow each other, and the host chooses.
   bool wide = true;
+  std::chrono::milliseconds step_deadline = kStepDeadline;  // of a step that does not end
 };
 
 // Error when there is no such device, no NVRTC, or kernels for its architecture are missing.
@@ -32,6 +33,7 @@ std::shared_ptr<ops::Backend> make_backend(const CudaOptions& options);
 // bytes of memory, which need not be there.
 std::shared_ptr<ops::Backend> make_counting_backend(const CudaOptions& options, const jit::DeviceInfo& info,
                                                     uint64_t memory_bytes);
+const Device& device_of(const ops::Backend& backend);
 // Of the buffers of such a backend, or of one on a card.
 MemoryCounts memory_of(const ops::Backend& backend);
 

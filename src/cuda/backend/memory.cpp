@@ -105,7 +105,7 @@ PinnedBuffer::PinnedBuffer(const Device& device, uint64_t bytes, std::string_vie
 }
 
 PinnedBuffer::~PinnedBuffer() {
-  if (device_ != nullptr) device_->driver().call().host_free(data_);
+  if (device_ != nullptr && !device_->lost()) device_->driver().call().host_free(data_);
 }
 
 PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {

@@ -73,6 +73,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     host.data = fetched_.data();
     return host;
   };
+  card_->device.set_deadline(options_.step_deadline);
   parts.body = std::move(body);
   parts.begin_thread = [this] { card_->device.make_current(); };
   parts.pool = &pool_;
@@ -232,6 +233,7 @@ void CudaBackend::carry(std::span<const cpu::CarriedRow> carried) {
 }
 
 std::optional<ops::OperationTimes> CudaBackend::time_operations(const std::function<void()>& forward) {
+  const DeadlineScope many_steps(card_->device, kDeviceDeadline);
   forward();  // everything is loaded and there is room for it
   settle_norm();
   card_->stream.synchronize();
@@ -302,9 +304,9 @@ std::shared_ptr<ops::Backend> make_counting_backend(const CudaOptions& options, 
                                        options.store.empty() ? jit::default_store_directory() : options.store));
 }
 
-MemoryCounts memory_of(const ops::Backend& backend) {
-  return dynamic_cast<const CudaBackend&>(backend).device().ledger().counts();
-}
+MemoryCounts memory_of(const ops::Backend& backend) { return device_of(backend).ledger().counts(); }
+
+const Device& device_of(const ops::Backend& backend) { return dynamic_cast<const CudaBackend&>(backend).device(); }
 
 CardMemory card_memory(int device) {
   const Device opened(device);

@@ -41,8 +41,8 @@ bool names(std::string_view device, std::string_view row) {
 
 [[noreturn]] void give_up(const Device& device, const std::string& what) {
   device.lose();
-  fail("{}: no end within {} s of waiting; {}", device.info().name,
-       std::chrono::duration_cast<std::chrono::seconds>(kDeviceDeadline).count(), what);
+  fail("{}: no end within {:.3g} s of waiting; {}", device.info().name,
+       std::chrono::duration<double>(device.deadline()).count(), what);
 }
 
 }  // namespace
@@ -125,7 +125,8 @@ Stream::~Stream() {
   if (!device_.lost()) device_.driver().call().stream_destroy(handle_);
 }
 void Stream::synchronize() const {
-  const int result = wait_until_ready([&] { return device_.driver().call().stream_query(handle_); }, kDeviceDeadline);
+  const int result =
+      wait_until_ready([&] { return device_.driver().call().stream_query(handle_); }, device_.deadline());
   if (result == jit::kNotReady) {
     const char* last = last_.data();
     give_up(device_, fmt::format("what was launched last is {}", *last == 0 ? "a copy" : last));
@@ -234,7 +235,7 @@ bool Event::reached() const {
   return true;
 }
 void Event::wait() const {
-  const int result = wait_until_ready([&] { return device_.driver().call().event_query(handle_); }, kDeviceDeadline);
+  const int result = wait_until_ready([&] { return device_.driver().call().event_query(handle_); }, device_.deadline());
   if (result == jit::kNotReady) give_up(device_, "an event was waited for");
   device_.check(result, "waiting for the device");
 }

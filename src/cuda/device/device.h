@@ -56,6 +56,9 @@ class Device {
   // Of all buffers that are there.
   MemoryLedger& ledger() const { return ledger_; }
   MemoryKind memory_kind() const { return memory_kind_; }
+  // How long a wait may take before it is given up.
+  std::chrono::milliseconds deadline() const { return deadline_; }
+  void set_deadline(std::chrono::milliseconds deadline) const { deadline_ = deadline; }
   // A wait was given up: what the device still does is unknown. Nothing on it is freed any more, because freeing waits.
   bool lost() const { return lost_; }
   void lose() const { lost_ = true; }
@@ -67,6 +70,7 @@ class Device {
   const jit::Driver& driver_;
   uint64_t counted_memory_ = 0;
   mutable MemoryLedger ledger_;
+  mutable std::chrono::milliseconds deadline_{std::chrono::minutes(2)};
   mutable MemoryKind memory_kind_ = MemoryKind::kWorkspaces;
   int index_;
   jit::DeviceInfo info_;
@@ -89,8 +93,25 @@ class MemoryScope {
   MemoryKind before_;
 };
 
-// Longer than anything takes that the program puts on a stream at once.
+// Longer than anything takes that the program puts on a stream at once, and longer than any step of a model does, so
+// that requests end soon where one does not.
 inline constexpr std::chrono::milliseconds kDeviceDeadline{std::chrono::minutes(2)};
+inline constexpr std::chrono::milliseconds kStepDeadline{std::chrono::seconds(8)};
+
+class DeadlineScope {
+ public:
+  DeadlineScope(const Device& device, std::chrono::milliseconds deadline)
+      : device_(device), before_(device.deadline()) {
+    device_.set_deadline(deadline);
+  }
+  ~DeadlineScope() { device_.set_deadline(before_); }
+  DeadlineScope(const DeadlineScope&) = delete;
+  DeadlineScope& operator=(const DeadlineScope&) = delete;
+
+ private:
+  const Device& device_;
+  std::chrono::milliseconds before_;
+};
 
 // Asks `query` until it answers something else than jit::kNotReady: at first without a pause, later every 50 us. The
 // answer, or kNotReady when `deadline` has passed. (The driver's own waits have no limit.)
@@ -105,8 +126,8 @@ class Stream {
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
-  // Waits for all that is on the stream. Error when it does not end within kDeviceDeadline, with what was launched
-  // last; the device is lost then.
+  // Waits for all that is on the stream. Error when it does not end within the device's deadline, with what was
+  // launched last; the device is lost then.
   void synchronize() const;
   void* handle() const { return handle_; }
   // For that error.
@@ -182,7 +203,7 @@ class Event {
   void record(const Stream& stream) const;
   // Whether all that was on the stream before it has ended; an Error when the device has failed.
   bool reached() const;
-  // Waits for that; an Error when it does not happen within kDeviceDeadline, and the device is lost then.
+  // Waits for that; an Error when it does not happen within the deadline, and the device is lost then.
   void wait() const;
   // Microseconds between two recorded events; waits for the later one.
   static double microseconds(const Event& start, const Event& stop);

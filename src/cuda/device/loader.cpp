@@ -25,6 +25,11 @@ Record& record() {
 KernelLoader::KernelLoader(const Device& device, jit::KernelStore& store, const LoadOptions& options)
     : device_(device), store_(store), options_(options), card_(options.emulate ? *options.emulate : device.gpu()) {}
 
+KernelLoader::~KernelLoader() {
+  if (!device_.lost()) return;
+  for (auto& entry : modules_) static_cast<void>(entry.second.release());  // unloading waits
+}
+
 std::vector<std::vector<Kernel>> KernelLoader::load(const std::vector<plan::KernelSource>& sources) {
   CompileOptions compile = {device_.info().arch(), {}};
   if (options_.emulate != nullptr) compile.definitions.emplace_back("FOURFOLD_EMULATE_FP4_MMA");

@@ -9,6 +9,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "base/check.h"
@@ -57,16 +59,70 @@ std::string read_to_end(int fd, const std::string& name, uint64_t limit) {
   }
 }
 
+// Mappings of MappedFile by their first byte.
+struct Mappings {
+  struct Mapping {
+    size_t bytes;
+    std::shared_ptr<const OpenFile> file;
+  };
+  std::mutex mutex;
+  std::map<uintptr_t, Mapping> all;
+};
+Mappings& mappings() {
+  static Mappings instance;
+  return instance;
+}
+
 }  // namespace
 
+// Non-blocking, so that a FIFO in the place of a file is an error and not a hang.
+OpenFile::OpenFile(const std::filesystem::path& path)
+    : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
+  if (fd_ < 0) fail("cannot open {}: {}", path.string(), std::strerror(errno));
+  try {
+    bytes_ = regular_file_size(fd_, path);
+  } catch (...) {
+    ::close(fd_);
+    throw;
+  }
+}
+
+OpenFile::~OpenFile() { ::close(fd_); }
+
+void OpenFile::read(uint64_t offset, void* to, uint64_t bytes, bool last) const {
+  uint64_t done = 0;
+  while (done < bytes) {
+    const ssize_t count = ::pread(fd_, static_cast<char*>(to) + done, bytes - done, static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("cannot read {}: {}", path_.string(), std::strerror(errno));
+    if (count == 0) {
+      fail("{}: it ends at byte {}, wanted {} bytes from {} on", path_.string(), offset + done, bytes, offset);
+    }
+    done += static_cast<uint64_t>(count);
+  }
+  if (last) ::posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
+}
+
+FilePlace file_place(const void* memory) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  const std::lock_guard lock(mappings().mutex);
+  auto it = mappings().all.upper_bound(address);
+  if (it == mappings().all.begin()) return {};
+  --it;
+  const uint64_t offset = address - it->first;
+  if (offset >= it->second.bytes) return {};
+  return {it->second.file, offset};
+}
+
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  // Non-blocking, so that a FIFO in the place of a file is an error and not a hang.
-  const Descriptor fd(path, O_RDONLY | O_NONBLOCK);
-  size_ = regular_file_size(fd.get(), path);
+  auto file = std::make_shared<const OpenFile>(path);
+  size_ = file->bytes();
   if (size_ == 0) return;
-  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file->descriptor(), 0);
   if (address == MAP_FAILED) fail("cannot map {} ({} bytes): {}", path.string(), size_, std::strerror(errno));
   data_ = static_cast<const std::byte*>(address);
+  const std::lock_guard lock(mappings().mutex);
+  mappings().all[reinterpret_cast<uintptr_t>(address)] = {size_, std::move(file)};
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
@@ -80,7 +136,12 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  {
+    const std::lock_guard lock(mappings().mutex);
+    mappings().all.erase(reinterpret_cast<uintptr_t>(data_));
+  }
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 void MappedFile::release(std::span<const std::byte> range) const {

@@ -5,12 +5,33 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace fourfold {
+
+// A file that is open for reading, for positions of its own in several threads.
+class OpenFile {
+ public:
+  explicit OpenFile(const std::filesystem::path& path);
+  ~OpenFile();
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  uint64_t bytes() const { return bytes_; }
+  int descriptor() const { return fd_; }
+  // An Error where the file ends before, or cannot be read. `last`: its pages may leave the memory that the system
+  // keeps files in, because nobody reads them soon.
+  void read(uint64_t offset, void* to, uint64_t bytes, bool last = false) const;
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+  uint64_t bytes_ = 0;
+};
 
 // A read-only memory mapping of a whole regular file. Movable. An empty file maps to an empty span.
 // NOTE: a file that is truncated by somebody else while it is mapped raises SIGBUS on access; nothing can prevent that.
@@ -35,6 +56,14 @@ class MappedFile {
   size_t size_ = 0;
   std::filesystem::path path_;
 };
+
+// Where mapped memory comes from. Reading it from there maps no pages, which for gigabytes is most of the work, and
+// goes on when the mapping is gone.
+struct FilePlace {
+  std::shared_ptr<const OpenFile> file;  // null: the memory is none that a MappedFile has mapped
+  uint64_t offset = 0;
+};
+FilePlace file_place(const void* memory);
 
 // Whether there is a directory, or a regular file, of that name. False also where that cannot be told: a name that is
 // too long for the system, a directory that may not be searched.

@@ -36,6 +36,7 @@ void run(const Options& options) {
   service.engine.max_queued = 1 << 20;
   service.engine.drafts = parse_drafts(options.draft);
   service.log_requests = false;
+  if (const auto plan = plan_served_model(service, options.model)) eprint("{}", memory::text(*plan));
   std::unique_ptr<Progress> progress;
   int64_t done = 0, lines = 0;
   batch::BatchResult result;

@@ -20,8 +20,10 @@
 #include "cmd/bench_comm.h"
 #include "cmd/bench_engine.h"
 #include "cmd/bench_kernels.h"
+#include "cmd/bench_load.h"
 #include "cmd/bench_ops.h"
 #include "cmd/bench_serve.h"
+#include "cmd/card_memory.h"
 #include "cmd/commands.h"
 #include "cmd/engine_load.h"
 #include "cmd/model_options.h"
@@ -42,6 +44,7 @@ struct Options {
   std::string directory;
   DummyArgs dummy;
   BackendArgs backend;
+  MemoryArgs memory;
   int64_t prompt = 512, generate = 64, chunk = 512, users = 0;
   int repeats = 5;
   std::string draft = "0";
@@ -140,17 +143,22 @@ struct EngineFigures {
   DraftFigures drafts;
 };
 
+engine::EngineOptions engine_options_of(const Options& options, int64_t step_tokens, int32_t drafts) {
+  engine::EngineOptions engine;
+  engine.max_context = options.prompt + options.generate;
+  engine.max_sequences = 1;
+  engine.max_step_tokens = step_tokens;
+  engine.page_size = kPageSize;
+  engine.drafts = drafts;
+  engine.prefix_cache = false;  // each run computes the prompt
+  return engine;
+}
+
 // The same prompt through the engine, greedily: what scheduling, sampling and delivery cost on top, and what drafts
 // save.
 EngineFigures measure_engine(std::shared_ptr<model::Model> model, const Options& options,
                              const std::vector<int32_t>& tokens, int32_t drafts) {
-  engine::EngineOptions engine_options;
-  engine_options.max_context = options.prompt + options.generate;
-  engine_options.max_sequences = 1;
-  engine_options.max_step_tokens = model->options().max_step_tokens;
-  engine_options.page_size = kPageSize;
-  engine_options.drafts = drafts;
-  engine_options.prefix_cache = false;  // each run computes the prompt
+  const engine::EngineOptions engine_options = engine_options_of(options, model->options().max_step_tokens, drafts);
   const auto engine = engine::make_engine(share_model(std::move(model)), engine_options);
   std::vector<double> decode, prefill;
   const engine::EngineStats before = engine->stats();
@@ -192,7 +200,8 @@ void print_engine(const Options& options, const EngineFigures& engine, const std
 }
 
 // On a GPU: operation by operation, then through the engine, which replays what the first part launched one by one.
-void run_on_card(const Options& options, int device, Driver& driver, chat::LoadedModel& loaded, int32_t drafts) {
+void run_on_card(const Options& options, int device, Driver& driver, chat::LoadedModel& loaded, int32_t drafts,
+                 const std::optional<memory::Plan>& plan) {
   const int64_t chunk = std::min<int64_t>(options.prompt, loaded.model->options().max_step_tokens);
   CardFigures figures;
   figures.model = loaded.name;
@@ -221,15 +230,35 @@ void run_on_card(const Options& options, int device, Driver& driver, chat::Loade
   const EngineFigures engine = measure_engine(shared, options, driver.tokens(), 0);
   std::optional<EngineFigures> drafted;
   if (drafts != 0) drafted = measure_engine(shared, options, driver.tokens(), drafts);
+  const uint64_t taken = plan ? taken_since(*plan) : 0;
   if (options.json) {
     Json out = card_json(figures);
+    if (plan) {
+      out["memory"] = memory::json(*plan);
+      out["memory"]["taken"] = taken;
+    }
     out.update(engine_json(options, engine, drafted));
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return;
   }
   print_card(figures);
+  if (plan) fmt::print("\n{}  {:<20}{:>10.3f} GB\n", memory::text(*plan), "taken", static_cast<double>(taken) * 1e-9);
   fmt::print("\n");
   print_engine(options, engine, drafted);
+}
+
+// The engine's caches are there beside those of the first part.
+std::optional<memory::Plan> plan_memory(const Options& options, const model::ModelOptions& model, int32_t drafts) {
+  Planned planned;
+  planned.directory = options.directory;
+  if (options.directory.empty()) planned.dummy = &options.dummy;
+  planned.model = model;
+  planned.mtp = model.mtp;
+  planned.engine = engine_options_of(options, model.max_step_tokens, drafts);
+  const int64_t users = std::max<int64_t>(options.users, 1);
+  planned.more_pages = ceil_div(std::max(options.prompt + options.generate, options.users), kPageSize) * users;
+  planned.more_slots = users;
+  return require_memory(options.backend, options.memory, planned);
 }
 
 void run(const Options& options) {
@@ -244,6 +273,7 @@ void run(const Options& options) {
   model_options.max_logit_rows = std::max(model_options.max_logit_rows, options.users);
   model_options.max_step_tokens = std::max(model_options.max_step_tokens, model_options.max_logit_rows);
   model_options.mtp = drafts != 0;
+  const auto plan = plan_memory(options, model_options, drafts);
   chat::LoadedModel loaded = options.dummy.shape.empty()
                                  ? load_checkpoint(options.directory, options.backend, model_options)
                                  : load_dummy(options.dummy, options.backend, model_options);
@@ -262,7 +292,7 @@ void run(const Options& options) {
   Driver driver(model, std::max(positions, options.users), std::max<int64_t>(options.users, 1));
   driver.prefill(options.prompt, model_options.max_step_tokens);  // warm-up: every buffer and (nearly) every weight
   if (const std::optional<int> device = model.backend().gpu()) {
-    run_on_card(options, *device, driver, loaded, drafts);
+    run_on_card(options, *device, driver, loaded, drafts, plan);
     return;
   }
 
@@ -414,6 +444,7 @@ void add_bench(Command& app) {
   command.add_option("DIR", options->directory, "Checkpoint directory");
   add_dummy_options(command, options->dummy);
   add_backend_options(command, options->backend);
+  add_memory_options(command, options->memory);
   command.add_option("--prompt", options->prompt, "Tokens of the prompt (random)").range(1, 1 << 20);
   command.add_option("--generate", options->generate, "Tokens decoded after it").range(1, 1 << 20);
   command.add_option("--chunk", options->chunk, "Tokens of one prefill step at most").range(1, 65536);
@@ -427,6 +458,7 @@ void add_bench(Command& app) {
   add_bench_serve(bench);
   add_bench_kernels(bench);
   add_bench_comm(bench);
+  add_bench_load(bench);
 }
 
 }  // namespace fourfold::cmd

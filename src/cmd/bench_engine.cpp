@@ -18,6 +18,7 @@
 #include "base/random.h"
 #include "chat/chat_text.h"
 #include "cmd/arguments.h"
+#include "cmd/card_memory.h"
 #include "cmd/engine_load.h"
 #include "cmd/model_options.h"
 #include "cmd/options.h"
@@ -36,6 +37,7 @@ struct Options {
   std::string directory, draft = "0", prompts;
   DummyArgs dummy;
   BackendArgs backend;
+  MemoryArgs memory;
   int64_t requests = 32, concurrency = 8, prompt = 512, generate = 64, shared_prefix = 0, chunk = 512, context = 0;
   double arrival = 0;
   uint64_t seed = 1;
@@ -194,10 +196,13 @@ double measure_ttft_ratio(engine::Engine& engine, const Options& options, int64_
   return ratios[1];
 }
 
-Result measure(const Options& options, std::shared_ptr<model::Model> model, int32_t drafts) {
-  const int64_t vocabulary = model->config().vocabulary;
-  std::vector<engine::Request> requests =
-      options.prompts.empty() ? random_requests(options, vocabulary) : real_requests(options, model->config());
+std::vector<engine::Request> requests_of(const Options& options, const model::ModelConfig& config) {
+  return options.prompts.empty() ? random_requests(options, config.vocabulary) : real_requests(options, config);
+}
+
+engine::EngineOptions engine_options_of(const Options& options, const model::ModelConfig& config,
+                                        const std::vector<engine::Request>& requests, int64_t step_tokens,
+                                        int32_t drafts) {
   engine::EngineOptions engine_options;
   engine_options.max_context = 2;
   for (const engine::Request& request : requests) {
@@ -205,14 +210,22 @@ Result measure(const Options& options, std::shared_ptr<model::Model> model, int3
         std::max(engine_options.max_context,
                  static_cast<int64_t>(request.prompt.size()) + std::max<int64_t>(request.max_tokens, kOverheadSteps));
   }
-  engine_options.max_context = std::min(engine_options.max_context, model->config().max_positions);
+  engine_options.max_context = std::min(engine_options.max_context, config.max_positions);
   engine_options.max_sequences = options.concurrency;
-  engine_options.max_step_tokens = model->options().max_step_tokens;
+  engine_options.max_step_tokens = step_tokens;
   engine_options.page_size = kPageSize;
   engine_options.max_queued = options.requests + 1;
   engine_options.cache_tokens =
       options.context > 0 ? options.context : 2 * options.concurrency * engine_options.max_context;
   engine_options.drafts = drafts;
+  return engine_options;
+}
+
+Result measure(const Options& options, std::shared_ptr<model::Model> model, int32_t drafts) {
+  const int64_t vocabulary = model->config().vocabulary;
+  std::vector<engine::Request> requests = requests_of(options, model->config());
+  const engine::EngineOptions engine_options =
+      engine_options_of(options, model->config(), requests, model->options().max_step_tokens, drafts);
   const auto engine = engine::make_engine(share_model(model), engine_options);
 
   Result result;
@@ -275,13 +288,26 @@ void run(const Options& options) {
       std::max(options.chunk, options.concurrency * (1 + (drafts == 0 ? 0 : ops::kMaxDrafts)));
   model_options.max_logit_rows = options.concurrency * (1 + (drafts == 0 ? 0 : ops::kMaxDrafts));
   model_options.mtp = drafts != 0;
+  const model::ModelConfig config = options.dummy.shape.empty() ? model::read_config(options.directory)
+                                                                : dummy_config(options.dummy, model_options.mtp);
+  check(options, config);
+  Planned planned;
+  planned.directory = options.directory;
+  if (options.directory.empty()) planned.dummy = &options.dummy;
+  planned.engine =
+      engine_options_of(options, config, requests_of(options, config), model_options.max_step_tokens, drafts);
+  planned.model = model_options;
+  planned.mtp = model_options.mtp;
+  planned.more_pages = options.concurrency * (ceil_div(planned.engine.max_context, kPageSize) + 1);
+  planned.more_slots = options.concurrency;
+  const auto plan = require_memory(options.backend, options.memory, planned);
   chat::LoadedModel loaded = options.dummy.shape.empty()
                                  ? load_checkpoint(options.directory, options.backend, model_options)
                                  : load_dummy(options.dummy, options.backend, model_options);
   const std::shared_ptr<model::Model> model = std::move(loaded.model);
-  check(options, model->config());
   const std::string backend = model->backend().description();
   const Result result = measure(options, model, drafts);
+  const uint64_t taken = plan ? taken_since(*plan) : 0;
 
   const LoadFigures& load = result.load;
   const double output_rate = static_cast<double>(load.output_tokens()) / load.seconds;
@@ -300,6 +326,10 @@ void run(const Options& options) {
     Json out;
     out["model"] = loaded.name;
     out["backend"] = backend;
+    if (plan) {
+      out["memory"] = memory::json(*plan);
+      out["memory"]["taken"] = taken;
+    }
     out["prompts"] = prompts;
     out["requests"] = options.requests;
     out["concurrency"] = options.concurrency;
@@ -325,6 +355,7 @@ void run(const Options& options) {
     return;
   }
   fmt::print("{}\n{}\n\n", loaded.name, backend);
+  if (plan) fmt::print("{}  {:<20}{:>10.3f} GB\n\n", memory::text(*plan), "taken", static_cast<double>(taken) * 1e-9);
   fmt::print("{} requests, {}; prompts: {}; {} tokens each at most\n", options.requests,
              options.arrival > 0 ? fmt::format("{} a second (Poisson)", options.arrival)
                                  : fmt::format("{} at a time", options.concurrency),
@@ -362,6 +393,7 @@ void add_bench_engine(Command& bench_app) {
   command.add_option("DIR", options->directory, "Checkpoint directory");
   add_dummy_options(command, options->dummy);
   add_backend_options(command, options->backend);
+  add_memory_options(command, options->memory);
   command.add_option("--requests", options->requests, "Requests in all").range(1, 1 << 20);
   command.add_option("--concurrency", options->concurrency, "Requests at a time").range(1, 4096);
   command.add_option("--prompt", options->prompt, "Tokens of a prompt (random)").range(1, 1 << 20);

@@ -29,6 +29,7 @@
 #include "chat/answer.h"
 #include "chat/chat_text.h"
 #include "cmd/arguments.h"
+#include "cmd/card_memory.h"
 #include "cmd/commands.h"
 #include "cmd/engine_load.h"
 #include "cmd/model_options.h"
@@ -44,6 +45,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::vector<std::string> positional;
   BackendArgs backend;
+  MemoryArgs memory;
   int64_t parallel = 8, limit = 0, max_tokens = 1024, context = 0;
   bool json = false, think = false, no_think = false, mtp = false;
   std::string failures, draft = "0";
@@ -423,6 +425,12 @@ std::unique_ptr<engine::Engine> start_engine(const Work& work, const Options& op
   model_options.max_step_tokens = engine_options.max_step_tokens;
   model_options.max_logit_rows = engine::logit_rows(engine_options);
   model_options.mtp = engine_options.drafts != 0;
+  Planned planned;
+  planned.directory = work.directory;
+  planned.engine = engine_options;
+  planned.model = model_options;
+  planned.mtp = model_options.mtp;
+  if (const auto plan = require_memory(options.backend, options.memory, planned)) engine_options = plan->engine;
   chat::LoadedModel loaded = load_checkpoint(work.directory, options.backend, model_options);
   return engine::make_engine(std::move(loaded.model), engine_options);
 }
@@ -696,6 +704,7 @@ void add_eval(Command& app) {
   command.add_option("--draft", options->draft,
                      "Drafts of the MTP head a step: 0 (off) to 5, or auto; answers stay the same");
   add_backend_options(command, options->backend);
+  add_memory_options(command, options->memory);
   command.callback([options] { run(*options); });
 }
 

@@ -74,14 +74,12 @@ cpu::Isa chosen_isa(const BackendArgs& args) {
 
 int chosen_threads(const BackendArgs& args) { return args.threads > 0 ? args.threads : ThreadPool::default_threads(); }
 
-namespace {
-
 std::string device_name(const BackendArgs& args) {
   return !args.device.empty() ? args.device : env("FOURFOLD_DEVICE").value_or("auto");
 }
 
 // Of a rank where --device is cuda: one card each, or all the only one.
-int device_of_rank(const BackendArgs& args, int64_t rank) {
+static int device_of_rank(const BackendArgs& args, int64_t rank) {
   const int devices = cuda::device_count();
   if (args.ranks <= 1 || devices == 1) return 0;
   if (devices > 0 && devices < args.ranks) {
@@ -91,7 +89,6 @@ int device_of_rank(const BackendArgs& args, int64_t rank) {
   return static_cast<int>(rank);
 }
 
-// The CUDA device that was asked for, or nothing: the CPU.
 std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes, int64_t rank) {
   const std::string name = device_name(args);
   if (name == "cpu") return std::nullopt;
@@ -113,6 +110,17 @@ std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes,
   return index;
 }
 
+cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
+  cuda::CudaOptions options;
+  options.device = device;
+  options.threads = args.threads;
+  if (args.kv_cache == "float16") fail("--kv-cache-dtype float16: a GPU has bf16 and fp8");
+  options.fp8_cache = args.kv_cache == "fp8";
+  return options;
+}
+
+namespace {
+
 std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t weight_bytes,
                                            const std::shared_ptr<ranks::Member>& member) {
   const int64_t rank = member == nullptr ? 0 : member->rank(), ranks = member == nullptr ? 1 : member->ranks();
@@ -120,12 +128,9 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t wei
   const auto threads =
       static_cast<int>(std::max<int64_t>(1, all_threads * (rank + 1) / ranks - all_threads * rank / ranks));
   if (const std::optional<int> device = chosen_device(args, weight_bytes, rank)) {
-    cuda::CudaOptions options;
-    options.device = *device;
-    options.threads = ranks > 1 ? threads : args.threads;
+    cuda::CudaOptions options = cuda_options(args, *device);
     options.member = member;
-    if (args.kv_cache == "float16") fail("--kv-cache-dtype float16: a GPU has bf16 and fp8");
-    options.fp8_cache = args.kv_cache == "fp8";
+    if (ranks > 1) options.threads = threads;
     try {
       return cuda::make_backend(options);
     } catch (const Error& error) {
@@ -178,6 +183,8 @@ ops::Format stored_as(plan::step::Format format) {
   return ops::Format::kBf16;
 }
 
+}  // namespace
+
 model::FormatOf dummy_formats(const DummyArgs& args) {
   if (args.mix.empty()) return model::default_format;
   return [mix = plan::step::find_mix(args.mix)](model::WeightKind kind) {
@@ -199,8 +206,6 @@ model::FormatOf dummy_formats(const DummyArgs& args) {
   };
 }
 
-}  // namespace
-
 model::ModelConfig dummy_config(const DummyArgs& args, bool mtp) {
   model::ModelConfig config = model::shape_config(args.shape);
   config.mtp_layers = mtp ? 1 : 0;
@@ -208,6 +213,17 @@ model::ModelConfig dummy_config(const DummyArgs& args, bool mtp) {
   if (args.vocabulary > 0) config.vocabulary = args.vocabulary;
   config.eos_tokens.clear();  // random tokens have no end
   return config;
+}
+
+uint64_t dummy_bytes(const DummyArgs& args, bool mtp) {
+  const model::FormatOf formats = dummy_formats(args);
+  uint64_t bytes = 0;
+  for (const model::WeightSpec& spec : model::weight_specs(dummy_config(args, mtp))) {
+    const auto elements = static_cast<uint64_t>(spec.elements());
+    const ops::Format format = spec.is_vector ? ops::Format::kBf16 : model::random_format(formats, spec);
+    bytes += format == ops::Format::kNvfp4 ? elements * 9 / 16 : format == ops::Format::kFp8 ? elements : elements * 2;
+  }
+  return bytes;
 }
 
 void check_activations(const BackendArgs& args, const std::filesystem::path& directory) {
@@ -257,13 +273,7 @@ chat::LoadedModel load_dummy(const DummyArgs& dummy, const BackendArgs& backend,
   const model::FormatOf formats = dummy_formats(dummy);
   const auto source = model::make_random_weights(config, 1, formats);
   chat::LoadedModel loaded;
-  for (const model::WeightSpec& spec : model::weight_specs(config)) {
-    const auto elements = static_cast<uint64_t>(spec.elements());
-    const ops::Format format = spec.is_vector ? ops::Format::kBf16 : model::random_format(formats, spec);
-    loaded.weight_bytes += format == ops::Format::kNvfp4 ? elements * 9 / 16
-                           : format == ops::Format::kFp8 ? elements
-                                                         : elements * 2;
-  }
+  loaded.weight_bytes = dummy_bytes(dummy, options.mtp);
   loaded.name = fmt::format("{} ({} layers, vocabulary {}, random weights{})", dummy.shape, config.layers,
                             config.vocabulary, dummy.mix.empty() ? "" : ", mix " + dummy.mix);
   LoadingBar bar;

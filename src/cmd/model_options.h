@@ -5,12 +5,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "chat/model_directory.h"
 #include "cmd/arguments.h"
 #include "cpu/backend.h"
+#include "cuda/backend/backend.h"
 #include "model/model.h"
+#include "model/random_weights.h"
 #include "model/ranked.h"
 
 namespace fourfold::cmd {
@@ -31,6 +34,11 @@ chat::BackendFactory backend_factory(const BackendArgs& args);
 // The same without a second choice. `weight_bytes`: of the model, for --device auto; 0: not known, it runs on the CPU.
 model::BackendFactory rank_backends(const BackendArgs& args, uint64_t weight_bytes = 0);
 model::RankOptions rank_options(const BackendArgs& args);
+// The CUDA device that was asked for, a rank's, or that `auto` takes for so many bytes of weights; none: the CPU.
+std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes, int64_t rank = 0);
+std::string device_name(const BackendArgs& args);  // as it was asked for
+// What a backend on a card is made with.
+cuda::CudaOptions cuda_options(const BackendArgs& args, int device);
 cpu::Isa chosen_isa(const BackendArgs& args);
 int chosen_threads(const BackendArgs& args);
 
@@ -43,6 +51,8 @@ struct DummyArgs {
 // --dummy, --layers, --vocab, --mix
 void add_dummy_options(Command& command, DummyArgs& args);
 model::ModelConfig dummy_config(const DummyArgs& args, bool mtp = false);
+model::FormatOf dummy_formats(const DummyArgs& args);
+uint64_t dummy_bytes(const DummyArgs& args, bool mtp);
 
 // --activations nvfp4 is an error where it applies to no matrix of the checkpoint, and elsewhere a note says to how
 // many. Called by load_checkpoint().

@@ -4,10 +4,15 @@
 #include <memory>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "cmd/arguments.h"
+#include "cmd/card_memory.h"
 #include "cmd/commands.h"
 #include "cmd/shape_options.h"
+#include "memory/plan.h"
+#include "model/checkpoint.h"
 #include "model/random_weights.h"
+#include "model/shape_source.h"
 #include "plan/moe/plan.h"
 #include "plan/step/step.h"
 
@@ -17,8 +22,11 @@ namespace {
 struct Options {
   ShapeOptions shape;
   int64_t tokens = 1, context = 128, drafts = 0;
-  bool json = false, all = false, reachable = false, step = false, prefill = false, by_expert = false;
+  bool json = false, all = false, reachable = false, step = false, prefill = false, by_expert = false, memory = false;
   std::string mix = "A", cache = "bf16", link = "nvlink";
+  std::string directory;  // of the memory plan
+  int64_t max_context = 0, sequences = 0, cache_tokens = 0;
+  MemoryArgs memory_args;
 };
 
 plan::step::Model step_model(const std::string& name) {
@@ -59,6 +67,32 @@ std::string step_text(const Options& o) {
   return o.json ? to_json(plan) + "\n" : to_text(plan);
 }
 
+std::string memory_text(const Options& o) {
+  if (o.directory.empty() == o.shape.model.empty()) fail("--memory: wanted either a checkpoint directory or --model");
+  DummyArgs dummy;
+  dummy.shape = o.shape.model;
+  dummy.mix = o.mix;
+  std::unique_ptr<model::Checkpoint> checkpoint;
+  if (!o.directory.empty()) checkpoint = std::make_unique<model::Checkpoint>(o.directory);
+  memory::Demand demand;
+  demand.model.mtp = o.drafts > 0;
+  demand.cuda.fp8_cache = o.cache == "fp8";
+  demand.shapes = [&]() -> std::unique_ptr<model::WeightSource> {
+    if (checkpoint != nullptr) return model::shapes_of(*checkpoint);
+    return model::shapes_of(dummy_config(dummy, demand.model.mtp), dummy_formats(dummy));
+  };
+  demand.engine.drafts = static_cast<int32_t>(o.drafts);
+  const int64_t positions =
+      checkpoint != nullptr ? checkpoint->config().max_positions : dummy_config(dummy).max_positions;
+  if (o.max_context > positions) fail("--max-model-len is {}, the model has {} positions", o.max_context, positions);
+  const memory::Plan plan =
+      memory::largest(demand, {o.max_context, o.sequences, o.cache_tokens}, 64, positions,
+                      memory::published_card(o.shape.card()), o.memory_args.utilization.value_or(memory::kUtilization));
+  if (o.json) return memory::json(plan).dump(2) + "\n";
+  return fmt::format("{}{} sequences at once, {} positions each at most, {} in all\n", memory::text(plan),
+                     plan.engine.max_sequences, plan.engine.max_context, plan.engine.cache_tokens);
+}
+
 std::string layer_text(const Options& o) {
   plan::moe::Problem problem = o.shape.problem();
   problem.tokens = o.tokens;
@@ -75,11 +109,14 @@ void add_plan(Command& app) {
   Command command = app.add_command(
       "plan",
       "Show the kernel plan of an expert layer: tile, shared memory to the byte, predicted time, rejections;\n"
-      "with --step, predict a whole step of a model, operation by operation\n\n"
+      "with --step, predict a whole step of a model, operation by operation;\n"
+      "with --memory, what a model takes of a card's memory\n\n"
       "  fourfold plan --gpu rtx-pro-6000 --model 397B-A17B --tokens 8\n"
       "  fourfold plan --step --gpu h200 --model 35B-A3B --mix A --tokens 64 --context 2048\n"
-      "  fourfold plan --step --gpu h200 --model 35B-A3B --tokens 8192 --context 0 --prefill");
+      "  fourfold plan --step --gpu h200 --model 35B-A3B --tokens 8192 --context 0 --prefill\n"
+      "  fourfold plan --memory --gpu h200 --model 122B-A10B --mix C --max-num-seqs 16");
   o.shape.add_to(command);
+  command.add_option("dir", o.directory, "With --memory: a checkpoint directory, instead of --model");
   command.add_option("--tokens", o.tokens, "Tokens in the batch; of a step, its sequences, or the tokens of a prefill")
       .show_default()
       .range(0, plan::moe::kLimits.tokens);
@@ -87,6 +124,7 @@ void add_plan(Command& app) {
   command.add_flag("--all", o.all, "Name every ranked and every rejected candidate (megabytes)");
   command.add_flag("--json", o.json, "Print JSON");
   const char* group = "Of a whole step";
+  const char* memory = "Of the memory";
   command.add_flag("--step", o.step, "Predict a step of the model instead of one expert layer");
   command.add_option("--mix", o.mix, "Formats of the weights: " + plan::step::mix_names()).show_default().group(group);
   command.add_option("--context", o.context, "Positions before these tokens")
@@ -101,16 +139,37 @@ void add_plan(Command& app) {
   command.add_option("--kv-cache-dtype", o.cache, "Keys and values: bf16 or fp8").show_default().group(group);
   command.add_option("--link", o.link, "Between ranks: nvlink, pcie (peer copies), host").show_default().group(group);
   command.add_flag("--enable-expert-parallel", o.by_expert, "Ranks have whole experts instead of a part of each");
-  for (const char* name :
-       {"--enable-expert-parallel", "--mix", "--context", "--prefill", "--draft", "--kv-cache-dtype", "--link"}) {
+  for (const char* name : {"--enable-expert-parallel", "--context", "--prefill", "--link"}) {
     command.need(name, "--step");
   }
+  command.add_flag("--memory", o.memory, "What weights, caches and work spaces take of the card's memory");
+  command.add_option("--max-model-len", o.max_context, "Positions of a sequence (default: all that fit)")
+      .range(2, 1 << 28)
+      .group(memory);
+  command.add_option("--max-num-seqs", o.sequences, "Sequences at once (default: 64, or what fits)")
+      .range(1, 1024)
+      .group(memory);
+  command.add_option("--kv-cache-tokens", o.cache_tokens, "Positions of the cache in all (default: what is left)")
+      .range(1, int64_t{1} << 30)
+      .group(memory);
+  add_memory_options(command, o.memory_args);
+  for (const char* name :
+       {"--max-model-len", "--max-num-seqs", "--kv-cache-tokens", "--gpu-memory-utilization", "dir"}) {
+    command.need(name, "--memory");
+  }
+  command.exclude("--step", "--memory");
   for (const char* name : {"--experts", "--top-k", "--hidden", "--intermediate", "--activations", "--weights",
                            "--activation", "--shared", "--reachable", "--all"}) {
     command.exclude("--step", name);
   }
   command.callback([options] {
-    const std::string text = options->step ? step_text(*options) : layer_text(*options);
+    std::string text;
+    try {
+      text = options->memory ? memory_text(*options) : options->step ? step_text(*options) : layer_text(*options);
+    } catch (const memory::NotEnough& error) {
+      eprint("{}", error.table());
+      throw;
+    }
     std::fputs(text.c_str(), stdout);
   });
 }

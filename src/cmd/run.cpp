@@ -25,6 +25,7 @@
 #include "chat/sampling.h"
 #include "chat/stop_strings.h"
 #include "cmd/arguments.h"
+#include "cmd/card_memory.h"
 #include "cmd/commands.h"
 #include "cmd/engine_load.h"
 #include "cmd/line_editor.h"
@@ -46,6 +47,7 @@ struct Options {
   std::vector<std::string> stop;
   DummyArgs dummy;
   BackendArgs backend;
+  MemoryArgs memory;
   bool think = false, no_think = false, raw = false, json = false, quiet = false, hide_thinking = false;
   chat::SamplingChoice sampling;
   int64_t max_tokens = 0;  // 0: what the context leaves
@@ -340,14 +342,6 @@ engine::EngineOptions engine_options(const Options& options) {
   return engine;
 }
 
-std::unique_ptr<engine::Engine> start_engine(std::unique_ptr<model::Model> model, const Options& options,
-                                             int64_t context) {
-  engine::EngineOptions engine = engine_options(options);
-  engine.max_context = context;
-  engine.max_step_tokens = std::min(engine.max_step_tokens, context);
-  return engine::make_engine(std::move(model), engine);
-}
-
 model::ModelOptions model_options(const Options& options) {
   const engine::EngineOptions engine = engine_options(options);
   model::ModelOptions model;
@@ -357,14 +351,38 @@ model::ModelOptions model_options(const Options& options) {
   return model;
 }
 
+// On a GPU: a context that fits, which is not the usual one where that was not asked for; elsewhere nothing changes.
+void plan_memory(const Options& options, const std::filesystem::path& directory, int64_t& context,
+                 engine::EngineOptions& engine) {
+  Planned planned;
+  planned.directory = directory;
+  if (directory.empty()) planned.dummy = &options.dummy;
+  planned.engine = engine;
+  planned.model = model_options(options);
+  planned.mtp = planned.model.mtp;
+  const auto plan = largest_memory(options.backend, options.memory, planned, {options.context, 1, 0}, 1, context);
+  if (!plan) return;
+  context = plan->engine.max_context;
+  engine.cached_states = plan->engine.cached_states;
+}
+
+std::unique_ptr<engine::Engine> start_engine(std::unique_ptr<model::Model> model, engine::EngineOptions engine,
+                                             int64_t context) {
+  engine.max_context = context;
+  engine.max_step_tokens = std::min(engine.max_step_tokens, context);
+  return engine::make_engine(std::move(model), engine);
+}
+
 void run_dummy(const Options& options) {
+  int64_t context = chat::choose_context(options.context, dummy_config(options.dummy).max_positions);
+  engine::EngineOptions engine_sizes = engine_options(options);
+  plan_memory(options, {}, context, engine_sizes);
   chat::LoadedModel loaded = load_dummy(options.dummy, options.backend, model_options(options));
-  const int64_t context = chat::choose_context(options.context, loaded.model->config().max_positions);
   const int64_t vocabulary = loaded.model->config().vocabulary;
   eprint("{}, {}, loaded in {:.2f} s\n", loaded.name, loaded.model->backend().description(), loaded.seconds);
   const CostOfDecode cost(*loaded.model, context);
   const bool in_cache = fits_in_cache(loaded);
-  const auto engine = start_engine(std::move(loaded.model), options, context);
+  const auto engine = start_engine(std::move(loaded.model), engine_sizes, context);
   Random random(options.sampling.seed.value_or(1));
   engine::Request request;
   const int64_t prompt = std::min<int64_t>(128, context / 2);
@@ -499,7 +517,9 @@ void run(const Options& options) {
 
   // What can be wrong with the text comes to light before gigabytes are read.
   const model::ModelConfig config = model::read_config(directory);
-  const int64_t context = chat::choose_context(options.context, config.max_positions);
+  int64_t context = chat::choose_context(options.context, config.max_positions);
+  engine::EngineOptions engine_sizes = engine_options(options);
+  plan_memory(options, directory, context, engine_sizes);
   const chat::ChatText text(directory, config);
   if (!options.raw) text.require_template();
   chat::Conversation conversation = opening(options);
@@ -522,7 +542,7 @@ void run(const Options& options) {
   if (!options.quiet && !once) {
     eprint("{}, {}, loaded in {:.2f} s\n", loaded.name, loaded.model->backend().description(), loaded.seconds);
   }
-  const auto engine = start_engine(std::move(loaded.model), options, context);
+  const auto engine = start_engine(std::move(loaded.model), engine_sizes, context);
   Chat chat(options, text, *engine, cost, std::move(conversation));
   const int threads = chosen_threads(options.backend);
   if (!once) {
@@ -591,6 +611,7 @@ void add_run(Command& app) {
   command.add_flag("-q,--quiet", options->quiet, "Only the answer: no thinking, no figures");
   command.add_option("--draft", options->draft, "Drafts of the model's MTP head a step: 0 (off) to 5, or auto");
   add_backend_options(command, options->backend);
+  add_memory_options(command, options->memory);
   add_dummy_options(command, options->dummy);
   command.callback([options] { run(*options); });
 }

@@ -19,15 +19,18 @@
 namespace fourfold::cmd {
 namespace {
 
+// Seconds: a prompt's chunk on an old processor; more than the GPU's own limit of a step (cuda::kStepDeadline), which
+// ends requests with what does not end.
+constexpr int64_t kStuckOnCpu = 300, kStuckOnCard = 9;
+
 struct Options {
   std::string host = "127.0.0.1", unix_socket, certificates, key, api_key_file;
   int64_t port = 8000;
   std::vector<std::string> api_keys;
   int64_t queued = 256, queued_tokens = 0;
-  int64_t body_mb = 32, drain_seconds = 30, stuck_seconds = 300, request_seconds = 0;
+  int64_t body_mb = 32, drain_seconds = 30, stuck_seconds = 0, request_seconds = 0;
   std::string cache_events;
   std::string reasoning_parser = "qwen3", tool_parser = "qwen3_coder", speculative;
-  std::optional<double> gpu_memory;
   int64_t pipeline_parallel = 1;
   bool auto_tools = false, prefix_cache = false, no_prefix_cache = false, log_requests = false, no_log_requests = false;
   ServedModelArgs model{16};
@@ -56,10 +59,6 @@ int32_t read_drafts(const std::string& text) {
 
 // What other servers take and this one cannot honour is refused by its name.
 void require_supported(const Options& options) {
-  if (options.gpu_memory) {
-    fail("--gpu-memory-utilization is {}, and there is no such limit yet; --kv-cache-tokens sets the size of the cache",
-         *options.gpu_memory);
-  }
   if (options.pipeline_parallel != 1) {
     fail("--pipeline-parallel-size is {}, only 1 is built in", options.pipeline_parallel);
   }
@@ -117,8 +116,14 @@ void run(const Options& options) {
       service.engine.cache_observer = serve::publish_cache_events(events, service.engine.page_size);
     }
   }
+  const std::optional<memory::Plan> plan = plan_served_model(service, options.model);
+  if (plan) {
+    eprint("{}", memory::text(*plan));
+    server.ready = [plan] { eprint("fourfold: {}", taken_text(*plan)); };
+  }
   service.log_requests = !options.no_log_requests;
-  service.stuck = std::chrono::seconds(options.stuck_seconds);
+  const int64_t usual = plan ? kStuckOnCard : kStuckOnCpu;
+  service.stuck = std::chrono::seconds(options.stuck_seconds > 0 ? options.stuck_seconds : usual);
   service.request_timeout = std::chrono::seconds(options.request_seconds);
   server.http.host = options.host;
   server.http.port = static_cast<uint16_t>(options.port);
@@ -187,17 +192,16 @@ void add_serve(Command& app) {
       .show_default();
   command
       .add_option("--stuck-seconds", options->stuck_seconds,
-                  "A step of the model that takes longer ends the process, with status 4")
-      .range(1, 86400)
-      .show_default();
+                  fmt::format("A step of the model that takes longer ends the process, with status 4 (default: {}, on "
+                              "a GPU {})",
+                              kStuckOnCpu, kStuckOnCard))
+      .range(1, 86400);
   command.add_flag("--enable-log-requests", options->log_requests,
                    "One line of JSON on standard error for each request, without its text: always so, but for");
   command.add_flag("--disable-log-requests", options->no_log_requests, "No such lines");
   command.add_option("--reasoning-parser", options->reasoning_parser, "qwen3").show_default();
   command.add_option("--tool-call-parser", options->tool_parser, "qwen3_coder").show_default();
   command.add_flag("--enable-auto-tool-choice", options->auto_tools, "Always so: a request with tools may get calls");
-  command.add_option("--gpu-memory-utilization", options->gpu_memory,
-                     "Refused: --kv-cache-tokens sets the size of the cache");
   command.add_option("--pipeline-parallel-size", options->pipeline_parallel, "1").show_default();
   command.callback([options] { run(*options); });
 }

@@ -99,6 +99,10 @@ void Driver::substitute(std::shared_ptr<const Functions> functions) {
   substituted().reset(new Driver(std::move(functions)));
 }
 
+std::unique_ptr<const Driver> Driver::of(std::shared_ptr<const Functions> functions) {
+  return std::unique_ptr<const Driver>(new Driver(std::move(functions)));
+}
+
 const Driver* Driver::find(std::string* why) {
   if (substituted() != nullptr) return substituted().get();
   struct Found {

@@ -46,6 +46,8 @@ class Driver {
   // For tests: what find() gives from then on is a driver of these functions, whatever the machine has. Owners of what
   // an earlier one gave must be gone.
   static void substitute(std::shared_ptr<const Functions> functions);
+  // A driver of these functions for whoever holds it; find() knows nothing of it.
+  static std::unique_ptr<const Driver> of(std::shared_ptr<const Functions> functions);
 
   int version() const { return version_; }  // 13000 for CUDA 13.0
   int device_count() const { return count_; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "cuda/backend/memory.h"
 
 namespace fourfold::measure {
 
@@ -78,6 +79,23 @@ Ceilings measure_ceilings(KernelLoader& loader) {
   ceilings.matrix_tflops = median(rates);
   ceilings.matrix_instruction = wgmma ? "wgmma m64n128k16" : "mma.sync m16n8k16";
   return ceilings;
+}
+
+double upload_gbs(const Device& device) {
+  constexpr uint64_t kBytes = uint64_t{64} << 20;
+  const PinnedBuffer host(device, kBytes, "memory to measure copies with");
+  Buffer to(device, kBytes, "memory to measure copies with");
+  const Stream stream(device);
+  const Event start(device), stop(device);
+  std::fill_n(host.data(), kBytes, static_cast<uint8_t>(1));
+  std::vector<double> rates;
+  for (int i = 0; i < 9; ++i) {
+    const double us = timed(stream, start, stop, [&] {
+      for (int copy = 0; copy < 4; ++copy) to.upload(stream, host.data(), kBytes);
+    });
+    if (i > 0) rates.push_back(4.0 * kBytes / us * 1e-3);
+  }
+  return median(rates);
 }
 
 }  // namespace fourfold::measure

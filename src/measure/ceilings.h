@@ -16,6 +16,9 @@ struct Ceilings {
 };
 Ceilings measure_ceilings(cuda::KernelLoader& loader);
 
+// Copies from page-locked host memory to the device, GB/s: the median of some of 64 MB, one after the other.
+double upload_gbs(const cuda::Device& device);
+
 // The kernels that measure them, and that fill memory with data to measure with.
 plan::KernelSource ceilings_source(std::string_view arch);
 struct BenchKernels {

@@ -4,11 +4,14 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "base/check.h"
 #include "base/json.h"
+#include "base/threads.h"
 #include "model/inventory.h"
 #include "nvfp4/number.h"
 
@@ -138,14 +141,31 @@ std::vector<std::string> Checkpoint::listed_files(std::unordered_map<std::string
 void Checkpoint::read_shards() {
   std::unordered_map<std::string, std::string> index;
   const std::vector<std::string> files = listed_files(index);
-  size_t matched = 0;
-  for (const std::string& file : files) {
-    try {
-      shards_.emplace_back(directory_ / file);
-    } catch (const Error& error) {
-      problem(error.what());
+  // The headers of a large checkpoint are tens of megabytes of JSON: each is read by a thread of its own.
+  struct Opened {
+    std::optional<SafetensorsFile> file;
+    std::string error;
+  };
+  std::vector<Opened> opened(files.size());
+  ThreadPool(static_cast<int>(std::min<size_t>(files.size(), static_cast<size_t>(ThreadPool::default_threads()))))
+      .parallel_for(static_cast<int64_t>(files.size()), 1, [&](int64_t begin, int64_t) {
+        Opened& one = opened[static_cast<size_t>(begin)];
+        try {
+          one.file.emplace(directory_ / files[static_cast<size_t>(begin)]);
+        } catch (const Error& error) {
+          one.error = error.what();
+        }
+      });
+  size_t matched = 0, tensors_in_all = 0;
+  for (const Opened& one : opened) tensors_in_all += one.file ? one.file->tensors().size() : 0;
+  items_.reserve(tensors_in_all);
+  for (size_t at = 0; at < files.size(); ++at) {
+    const std::string& file = files[at];
+    if (!opened[at].file) {
+      problem(std::move(opened[at].error));
       continue;
     }
+    shards_.push_back(std::move(*opened[at].file));
     const auto shard = static_cast<uint32_t>(shards_.size() - 1);
     const std::vector<StoredTensor>& tensors = shards_.back().tensors();
     for (uint32_t i = 0; i < tensors.size(); ++i) {
@@ -284,6 +304,7 @@ std::vector<float> Checkpoint::vector(std::string_view name, int64_t count) {
 }
 
 void Checkpoint::release(const ops::MatrixSource& matrix) {
+  if (!in_place_) return;  // nothing was mapped
   const auto drop = [&](const void* data, int64_t size) {
     if (data == nullptr || size <= 0) return;
     for (const SafetensorsFile& shard : shards_) {
@@ -317,7 +338,7 @@ void Checkpoint::check_unused_mtp() {
   const bool used = std::any_of(items_.begin(), items_.end(),
                                 [](const auto& entry) { return entry.second.used && entry.first.starts_with("mtp."); });
   if (used || config_.mtp_layers == 0) return;
-  populate_ = false;
+  const bool populate = std::exchange(populate_, false);
   for (const WeightSpec& spec : weight_specs(config_)) {
     if (!spec.mtp) continue;
     if (spec.is_vector) {
@@ -326,7 +347,7 @@ void Checkpoint::check_unused_mtp() {
       release(matrix(spec.name, spec.rows, spec.columns));
     }
   }
-  populate_ = true;
+  populate_ = populate;
 }
 
 void Checkpoint::finish() {

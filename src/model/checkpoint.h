@@ -39,6 +39,7 @@ class Checkpoint final : public WeightSource {
   ops::MatrixSource matrix(std::string_view module, int64_t rows, int64_t columns) override;
   std::vector<float> vector(std::string_view name, int64_t count) override;
   void release(const ops::MatrixSource& matrix) override;
+  void read_in_place(bool in_place) override { in_place_ = in_place; }
   void finish() override;
 
   // The stored form of a matrix without reading its data (shapes and scales are not checked): the tensors it is made
@@ -103,6 +104,7 @@ class Checkpoint final : public WeightSource {
   std::vector<std::string> kv_scales_, ignored_, notes_;
   bool mtp_declared_ = false;
   int64_t dead_ = 0, bad_input_scales_ = 0;
+  bool in_place_ = true;  // read_in_place()
   bool populate_ = true;  // matrix() reads the pages of the data ahead; not where only the form of a matrix matters
 };
 

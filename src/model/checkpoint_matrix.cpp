@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "model/checkpoint.h"
+#include "nvfp4/block_scales.h"
 #include "nvfp4/number.h"
 
 namespace fourfold::model {
@@ -19,13 +20,6 @@ using ops::MatrixSource;
 
 constexpr int64_t kFp8Block = 128;
 constexpr int64_t kScaleBlock = 16;  // elements per NVFP4 block scale
-
-// A byte that no block scale may be: NaN (0x7f, 0xff) or negative.
-bool has_bad_scale(const uint8_t* scales, size_t count) {
-  uint8_t largest = 0;
-  for (size_t i = 0; i < count; ++i) largest = std::max(largest, scales[i]);
-  return largest >= 0x7f;
-}
 
 // No bit of `mask` is set in any byte.
 bool all_clear(const uint8_t* data, size_t count, uint8_t mask) {
@@ -210,7 +204,7 @@ class Checkpoint::Reader {
   }
 
   void populate(const Item& item, const void* data, size_t bytes) {
-    if (!checkpoint_.populate_) return;
+    if (!checkpoint_.populate_ || !checkpoint_.in_place_) return;
     checkpoint_.shards_[item.shard].populate({static_cast<const std::byte*>(data), bytes});
   }
 
@@ -342,7 +336,7 @@ class Checkpoint::Reader {
   }
 
   void check_block_scales(const Item& block, size_t count) {
-    if (!has_bad_scale(source_.block_scales, count)) return;
+    if (!checkpoint_.in_place_ || !nvfp4::has_bad_scale(source_.block_scales, count)) return;
     const auto columns = static_cast<size_t>(columns_ / kScaleBlock);
     for (size_t i = 0; i < count; ++i) {
       const uint8_t code = source_.block_scales[i];

@@ -331,6 +331,7 @@ std::unique_ptr<Model> make_decoder_model(Decoder decoder, std::shared_ptr<ops::
 
 std::unique_ptr<Model> load_model(WeightSource& source, std::shared_ptr<ops::Backend> backend, ModelOptions options) {
   // One family so far; a second one adds a row here, keyed by config().model_type.
+  source.read_in_place(!backend->gpu());
   Decoder decoder = build_qwen3_5(source, *backend, options);
   source.finish();
   return make_decoder_model(std::move(decoder), std::move(backend), std::move(options));

@@ -63,6 +63,7 @@ void move_grid(const MatrixSource& source, int64_t row, int64_t column, MatrixSo
   const int64_t columns = ceil_div(slice.columns, slice.scale_columns);
   const int64_t from_rows = ceil_div(source.rows, source.scale_rows);
   const int64_t from_columns = ceil_div(source.columns, source.scale_columns);
+  if (source.grid_scales == nullptr) return;  // shapes alone
   owned.grid.resize(static_cast<size_t>(rows * columns));
   for (int64_t r = 0; r < rows; ++r) {
     // Padding has the scales of the last cells: zero times anything usable is zero.
@@ -82,6 +83,10 @@ MatrixSource copy_of(const MatrixSource& source, int64_t row, int64_t rows, int6
   slice.rows = to_rows;
   slice.columns = to_columns;
   auto owned = owner_of(source);
+  if (source.data == nullptr) {  // shapes alone
+    if (source.format == Format::kFp8) move_grid(source, row, column, slice, *owned);
+    return slice;
+  }
   const int64_t from_stride = element_bytes(source.format, source.columns);
   const int64_t to_stride = element_bytes(source.format, to_columns);
   owned->data.resize(static_cast<size_t>(ceil_div(to_rows * to_stride, 4)));
@@ -158,8 +163,10 @@ MatrixSource take_rows(const MatrixSource& source, const Part& part) {
   }
   MatrixSource slice = source;
   slice.rows = part.size;
-  slice.data = static_cast<const char*>(source.data) + part.begin * element_bytes(source.format, source.columns);
-  if (source.format == Format::kNvfp4) {
+  if (source.data != nullptr) {
+    slice.data = static_cast<const char*>(source.data) + part.begin * element_bytes(source.format, source.columns);
+  }
+  if (source.format == Format::kNvfp4 && source.data != nullptr) {
     slice.block_scales = source.block_scales + part.begin * (source.columns / nvfp4::kBlock);
   } else if (source.format == Format::kFp8) {
     auto owned = owner_of(source);

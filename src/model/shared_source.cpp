@@ -43,6 +43,11 @@ class SharedSource::Reader final : public WeightSource {
     held_.erase(found);
   }
 
+  void read_in_place(bool in_place) override {
+    const std::lock_guard lock(shared_.mutex_);
+    shared_.source_.read_in_place(in_place);
+  }
+
   void finish() override {
     const std::lock_guard lock(shared_.mutex_);
     if (++shared_.finished_ == static_cast<int64_t>(shared_.ahead_.size())) shared_.source_.finish();

@@ -36,6 +36,11 @@ class WeightSource {
   // The bytes of a matrix were copied and will not be read again.
   virtual void release(const ops::MatrixSource& matrix) = 0;
 
+  // Whether whoever takes matrices reads them where they lie (so it is at first), or copies them out of the files
+  // behind them (file_place() of base/file.h): then their pages are not mapped ahead, and block scales are not looked
+  // at. Who copies them does that (nvfp4::has_bad_scale).
+  virtual void read_in_place(bool in_place) { static_cast<void>(in_place); }
+
   // Called when the model has taken all it needs: an Error that lists tensors nobody asked for, unless they are known
   // to be skippable (vision tower; the MTP head when it is not loaded).
   virtual void finish() = 0;

@@ -116,6 +116,7 @@ void serve(const ServerOptions& options, const std::function<void(uint16_t port)
         const ServedModel& model = service.require_model();
         eprint("fourfold: {} is ready: {}, {} tokens of context, {} requests at once\n", model.name(), model.backend,
                model.context, model.max_sequences);
+        if (options.ready) options.ready();
       }
       if (const std::string fault = service.fault(); !fault.empty()) {
         // A thread that is stuck cannot be ended, so that the process cannot either but like this.

@@ -12,7 +12,8 @@ namespace fourfold::serve {
 struct ServerOptions {
   ServiceOptions service;
   HttpServerOptions http;
-  std::chrono::seconds drain{30};  // that running answers get when the server is to end
+  std::function<void()> ready = nullptr;  // called when the model is loaded
+  std::chrono::seconds drain{30};         // that running answers get when the server is to end
 };
 
 // The engine has stopped coming round: the process cannot go on, and must be started again by who watches it.

@@ -314,6 +314,22 @@ bool wait_peer_flag(const u32* flag, u32 value, u64 patience, Site site) {
   return false;
 }
 
+void wait_count(const int* count, int value, Site site) {
+  constexpr int kPatience = 1 << 20;  // turns
+  Machine& m = machine();
+  Thread& t = m.enter(Op::kFlagWait, site);
+  if (m.mutated(Mutation::Kind::kDrop, Op::kFlagWait, site)) return;
+  for (int look = 0; look < kPatience; ++look) {
+    m.plain_access(count, sizeof(int), Access::kAtomic);
+    if (*count >= value) {
+      m.fence(t);
+      return;
+    }
+    m.block(kPeerWait, 0);
+  }
+  m.violate(fmt::format("wait_count: {} of {}, and nobody adds to it", *count, value));
+}
+
 // Whoever reads these bytes before they are written again shall notice.
 void discard_l2(void* p, Site site) {
   Machine& m = machine();

@@ -94,6 +94,9 @@ class Card {
   std::string error;   // not empty: nothing works any more
   int held_rank = -1;  // whose kernels do not come to meetings
   int64_t calls[static_cast<size_t>(Call::kCount)] = {};
+  int64_t hang_in = 0;  // launches until nothing ends
+  bool hangs = false;
+  int64_t endless = 0;  // calls that would wait for ever
   struct Fault {
     int64_t in = 0;
     int result = 0;
@@ -105,6 +108,8 @@ class Card {
   int begin(Call call) {
     const auto i = static_cast<size_t>(call);
     ++calls[i];
+    if (call == Call::kLaunch && hang_in > 0 && --hang_in == 0) hangs = true;
+    if (call == Call::kSynchronize && hangs) return jit::kNotReady;
     if (faults[i].in > 0 && --faults[i].in == 0) {
       if (faults[i].result == kLaunchFailed) error = "a fault that a test asked for";
       return faults[i].result;
@@ -134,25 +139,17 @@ class Card {
     allocations_.erase(it);
     return 0;
   }
-  int host_allocate(void** memory, size_t bytes, bool mapped) {
+  int host_allocate(void** memory, size_t bytes) {
     if (const int result = begin(Call::kHostAllocate)) return result;
-    std::unique_ptr<unsigned char[]> block;
-    if (mapped) {  // kernels reach it
-      *memory = device_->alloc<unsigned char>(bytes, fmt::format("{} bytes of mapped memory", bytes));
-    } else {
-      block = std::make_unique<unsigned char[]>(bytes);
-      std::memset(block.get(), 0xff, bytes);
-      *memory = block.get();
-    }
-    pinned_[reinterpret_cast<uintptr_t>(*memory)] = {bytes, std::move(block)};
+    // Kernels reach it, too.
+    *memory = device_->alloc<unsigned char>(bytes, fmt::format("page-locked block {} of {} bytes", ++named_, bytes));
+    pinned_[reinterpret_cast<uintptr_t>(*memory)] = {bytes};
     ++live.host_allocations;
     return 0;
   }
   int host_free(void* memory) {
-    const auto it = pinned_.find(reinterpret_cast<uintptr_t>(memory));
-    if (it == pinned_.end()) return kInvalid;
-    if (it->second.block == nullptr) device_->release(memory);
-    pinned_.erase(it);
+    if (pinned_.erase(reinterpret_cast<uintptr_t>(memory)) == 0) return kInvalid;
+    device_->release(memory);
     --live.host_allocations;
     return 0;
   }
@@ -250,6 +247,8 @@ class Card {
     how.grid = {grid[0], grid[1], grid[2]};
     how.threads = static_cast<int>(config.block[0]);
     how.shared_bytes = config.smem_bytes;
+    // Its CTAs wait for each other: all have room on the card.
+    if (kernel.expression.find("gemm_middle") != std::string::npos) how.resident = static_cast<int>(grid[0]);
     auto* stream = static_cast<Stream*>(config.stream);
     if (waits_for_ranks(kernel.expression)) {
       const auto& peers = *static_cast<const comm::Peers*>(aligned(values->front()));
@@ -291,6 +290,10 @@ class Card {
   }
   // 0: all that was queued has run; kNotReady: something waits for another rank.
   int drain() {
+    if (hangs) {
+      ++endless;
+      return 0;
+    }
     if (const int result = progress()) return result;
     const bool empty = std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s->queue.empty(); });
     return empty ? 0 : jit::kNotReady;
@@ -333,7 +336,6 @@ class Card {
  private:
   struct Pinned {
     size_t bytes;
-    std::unique_ptr<unsigned char[]> block;
   };
   struct Allocation {
     size_t bytes;
@@ -624,10 +626,10 @@ void set_memory(jit::Driver::Functions& call) {
     return locked([&](Card& c) { return c.allocate(address, bytes); });
   };
   call.memory_free = [](DeviceAddress address) { return drained([&](Card& c) { return c.release(address); }); };
-  call.host_allocate = [](void** memory, size_t bytes, unsigned flags) {
-    return locked([&](Card& c) { return c.host_allocate(memory, bytes, (flags & jit::kHostMapped) != 0); });
+  call.host_allocate = [](void** memory, size_t bytes, unsigned) {
+    return locked([&](Card& c) { return c.host_allocate(memory, bytes); });
   };
-  call.host_free = [](void* memory) { return locked([&](Card& c) { return c.host_free(memory); }); };
+  call.host_free = [](void* memory) { return drained([&](Card& c) { return c.host_free(memory); }); };
   call.copy_to_device = [](DeviceAddress to, const void* from, size_t bytes, void* stream) {
     return locked([&](Card& c) { return c.copy_to_device(to, from, bytes, stream_of(stream)); });
   };
@@ -764,6 +766,15 @@ void fail_call(Call call, int64_t nth, int result) {
 void hold_meetings_of(int rank) {
   const std::lock_guard lock(card().mutex);
   card().held_rank = rank;
+}
+void hang_launch(int64_t nth) {
+  const std::lock_guard lock(card().mutex);
+  card().hang_in = nth;
+  card().hangs = false;
+}
+int64_t endless_waits() {
+  const std::lock_guard lock(card().mutex);
+  return card().endless;
 }
 std::unique_lock<std::recursive_mutex> hold() { return std::unique_lock(card().mutex); }
 

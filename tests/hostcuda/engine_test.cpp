@@ -127,13 +127,14 @@ INSTANTIATE_TEST_SUITE_P(Steps, HostEngine,
 // ---- faults
 
 // One layer of each kind, with random weights.
-std::unique_ptr<engine::Engine> small_engine() {
+std::unique_ptr<engine::Engine> small_engine(std::chrono::milliseconds deadline = cuda::kStepDeadline) {
   model::ModelConfig config = model::read_config(demo());
   config.mtp_layers = 0;
   model::set_layers(config, 4);
   const auto weights = model::make_random_weights(config, 1);
   const engine::EngineOptions options = engine_options();
-  return engine::make_engine(model::load_model(*weights, cuda_backend(), model_options(options)), options);
+  return engine::make_engine(
+      model::load_model(*weights, cuda_backend(true, false, true, true, deadline), model_options(options)), options);
 }
 
 engine::Request request_of(int32_t tokens) {
@@ -249,6 +250,49 @@ TEST(HostRanksFaults, ARankThatFailsOrHangsEndsEveryRequest) {
     }
     EXPECT_EQ(live(), Live{});
   }
+}
+
+// A kernel that does not end: every request is told within the limit of a step, with what was launched last, and nobody
+// waits for the card again.
+TEST_F(HostFaults, AKernelThatNeverEndsEndsEveryRequest) {
+  static_assert(cuda::kStepDeadline <= std::chrono::seconds(9));
+  for (const int64_t nth : {1, 4}) {
+    install({});
+    {
+      const auto engine = small_engine(std::chrono::milliseconds(300));
+      std::unique_ptr<engine::EventStream> first, second;
+      {
+        const auto held = hold();
+        hang_launch(nth);
+        first = engine->submit(request_of(20));
+        second = engine->submit(request_of(3));
+      }
+      const auto begin = std::chrono::steady_clock::now();
+      for (engine::EventStream* stream : {first.get(), second.get()}) {
+        const std::string error = read(*stream).error;
+        EXPECT_NE(error.find("no end within 0.3 s"), std::string::npos) << error;
+      }
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
+      EXPECT_THROW(engine->submit(request_of(3)), engine::Refused);
+    }
+    EXPECT_EQ(endless_waits(), 0);
+  }
+  install({});
+}
+
+// The card does not come back while a model is loaded.
+TEST_F(HostFaults, AKernelThatNeverEndsWhileLoadingIsAnError) {
+  const auto backend = cuda_backend();
+  hang_launch(3);
+  model::Checkpoint checkpoint(demo());
+  try {
+    cuda::device_of(*backend).set_deadline(std::chrono::milliseconds(300));
+    model::load_model(checkpoint, backend, model_options(engine_options()));
+    FAIL() << "it was loaded";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("no end within 0.3 s"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(endless_waits(), 0);
 }
 
 }  // namespace

@@ -36,6 +36,8 @@ std::vector<plan::KernelSource> all_sources() {
   };
   for (const int formats : kStackFormats) {
     all.push_back(cuda::rows_source(cuda::rows_way(formats, 256, 256)));  // sizes of the demo model and below
+    const auto of_head = cuda::rows_way(formats, 4096, 256);
+    if (of_head != cuda::rows_way(formats, 256, 256)) all.push_back(cuda::rows_source(of_head));
     all.push_back(cuda::wide_source(formats));
   }
   for (const ExpertCase& c : expert_cases()) {

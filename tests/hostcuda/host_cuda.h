@@ -91,6 +91,10 @@ int64_t calls(Call call);  // since install()
 void fail_call(Call call, int64_t nth, int result);
 // Kernels of that rank do not come to meetings; -1: all come.
 void hold_meetings_of(int rank);
+// From the nth launch on (1: the next) nothing ends any more: asking says so, and what waits without a limit of its own
+// (freeing, above all) would wait for ever: such calls are counted, and return. 0: everything goes on.
+void hang_launch(int64_t nth);
+int64_t endless_waits();
 // While it is held, other threads' calls that do or ask for work on the card wait.
 [[nodiscard]] std::unique_lock<std::recursive_mutex> hold();
 

@@ -56,8 +56,11 @@ inline cuda::CudaOptions cuda_options(bool overlap = true, bool fp8_cache = fals
 
 // The backend on the card that is installed.
 inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_cache = false, bool wide = true,
-                                                  bool graphs = true) {
-  return cuda::make_backend(cuda_options(overlap, fp8_cache, wide, graphs));
+                                                  bool graphs = true,
+                                                  std::chrono::milliseconds step_deadline = cuda::kStepDeadline) {
+  cuda::CudaOptions options = cuda_options(overlap, fp8_cache, wide, graphs);
+  options.step_deadline = step_deadline;
+  return cuda::make_backend(options);
 }
 
 // Of each rank, on a card of its own or all on the first. What kernels wait is counted in looks here.

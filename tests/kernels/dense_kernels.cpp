@@ -1,6 +1,7 @@
 #include "executor/cuda.h"
 #include "kernels/gemm/dense.cuh"
 #include "kernels/gemm/dense_sm90.cuh"
+#include "kernels/gemm/middle_sm90.cuh"
 #include "kernels/gemm/repack.cuh"
 
 #include "kernels/product_kernels.h"
@@ -27,17 +28,31 @@ DenseKernel wide_kernel(const char* name) {
           wide_map(Tile::value).total,
           [](const ptx::TensorMap& x, const DenseArgs& args) { gemm_wide<Tile>(x, args); }};
 }
+template <int... Values>
+DenseKernel middle_kernel(const char* name) {
+  using Tile = MiddleTileOf<Values...>;
+  return {name,
+          false,
+          kMiddleRows,
+          kMiddleThreads,
+          middle_map(Tile::value).total,
+          [](const ptx::TensorMap& x, const DenseArgs& args) { gemm_middle<Tile>(x, args); },
+          true,
+          Tile::value};
+}
 }  // namespace
 
 #define DENSE(...) dense_kernel<__VA_ARGS__>("dense {" #__VA_ARGS__ "}")
+#define MIDDLE(...) middle_kernel<__VA_ARGS__>("middle {" #__VA_ARGS__ "}")
 #define WIDE(...) wide_kernel<__VA_ARGS__>("wide {" #__VA_ARGS__ "}")
 
 std::vector<DenseKernel> dense_kernels() {
   return {
-      DENSE(15, 64, 4, 3, 1),  // formats, tokens, warps along rows, stages, CTAs
-      DENSE(15, 32, 8, 2, 1),  //
-      WIDE(15, 32, 3),         // formats, tokens, stages
-      WIDE(7, 64, 2),
+      DENSE(15, 64, 4, 3, 1),                    // formats, tokens, warps along rows, stages, CTAs
+      DENSE(15, 32, 8, 2, 1),                    //
+      WIDE(15, 32, 3),                           // formats, tokens, stages
+      WIDE(7, 64, 2),         MIDDLE(15, 4, 1),  // formats, stages, CTAs
+      MIDDLE(7, 2, 2),
   };
 }
 

@@ -36,8 +36,10 @@ struct Case {
   }
   // `split_units`: of gemm_wide; 0: all columns.
   void run(const DenseKernel& k, unsigned sms = 3, int split_units = 0) {
+    if (k.middle) return run_middle(k, split_units > 0 ? split_units : args.matrix.units);
     const int blocks = (args.tokens + k.tokens - 1) / k.tokens;
-    auto items = static_cast<unsigned>(dense_groups(args.matrix, k.wide ? kWideTiles : kDenseTiles) * blocks);
+    auto items = static_cast<unsigned>(
+        (k.wide ? run_groups(args.matrix, kWideTiles) : dense_groups(args.matrix, kDenseTiles)) * blocks);
     if (k.wide && split_units > 0) {
       args.split_units = split_units;
       args.splits = wide_splits(args.matrix, split_units);
@@ -48,8 +50,21 @@ struct Case {
     }
     const auto columns = static_cast<uint64_t>(args.matrix.columns);
     map = executor::make_tensor_map(args.x, static_cast<uint64_t>(args.tokens), columns, columns * 2,
-                                    static_cast<uint64_t>(k.tokens / kWideProducers));
+                                    static_cast<uint64_t>(k.tokens));
     executor::LaunchConfig config{k.name, {k.wide ? std::min(items, sms) : items}, k.threads, k.shared_bytes};
+    device.launch(config, [&] { k.run(map, args); });
+  }
+  // Shares of `share` units; all CTAs at once.
+  void run_middle(const DenseKernel& k, int share) {
+    args.split_units = share;
+    const int grid = middle_grid(args.matrix, share);
+    args.partial = device.alloc<float>(static_cast<size_t>(middle_partial_bytes(grid)) / 4, "partial");
+    args.arrived = device.alloc<int>(static_cast<size_t>(grid), "arrived");
+    std::fill_n(args.arrived, grid, 0);
+    const auto columns = static_cast<uint64_t>(args.matrix.columns);
+    map = executor::make_tensor_map(args.x, static_cast<uint64_t>(args.tokens), columns, columns * 2, kMiddleRows);
+    executor::LaunchConfig config{k.name, {static_cast<unsigned>(grid)}, k.threads, k.shared_bytes};
+    config.resident = grid;
     device.launch(config, [&] { k.run(map, args); });
   }
   std::vector<float> floats(const DenseKernel& k, int64_t rows, int split_units = 0) {
@@ -84,6 +99,7 @@ TEST(Dense, EveryFormatAndOddShapes) {
     for (const Kind kind : kKinds) {
       if (!takes(k, kind)) continue;
       for (const auto& [rows, columns, tokens] : {std::tuple{40, 80, 17}, {150, 208, 33}, {20, 400, 70}}) {
+        if (k.middle && tokens > k.tokens) continue;
         const std::vector<MatrixSource> parts = {random_matrix(kind, rows, columns, ++seed)};
         const auto x = random_rows(tokens, columns, ++seed);
         SCOPED_TRACE(k.name + ", " + parts[0].name + ", " + std::to_string(tokens) + " rows");
@@ -139,6 +155,33 @@ TEST(Dense, SharedOutColumnsUnderEverySchedule) {
   }
 }
 
+// Shares of units that end anywhere: in items and cells, in one item many times, with an item as a whole between two
+// pieces; rows of several matrices of the stack in an item.
+TEST(Dense, SharesOfUnitsUnderEverySchedule) {
+  for (const DenseKernel& k : dense_kernels()) {
+    if (!k.middle) continue;
+    const bool blocks = takes(k, Kind::kFp8Block);
+    auto parts = mixed_stack(blocks, 272);  // five units
+    if (!blocks) parts.insert(parts.begin() + 1, random_matrix(Kind::kFp8Row, 70, 272, 9));
+    const PackedMatrix packed = pack_stack(parts);
+    for (const auto& [tokens, share] : {std::pair{20, 1}, {64, 2}, {33, 3}, {20, 4}, {41, 7}, {18, 12}}) {
+      const auto x = random_rows(tokens, 272, 6);
+      const Products want = reference(parts, x, tokens);
+      std::vector<float> first;
+      for (const Options& o : schedules(2, 3)) {
+        SCOPED_TRACE(k.name + ", shares of " + std::to_string(share));
+        Case c(o, packed, x, tokens);
+        const std::vector<float> y = c.floats(k, packed.rows, share);
+        expect_near(y, want);
+        if (first.empty()) first = y;
+        EXPECT_EQ(y, first);
+        const int grid = middle_grid(c.args.matrix, share);
+        EXPECT_EQ(std::count(c.args.arrived, c.args.arrived + grid, 0), grid);
+      }
+    }
+  }
+}
+
 TEST(Dense, EndsRoundAddAndGate) {
   const int columns = 144, tokens = 35;
   for (const DenseKernel& k : dense_kernels()) {
@@ -148,13 +191,16 @@ TEST(Dense, EndsRoundAddAndGate) {
     const auto x = random_rows(tokens, columns, 6);
     const auto rows = static_cast<size_t>(packed.rows);
     const std::vector<float> sums = Case(Options{}, packed, x, tokens).floats(k, packed.rows);
-    {
+    // Rows of outputs that begin at multiples of 16 bytes, and others.
+    for (const size_t stride : {rows, (rows + 7) / 8 * 8}) {
       Case c(schedules(1, 2)[0], packed, x, tokens);
-      c.args.out_stride = packed.rows;
-      auto* out = c.device.alloc<uint16_t>(tokens * rows, "out");
+      c.args.out_stride = static_cast<long long>(stride);
+      auto* out = c.device.alloc<uint16_t>(tokens * stride, "out");
       c.args.out = out;
       c.run(k);
-      for (size_t i = 0; i < sums.size(); ++i) ASSERT_EQ(out[i], nvfp4::float_to_bf16(sums[i])) << i;
+      for (size_t i = 0; i < sums.size(); ++i) {
+        ASSERT_EQ(out[i / rows * stride + i % rows], nvfp4::float_to_bf16(sums[i])) << i << ", stride " << stride;
+      }
     }
     for (const bool scaled : {false, true}) {
       Case c(schedules(1, 3)[0], packed, x, tokens);

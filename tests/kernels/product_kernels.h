@@ -22,10 +22,12 @@ std::vector<RowsKernel> rows_kernels();
 struct DenseKernel {
   std::string name;
   bool wide;
-  int tokens;  // of a CTA
+  int tokens;  // of a CTA; gemm_middle: at most
   int threads;
   unsigned shared_bytes;
   void (*run)(const ptx::TensorMap& x, const DenseArgs&);
+  bool middle = false;
+  MiddleTile tile = {};  // of gemm_middle
 };
 std::vector<DenseKernel> dense_kernels();
 

@@ -234,7 +234,7 @@ ff::ptx::TensorMap map_of(const DenseArgs& args, int tokens) {
   CUtensorMap map;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(args.matrix.columns), static_cast<cuuint64_t>(args.tokens)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(args.x_stride) * 2};
-  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(tokens / kWideProducers)}, steps[2] = {1, 1};
+  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(tokens)}, steps[2] = {1, 1};
   if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<unsigned short*>(args.x), sizes, strides, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
@@ -248,7 +248,7 @@ ff::ptx::TensorMap map_of(const DenseArgs& args, int tokens) {
 }
 void launch_many(const Many& k, const DenseArgs& args, cudaStream_t stream) {
   const int blocks = (args.tokens + k.tokens - 1) / k.tokens;
-  const int items = dense_groups(args.matrix, k.group) * blocks;
+  const int items = (k.wide ? run_groups(args.matrix, k.group) : dense_groups(args.matrix, k.group)) * blocks;
   if (k.wide) {
     launch(k.with_map, std::min(items, sms), k.threads, k.shared, stream, map_of(args, k.tokens), args);
   } else {

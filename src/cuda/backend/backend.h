@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "cuda/device/device.h"
 #include "ops/ops.h"
 #include "ranks/group.h"
 
@@ -33,6 +34,7 @@ struct CudaOptions {
   // Of a kernel, for another rank. Less than what the ranks' threads have for each other (ranks::kPatience), so that
   // who did not come is said by whom waited.
   std::chrono::nanoseconds patience = std::chrono::seconds(5);
+  std::chrono::milliseconds step_deadline = kStepDeadline;  // of a step that does not end
 };
 
 // Error when there is no such device, no NVRTC, or kernels for its architecture are missing.
@@ -40,6 +42,25 @@ std::shared_ptr<ops::Backend> make_backend(const CudaOptions& options);
 
 // Of the driver; 0 without one.
 int device_count();
+
+// A backend of the same kind that computes nothing and allocates nothing: what a model loaded on it, its caches and its
+// stepper would take is counted (memory_of()). Weights need shapes and formats only. For a card `info` with so many
+// bytes of memory, which need not be there.
+std::shared_ptr<ops::Backend> make_counting_backend(const CudaOptions& options, const jit::DeviceInfo& info,
+                                                    uint64_t memory_bytes);
+const Device& device_of(const ops::Backend& backend);
+// Of the buffers of such a backend, or of one on a card.
+MemoryCounts memory_of(const ops::Backend& backend);
+
+// What a card has beside buffers, at most: kernels and the memory that they spill to, and recorded graphs.
+inline constexpr uint64_t kBesideBuffers = uint64_t{768} << 20;
+// That weights are loaded through, before there are caches.
+extern const uint64_t kLoadingBytes;
+struct CardMemory {
+  jit::DeviceInfo info;
+  DeviceMemory memory;  // now, with the program's context in it
+};
+CardMemory card_memory(int device);
 
 // Why a model of so many bytes of weights cannot run on the device, or empty.
 std::string refusal_of(int device, uint64_t weight_bytes);

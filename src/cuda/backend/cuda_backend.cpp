@@ -12,10 +12,10 @@
 namespace fourfold::cuda {
 namespace {
 
-constexpr unsigned kReservedShared = 1024;  // of each CTA, by the system
-constexpr int64_t kMostNormedRows = 2;      // a norm in front of a product is computed by each of its CTAs
+constexpr int64_t kMostNormedRows = 2;  // a norm in front of a product is computed by each of its CTAs
 constexpr size_t kMostGraphs = 96;
 constexpr int64_t kLeastExchanged = 2048;  // columns, where no sum has said how many there are
+constexpr int kLeastShare = 4;             // units of 64 columns and 128 rows that a CTA of gemm_middle starts for
 constexpr int64_t kMostLayerRows = 16384;  // of one launch of an expert layer
 
 // Of kernels of rows.cuh that work on columns of rows.
@@ -26,9 +26,12 @@ Grid rows_grid(int64_t rows, int columns) {
 }  // namespace
 
 CudaBackend::CudaBackend(const CudaOptions& options)
+    : CudaBackend(options, std::make_shared<Card>(options.device, options.store.empty() ? jit::default_store_directory()
+                                                                                        : options.store)) {}
+
+CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card)
     : options_(options),
-      card_(std::make_shared<Card>(options.device,
-                                   options.store.empty() ? jit::default_store_directory() : options.store)),
+      card_(std::move(card)),
       pool_(options.threads),
       overlap_(options.overlap ? Overlap::kProgrammatic : Overlap::kNone),
       step_uploads_(*card_),
@@ -36,7 +39,9 @@ CudaBackend::CudaBackend(const CudaOptions& options)
       block_uploads_(*card_),
       sample_uploads_(*card_),
       carry_uploads_(*card_),
+      copies_(*card_),
       graphs_(*card_, kMostGraphs) {
+  card_->loading_threads = options.threads;
   const jit::DeviceInfo& info = card_->device.info();
   if (info.major != 9) {
     fail("{}: {}; models run on Hopper cards (sm_90a) and on the CPU", info.name, info.arch());
@@ -113,15 +118,17 @@ DeviceAddress CudaBackend::scratch(cuda::Buffer& buffer, int64_t bytes, const ch
 }
 
 std::unique_ptr<ops::Buffer> CudaBackend::allocate(int64_t bytes) {
+  card_->settle_weights();
+  const MemoryScope scope(card_->device, MemoryKind::kActivations);
   return std::make_unique<DeviceBuffer>(card_, bytes, "activations");
 }
 
 ops::Vector CudaBackend::load_vector(std::span<const float> values) {
   ops::Vector vector;
   vector.count = static_cast<int64_t>(values.size());
+  const MemoryScope scope(card_->device, MemoryKind::kWeightsF32);
   auto buffer = std::make_unique<DeviceBuffer>(card_, static_cast<int64_t>(values.size_bytes()), "parameters");
   buffer->buffer().upload(card_->stream, values.data(), values.size_bytes());
-  card_->stream.synchronize();
   vector.buffer = std::move(buffer);
   return vector;
 }
@@ -154,11 +161,13 @@ std::unique_ptr<ops::Experts> CudaBackend::load_experts_with_shared(
 }
 
 std::unique_ptr<ops::KvCache> CudaBackend::make_kv_cache(const ops::KvCacheShape& shape) {
+  card_->settle_weights();
   kv_shape_ = shape;
   return std::make_unique<CardKvCache>(card_, shape, kv_element_bytes());
 }
 
 std::unique_ptr<ops::StateCache> CudaBackend::make_state_cache(const ops::StateCacheShape& shape) {
+  card_->settle_weights();
   state_shape_ = shape;
   known_loaded_ = false;
   return std::make_unique<CardStateCache>(card_, shape);
@@ -166,6 +175,7 @@ std::unique_ptr<ops::StateCache> CudaBackend::make_state_cache(const ops::StateC
 
 void CudaBackend::reserve(const ops::ReserveLimits& limits) {
   FF_ASSERT(limits.rows > 0);
+  card_->settle_weights();
   limits_ = limits;
   load_known();
   row_uploads_.prepare(static_cast<uint64_t>(limits.rows) * sizeof(int));
@@ -180,44 +190,56 @@ void CudaBackend::reserve(const ops::ReserveLimits& limits) {
 void CudaBackend::end_part() {
   settle_norm();
   FF_ASSERT(shadowed_ == nullptr);
-  graphs_.end();
+  graphs_.end([this] { flush_tables(); });
 }
 
 void CudaBackend::abandon_part() {
   waiting_.out = nullptr;
   shadowed_ = nullptr;
+  copies_.drop();
   graphs_.abandon();
 }
 
 void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried) {
   end_part();
-  begin_step(batch);
+  build_tables(batch);
   stepping_ = true;
   carry(carried);
-  if (!options_.graphs) return;
-  PartGraphs::Key key = tables_.shape();
-  if (key.empty()) return;
-  key.push_back(static_cast<int64_t>(part));
-  key.push_back(static_cast<int64_t>(batch.logit_rows.size()));
-  // What is recorded may not wait for room in these.
-  row_uploads_.prepare(static_cast<uint64_t>(limits_.rows) * sizeof(int));
-  graphs_.begin(key);
+  if (PartGraphs::Key key = tables_.shape(); options_.graphs && !key.empty()) {
+    key.push_back(static_cast<int64_t>(part));
+    key.push_back(static_cast<int64_t>(batch.logit_rows.size()));
+    // What is recorded may not wait for room in these.
+    row_uploads_.prepare(static_cast<uint64_t>(limits_.rows) * sizeof(int));
+    graphs_.begin(key);
+  }
+  send_tables();
 }
 
 void CudaBackend::begin_step(const ops::Batch& batch) {
   stepping_ = false;
-  load_known();
-  const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
-  const bool chunks = state_shape_.layers > 0 && has_chunks(key_dim, value_dim);
-  tables_.build(batch, kv_shape_.layers > 0 ? kv_shape_.page_size : 0, std::max<int64_t>(limits_.context, 1),
-                chunks ? chunk_tile(key_dim, value_dim).chunk : 0, step_uploads_);
-  block_group_ = 0;
+  build_tables(batch);
+  send_tables();
   if (timer_ != nullptr) {
     card_->stream.synchronize();
     settle();
     row_uploads_.prepare(0);
     timer_->begin_recording();
   }
+}
+
+void CudaBackend::build_tables(const ops::Batch& batch) {
+  card_->settle_weights();
+  load_known();
+  const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
+  const bool chunks = state_shape_.layers > 0 && has_chunks(key_dim, value_dim);
+  copies_.add(tables_.build(batch, kv_shape_.layers > 0 ? kv_shape_.page_size : 0,
+                            std::max<int64_t>(limits_.context, 1), chunks ? chunk_tile(key_dim, value_dim).chunk : 0,
+                            step_uploads_));
+  block_group_ = 0;
+}
+
+void CudaBackend::send_tables() {
+  if (!graphs_.recording() && !graphs_.replaying()) flush_tables();
 }
 
 void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
@@ -338,7 +360,9 @@ void CudaBackend::gather_rows(const ops::Tensor& x, std::span<const int32_t> row
   args.x = x.data;
   args.x_stride = x.stride * x.element_bytes();
   if (timer_ != nullptr) return;  // its table would be copied within the recording
-  args.rows = device_pointer<const int>(graphs_.send(row_uploads_, rows.size_bytes()));
+  copies_.add(row_uploads_.take(rows.size_bytes()));
+  send_tables();
+  args.rows = device_pointer<const int>(row_uploads_.place());
   if (replaying()) return;
   args.out = out.data;
   args.out_stride = out.stride * out.element_bytes();
@@ -416,9 +440,13 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
                           int64_t rows, int64_t weight_bytes, const ops::Tensor& out) {
   const RowsWay way = rows_way(formats, rows, x.cols);
   const ProductKernels& kernels = product_kernels(way);
-  if (options_.wide && (planning_ || x.rows > kMostRows)) {
+  if (options_.wide && (planning_ || x.rows > kFewRows)) {
     const gemm::WideTile most = {formats, 128, 0};
-    scratch(wide_partial_, gemm::wide_partial_bytes(most, card_->device.info().sms), "parts of products");
+    const int sms = card_->device.info().sms;
+    scratch(wide_partial_,
+            std::max<int64_t>(gemm::wide_partial_bytes(most, sms),
+                              gemm::middle_partial_bytes(sms * middle_tile(formats).ctas)),
+            "parts of products");
   }
   if (planning_) return;
   const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
@@ -429,7 +457,7 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
     if (normed) take_along(none);
     return;
   }
-  if (options_.wide && x.rows > kMostRows) return wide_product(x, matrix, formats, *kernels.many, out);
+  if (options_.wide && x.rows > kFewRows) return wide_product(x, matrix, formats, *kernels.many, out);
   for (int64_t first = 0; first < x.rows; first += kMostRows) {
     const int tokens = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
     const RowsEntry entry = normed ? kRowsNorm : tokens > 8 ? kRows16 : kRows8;
@@ -473,11 +501,11 @@ void CudaBackend::take_along(gemm::RowsArgs& args) {
 
 void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
                                const std::vector<Kernel>& kernels, const ops::Tensor& out) {
-  const WideEntry entry = wide_entry(formats, x.rows);
+  const WideEntry entry = wide_entry(formats, x.rows, matrix);
+  const int copied = entry == kMiddle ? gemm::kMiddleRows : wide_tile(formats, entry).tokens;
   const ptx::TensorMap rows =
       row_pieces(card_->device, address_of(x.data), static_cast<uint64_t>(x.rows), static_cast<uint64_t>(x.cols),
-                 static_cast<uint64_t>(x.stride * x.element_bytes()),
-                 static_cast<unsigned>(gemm::wide_copied_rows(wide_tile(formats, entry))));
+                 static_cast<uint64_t>(x.stride * x.element_bytes()), static_cast<unsigned>(copied));
   gemm::DenseArgs args = {};
   args.matrix = matrix;
   args.tokens = static_cast<int>(x.rows);
@@ -486,12 +514,18 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   args.x_stride = x.stride;
   args.out = out.data;
   args.out_stride = out.stride;
-  const gemm::WideTile tile = wide_tile(formats, entry);
   const int sms = card_->device.info().sms;
-  args.split_units = gemm::wide_split_units(tile, matrix, args.tokens, sms);
-  args.splits = gemm::wide_splits(matrix, args.split_units);
   args.partial = wide_partial_.as<float>();
   args.arrived = arrived_.as<int>();
+  if (entry == kMiddle) {
+    args.split_units = gemm::middle_split_units(middle_tile(formats), matrix, sms, kLeastShare);
+    const int grid = gemm::middle_grid(matrix, args.split_units);
+    launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
+    return;
+  }
+  const gemm::WideTile tile = wide_tile(formats, entry);
+  args.split_units = gemm::wide_split_units(tile, matrix, args.tokens, sms);
+  args.splits = gemm::wide_splits(matrix, args.split_units);
   const int grid = gemm::wide_grid(tile, matrix, args.tokens, args.splits, sms);
   launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
 }
@@ -599,7 +633,9 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     route.width = static_cast<int>(picks);
     route.ids = ids;
     route.weights = weights;
-    if (!left_out("choice of experts", [&] { return ops::Cost{x.rows * stride * 4.0, 0}; })) {
+    const ExpertLayer layer(*set.kernels, *set.workspace, experts.weights());
+    const bool chooses = layer.chooses(x.rows);
+    if (!chooses && !left_out("choice of experts", [&] { return ops::Cost{x.rows * stride * 4.0, 0}; })) {
       launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
              route);
     }
@@ -612,13 +648,13 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
           (static_cast<double>(params.top_k) * here + static_cast<double>(slices)) / static_cast<double>(picks);
       return all;
     };
-    const ExpertLayer layer(*set.kernels, *set.workspace, experts.weights());
     const bool out_of_it = left_out("experts", cost);
     for (int64_t first = 0; first < x.rows && !out_of_it; first += set.workspace->max_tokens()) {
       const int64_t count = std::min(set.workspace->max_tokens(), x.rows - first);
-      layer.run(card_->stream,
-                {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
-                 address_of(weights + first * picks), address_of(bf16(out) + first * out.stride), count});
+      LayerInputs inputs = {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
+                            address_of(weights + first * picks), address_of(bf16(out) + first * out.stride), count};
+      if (chooses) inputs.choice = route;
+      layer.run(card_->stream, inputs);
     }
   }
   if (params.shared_gate_up == nullptr) return;

@@ -30,9 +30,11 @@ namespace fourfold::cuda {
 class CudaBackend : public ops::Backend {
  public:
   explicit CudaBackend(const CudaOptions& options);
+  CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card);
   ~CudaBackend() override;
 
   std::string description() const override;
+  const Device& device() const { return card_->device; }
   std::optional<int> gpu() const override { return options_.device; }
   ops::DType activation_type() const override { return ops::DType::kBf16; }
 
@@ -97,15 +99,14 @@ class CudaBackend : public ops::Backend {
   };
 
   const std::vector<Kernel>& loaded(const plan::KernelSource& source);
-  // A choice of tokens that is under way: tokens, and log-probabilities with their tokens, on the device and on the
-  // host.
+  // A choice of tokens that is under way: tokens, and log-probabilities with their tokens, in page-locked memory that
+  // the device writes and, for tokens that are carried, reads.
   struct Choices {
-    cuda::Buffer results;
-    PinnedBuffer fetched;
+    PinnedBuffer results;
     std::unique_ptr<Event> there;
     std::vector<int> defined, logprobs;  // of each row, as SampleRow has them
     bool asked = false;                  // somebody asked for log-probabilities
-    std::array<uint64_t, 5> sent = {};   // of uploads(), before `there`
+    std::array<uint64_t, 5> taken = {};  // of uploads(), before `there`
   };
 
   // Loads what can be known of the model's kernels, at once.
@@ -148,6 +149,10 @@ class CudaBackend : public ops::Backend {
   void settle();  // the stream was waited for
   // Before an operation between ranks is launched.
   void meet_ranks(int64_t columns);
+  void build_tables(const ops::Batch& batch);
+  // Launches from here on find their tables: at once, or when the part's graph is launched.
+  void send_tables();
+  void flush_tables() { copies_.flush(step_->at(kCopyTables)); }
   // The next part of a step's body.
   void begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried);
   void carry(std::span<const cpu::CarriedRow> carried);
@@ -170,6 +175,7 @@ class CudaBackend : public ops::Backend {
     return {&step_uploads_, &row_uploads_, &block_uploads_, &sample_uploads_, &carry_uploads_};
   }
   StepTables tables_;
+  TableCopies copies_;
   PartGraphs graphs_;
   OpTimer* timer_ = nullptr;  // within time_operations()
   // Of the attention over whole sequences, once a layer of the step has asked for them.

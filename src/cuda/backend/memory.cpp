@@ -1,6 +1,8 @@
 #include "cuda/backend/memory.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -14,12 +16,6 @@ namespace fourfold::cuda {
 namespace {
 
 uint64_t positive(int64_t bytes) { return static_cast<uint64_t>(std::max<int64_t>(bytes, 1)); }
-
-cuda::Buffer uploaded(const Card& card, const void* from, uint64_t bytes, std::string_view what) {
-  cuda::Buffer buffer(card.device, bytes, what);
-  buffer.upload(card.stream, from, bytes);
-  return buffer;
-}
 
 int64_t element_bytes(const ops::MatrixSource& m) {
   const int64_t all = m.rows * m.columns;
@@ -75,6 +71,28 @@ Nvfp4Matrix nvfp4_of(const ops::MatrixSource& m) {
 
 }  // namespace
 
+namespace {
+
+// Of the format that most of a stack has.
+MemoryKind kind_of(std::span<const ops::MatrixSource> parts) {
+  const auto largest =
+      std::max_element(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.bytes() < b.bytes(); });
+  switch (largest->format) {
+    case ops::Format::kNvfp4:
+      return MemoryKind::kWeightsNvfp4;
+    case ops::Format::kFp8:
+      return MemoryKind::kWeightsFp8;
+    case ops::Format::kF32:
+      return MemoryKind::kWeightsF32;
+    case ops::Format::kBf16:
+    case ops::Format::kF16:
+      return MemoryKind::kWeightsBf16;
+  }
+  return MemoryKind::kWeightsBf16;
+}
+
+}  // namespace
+
 DeviceBuffer::DeviceBuffer(std::shared_ptr<Card> card, int64_t bytes, std::string_view what)
     : card_(std::move(card)), buffer_(card_->device, positive(bytes), what) {
   buffer_.fill(card_->stream, 0);
@@ -88,7 +106,7 @@ PinnedBuffer::PinnedBuffer(const Device& device, uint64_t bytes, std::string_vie
 }
 
 PinnedBuffer::~PinnedBuffer() {
-  if (device_ != nullptr) device_->driver().call().host_free(data_);
+  if (device_ != nullptr && !device_->lost()) device_->driver().call().host_free(data_);
 }
 
 PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
@@ -100,6 +118,7 @@ PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
 
 uint8_t* Uploads::prepare(uint64_t bytes) {
   if (bytes > block_bytes_) {
+    const MemoryScope scope(card_.device, MemoryKind::kTables);
     card_.stream.synchronize();
     block_bytes_ = (std::max<uint64_t>(bytes, 2 * block_bytes_) + 4095) / 4096 * 4096;
     blocks_ = PinnedBuffer(card_.device, block_bytes_ * kBlocks, "tables of a step");
@@ -112,49 +131,139 @@ uint8_t* Uploads::prepare(uint64_t bytes) {
   return blocks_.data() + next_ * block_bytes_;
 }
 
-DeviceAddress Uploads::send(uint64_t bytes) {
-  device_.upload(card_.stream, blocks_.data() + next_ * block_bytes_, bytes);
+step::TableCopy Uploads::take(uint64_t bytes) {
+  const step::TableCopy table = {blocks_.data() + next_ * block_bytes_, device_.as<void>(),
+                                 static_cast<long long>((bytes + 15) / 16 * 16)};
   next_ = (next_ + 1) % kBlocks;
   ++under_way_;
-  ++sent_;
-  return device_.address();
+  ++taken_;
+  return table;
 }
 
-Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts)
-    : card_(std::move(card)), packed_(pack_stack(parts, false)), name_(parts[0].name) {
-  formats_ = packed_.formats();
-  buffer_ = cuda::Buffer(card_->device, packed_.bytes.size(), name_);
-  matrix_ = packed_.at(buffer_.as<uint8_t>());
-  const Kernel repack = card_->loader.load(step_source()).at(kRepackUnits);
-  cuda::Buffer bad(card_->device, sizeof(int), "repack status");
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const ops::MatrixSource& m = parts[i];
-    const PackedMatrix::Part& part = packed_.parts[i];
-    bytes_ += m.bytes();
-    // Factors and cells, behind the units.
-    const uint64_t end = i + 1 < parts.size() ? packed_.parts[i + 1].weights : packed_.bytes.size();
-    buffer_.upload(card_->stream, packed_.bytes.data() + part.factors, end - part.factors, part.factors);
-    const cuda::Buffer data = uploaded(*card_, m.data, static_cast<uint64_t>(element_bytes(m)), "staging for weights");
-    cuda::Buffer scales;
-    if (m.format == ops::Format::kNvfp4) {
-      scales = uploaded(*card_, m.block_scales, static_cast<uint64_t>(m.rows * m.columns / 16), "staging for weights");
-    }
-    bad.fill(card_->stream, 0xff);
-    const gemm::Source source = {stored_of(m.format), data.as<const void>(),
-                                 scales.bytes() != 0 ? scales.as<const uint8_t>() : nullptr, static_cast<int>(m.rows),
-                                 static_cast<int>(m.columns)};
-    const gemm::RepackArgs args = {
-        source, source, 0, 0, part.tiles, matrix_.units, buffer_.as<uint8_t>() + part.weights, bad.as<int>()};
-    const int64_t units = int64_t{args.tiles} * args.units;
-    launch(card_->stream, repack,
-           {static_cast<unsigned>(std::min<int64_t>(ceil_div(units, gemm::kRepackThreads), 1 << 20))}, Overlap::kNone,
-           args);
-    if (const int tile = bad.download<int>(card_->stream, 1)[0]; tile >= 0) {
-      fail("{}: a weight in row {} to {} is NaN", m.name, tile * 16, std::min<int64_t>(m.rows, (tile + 1) * 16) - 1);
-    }
+void TableCopies::add(const step::TableCopy& table) {
+  if (table.bytes == 0) return;
+  if (table.bytes > kMostBytes) {
+    const Device& device = card_.device;
+    device.check(
+        device.driver().call().copy_to_device(static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(table.to)),
+                                              table.from, static_cast<size_t>(table.bytes), card_.stream.handle()),
+        "copy to the device");
+    card_.stream.end_overlap();
+    return;
   }
-  packed_.bytes.clear();
-  packed_.bytes.shrink_to_fit();
+  FF_ASSERT(args_.count < step::kMostTables);
+  for (int i = 0; i < args_.count; ++i) FF_ASSERT(args_.tables[i].to != table.to);
+  args_.tables[args_.count++] = table;
+}
+
+void TableCopies::carry(const step::CarryArgs& carried) {
+  FF_ASSERT(args_.carry.count == 0);
+  args_.carry = carried;
+}
+
+void TableCopies::flush(const Kernel& kernel) {
+  if (args_.count == 0 && args_.carry.count == 0) return;
+  launch(card_.stream, kernel, {1}, Overlap::kNone, args_);
+  card_.stream.end_overlap();
+  args_ = {};
+}
+
+WeightFeed& Card::weights() {
+  const MemoryScope scope(device, MemoryKind::kLoading);
+  if (feed_ == nullptr) feed_ = std::make_unique<WeightFeed>(device, loading_threads, loading_block);
+  return *feed_;
+}
+
+void Card::settle_weights() {
+  if (feed_ == nullptr) return;
+  const std::unique_ptr<WeightFeed> feed = std::move(feed_);
+  feed->finish();
+}
+
+namespace {
+
+// `bytes` from host memory to a place on the device, through the feed.
+void feed_bytes(Card& card, const void* from, uint64_t bytes, const std::shared_ptr<const void>& owner,
+                DeviceAddress to, const std::string* scales_of = nullptr) {
+  WeightFeed& feed = card.weights();
+  const auto* at = static_cast<const uint8_t*>(from);
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t count = std::min(bytes - done, feed.block_bytes());
+    const WeightFeed::Piece piece = {at + done, count, 1, 0, 0, owner, scales_of};
+    feed.add(count, {piece}, [to = to + done, count](const Stream& stream, DeviceAddress parcel) {
+      const Device& device = stream.device();
+      device.check(device.driver().call().copy_on_device(to, parcel, count, stream.handle()), "copy on the device");
+    });
+    done += count;
+  }
+}
+
+}  // namespace
+
+Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts)
+    : card_(std::move(card)), packed_(place_stack(parts)), name_(parts[0].name) {
+  formats_ = packed_.formats();
+  const MemoryScope scope(card_->device, kind_of(parts));
+  buffer_ = cuda::Buffer(card_->device, packed_.size, name_);
+  matrix_ = packed_.at(buffer_.as<uint8_t>());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const PackedMatrix::Part& part = packed_.parts[i];
+    bytes_ += parts[i].bytes();
+    if (card_->device.only_counts()) continue;
+    const std::vector<uint8_t> factors = stack_factors(packed_, part, parts[i]);
+    buffer_.upload(card_->stream, factors.data(), factors.size(), part.factors);
+    feed_part(parts[i], part);
+  }
+}
+
+// Whole row tiles at a time, as many as a block of the feed has room for.
+void Stack::feed_part(const ops::MatrixSource& m, const PackedMatrix::Part& part) {
+  const Kernel repack = card_->loader.load(step_source()).at(kRepackUnits);
+  WeightFeed& feed = card_->weights();
+  const auto row_bytes = static_cast<uint64_t>(element_bytes(m) / m.rows);
+  const uint64_t scale_bytes = m.format == ops::Format::kNvfp4 ? static_cast<uint64_t>(m.columns / 16) : 0;
+  const uint64_t tile_bytes = gemm::kTileRows * (row_bytes + scale_bytes);
+  // Behind the weights the scales begin at a multiple of 256.
+  if (tile_bytes + 256 > feed.block_bytes()) fail("{}: rows of {} columns are too long", m.name, m.columns);
+  const auto most = static_cast<int>((feed.block_bytes() - 256) / tile_bytes);
+  int* const bad = feed.status([name = m.name, rows = m.rows](int tile) {
+    return fmt::format("{}: a weight in row {} to {} is NaN", name, tile * 16,
+                       std::min<int64_t>(rows, (tile + 1) * 16) - 1);
+  });
+  for (int first = 0; first < part.tiles; first += most) {
+    const int tiles = std::min(most, part.tiles - first);
+    const uint64_t row = static_cast<uint64_t>(first) * gemm::kTileRows;
+    const uint64_t rows =
+        std::min<uint64_t>(static_cast<uint64_t>(m.rows) - row, static_cast<uint64_t>(tiles) * gemm::kTileRows);
+    const uint64_t scales_at = (rows * row_bytes + 255) / 256 * 256;
+    std::vector<WeightFeed::Piece> pieces = {
+        {.from = static_cast<const uint8_t*>(m.data) + row * row_bytes, .bytes = rows * row_bytes, .owner = m.owner}};
+    if (scale_bytes != 0) {
+      pieces.push_back({m.block_scales + row * scale_bytes, rows * scale_bytes, 1, 0, scales_at, m.owner, &m.name});
+    }
+    gemm::RepackArgs args = {};
+    args.first.stored = stored_of(m.format);
+    args.first.rows = static_cast<int>(m.rows);
+    args.first.columns = static_cast<int>(m.columns);
+    args.first_tile = first;
+    args.tiles = tiles;
+    args.units = matrix_.units;
+    args.out = buffer_.as<uint8_t>() + part.weights +
+               static_cast<uint64_t>(first) * static_cast<uint64_t>(matrix_.units) *
+                   static_cast<uint64_t>(gemm::unit_bytes(part.format));
+    args.bad = bad;
+    const int64_t units = int64_t{tiles} * matrix_.units;
+    const Grid grid = {static_cast<unsigned>(std::min<int64_t>(ceil_div(units, gemm::kRepackThreads), 1 << 20))};
+    feed.add(scales_at + rows * scale_bytes, pieces, [=](const Stream& stream, DeviceAddress parcel) mutable {
+      // Where the matrix would begin, of which these are the rows from `row` on.
+      args.first.data = device_pointer<const void>(parcel - row * row_bytes);
+      if (scale_bytes != 0) {
+        args.first.block_scales = device_pointer<const uint8_t>(parcel + scales_at - row * scale_bytes);
+      }
+      args.second = args.first;
+      launch(stream, repack, grid, Overlap::kNone, args);
+    });
+  }
 }
 
 Table::Table(std::shared_ptr<Card> card, const ops::MatrixSource& m)
@@ -165,58 +274,169 @@ Table::Table(std::shared_ptr<Card> card, const ops::MatrixSource& m)
   if (m.rows < 1 || m.rows > (int64_t{1} << 30) || m.columns < 1 || m.columns > (int64_t{1} << 24)) {
     fail("{}: {} x {} is no table of embeddings", m.name, m.rows, m.columns);
   }
-  data_ = uploaded(*card_, m.data, static_cast<uint64_t>(element_bytes(m)), m.name);
+  const MemoryScope scope(card_->device, kind_of(std::span(&m, 1)));
+  const auto fed = [&](const void* from, int64_t bytes, const std::string* scales_of = nullptr) {
+    cuda::Buffer buffer(card_->device, positive(bytes), m.name);
+    if (card_->device.only_counts()) return buffer;
+    feed_bytes(*card_, from, static_cast<uint64_t>(bytes), m.owner, buffer.address(), scales_of);
+    return buffer;
+  };
+  data_ = fed(m.data, element_bytes(m));
   source_ = {stored_of(m.format), data_.as<const void>(), nullptr, static_cast<int>(m.rows),
              static_cast<int>(m.columns)};
   if (m.format == ops::Format::kNvfp4) {
-    scales_ = uploaded(*card_, m.block_scales, static_cast<uint64_t>(m.rows * m.columns / 16), m.name);
+    scales_ = fed(m.block_scales, m.rows * m.columns / 16, &m.name);
     source_.block_scales = scales_.as<const uint8_t>();
   }
   if (m.format == ops::Format::kFp8) {
-    const int64_t cells = ceil_div(m.rows, m.scale_rows) * ceil_div(m.columns, m.scale_columns);
-    grid_ = uploaded(*card_, m.grid_scales, static_cast<uint64_t>(cells) * sizeof(float), m.name);
+    grid_ = fed(m.grid_scales, ceil_div(m.rows, m.scale_rows) * ceil_div(m.columns, m.scale_columns) *
+                                   static_cast<int64_t>(sizeof(float)));
   }
-  card_->stream.synchronize();  // the source may go
   bytes_ = m.bytes();
 }
+
+namespace {
+
+// A layer's experts, one after the other, as many at a time as a block of the feed has room for.
+class ExpertFeed {
+ public:
+  ExpertFeed(Card& card, const plan::moe::Problem& problem, ExpertWeights& weights)
+      : card_(card), problem_(problem), weights_(weights) {
+    const auto elements = static_cast<uint64_t>(problem.hidden * problem.intermediate);
+    codes_ = elements / 2;
+    scales_ = elements / 16;
+    most_ = card.weights().block_bytes() / (3 * (codes_ + scales_));
+    bad_ = card.weights().status(
+        [](int expert) { return fmt::format("expert {}: a block scale is NaN, wanted finite e4m3 numbers", expert); });
+  }
+
+  // `source` is what the matrices are of, or are slices of; `done` when their bytes may go.
+  void add(const ExpertMatrices& expert, const ops::ExpertSource& source, std::function<void()> done) {
+    for (const Nvfp4Matrix* m : {&expert.gate, &expert.up, &expert.down}) {
+      if (!std::isfinite(m->tensor_scale)) {
+        fail("expert {}: tensor scale is {}, wanted a finite number", tensor_scales_[1].size(), m->tensor_scale);
+      }
+    }
+    tensor_scales_[0].insert(tensor_scales_[0].end(), {expert.gate.tensor_scale, expert.up.tensor_scale});
+    tensor_scales_[1].push_back(expert.down.tensor_scale);
+    if (most_ == 0) {  // larger than a block
+      weights_.upload(card_.stream, first_++, std::span(&expert, 1));
+      return done();
+    }
+    waiting_.push_back({expert,
+                        {source.gate.owner, source.up.owner, source.down.owner},
+                        {source.gate.name, source.up.name, source.down.name},
+                        std::move(done)});
+    if (waiting_.size() == most_) send();
+  }
+
+  void finish() {
+    send();
+    weights_.set_scales(card_.stream, tensor_scales_[0], tensor_scales_[1]);
+  }
+
+ private:
+  struct Waiting {
+    ExpertMatrices matrices;
+    std::array<std::shared_ptr<const void>, 3> owners;
+    std::array<std::string, 3> names;
+    std::function<void()> done;
+  };
+
+  // [matrix][expert] codes, then [matrix][expert] scales.
+  void send() {
+    if (waiting_.empty()) return;
+    const uint64_t count = waiting_.size();
+    std::vector<WeightFeed::Piece> pieces;
+    for (uint64_t m = 0; m < 3; ++m) {
+      for (uint64_t i = 0; i < count; ++i) {
+        const Waiting& w = waiting_[i];
+        const Nvfp4Matrix& from = m == 0 ? w.matrices.gate : m == 1 ? w.matrices.up : w.matrices.down;
+        const int64_t rows = m == 2 ? problem_.hidden : problem_.intermediate;
+        const auto k = static_cast<uint64_t>(m == 2 ? problem_.intermediate : problem_.hidden);
+        const uint64_t place = m * count + i;
+        pieces.push_back(
+            {from.codes, k / 2, rows, static_cast<uint64_t>(from.code_stride), place * codes_, w.owners[m]});
+        pieces.push_back({from.scales, k / 16, rows, static_cast<uint64_t>(from.scale_stride),
+                          3 * count * codes_ + place * scales_, w.owners[m], &w.names[m]});
+      }
+    }
+    card_.weights().add(
+        3 * count * (codes_ + scales_), pieces,
+        [weights = &weights_, first = first_, count, codes = codes_, scales = scales_, k = problem_.hidden,
+         width = problem_.intermediate, bad = bad_](const Stream& stream, DeviceAddress parcel) {
+          const auto matrix = [&](uint64_t m, int64_t columns) {
+            return contiguous(device_pointer<const uint8_t>(parcel + m * count * codes),
+                              device_pointer<const uint8_t>(parcel + 3 * count * codes + m * count * scales), 1,
+                              columns);
+          };
+          weights->repack(
+              stream, first, static_cast<int64_t>(count),
+              {matrix(0, k), matrix(1, k), matrix(2, width), static_cast<int64_t>(codes), static_cast<int64_t>(scales)},
+              bad);
+        });
+    first_ += static_cast<int64_t>(count);
+    for (const Waiting& w : waiting_) w.done();
+    waiting_.clear();
+  }
+
+  Card& card_;
+  const plan::moe::Problem& problem_;
+  ExpertWeights& weights_;
+  uint64_t codes_ = 0, scales_ = 0, most_ = 0;  // bytes of a matrix; experts of a block
+  int64_t first_ = 0;                           // of those that wait
+  std::vector<Waiting> waiting_;
+  std::array<std::vector<float>, 2> tensor_scales_;  // gate and up; down
+  int* bad_ = nullptr;
+};
+
+}  // namespace
 
 CardExperts::CardExperts(std::shared_ptr<Card> card, int64_t count,
                          const std::function<ops::ExpertSource(int64_t)>& source,
                          const std::function<void(int64_t)>& done, const ops::ExpertSource* shared)
     : card_(std::move(card)) {
   FF_ASSERT(count > 0);
-  std::vector<ops::ExpertSource> sources;
-  std::vector<ExpertMatrices> matrices;
-  for (int64_t i = 0; i < count; ++i) {
-    sources.push_back(source(i));
-    const ops::ExpertSource& e = sources.back();
-    const int64_t width = sources[0].gate.rows, hidden = sources[0].gate.columns;
-    check_expert(e.gate, width, hidden);
-    check_expert(e.up, width, hidden);
-    check_expert(e.down, hidden, width);
-    matrices.push_back({nvfp4_of(e.gate), nvfp4_of(e.up), nvfp4_of(e.down)});
-  }
+  const ops::ExpertSource first = source(0);
   problem_.name = "experts";
   problem_.experts = count;
   problem_.top_k = 1;  // does not matter to the weights
-  problem_.hidden = sources[0].gate.columns;
-  problem_.intermediate = sources[0].gate.rows;
+  problem_.hidden = first.gate.columns;
+  problem_.intermediate = first.gate.rows;
+  const auto check = [&](const ops::ExpertSource& e, int64_t width) {
+    check_expert(e.gate, width, problem_.hidden);
+    check_expert(e.up, width, problem_.hidden);
+    check_expert(e.down, problem_.hidden, width);
+  };
+  check(first, problem_.intermediate);
   if (shared != nullptr) {
     problem_.shared = plan::moe::SharedExpert::kNvfp4;
     problem_.shared_intermediate = shared->gate.rows;
-    check_expert(shared->gate, problem_.shared_intermediate, problem_.hidden);
-    check_expert(shared->up, problem_.shared_intermediate, problem_.hidden);
-    check_expert(shared->down, problem_.hidden, problem_.shared_intermediate);
-    const std::vector<ExpertMatrices> slices = fourfold::cuda::shared_slices(
-        {nvfp4_of(shared->gate), nvfp4_of(shared->up), nvfp4_of(shared->down)}, problem_.shared_slices(), problem_);
-    matrices.insert(matrices.end(), slices.begin(), slices.end());
+    check(*shared, problem_.shared_intermediate);
   }
   plan::moe::validate(problem_);
+  const MemoryScope scope(card_->device, MemoryKind::kWeightsNvfp4);
   if (card_->experts.repack.function == nullptr) card_->experts.repack = card_->loader.load(prepare_source()).front();
   weights_ = std::make_unique<ExpertWeights>(LayerContext{&card_->device, problem_, &card_->experts});
-  weights_->upload(card_->stream, 0, matrices);
-  bytes_per_expert_ = sources[0].gate.bytes() + sources[0].up.bytes() + sources[0].down.bytes();
-  for (int64_t i = 0; i < count; ++i) done(i);
+  bytes_per_expert_ = first.gate.bytes() + first.up.bytes() + first.down.bytes();
+  if (card_->device.only_counts()) {
+    done(0);
+    return;
+  }
+  ExpertFeed feed(*card_, problem_, *weights_);
+  for (int64_t i = 0; i < count; ++i) {
+    const ops::ExpertSource e = i == 0 ? first : source(i);
+    check(e, problem_.intermediate);
+    feed.add({nvfp4_of(e.gate), nvfp4_of(e.up), nvfp4_of(e.down)}, e, [&done, i] { done(i); });
+  }
+  if (shared != nullptr) {
+    for (const ExpertMatrices& slice :
+         fourfold::cuda::shared_slices({nvfp4_of(shared->gate), nvfp4_of(shared->up), nvfp4_of(shared->down)},
+                                       problem_.shared_slices(), problem_)) {
+      feed.add(slice, *shared, [] {});
+    }
+  }
+  feed.finish();
 }
 
 plan::moe::Problem CardExperts::problem(int64_t top_k) const {
@@ -233,6 +453,7 @@ CardKvCache::CardKvCache(std::shared_ptr<Card> card, const ops::KvCacheShape& sh
     fail("key/value cache: pages of {} positions; wanted a power of two, at least {}", shape.page_size,
          attn::kLeastPage);
   }
+  const MemoryScope scope(card_->device, MemoryKind::kKeysAndValues);
   buffer_ = cuda::Buffer(card_->device, positive(page_bytes() * shape.pages), "key/value cache");
   buffer_.fill(card_->stream, 0);
 }
@@ -252,6 +473,7 @@ CardStateCache::CardStateCache(std::shared_ptr<Card> card, const ops::StateCache
     : card_(std::move(card)), shape_(shape), delta_(delta_shape(shape)) {
   if (shape.conv_taps != gdn::kTaps)
     fail("state cache: a convolution of {} taps, wanted {}", shape.conv_taps, gdn::kTaps);
+  const MemoryScope scope(card_->device, MemoryKind::kStates);
   states_ = cuda::Buffer(card_->device, positive(shape.slots * state_stride() * 4), "recurrent states");
   history_ = cuda::Buffer(card_->device, positive(shape.slots * history_stride() * 2), "inputs of the convolution");
   states_.fill(card_->stream, 0);

@@ -8,11 +8,13 @@
 #include <string_view>
 #include <vector>
 
+#include "cuda/backend/weight_feed.h"
 #include "cuda/device/loader.h"
 #include "cuda/gemm/packed_matrix.h"
 #include "cuda/moe/weights.h"
 #include "jit/store.h"
 #include "kernels/gdn/tables.h"
+#include "kernels/step/rows_args.h"
 #include "ops/ops.h"
 
 namespace fourfold::cuda {
@@ -21,11 +23,26 @@ namespace fourfold::cuda {
 struct Card {
   Card(int index, const std::filesystem::path& store_directory)
       : device(index), stream(device), store(store_directory), loader(device, store, {}) {}
+  // One that is only counted on.
+  Card(const jit::DeviceInfo& info, uint64_t memory, const std::filesystem::path& store_directory)
+      : device(info, memory), stream(device), store(store_directory), loader(device, store, {}) {}
   Device device;
   Stream stream;
   jit::KernelStore store;
   KernelLoader loader;
   FixedKernels experts;  // what uploading experts needs
+
+  // Where weights are loaded through; there from the first one until they are settled.
+  WeightFeed& weights();
+  // All weights that were given are in their place, or an Error says what is wrong with one of them.
+  void settle_weights();
+  // The same for memory that goes: nothing is on its way to it any more.
+  void let_go() { feed_.reset(); }
+  int loading_threads = 0;
+  uint64_t loading_block = WeightFeed::kBlockBytes;
+
+ private:
+  std::unique_ptr<WeightFeed> feed_;
 };
 
 class DeviceBuffer : public ops::Buffer {
@@ -61,33 +78,51 @@ class PinnedBuffer {
   uint64_t bytes_ = 0;
 };
 
-// Small tables on their way to the device, copied while kernels run: host blocks taken in turns, one place on the
-// device, which is overwritten in the stream's order.
+// Small tables on their way to the device while kernels run: host blocks taken in turns, one place on the device, which
+// is overwritten in the stream's order. TableCopies copies them.
 class Uploads {
  public:
   explicit Uploads(Card& card) : card_(card) {}
-  // Memory to fill, until send().
+  // Page-locked memory to fill, which the device can read, until take().
   uint8_t* prepare(uint64_t bytes);
-  DeviceAddress send(uint64_t bytes);
-  // Where send() will copy to.
+  // It is filled, and on its way: not written again before it is settled.
+  step::TableCopy take(uint64_t bytes);
+  // Where it is copied to.
   DeviceAddress place() const { return device_.address(); }
-  // The stream was waited for: nothing is under way, or nothing of the first `upto` that were sent.
-  void settled() { settled(sent_); }
-  void settled(uint64_t upto) { under_way_ = std::min(under_way_, static_cast<size_t>(sent_ - upto)); }
-  uint64_t sent() const { return sent_; }
+  // The stream was waited for: nothing is under way, or nothing of the first `upto` that were taken.
+  void settled() { settled(taken_); }
+  void settled(uint64_t upto) { under_way_ = std::min(under_way_, static_cast<size_t>(taken_ - upto)); }
+  uint64_t taken() const { return taken_; }
 
  private:
   static constexpr size_t kBlocks = 8;
   Card& card_;
   PinnedBuffer blocks_;
   cuda::Buffer device_;
-  uint64_t block_bytes_ = 0, sent_ = 0;
+  uint64_t block_bytes_ = 0, taken_ = 0;
   size_t next_ = 0, under_way_ = 0;
+};
+
+// Tables, and tokens to be carried into them, that the next launches read: gathered, and then copied by one kernel.
+class TableCopies {
+ public:
+  explicit TableCopies(Card& card) : card_(card) {}
+  void add(const step::TableCopy& table);
+  void carry(const step::CarryArgs& carried);
+  // What is launched from here on finds the tables in their places. `kernel`: step::copy_tables.
+  void flush(const Kernel& kernel);
+  void drop() { args_ = {}; }
+
+ private:
+  static constexpr int64_t kMostBytes = 64 << 10;  // more of a table goes by the copy engine
+  Card& card_;
+  step::TablesArgs args_ = {};
 };
 
 class Stack : public ops::Matrix {
  public:
   Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts);
+  ~Stack() override { card_->let_go(); }
   int64_t rows() const override { return packed_.rows; }
   int64_t columns() const override { return packed_.columns; }
   int64_t bytes() const override { return bytes_; }
@@ -96,8 +131,10 @@ class Stack : public ops::Matrix {
   const std::string& name() const { return name_; }
 
  private:
+  void feed_part(const ops::MatrixSource& source, const PackedMatrix::Part& part);
+
   std::shared_ptr<Card> card_;
-  PackedMatrix packed_;  // its bytes are on the device
+  PackedMatrix packed_;
   cuda::Buffer buffer_;
   gemm::Matrix matrix_;
   int formats_ = 0;
@@ -108,6 +145,7 @@ class Stack : public ops::Matrix {
 class Table : public ops::Matrix {
  public:
   Table(std::shared_ptr<Card> card, const ops::MatrixSource& source);
+  ~Table() override { card_->let_go(); }
   int64_t rows() const override { return source_.rows; }
   int64_t columns() const override { return source_.columns; }
   int64_t bytes() const override { return bytes_; }
@@ -128,6 +166,7 @@ class CardExperts : public ops::Experts {
   // `shared`: null, or the shared expert, to be held as slices.
   CardExperts(std::shared_ptr<Card> card, int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
               const std::function<void(int64_t)>& done, const ops::ExpertSource* shared);
+  ~CardExperts() override { card_->let_go(); }
   int64_t shared_slices() const override { return problem_.shared_slices(); }
   // With the layer's number of choices.
   plan::moe::Problem problem(int64_t top_k) const;

@@ -129,8 +129,8 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
     reserve_partial(std::min<int64_t>(each * round.places, budget));
     args.partial = partial_.as<float>();
     args.partial_sums = partial_sums_.as<float>();
-    const AttentionEntry entry =
-        round.most_rows * shape.group() <= 16 && !round.part && round.most_rows == 1 ? kAttendFew : kAttendMany;
+    const bool few = round.most_rows * shape.group() <= 16 && !round.part && round.most_rows == 1;
+    const AttentionEntry entry = !few ? kAttendMany : round.places >= kManySequences ? kAttendBatch : kAttendFew;
     const attn::DecodeTile tile = attention_tile(head_dim, rotary_dim, options_.fp8_cache, entry);
     const int at_once = static_cast<int>(std::clamp<int64_t>(budget / each, 1, 65535));
     for (int begin = 0; begin < round.places; begin += at_once) {
@@ -181,7 +181,9 @@ void CudaBackend::attend_whole(const attn::AttentionArgs& shared, const ops::Att
     const std::vector<attn::RowBlock> blocks = tables_.blocks(tile.rows(), group);
     const uint64_t bytes = blocks.size() * sizeof(blocks[0]);
     std::memcpy(block_uploads_.prepare(bytes), blocks.data(), bytes);
-    blocks_ = block_uploads_.send(bytes);
+    copies_.add(block_uploads_.take(bytes));
+    send_tables();
+    blocks_ = block_uploads_.place();
     block_count_ = static_cast<int>(blocks.size());
     block_group_ = group;
   }
@@ -251,7 +253,9 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
   const int early = overlap_ == Overlap::kProgrammatic ? 1 : 0;
   for (const StepTables::Round& round : tables_.rounds) {
     if (round.part && tables_.whole.chunks > 0) continue;
-    const DeltaEntry entry = round.most_rows == 1 && !round.part ? kDeltaOne : kDeltaFew;
+    const DeltaEntry entry = round.most_rows > 1 || round.part ? kDeltaFew
+                             : round.places >= kManySequences  ? kDeltaBatch
+                                                               : kDeltaOne;
     args.sequences = sequences + round.first;
     args.live = lives + round.live;
     args.state_out = device_pointer<const int>(tables_.state_out) + int64_t{round.first} * kMostRows;

@@ -7,7 +7,7 @@
 namespace fourfold::cuda {
 
 void PartGraphs::begin(const Key& key) {
-  FF_ASSERT(!recording() && !replaying() && pending_.empty());
+  FF_ASSERT(!recording() && !replaying());
   const auto [found, first_time] = graphs_.try_emplace(key);
   Entry& entry = found->second;
   entry.used = ++now_;
@@ -21,15 +21,7 @@ void PartGraphs::begin(const Key& key) {
   }
 }
 
-DeviceAddress PartGraphs::send(Uploads& uploads, uint64_t bytes) {
-  if (!recording() && !replaying()) return uploads.send(bytes);
-  // Both would have the same place on the device.
-  for (const Pending& p : pending_) FF_ASSERT(p.uploads != &uploads);
-  pending_.push_back({&uploads, bytes});
-  return uploads.place();
-}
-
-void PartGraphs::end() {
+void PartGraphs::end(const std::function<void()>& tables) {
   if (recording()) {
     auto graph = std::make_unique<Graph>(*recording_);
     recording_.reset();
@@ -40,8 +32,7 @@ void PartGraphs::end() {
   if (!replaying()) return;
   const Graph* graph = replaying_;
   replaying_ = nullptr;
-  for (const Pending& p : pending_) p.uploads->send(p.bytes);
-  pending_.clear();
+  tables();
   graph->launch(card_.stream);
 }
 
@@ -49,7 +40,6 @@ void PartGraphs::abandon() {
   recording_.reset();
   open_ = nullptr;
   replaying_ = nullptr;
-  pending_.clear();
 }
 
 void PartGraphs::clear() {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,10 +28,9 @@ class PartGraphs {
   void begin(const Key& key);
   bool recording() const { return recording_.has_value(); }
   bool replaying() const { return replaying_ != nullptr; }
-  // A table that the part's launches read must be copied before them: uploads.send() now, or when the part ends.
-  DeviceAddress send(Uploads& uploads, uint64_t bytes);
-  // All of the part is on its way. Nothing happens where none has begun.
-  void end();
+  // All of the part is on its way; `tables` is called before its graph is launched. Nothing happens where no graph is
+  // recorded or replayed.
+  void end(const std::function<void()>& tables);
   // After an error: what was recorded is dropped.
   void abandon();
   // Nothing recorded so far is valid any more.
@@ -41,10 +41,6 @@ class PartGraphs {
     std::unique_ptr<Graph> graph;  // null: seen once
     uint64_t used = 0;
   };
-  struct Pending {
-    Uploads* uploads;
-    uint64_t bytes;
-  };
   void drop_oldest();
 
   Card& card_;
@@ -54,7 +50,6 @@ class PartGraphs {
   Entry* open_ = nullptr;  // of the part that is recorded
   std::optional<Recording> recording_;
   const Graph* replaying_ = nullptr;
-  std::vector<Pending> pending_;
 };
 
 }  // namespace fourfold::cuda

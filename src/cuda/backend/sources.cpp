@@ -13,10 +13,12 @@ RowsWay rows_way(int formats, int64_t rows, int64_t columns) {
   constexpr int kBf16 = 1 << static_cast<int>(gemm::Weights::kBf16), kFp8 = 1 << static_cast<int>(gemm::Weights::kFp8);
   const int pieces = norm::norm_pieces(static_cast<int>(columns));
   const int norm = pieces == 1 || pieces == 2 ? pieces : 0;
+  // Small ones: one CTA to an SM has all of its weights under way, and leaves room for the kernels around it.
+  if (formats == kBf16 && rows <= 1024) return {formats, 8, 1, 4, 1, norm};
   if (formats == kBf16) return {formats, 8, 1, 3, 2, norm};
   if ((formats & kFp8) == 0 && rows >= 32768) return {formats, 4, 2, 3, 2, norm};  // a head
-  if (columns >= 4096 && rows <= 4096) return {formats, 8, 2, 2, 1, norm};
-  return {formats, 4, 2, 4, 1, norm};
+  if (columns >= 4096 && rows <= 4096) return {formats, 8, 1, 4, 1, norm};
+  return {formats, 4, 2, (formats & kFp8) != 0 ? 6 : 4, 1, norm};
 }
 
 gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry) {
@@ -50,27 +52,35 @@ plan::KernelSource rows_source(const RowsWay& way) {
   return source;
 }
 
-WideEntry wide_entry(int formats, int64_t rows) {
+WideEntry wide_entry(int formats, int64_t rows, const gemm::Matrix& matrix) {
+  // Few items are dealt out evenly; where there are many, x is brought to twice as many weights at once.
+  constexpr int kMiddleMost = 256;
+  if (rows <= gemm::kMiddleRows && matrix.tiles <= kMiddleMost) return kMiddle;
   return rows > 64 && (formats & gemm::kCells) == 0 ? kWideMany : kWideFew;
 }
 
-// As many stages as measured best on an H200 (tools/device/products_bench.cu), by what the widest unit leaves room for.
+// As many stages as there is room for, up to 200 kB.
 gemm::WideTile wide_tile(int formats, WideEntry entry) {
-  gemm::WideTile t = {formats, entry == kWideFew ? 64 : 128, 0};
-  if (t.has(gemm::Weights::kBf16)) {
-    t.stages = entry == kWideFew ? 5 : 4;
-  } else if (t.has(gemm::Weights::kFp8)) {
-    t.stages = entry == kWideFew ? 8 : 6;
-  } else {
-    t.stages = entry == kWideFew ? 10 : 7;
-  }
+  gemm::WideTile t = {formats, entry == kWideFew ? 64 : 128, 2};
+  while (gemm::wide_map({t.formats, t.tokens, t.stages + 1}).total <= kMostShared) ++t.stages;
+  return t;
+}
+
+// About 100 kB: two have room on an SM.
+gemm::MiddleTile middle_tile(int formats) {
+  gemm::MiddleTile t = {formats, 3, 2};
+  if (gemm::middle_map({formats, 4, 2}).total <= kMostShared / 2 - kReservedShared) t.stages = 4;
   return t;
 }
 
 plan::KernelSource wide_source(int formats) {
   plan::KernelSource source;
   source.name = fmt::format("wide_{}", formats);
-  source.text = "#include \"kernels/gemm/dense_sm90.cuh\"\n";
+  source.text = "#include \"kernels/gemm/middle_sm90.cuh\"\n";
+  const gemm::MiddleTile middle = middle_tile(formats);
+  source.entries.push_back({fmt::format("fourfold::gemm::gemm_middle<fourfold::gemm::MiddleTileOf<{}, {}, {}>>",
+                                        middle.formats, middle.stages, middle.ctas),
+                            gemm::kMiddleThreads, static_cast<int64_t>(gemm::middle_map(middle).total), true});
   for (const WideEntry entry : {kWideFew, kWideMany}) {
     if (entry == kWideMany && (formats & gemm::kCells) != 0) continue;
     const gemm::WideTile t = wide_tile(formats, entry);
@@ -115,7 +125,7 @@ plan::KernelSource step_source() {
            {"fourfold::step::add_shared", step::kRowsThreads},
            {"fourfold::gemm::gemm_repack", gemm::kRepackThreads},
            {"fourfold::gemm::gemm_route", gemm::kRouteThreads},
-           {"fourfold::step::carry_tokens", step::kRowsThreads}}};
+           {"fourfold::step::copy_tables", step::kTablesThreads}}};
 }
 
 plan::KernelSource sample_source() {
@@ -127,6 +137,8 @@ plan::KernelSource sample_source() {
 }
 
 attn::DecodeTile attention_tile(int head_dim, int rotary_dim, bool fp8, AttentionEntry entry) {
+  // Two CTAs on an SM: one begins while the other is in the middle.
+  if (entry == kAttendBatch) return {head_dim, rotary_dim, 1, 2, 2, 1, fp8 ? 6 : 3, fp8, true, 2};
   if (fp8 && entry == kAttendFew) return {head_dim, rotary_dim, 1, 4, 2, 1, 6, true, true, 1};
   if (fp8) return {head_dim, rotary_dim, 4, 1, 2, 2, 4, true, true, 1};
   if (entry == kAttendFew) return {head_dim, rotary_dim, 1, 4, 2, 1, 3, false, true, 1};
@@ -137,7 +149,7 @@ plan::KernelSource attention_source(int head_dim, int rotary_dim, bool fp8) {
   plan::KernelSource source;
   source.name = fmt::format("attention_{}_{}{}", head_dim, rotary_dim, fp8 ? "_fp8" : "");
   source.text = "#include \"kernels/attn/decode.cuh\"\n#include \"kernels/attn/prefill_prepare.cuh\"\n";
-  for (const AttentionEntry entry : {kAttendFew, kAttendMany}) {
+  for (const AttentionEntry entry : {kAttendFew, kAttendMany, kAttendBatch}) {
     const attn::DecodeTile t = attention_tile(head_dim, rotary_dim, fp8, entry);
     if (!t.legal())
       fail("attention: heads of {}, {} of them rotate; wanted 64, 128 or 256 and a multiple of 16", head_dim,
@@ -146,7 +158,7 @@ plan::KernelSource attention_source(int head_dim, int rotary_dim, bool fp8) {
         {fmt::format(
              "fourfold::attn::attention_decode<fourfold::attn::DecodeTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>>",
              t.head_dim, t.rotary_dim, t.row_tiles, t.key_groups, t.parts, t.blocks, t.stages, t.fp8, t.bulk, t.ctas),
-         static_cast<unsigned>(t.threads()), static_cast<int64_t>(attn::decode_map(t).total)});
+         static_cast<unsigned>(t.threads()), static_cast<int64_t>(attn::decode_map(t).total), t.ctas > 1});
   }
   source.entries.push_back({fmt::format("fourfold::attn::attention_combine<{}>", head_dim), attn::kCombineThreads});
   source.entries.push_back(
@@ -176,6 +188,8 @@ plan::KernelSource prefill_source(int head_dim, int rotary_dim, bool fp8) {
 
 gdn::RecurrentTile recurrent_tile(int key_dim, int value_dim, DeltaEntry entry) {
   if (entry == kDeltaOne) return {key_dim, value_dim, 1, 16, 2, false};
+  // Two panels a warp, one after the other: reads and writes of a CTA overlap.
+  if (entry == kDeltaBatch) return {key_dim, value_dim, 1, 8, 2, false};
   return {key_dim, value_dim, gdn::kRecurrentRows, 16, 1, false};
 }
 
@@ -190,7 +204,7 @@ plan::KernelSource delta_source(int key_dim, int value_dim) {
   plan::KernelSource source;
   source.name = fmt::format("delta_{}_{}", key_dim, value_dim);
   source.text = "#include \"kernels/gdn/recurrent.cuh\"\n";
-  for (const DeltaEntry entry : {kDeltaOne, kDeltaFew}) {
+  for (const DeltaEntry entry : {kDeltaOne, kDeltaFew, kDeltaBatch}) {
     const gdn::RecurrentTile t = recurrent_tile(key_dim, value_dim, entry);
     if (!t.legal()) {
       fail("delta rule: heads of {} keys and {} values; wanted multiples of 16 up to {}", key_dim, value_dim,

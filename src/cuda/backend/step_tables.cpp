@@ -78,7 +78,8 @@ std::vector<int64_t> StepTables::shape() const {
   return all;
 }
 
-void StepTables::build(const ops::Batch& batch, int64_t page_size, int64_t context, int chunk, Uploads& uploads) {
+step::TableCopy StepTables::build(const ops::Batch& batch, int64_t page_size, int64_t context, int chunk,
+                                  Uploads& uploads) {
   rounds.clear();
   places_.clear();
   slots_.clear();
@@ -192,7 +193,7 @@ void StepTables::build(const ops::Batch& batch, int64_t page_size, int64_t conte
   write(at_chunks, chunks_);
   write(at_first, first_chunks_);
   write(at_chunk_slots, chunk_slots_);
-  const DeviceAddress base = uploads.send(total);
+  const DeviceAddress base = uploads.place();
   tokens = base + at_tokens;
   lives = base + at_lives;
   sequences = base + at_places;
@@ -201,6 +202,7 @@ void StepTables::build(const ops::Batch& batch, int64_t page_size, int64_t conte
   chunk_places = base + at_chunks;
   first_chunk = base + at_first;
   chunk_state_out = base + at_chunk_slots;
+  return uploads.take(total);
 }
 
 }  // namespace fourfold::cuda

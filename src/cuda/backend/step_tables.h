@@ -43,7 +43,8 @@ struct StepTables {
   // page_size: 0 where there is no cache. `chunk`: tokens of a chunk of the delta rule, 0 without its kernels.
   // `context`: positions of a sequence at most. Lengths that launches depend on are rounded up to a power of two, so
   // that steps of growing sequences are alike.
-  void build(const ops::Batch& batch, int64_t page_size, int64_t context, int chunk, Uploads& uploads);
+  // Returns what is to be copied.
+  step::TableCopy build(const ops::Batch& batch, int64_t page_size, int64_t context, int chunk, Uploads& uploads);
   // The place of a sequence whose only row is `row`.
   int place_of(int row) const;
   // All that launches depend on besides what is in the tables; empty where the batch has sequences of more than 16

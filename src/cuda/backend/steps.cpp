@@ -73,6 +73,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     host.data = fetched_.data();
     return host;
   };
+  card_->device.set_deadline(options_.step_deadline);
   parts.body = std::move(body);
   parts.begin_thread = [this] { card_->device.make_current(); };
   parts.pool = &pool_;
@@ -94,8 +95,7 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   sample_parts_ = cuda::Buffer(card_->device, parts * sizeof(step::SamplePart), "choices of tokens");
   const uint64_t results = rows * (1 + 2 * (1 + step::kMostLogprobs)) * sizeof(int);
   for (Choices& choices : choices_) {
-    choices.results = cuda::Buffer(card_->device, results, "chosen tokens");
-    choices.fetched = PinnedBuffer(card_->device, results, "chosen tokens");
+    choices.results = PinnedBuffer(card_->device, results, "chosen tokens");
     choices.there = std::make_unique<Event>(card_->device);
   }
   chosen_ = collected_ = 0;
@@ -152,8 +152,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   const uint64_t at_samples = place(samples), at_biases = place(biases), at_banned = place(banned),
                  at_masks = place(masks);
   if (total > sample_bytes_) return false;
-  end_part();
-  if (const auto count = static_cast<unsigned>(rows.size()); count > 0) {
+  if (!rows.empty()) {
     uint8_t* to = sample_uploads_.prepare(total);
     const auto write = [&](uint64_t at, const auto& values) {
       if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
@@ -162,7 +161,12 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     write(at_biases, biases);
     write(at_banned, banned);
     write(at_masks, masks);
-    const DeviceAddress tables = sample_uploads_.send(total);
+    copies_.add(sample_uploads_.take(total));
+  }
+  end_part();
+  flush_tables();
+  if (const auto count = static_cast<unsigned>(rows.size()); count > 0) {
+    const DeviceAddress tables = sample_uploads_.place();
     step::SampleArgs args = {};
     args.logits = args.adjusted = const_cast<float*>(logits.f32());
     args.stride = logits.stride;
@@ -174,16 +178,14 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     args.masks = device_pointer<const uint32_t>(tables + at_masks);
     args.mask_words = static_cast<long long>(words);
     args.parts = sample_parts_.as<step::SamplePart>();
-    args.tokens = choices.results.as<int>();
+    args.tokens = reinterpret_cast<int*>(choices.results.data());
     args.logprob_tokens = choices.asked ? args.tokens + count : nullptr;
     args.logprobs = choices.asked ? reinterpret_cast<float*>(args.tokens + count * (2 + step::kMostLogprobs)) : nullptr;
     launch(card_->stream, (*sample_)[kSamplePrepare], {static_cast<unsigned>(args.splits), count}, overlap_, args);
     launch(card_->stream, (*sample_)[kSampleChoose], {count}, overlap_, args);
-    const size_t bytes = count * (choices.asked ? 1 + 2 * (1 + step::kMostLogprobs) : 1) * sizeof(int);
-    choices.results.download(card_->stream, choices.fetched.data(), bytes);
   }
   choices.there->record(card_->stream);
-  for (size_t i = 0; i < choices.sent.size(); ++i) choices.sent[i] = uploads()[i]->sent();
+  for (size_t i = 0; i < choices.taken.size(); ++i) choices.taken[i] = uploads()[i]->taken();
   ++chosen_;
   return true;
 }
@@ -193,11 +195,11 @@ void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> 
   const Choices& choices = choices_[collected_++ % choices_.size()];
   FF_ASSERT(chosen.size() == choices.defined.size());
   choices.there->wait();
-  for (size_t i = 0; i < choices.sent.size(); ++i) uploads()[i]->settled(choices.sent[i]);
   if (ranks_ != nullptr) ranks_->check();
+  for (size_t i = 0; i < choices.taken.size(); ++i) uploads()[i]->settled(choices.taken[i]);
   constexpr size_t kEach = 1 + step::kMostLogprobs;
   const size_t count = chosen.size();
-  const auto* tokens = reinterpret_cast<const int*>(choices.fetched.data());
+  const auto* tokens = reinterpret_cast<const int*>(choices.results.data());
   const auto* logprobs = reinterpret_cast<const float*>(tokens + count * (1 + kEach));
   for (size_t i = 0; i < count; ++i) {
     chosen[i].token = tokens[i];
@@ -213,7 +215,7 @@ void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> 
   }
 }
 
-// Behind the tables of a step, before what reads them.
+// Into the tables of a step.
 void CudaBackend::carry(std::span<const cpu::CarriedRow> carried) {
   if (carried.empty()) return;
   FF_ASSERT(chosen_ > collected_);
@@ -228,17 +230,15 @@ void CudaBackend::carry(std::span<const cpu::CarriedRow> carried) {
   uint8_t* to = carry_uploads_.prepare(row_bytes + stop_bytes);
   std::memcpy(to, rows.data(), row_bytes);
   if (stop_bytes > 0) std::memcpy(to + row_bytes, stops.data(), stop_bytes);
-  const DeviceAddress at = carry_uploads_.send(row_bytes + stop_bytes);
-  const step::CarryArgs args = {
-      device_pointer<const step::CarriedToken>(at), static_cast<int>(rows.size()),
-      device_pointer<const int>(at + row_bytes),    choices_[(chosen_ - 1) % choices_.size()].results.as<const int>(),
-      device_pointer<int>(tables_.tokens),          device_pointer<SequenceRows>(tables_.sequences)};
-  launch(card_->stream, (*step_)[kCarryTokens], {static_cast<unsigned>(step::carry_grid(args.count))}, Overlap::kNone,
-         args);
-  card_->stream.end_overlap();
+  const auto* at = static_cast<const uint8_t*>(carry_uploads_.take(row_bytes + stop_bytes).from);
+  copies_.carry({reinterpret_cast<const step::CarriedToken*>(at), static_cast<int>(rows.size()),
+                 reinterpret_cast<const int*>(at + row_bytes),
+                 reinterpret_cast<const int*>(choices_[(chosen_ - 1) % choices_.size()].results.data()),
+                 device_pointer<int>(tables_.tokens), device_pointer<SequenceRows>(tables_.sequences)});
 }
 
 std::optional<ops::OperationTimes> CudaBackend::time_operations(const std::function<void()>& forward) {
+  const DeadlineScope many_steps(card_->device, kDeviceDeadline);
   forward();  // everything is loaded and there is room for it
   settle_norm();
   card_->stream.synchronize();
@@ -302,6 +302,27 @@ std::shared_ptr<ops::Backend> make_backend(const CudaOptions& options) {
 int device_count() {
   const jit::Driver* driver = jit::Driver::find(nullptr);
   return driver == nullptr ? 0 : driver->device_count();
+}
+
+const uint64_t kLoadingBytes = WeightFeed::kBlocks * WeightFeed::kBlockBytes + WeightFeed::kStatusBytes;
+
+std::shared_ptr<ops::Backend> make_counting_backend(const CudaOptions& options, const jit::DeviceInfo& info,
+                                                    uint64_t memory_bytes) {
+  CudaOptions counting = options;
+  counting.threads = 1;
+  counting.self_test = false;
+  return std::make_shared<CudaBackend>(
+      counting, std::make_shared<Card>(info, memory_bytes,
+                                       options.store.empty() ? jit::default_store_directory() : options.store));
+}
+
+MemoryCounts memory_of(const ops::Backend& backend) { return device_of(backend).ledger().counts(); }
+
+const Device& device_of(const ops::Backend& backend) { return dynamic_cast<const CudaBackend&>(backend).device(); }
+
+CardMemory card_memory(int device) {
+  const Device opened(device);
+  return {opened.info(), opened.memory()};
 }
 
 std::string refusal_of(int device, uint64_t weight_bytes) {

@@ -9,7 +9,9 @@
 
 namespace fourfold::cuda {
 
-inline constexpr int kMostRows = 16;  // of a sequence, and of a product, in the kernels for few
+inline constexpr int kMostRows =
+    16;                             // of a sequence in the mixers' kernels for few, and of a launch of products for few
+inline constexpr int kFewRows = 8;  // of products: more take the kernels for many, where there are such
 
 inline bool is_float(const ops::Tensor& x) { return x.dtype == ops::DType::kF32; }
 inline const uint16_t* bf16(const ops::Tensor& x) {

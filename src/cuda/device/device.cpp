@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "cuda/device/counting_driver.h"
 
 namespace fourfold::cuda {
 namespace {
@@ -40,8 +41,8 @@ bool names(std::string_view device, std::string_view row) {
 
 [[noreturn]] void give_up(const Device& device, const std::string& what) {
   device.lose();
-  fail("{}: no end within {} s of waiting; {}", device.info().name,
-       std::chrono::duration_cast<std::chrono::seconds>(kDeviceDeadline).count(), what);
+  fail("{}: no end within {:.3g} s of waiting; {}", device.info().name,
+       std::chrono::duration<double>(device.deadline()).count(), what);
 }
 
 }  // namespace
@@ -90,6 +91,16 @@ Device::Device(int index)
   make_current();
 }
 
+Device::Device(const jit::DeviceInfo& info, uint64_t memory_bytes)
+    : own_driver_(counting_driver()),
+      driver_(*own_driver_),
+      counted_memory_(memory_bytes),
+      index_(0),
+      info_(info),
+      gpu_(gpu_row_of(info_)) {
+  gpu_.title = info_.name;
+}
+
 void Device::make_current() const { driver_.use(index_); }
 
 DeviceMemory memory_of_device(jit::HostMemory kind, const DeviceMemory& driver, const cpu::AvailableMemory& available) {
@@ -98,6 +109,10 @@ DeviceMemory memory_of_device(jit::HostMemory kind, const DeviceMemory& driver, 
 }
 
 DeviceMemory Device::memory() const {
+  if (only_counts()) {
+    const uint64_t taken = ledger_.counts().taken;
+    return {counted_memory_ - std::min(counted_memory_, taken), counted_memory_};
+  }
   size_t free = 0, total = 0;
   check(driver_.call().memory_info(&free, &total), "cuMemGetInfo");
   return memory_of_device(info_.host_memory, {free, total}, cpu::available_memory());
@@ -110,7 +125,8 @@ Stream::~Stream() {
   if (!device_.lost()) device_.driver().call().stream_destroy(handle_);
 }
 void Stream::synchronize() const {
-  const int result = wait_until_ready([&] { return device_.driver().call().stream_query(handle_); }, kDeviceDeadline);
+  const int result =
+      wait_until_ready([&] { return device_.driver().call().stream_query(handle_); }, device_.deadline());
   if (result == jit::kNotReady) {
     const char* last = last_.data();
     give_up(device_, fmt::format("what was launched last is {}", *last == 0 ? "a copy" : last));
@@ -123,14 +139,18 @@ void Stream::launched(std::string_view name) const {
   last_[count] = 0;
 }
 
-Buffer::Buffer(const Device& device, uint64_t bytes, std::string_view what) : device_(&device), bytes_(bytes) {
+Buffer::Buffer(const Device& device, uint64_t bytes, std::string_view what)
+    : device_(&device), bytes_(bytes), kind_(device.memory_kind()) {
   // In one pool a driver gives more than there is, and the system ends some process for it.
   constexpr uint64_t kLarge = uint64_t{64} << 20;
-  if (bytes >= kLarge && device.info().host_memory == jit::HostMemory::kOnePool) {
+  if (bytes >= kLarge && device.info().host_memory == jit::HostMemory::kOnePool && !device.only_counts()) {
     cpu::check_available(std::string(what), static_cast<int64_t>(bytes), 0, cpu::available_memory());
   }
   const int result = device.driver().call().memory_allocate(&address_, std::max<uint64_t>(bytes, 1));
-  if (result == 0) return;
+  if (result == 0) {
+    device.ledger().add(kind_, bytes);
+    return;
+  }
   device_ = nullptr;
   if (result == kOutOfMemory) {
     const DeviceMemory memory = device.memory();
@@ -142,13 +162,16 @@ Buffer::Buffer(const Device& device, uint64_t bytes, std::string_view what) : de
 }
 
 Buffer::~Buffer() {
-  if (device_ != nullptr && !device_->lost()) device_->driver().call().memory_free(address_);
+  if (device_ == nullptr || device_->lost()) return;
+  device_->driver().call().memory_free(address_);
+  device_->ledger().remove(kind_, bytes_);
 }
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(device_, other.device_);
   std::swap(address_, other.address_);
   std::swap(bytes_, other.bytes_);
+  std::swap(kind_, other.kind_);
   return *this;
 }
 
@@ -212,7 +235,7 @@ bool Event::reached() const {
   return true;
 }
 void Event::wait() const {
-  const int result = wait_until_ready([&] { return device_.driver().call().event_query(handle_); }, kDeviceDeadline);
+  const int result = wait_until_ready([&] { return device_.driver().call().event_query(handle_); }, device_.deadline());
   if (result == jit::kNotReady) give_up(device_, "an event was waited for");
   device_.check(result, "waiting for the device");
 }

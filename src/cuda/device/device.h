@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cpu/memory/available.h"
+#include "cuda/device/memory_kind.h"
 #include "jit/driver.h"
 #include "kernels/ptx/tensor_map.h"
 #include "plan/arch.h"
@@ -40,6 +41,8 @@ class Device {
   // Makes the device's context current on this thread. Error when there is no driver, no such device, or when no kernel
   // family knows its architecture.
   explicit Device(int index = 0);
+  // A card that is not there (counting_driver.h), with so many bytes of memory.
+  Device(const jit::DeviceInfo& info, uint64_t memory_bytes);
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
@@ -49,21 +52,66 @@ class Device {
   const plan::Gpu& gpu() const { return gpu_; }
   const jit::Driver& driver() const { return driver_; }
   DeviceMemory memory() const;  // memory_of_device()
+  bool only_counts() const { return own_driver_ != nullptr; }
+  // Of all buffers that are there.
+  MemoryLedger& ledger() const { return ledger_; }
+  MemoryKind memory_kind() const { return memory_kind_; }
+  // How long a wait may take before it is given up.
+  std::chrono::milliseconds deadline() const { return deadline_; }
+  void set_deadline(std::chrono::milliseconds deadline) const { deadline_ = deadline; }
   // A wait was given up: what the device still does is unknown. Nothing on it is freed any more, because freeing waits.
   bool lost() const { return lost_; }
   void lose() const { lost_ = true; }
   void check(int result, std::string_view what) const { driver_.check(result, what); }
 
  private:
+  friend class MemoryScope;
+  std::unique_ptr<const jit::Driver> own_driver_;
   const jit::Driver& driver_;
+  uint64_t counted_memory_ = 0;
+  mutable MemoryLedger ledger_;
+  mutable std::chrono::milliseconds deadline_{std::chrono::minutes(2)};
+  mutable MemoryKind memory_kind_ = MemoryKind::kWorkspaces;
   int index_;
   jit::DeviceInfo info_;
   plan::Gpu gpu_;
   mutable bool lost_ = false;
 };
 
-// Longer than anything takes that the program puts on a stream at once.
+// While it lives, memory that its thread allocates is of this kind. One thread at a time.
+class MemoryScope {
+ public:
+  MemoryScope(const Device& device, MemoryKind kind) : device_(device), before_(device.memory_kind_) {
+    device_.memory_kind_ = kind;
+  }
+  ~MemoryScope() { device_.memory_kind_ = before_; }
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+ private:
+  const Device& device_;
+  MemoryKind before_;
+};
+
+// Longer than anything takes that the program puts on a stream at once, and longer than any step of a model does, so
+// that requests end soon where one does not.
 inline constexpr std::chrono::milliseconds kDeviceDeadline{std::chrono::minutes(2)};
+inline constexpr std::chrono::milliseconds kStepDeadline{std::chrono::seconds(8)};
+
+class DeadlineScope {
+ public:
+  DeadlineScope(const Device& device, std::chrono::milliseconds deadline)
+      : device_(device), before_(device.deadline()) {
+    device_.set_deadline(deadline);
+  }
+  ~DeadlineScope() { device_.set_deadline(before_); }
+  DeadlineScope(const DeadlineScope&) = delete;
+  DeadlineScope& operator=(const DeadlineScope&) = delete;
+
+ private:
+  const Device& device_;
+  std::chrono::milliseconds before_;
+};
 
 // Asks `query` until it answers something else than jit::kNotReady: at first without a pause, later every 50 us. The
 // answer, or kNotReady when `deadline` has passed. (The driver's own waits have no limit.)
@@ -78,8 +126,8 @@ class Stream {
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
-  // Waits for all that is on the stream. Error when it does not end within kDeviceDeadline, with what was launched
-  // last; the device is lost then.
+  // Waits for all that is on the stream. Error when it does not end within the device's deadline, with what was
+  // launched last; the device is lost then.
   void synchronize() const;
   void* handle() const { return handle_; }
   // For that error.
@@ -138,6 +186,7 @@ class Buffer {
   const Device* device_ = nullptr;
   DeviceAddress address_ = 0;
   uint64_t bytes_ = 0;
+  MemoryKind kind_ = MemoryKind::kWorkspaces;
 };
 
 // Rows of `columns` bf16 values in device memory, `stride` bytes from one to the next, as kernels copy them in pieces
@@ -154,7 +203,7 @@ class Event {
   void record(const Stream& stream) const;
   // Whether all that was on the stream before it has ended; an Error when the device has failed.
   bool reached() const;
-  // Waits for that; an Error when it does not happen within kDeviceDeadline, and the device is lost then.
+  // Waits for that; an Error when it does not happen within the deadline, and the device is lost then.
   void wait() const;
   // Microseconds between two recorded events; waits for the later one.
   static double microseconds(const Event& start, const Event& stop);

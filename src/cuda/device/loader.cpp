@@ -25,6 +25,11 @@ Record& record() {
 KernelLoader::KernelLoader(const Device& device, jit::KernelStore& store, const LoadOptions& options)
     : device_(device), store_(store), options_(options), card_(options.emulate ? *options.emulate : device.gpu()) {}
 
+KernelLoader::~KernelLoader() {
+  if (!device_.lost()) return;
+  for (auto& entry : modules_) static_cast<void>(entry.second.release());  // unloading waits
+}
+
 std::vector<std::vector<Kernel>> KernelLoader::load(const std::vector<plan::KernelSource>& sources) {
   CompileOptions compile = {device_.info().arch(), {}};
   if (options_.emulate != nullptr) compile.definitions.emplace_back("FOURFOLD_EMULATE_FP4_MMA");
@@ -33,11 +38,19 @@ std::vector<std::vector<Kernel>> KernelLoader::load(const std::vector<plan::Kern
   std::set<std::string> seen;
   for (const plan::KernelSource& source : sources) {
     if (kernels_.contains(source.name) || refused_.contains(source.name) || !seen.insert(source.name).second) continue;
+    missing.push_back(&source);
+    if (device_.only_counts()) continue;
     requests.push_back(request_of(source, compile));
     if (options_.rewrite) options_.rewrite(requests.back());
-    missing.push_back(&source);
   }
-  if (!requests.empty()) {
+  if (device_.only_counts()) {
+    for (const plan::KernelSource* source : missing) {
+      for (const plan::KernelEntry& entry : source->entries) {
+        kernels_[source->name].push_back(
+            {source->name, nullptr, entry.threads, static_cast<unsigned>(entry.smem_bytes)});
+      }
+    }
+  } else if (!requests.empty()) {
     const auto built = jit::build(store_, requests, {.threads = options_.threads, .progress = options_.progress});
     const int64_t limit = std::min(plan::arch_of(card_).smem_per_block, device_.info().smem_per_block);
     for (size_t i = 0; i < built.size(); ++i) {

@@ -28,6 +28,9 @@ struct LoadOptions {
 class KernelLoader {
  public:
   KernelLoader(const Device& device, jit::KernelStore& store, const LoadOptions& options);
+  ~KernelLoader();
+  KernelLoader(const KernelLoader&) = delete;
+  KernelLoader& operator=(const KernelLoader&) = delete;
 
   // The entries of each source, in order; compiled in parallel where the store lacks them. One that refusal() names is
   // not loaded: it has none.

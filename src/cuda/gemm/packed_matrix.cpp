@@ -61,24 +61,73 @@ float factor(const MatrixSource& m, int64_t row) {
   return m.format == Format::kFp8 && !has_cells(m) ? grid_scale(m, row, 0) : 1.0f;
 }
 
-// Appends a matrix, or a pair of them; `second` is `first` where there is none.
-void append(PackedMatrix& out, const MatrixSource& first, const MatrixSource& second, bool units_too = true) {
-  const bool paired = out.paired;
+// Room for a matrix, or for a pair of them, behind what is there.
+PackedMatrix::Part& place(PackedMatrix& out, const MatrixSource& m) {
   PackedMatrix::Part part;
-  part.format = gemm::packed_format(stored_of(first.format));
-  part.rows = static_cast<int>(first.rows);
-  part.tiles = gemm::tiles_of(part.rows, paired);
+  part.format = gemm::packed_format(stored_of(m.format));
+  part.rows = static_cast<int>(m.rows);
+  part.tiles = gemm::tiles_of(part.rows, out.paired);
   part.first_row = static_cast<int>(out.rows);
-  const int units = gemm::units_of(static_cast<int>(out.columns));
   const auto reserve = [&](uint64_t bytes) {
-    const uint64_t at = out.bytes.size();
-    out.bytes.resize(static_cast<size_t>((at + bytes + 127) / 128 * 128));
+    const uint64_t at = out.size;
+    out.size = (at + bytes + 127) / 128 * 128;
     return at;
   };
-  const int unit_bytes = gemm::unit_bytes(part.format);
   part.weights = reserve(gemm::packed_bytes(part.format, part.tiles, static_cast<int>(out.columns)));
+  part.factors = reserve(static_cast<uint64_t>(part.tiles) * 16 * sizeof(float));
+  if (has_cells(m)) {
+    part.cell_units = static_cast<int>(m.scale_columns / gemm::kUnitK);
+    const auto cells = static_cast<uint64_t>(ceil_div(m.columns, m.scale_columns));
+    part.cells = reserve(static_cast<uint64_t>(part.tiles) * cells * 2 * sizeof(float));
+  }
+  out.parts.push_back(part);
+  out.tiles += part.tiles;
+  out.rows += part.rows;
+  return out.parts.back();
+}
+
+// Factors and cells, from part.factors on; `second` is `first` where there is no pair.
+std::vector<uint8_t> factors_of(const PackedMatrix::Part& part, bool paired, const MatrixSource& first,
+                                const MatrixSource& second) {
+  // Row i of a tile, null beyond the matrix.
+  const auto row_of = [&](int tile, int i, int64_t* row) -> const MatrixSource* {
+    *row = paired ? tile * 8 + i % 8 : tile * 16 + i;
+    const MatrixSource& m = i < 8 || !paired ? first : second;
+    return *row < m.rows ? &m : nullptr;
+  };
+  const int cells = part.cell_units != 0 ? static_cast<int>(ceil_div(first.columns, first.scale_columns)) : 0;
+  const uint64_t cell_bytes = static_cast<uint64_t>(part.tiles) * static_cast<uint64_t>(cells) * 2 * sizeof(float);
+  const uint64_t factor_bytes = static_cast<uint64_t>(part.tiles) * 16 * sizeof(float);
+  std::vector<uint8_t> bytes(cells != 0 ? part.cells - part.factors + cell_bytes : factor_bytes);
+  auto* factors = reinterpret_cast<float*>(bytes.data());
+  for (int i = 0; i < part.tiles * 16; ++i) {
+    int64_t row = 0;
+    const MatrixSource* m = row_of(i / 16, i % 16, &row);
+    factors[i] = m != nullptr ? factor(*m, row) : 0.0f;
+  }
+  if (cells == 0) return bytes;
+  auto* to = reinterpret_cast<float*>(bytes.data() + (part.cells - part.factors));
+  for (int tile = 0; tile < part.tiles; ++tile) {
+    for (int cell = 0; cell < cells; ++cell) {
+      for (int half = 0; half < 2; ++half) {
+        int64_t row = 0;
+        const MatrixSource* m = row_of(tile, half * 8, &row);
+        to[(tile * cells + cell) * 2 + half] = m != nullptr ? grid_scale(*m, row, cell) : 0.0f;
+      }
+    }
+  }
+  return bytes;
+}
+
+// Appends a matrix, or a pair of them, with its bytes; `second` is `first` where there is none.
+void append(PackedMatrix& out, const MatrixSource& first, const MatrixSource& second) {
+  const bool paired = out.paired;
+  const PackedMatrix::Part part = place(out, first);
+  out.bytes.resize(static_cast<size_t>(out.size));
+  const int units = gemm::units_of(static_cast<int>(out.columns));
+  const int unit_bytes = gemm::unit_bytes(part.format);
   const gemm::Source sources[2] = {source_of(first), source_of(second)};
-  for (int tile = 0; units_too && tile < part.tiles; ++tile) {
+  for (int tile = 0; tile < part.tiles; ++tile) {
     for (int unit = 0; unit < units; ++unit) {
       uint8_t* to = out.bytes.data() + part.weights +
                     (static_cast<uint64_t>(tile) * static_cast<uint64_t>(units) + static_cast<uint64_t>(unit)) *
@@ -90,37 +139,20 @@ void append(PackedMatrix& out, const MatrixSource& first, const MatrixSource& se
       }
     }
   }
-  // Row i of a tile, null beyond the matrix.
-  const auto row_of = [&](int tile, int i, int64_t* row) -> const MatrixSource* {
-    *row = paired ? tile * 8 + i % 8 : tile * 16 + i;
-    const MatrixSource& m = i < 8 || !paired ? first : second;
-    return *row < m.rows ? &m : nullptr;
-  };
-  part.factors = reserve(static_cast<uint64_t>(part.tiles) * 16 * sizeof(float));
-  auto* factors = reinterpret_cast<float*>(out.bytes.data() + part.factors);
-  for (int i = 0; i < part.tiles * 16; ++i) {
-    int64_t row = 0;
-    const MatrixSource* m = row_of(i / 16, i % 16, &row);
-    factors[i] = m != nullptr ? factor(*m, row) : 0.0f;
+  const std::vector<uint8_t> factors = factors_of(part, paired, first, second);
+  std::copy(factors.begin(), factors.end(), out.bytes.begin() + static_cast<int64_t>(part.factors));
+}
+
+// What a stack of matrices is checked for before anything of it is packed.
+PackedMatrix empty_stack(std::span<const MatrixSource> parts) {
+  FF_ASSERT(!parts.empty());
+  if (parts.size() > static_cast<size_t>(gemm::kMostParts)) {
+    fail("{}: {} matrices in a stack; at most {}", parts[0].name, parts.size(), gemm::kMostParts);
   }
-  if (has_cells(first)) {
-    part.cell_units = static_cast<int>(first.scale_columns / gemm::kUnitK);
-    const int cells = static_cast<int>(ceil_div(first.columns, first.scale_columns));
-    part.cells = reserve(static_cast<uint64_t>(part.tiles) * static_cast<uint64_t>(cells) * 2 * sizeof(float));
-    auto* to = reinterpret_cast<float*>(out.bytes.data() + part.cells);
-    for (int tile = 0; tile < part.tiles; ++tile) {
-      for (int cell = 0; cell < cells; ++cell) {
-        for (int half = 0; half < 2; ++half) {
-          int64_t row = 0;
-          const MatrixSource* m = row_of(tile, half * 8, &row);
-          to[(tile * cells + cell) * 2 + half] = m != nullptr ? grid_scale(*m, row, cell) : 0.0f;
-        }
-      }
-    }
-  }
-  out.parts.push_back(part);
-  out.tiles += part.tiles;
-  out.rows += part.rows;
+  PackedMatrix out;
+  out.columns = parts[0].columns;
+  for (const MatrixSource& m : parts) check(m, out.columns);
+  return out;
 }
 
 // Rows [begin, begin + rows) of a matrix.
@@ -174,18 +206,21 @@ int PackedMatrix::formats() const {
   return bits;
 }
 
-PackedMatrix pack_stack(std::span<const MatrixSource> parts, bool units_too) {
-  FF_ASSERT(!parts.empty());
-  if (parts.size() > static_cast<size_t>(gemm::kMostParts)) {
-    fail("{}: {} matrices in a stack; at most {}", parts[0].name, parts.size(), gemm::kMostParts);
-  }
-  PackedMatrix out;
-  out.columns = parts[0].columns;
-  for (const MatrixSource& m : parts) {
-    check(m, out.columns);
-    append(out, m, m, units_too);
-  }
+PackedMatrix pack_stack(std::span<const MatrixSource> parts) {
+  PackedMatrix out = empty_stack(parts);
+  for (const MatrixSource& m : parts) append(out, m, m);
   return out;
+}
+
+PackedMatrix place_stack(std::span<const MatrixSource> parts) {
+  PackedMatrix out = empty_stack(parts);
+  for (const MatrixSource& m : parts) place(out, m);
+  return out;
+}
+
+std::vector<uint8_t> stack_factors(const PackedMatrix& stack, const PackedMatrix::Part& part,
+                                   const MatrixSource& source) {
+  return factors_of(part, stack.paired, source, source);
 }
 
 PackedMatrix pack_pair(std::span<const MatrixSource> parts) {

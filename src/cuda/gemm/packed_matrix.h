@@ -23,8 +23,9 @@ struct PackedMatrix {
     uint64_t cells = 0;
   };
   std::vector<Part> parts;
-  std::vector<uint8_t> bytes;
-  int64_t rows = 0;  // outputs
+  uint64_t size = 0;           // bytes of the buffer
+  std::vector<uint8_t> bytes;  // all of them; empty where only the places are known
+  int64_t rows = 0;            // outputs
   int64_t columns = 0;
   int tiles = 0;
   bool paired = false;
@@ -36,9 +37,15 @@ struct PackedMatrix {
 
 // A stack: the parts' rows one after the other. Columns are a multiple of 16, the same in all parts. An Error names a
 // part that cannot be packed: a shape that does not fit, NaN among its codes or block scales, FP8 scales in blocks that
-// are no multiple of 16 rows and 64 columns (where a row has several). Without `units_too` the units are left zero, to
-// be filled on the device (kernels/gemm/repack.cuh), and so are NaN weights left to it.
-PackedMatrix pack_stack(std::span<const ops::MatrixSource> parts, bool units_too = true);
+// are no multiple of 16 rows and 64 columns (where a row has several).
+PackedMatrix pack_stack(std::span<const ops::MatrixSource> parts);
+
+// Where the parts of a stack lie, from their shapes and formats alone: no weight or scale is read. What goes there is
+// made on the device (kernels/gemm/repack.cuh), which finds NaN weights, and by stack_factors().
+PackedMatrix place_stack(std::span<const ops::MatrixSource> parts);
+// Factors and cells of a part of place_stack(), which go to `part.factors`.
+std::vector<uint8_t> stack_factors(const PackedMatrix& stack, const PackedMatrix::Part& part,
+                                   const ops::MatrixSource& source);
 
 // Gate and up rows in turns, for the SwiGLU end of the kernels: [2 x intermediate, columns], gate rows first, as one
 // matrix or two of one format.

@@ -38,7 +38,7 @@ ExpertKernels::ExpertKernels(const Device& device, jit::KernelStore& store, cons
   fixed_ = {route[0], route[1], route[2], route[3], route[4], route[5], prepare[0], prepare[1], prepare[2], {}};
   if (quantises(problem, loader_.card())) fixed_.quantise = loader_.load(quantise_source()).front();
   context_ = {&device, problem, &fixed_};
-  plan_buckets(store);
+  if (!device.only_counts()) plan_buckets(store);
 }
 
 bool ExpertKernels::disabled(plan::moe::Pass pass, const plan::moe::Candidate& candidate) const {

@@ -66,8 +66,8 @@ ExpertWeights::ExpertWeights(const LayerContext& context) : context_(context) {
   }
 }
 
-void ExpertWeights::launch_repack(const Stream& stream, int64_t first, int64_t count, const DeviceExperts& experts,
-                                  const Buffer& bad) const {
+void ExpertWeights::repack(const Stream& stream, int64_t first, int64_t count, const DeviceExperts& experts,
+                           int* bad) const {
   const plan::moe::Problem& p = context_.problem;
   const auto side = [](const Nvfp4Matrix& m) {
     return moe::SourceMatrix{m.codes, m.scales, m.code_stride, m.scale_stride};
@@ -89,7 +89,7 @@ void ExpertWeights::launch_repack(const Stream& stream, int64_t first, int64_t c
     args.k = static_cast<int>(p.depth(pass));
     args.units = static_cast<int>(p.padded_depth(pass) / moe::kUnitK);
     args.out = out.as<unsigned char>() + static_cast<uint64_t>(first) * each;
-    args.bad = bad.as<int>();
+    args.bad = bad;
     const uint64_t units = static_cast<uint64_t>(count) * (each / moe::kUnitBytes);
     const auto grid = static_cast<unsigned>(std::min<uint64_t>((units + 127) / 128, 65536));
     launch(stream, context_.kernels->repack, {grid, 1}, Overlap::kNone, args);
@@ -157,7 +157,7 @@ void ExpertWeights::upload(const Stream& stream, int64_t first, std::span<const 
       *to[m] = contiguous(staging.as<uint8_t>() + base, staging.as<uint8_t>() + scale_base, 1, k);
     }
     staging.upload(stream, host.data(), host.size());
-    launch_repack(stream, first + at, now, experts, bad);
+    repack(stream, first + at, now, experts, bad.as<int>());
     stream.synchronize();  // the staging blocks are used again
   }
   gate_up_scales_.upload(stream, gate_up.data(), gate_up.size() * sizeof(float),
@@ -198,7 +198,7 @@ void ExpertWeights::repack(const Stream& stream, int64_t first, int64_t count, c
   FF_ASSERT(first >= 0 && count >= 0 && count <= context_.problem.all_experts() - first);
   Buffer bad(*context_.device, sizeof(int), "repack status");
   bad.fill(stream, 0xff);
-  if (count > 0) launch_repack(stream, first, count, experts, bad);
+  if (count > 0) repack(stream, first, count, experts, bad.as<int>());
   check_bad(stream, bad);
 }
 

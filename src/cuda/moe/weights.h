@@ -57,6 +57,8 @@ class ExpertWeights {
     int64_t code_bytes, scale_bytes;  // of one matrix: all three have as many elements
   };
   void repack(const Stream& stream, int64_t first, int64_t count, const DeviceExperts& experts);
+  // The same without waiting: *bad, -1 before, will be an expert that has NaN scales.
+  void repack(const Stream& stream, int64_t first, int64_t count, const DeviceExperts& experts, int* bad) const;
   // gate_up: [experts][2] gate, up, or [experts] without a gate; down: [experts].
   void set_scales(const Stream& stream, const std::vector<float>& gate_up, const std::vector<float>& down);
 
@@ -83,8 +85,6 @@ class ExpertWeights {
   static uint64_t down_bytes(const plan::moe::Problem& problem);
 
  private:
-  void launch_repack(const Stream& stream, int64_t first, int64_t count, const DeviceExperts& experts,
-                     const Buffer& bad) const;
   void check_bad(const Stream& stream, const Buffer& bad) const;
   void upload_input_scales(const Stream& stream);
 

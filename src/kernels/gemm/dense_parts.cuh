@@ -26,6 +26,21 @@ __device__ __forceinline__ Group group_of(const Matrix& m, int index, int group_
   }
 }
 
+// The same for row tiles of the stack [first, first + tiles), all of matrices that are stored as `part` is.
+__device__ __forceinline__ Group run_group_of(const Matrix& m, int index, int group_tiles) {
+  for (int p = 0;;) {
+    const int end = run_end(m, p);
+    const int tiles = run_tiles(m, p, end);
+    const int groups = (tiles + group_tiles - 1) / group_tiles;
+    if (index < groups || end >= m.count) {
+      const int first = index * group_tiles;
+      return {p, m.parts[p].first_tile + first, tiles - first < group_tiles ? tiles - first : group_tiles};
+    }
+    index -= groups;
+    p = end;
+  }
+}
+
 FOURFOLD_HD constexpr float dense_scale(Weights format) {
   return format == Weights::kNvfp4 ? fragment_scale(format) : 1.0f;
 }

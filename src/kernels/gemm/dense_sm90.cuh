@@ -2,7 +2,8 @@
 // shared memory. A CTA multiplies 256 weight rows with a block of tokens: two consumer warpgroups of 128 rows, two
 // accumulators each, and four producer warps that bring units by bulk copies and pieces of x by tensor copies. It is
 // persistent, so that the next item's data comes while sums are stored. While one block of 16 columns is multiplied the
-// next is dequantised.
+// next is dequantised. A lane has two tokens of a row of weights, outputs lie along these rows: bf16 sums are exchanged
+// in shared memory and stored 16 bytes at a time.
 //
 // Where there are fewer such items than SMs, several CTAs share an item's columns. Each warp stores its sums; the warp
 // that comes last of those with the same rows adds them up in the order of the columns. Which one that is differs from
@@ -18,7 +19,7 @@ namespace wide_detail {
 
 using namespace ptx;
 using dense_detail::Group;
-using dense_detail::group_of;
+using dense_detail::run_group_of;
 
 struct Ring {
   int stage;
@@ -42,7 +43,8 @@ struct Item {
 };
 template <typename Tile>
 __device__ __forceinline__ int item_count(const DenseArgs& args) {
-  return wide_items(Tile::value, args.matrix, args.tokens) * (args.splits > 1 ? args.splits : 1);
+  static constexpr WideTile T = Tile::value;
+  return wide_items(T, args.matrix, args.tokens) * (args.splits > 1 ? args.splits : 1);
 }
 template <typename Tile>
 __device__ __forceinline__ Item item_of(const DenseArgs& args, int number) {
@@ -51,7 +53,7 @@ __device__ __forceinline__ Item item_of(const DenseArgs& args, int number) {
   Item item;
   item.index = split ? number / args.splits : number;
   item.split = split ? number % args.splits : 0;
-  item.group = group_of(args.matrix, item.index / blocks, kWideTiles);
+  item.group = run_group_of(args.matrix, item.index / blocks, kWideTiles);
   item.first_token = item.index % blocks * Tile::value.tokens;
   item.first_unit = split ? item.split * args.split_units : 0;
   const int end = item.first_unit + args.split_units;
@@ -59,42 +61,56 @@ __device__ __forceinline__ Item item_of(const DenseArgs& args, int number) {
   return item;
 }
 
-// One lane of each producer warp: the units of a quarter of the row tiles, and a quarter of the rows of x.
+// One lane of each producer warp: of a stage the units of a quarter of the row tiles, and one unit's columns of x.
 template <typename Tile>
 __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& args, u32 base) {
   static constexpr WideTile T = Tile::value;
   static constexpr WideMap kMap = wide_map(T);
   constexpr int kTiles = kWideTiles / kWideProducers;
-  constexpr int kRows = wide_copied_rows(T);
+  constexpr u32 kRowBytes = T.tokens * 128u;  // of a unit
   const Barriers<Tile> bars{base + kMap.barriers};
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int items = item_count<Tile>(args);
-  const int units = args.matrix.units;
+  const u64 units = static_cast<u64>(args.matrix.units);
   const u64 policy = policy_evict_last();  // the next block of tokens wants the same weights
   Ring ring{0, 1};
   for (int number = static_cast<int>(blockIdx.x); number < items; number += static_cast<int>(gridDim.x)) {
     const Item item = item_of<Tile>(args, number);
     const Group& group = item.group;
-    const Part& part = args.matrix.parts[group.part];
-    const u32 bytes = static_cast<u32>(unit_bytes(part.format));
-    const u64 strip = static_cast<u64>(units) * bytes;
+    const Weights format = args.matrix.parts[group.part].format;
+    const u32 bytes = static_cast<u32>(unit_bytes(format));
+    const int at_once = stage_units(format);
     const int left = group.tiles - warp * kTiles;
     const int tiles = left < 0 ? 0 : left < kTiles ? left : kTiles;
-    const u8* weights = part.weights + static_cast<u64>(group.first + warp * kTiles) * strip;
-    const int first_row = item.first_token + warp * kRows;
-    for (int unit = item.first_unit; unit < item.end_unit; ++unit) {
+    const u8* weights[kTiles];
+    int p = group.part;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const int tile = group.first + warp * kTiles + (i < tiles ? i : 0);
+      while (p + 1 < args.matrix.count && tile >= args.matrix.parts[p + 1].first_tile) ++p;
+      const Part& part = args.matrix.parts[p];
+      weights[i] = part.weights + static_cast<u64>(tile - part.first_tile) * units * bytes;
+    }
+    for (int unit = item.first_unit; unit < item.end_unit; unit += at_once) {
+      const int count = item.end_unit - unit < at_once ? item.end_unit - unit : at_once;
       mbarrier_wait(bars.empty(ring.stage), ring.phase);
       const u32 bar = bars.full(ring.stage);
-      mbarrier_arrive_expect(bar, static_cast<u32>(tiles) * bytes + kRows * 128u);
+      const u32 tile_bytes = static_cast<u32>(count) * bytes;
+      mbarrier_arrive_expect(bar, static_cast<u32>(tiles) * tile_bytes + (warp < count ? kRowBytes : 0u));
       const u32 to = base + kMap.weights + static_cast<u32>(ring.stage) * kMap.weight_stride +
-                     static_cast<u32>(warp * kTiles) * bytes;
-      for (int i = 0; i < tiles; ++i) {
-        bulk_copy(to + static_cast<u32>(i) * bytes,
-                  weights + static_cast<u64>(i) * strip + static_cast<u64>(unit) * bytes, bytes, bar, policy);
+                     static_cast<u32>(warp * kTiles * at_once) * bytes;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        if (i < tiles) {
+          bulk_copy(to + static_cast<u32>(i * at_once) * bytes, weights[i] + static_cast<u64>(unit) * bytes, tile_bytes,
+                    bar, policy);
+        }
       }
-      const u32 rows =
-          base + kMap.rows + static_cast<u32>(ring.stage) * kMap.row_stride + static_cast<u32>(warp * kRows) * 128u;
-      tensor_copy_rows(rows, x, unit * kUnitK, first_row, kRows, bar);
+      if (warp < count) {
+        tensor_copy_rows(
+            base + kMap.rows + static_cast<u32>(ring.stage) * kMap.row_stride + static_cast<u32>(warp) * kRowBytes, x,
+            (unit + warp) * kUnitK, item.first_token, T.tokens, bar);
+      }
       if (++ring.stage == T.stages) ring = {0, ring.phase ^ 1u};
     }
   }
@@ -186,17 +202,54 @@ __device__ __forceinline__ bool add_up(const DenseArgs& args, const Item& item, 
   return true;
 }
 
+// Sums of 32 rows of `part` from `row` on, times their factors, to bf16 rows of the output. `staging`: of this warp.
+template <int N>
+__device__ __forceinline__ void store_rows(const DenseArgs& args, const Part& part, int row, int first_token,
+                                           const float (&acc)[2][N / 2], const float (&low)[2], const float (&high)[2],
+                                           u32 staging, int lane) {
+  constexpr int kAtOnce = N % 32 == 0 ? 4 : 2;  // of eight tokens
+  // [token][32 rows], pieces of 16 bytes exchanged for the banks' sake
+  const u32 put = staging + static_cast<u32>(lane % 8 * 64 + (lane / 8 ^ (lane % 8 / 2)) * 16);
+  const u32 get = staging + static_cast<u32>(lane / 4 * 64 + (lane % 4 ^ (lane / 8)) * 16);
+  u16* out =
+      static_cast<u16*>(args.out) + (first_token + lane / 4) * args.out_stride + part.first_row + row + lane % 4 * 8;
+#pragma unroll
+  for (int first = 0; first < N / 8; first += kAtOnce) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      u32 words[4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const float* v = &acc[m][(first + i) * 4];
+        words[2 * m] = to_bf16x2(v[0] * low[m], v[1] * low[m]);
+        words[2 * m + 1] = to_bf16x2(v[2] * high[m], v[3] * high[m]);
+      }
+      store_matrix4_transposed(put + static_cast<u32>(i) * 512u, words);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const Vec4 v = load_shared4(get + static_cast<u32>(i) * 512u);
+      const int t = (first + i) * 8;
+      if (first_token + t + lane / 4 < args.tokens) {
+        *reinterpret_cast<uint4*>(out + t * args.out_stride) = make_uint4(v.x, v.y, v.z, v.w);
+      }
+    }
+    __syncwarp();
+  }
+}
+
 template <typename Tile, Weights F>
 __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& ring, const Part& part, const Item& item,
                                         u32 scale_base) {
   static constexpr WideTile T = Tile::value;
   static constexpr WideMap kMap = wide_map(T);
   constexpr int N = T.tokens;
+  constexpr int kUnits = stage_units(F);
   const Barriers<Tile> bars{base + kMap.barriers};
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int first_tile = (static_cast<int>(threadIdx.x) / 128 - 1) * 8 + static_cast<int>(threadIdx.x) / 32 % 4 * 2;
   const Group& group = item.group;
-  const int units = args.matrix.units;
   const int first_unit = item.first_unit, end_unit = item.end_unit;
   const bool cells = F == Weights::kFp8 && T.cells() && part.cells != nullptr;
 
@@ -209,17 +262,25 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
   UnitWords<F> words[2];
   u32 a[2][2][4];
   u64 rows = 0;
-  int stage = 0;
-  int previous = -1;
+  int in_stage = 0;
+  int left = end_unit - first_unit;  // units that have not been taken
+  int ended = -1, previous = -1;     // stage that ends with the unit taken last, and with the one before
   const auto take = [&] {
-    stage = ring.stage;
-    mbarrier_wait(bars.full(stage), ring.phase);
-    const u32 at = base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
-                   static_cast<u32>(first_tile * unit_bytes(F));
+    if (in_stage == 0) mbarrier_wait(bars.full(ring.stage), ring.phase);
+    const u32 at = base + kMap.weights + static_cast<u32>(ring.stage) * kMap.weight_stride +
+                   static_cast<u32>((first_tile * kUnits + in_stage) * unit_bytes(F));
 #pragma unroll
-    for (int m = 0; m < 2; ++m) words[m].load(at + static_cast<u32>(m * unit_bytes(F)), lane);
-    rows = swizzled_descriptor(base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride);
-    if (++ring.stage == T.stages) ring = {0, ring.phase ^ 1u};
+    for (int m = 0; m < 2; ++m) words[m].load(at + static_cast<u32>(m * kUnits * unit_bytes(F)), lane);
+    rows = swizzled_descriptor(base + kMap.rows + static_cast<u32>(ring.stage) * kMap.row_stride +
+                               static_cast<u32>(in_stage * N) * 128u);
+    previous = ended;
+    ended = -1;
+    --left;
+    if (++in_stage == kUnits || left == 0) {
+      ended = ring.stage;
+      in_stage = 0;
+      if (++ring.stage == T.stages) ring = {0, ring.phase ^ 1u};
+    }
   };
   const auto prepare = [&]<int J>() {
     words[0].template fragment<J>(scale_base, a[J % 2][0]);
@@ -238,7 +299,7 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
     wgmma_wait<1>();  // the multiplication before this one is done: its fragments may be overwritten
   };
   // A unit; where it is the first of a sum, accumulators are only written.
-  const auto step = [&]<bool First>(bool more) {
+  const auto step = [&]<bool First>() {
     multiply.template operator()<0, First>();
     if (previous >= 0) mbarrier_arrive(bars.empty(previous));
     prepare.template operator()<1>();
@@ -247,8 +308,7 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
     multiply.template operator()<2, false>();
     prepare.template operator()<3>();
     multiply.template operator()<3, false>();
-    previous = stage;
-    if (more) {
+    if (left > 0) {
       take();
       prepare.template operator()<0>();
     }
@@ -256,12 +316,12 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
   take();
   prepare.template operator()<0>();
   if constexpr (T.cells()) {
-    const int in_cell = cells ? part.cell_units : units;
+    const int in_cell = cells ? part.cell_units : args.matrix.units;
     for (int first = first_unit, end = 0; first < end_unit; first = end) {
       const int cell = first / in_cell;
       end = (cell + 1) * in_cell < end_unit ? (cell + 1) * in_cell : end_unit;
-      step.template operator()<true>(first + 1 < end_unit);
-      for (int unit = first + 1; unit < end; ++unit) step.template operator()<false>(unit + 1 < end_unit);
+      step.template operator()<true>();
+      for (int unit = first + 1; unit < end; ++unit) step.template operator()<false>();
       wgmma_wait<0>();
       keep_registers(acc[0]);
       keep_registers(acc[1]);
@@ -269,21 +329,23 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
       for (int m = 0; m < 2; ++m) {
         float2 scale = make_float2(1.0f, 1.0f);
         if (cells && first_tile + m < group.tiles) {
-          scale = *(reinterpret_cast<const float2*>(part.cells) +
-                    static_cast<long long>(group.first + first_tile + m) * part.cell_count + cell);
+          const int tile = group.first + first_tile + m;
+          const Part& own = args.matrix.parts[part_of(args.matrix, tile)];
+          scale = *(reinterpret_cast<const float2*>(own.cells) +
+                    static_cast<long long>(tile - own.first_tile) * own.cell_count + cell);
         }
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) total[m][i] = fmaf(acc[m][i], i % 4 < 2 ? scale.x : scale.y, total[m][i]);
       }
     }
   } else {
-    step.template operator()<true>(first_unit + 1 < end_unit);
-    for (int unit = first_unit + 1; unit < end_unit; ++unit) step.template operator()<false>(unit + 1 < end_unit);
+    step.template operator()<true>();
+    for (int unit = first_unit + 1; unit < end_unit; ++unit) step.template operator()<false>();
   }
   wgmma_wait<0>();
   keep_registers(acc[0]);
   keep_registers(acc[1]);
-  mbarrier_arrive(bars.empty(previous));
+  mbarrier_arrive(bars.empty(ended));
   if constexpr (T.cells()) {
 #pragma unroll
     for (int i = 0; i < N; ++i) acc[i % 2][i / 2] = total[i % 2][i / 2];
@@ -291,19 +353,38 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
   if (args.splits > 1 && !add_up<N>(args, item, acc, lane)) return;
 
   const int g = lane / 4;
+  const Part* own[2];
+  int index[2];
+  float low[2], high[2];
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    // Tiles that are not there are as the last one, and are not stored.
+    const int place = first_tile + m < group.tiles ? first_tile + m : group.tiles - 1;
+    own[m] = &args.matrix.parts[part_of(args.matrix, group.first + place)];
+    index[m] = group.first + place - own[m]->first_tile;
+    const float* factors = own[m]->factors + static_cast<long long>(index[m]) * 16 + g;
+    low[m] = factors[0] * dense_detail::dense_scale(F);
+    high[m] = factors[8] * dense_detail::dense_scale(F);
+  }
+  const int row = index[0] * 16;
+  const bool whole = first_tile + 1 < group.tiles && own[0] == own[1] && row + 32 <= own[0]->rows;
+  const bool aligned =
+      ((reinterpret_cast<u64>(args.out) / 2 | static_cast<u64>(args.out_stride) | static_cast<u64>(own[0]->first_row)) &
+       7u) == 0;
+  if (args.end == DenseEnd::kBf16 && whole && aligned) {
+    const u32 staging = base + kMap.staging + static_cast<u32>(threadIdx.x / 32 - 4) * kWideStaging;
+    store_rows<N>(args, *own[0], row, item.first_token, acc, low, high, staging, lane);
+    return;
+  }
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
     if (first_tile + m >= group.tiles) continue;
-    const int index = group.first + first_tile + m;
-    const float* factors = part.factors + static_cast<long long>(index) * 16 + g;
-    const float low = factors[0] * dense_detail::dense_scale(F);
-    const float high = factors[8] * dense_detail::dense_scale(F);
 #pragma unroll
     for (int n = 0; n < N / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        dense_detail::finish(args, part, index, g, item.first_token + n * 8 + lane % 4 * 2 + e, acc[m][n * 4 + e] * low,
-                             acc[m][n * 4 + 2 + e] * high);
+        dense_detail::finish(args, *own[m], index[m], g, item.first_token + n * 8 + lane % 4 * 2 + e,
+                             acc[m][n * 4 + e] * low[m], acc[m][n * 4 + 2 + e] * high[m]);
       }
     }
   }
@@ -311,7 +392,7 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
 
 }  // namespace wide_detail
 
-// Grid: wide_grid. `x`: the rows, [tokens][columns], in copies of 64 columns of wide_copied_rows(). `Tile` is a
+// Grid: wide_grid. `x`: the rows, [tokens][columns], in copies of 64 columns of a tile's tokens. `Tile` is a
 // WideTileOf.
 template <typename Tile>
 __global__ void __launch_bounds__(kWideThreads, 1)

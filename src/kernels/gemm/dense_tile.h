@@ -27,6 +27,8 @@ struct DenseArgs {
   int split_units;
   float* partial;  // wide_partial_bytes()
   int* arrived;    // [wide_items() / splits][kWideWarps], 0 before and after
+  // gemm_middle: `split_units` units for each CTA, whatever items they are of; `partial`: middle_partial_bytes();
+  // `arrived`: [CTAs], 0 before and after.
 };
 
 // A group of row tiles that a CTA multiplies at once is of one matrix of the stack; the last one of each may be short.
@@ -37,6 +39,43 @@ FOURFOLD_HD constexpr int dense_groups(const Matrix& m, int group_tiles) {
   int groups = 0;
   for (int p = 0; p < m.count; ++p) groups += (part_tiles(m, p) + group_tiles - 1) / group_tiles;
   return groups;
+}
+
+// Row tiles of matrices beside each other in the stack that are stored alike are multiplied together.
+FOURFOLD_HD constexpr bool stored_alike(const Part& a, const Part& b) {
+  return a.format == b.format && (a.cells == nullptr) == (b.cells == nullptr) && a.cell_units == b.cell_units;
+}
+// The first part behind those that are stored as `part` is.
+FOURFOLD_HD constexpr int run_end(const Matrix& m, int part) {
+  int end = part + 1;
+  while (end < m.count && stored_alike(m.parts[part], m.parts[end])) ++end;
+  return end;
+}
+FOURFOLD_HD constexpr int run_tiles(const Matrix& m, int part, int end) {
+  return (end < m.count ? m.parts[end].first_tile : m.tiles) - m.parts[part].first_tile;
+}
+FOURFOLD_HD constexpr int run_groups(const Matrix& m, int group_tiles) {
+  int groups = 0;
+  for (int p = 0, end = 0; p < m.count; p = end) {
+    end = run_end(m, p);
+    groups += (run_tiles(m, p, end) + group_tiles - 1) / group_tiles;
+  }
+  return groups;
+}
+
+// Units that a stage of the wgmma kernels has of each row tile: copies of about two kilobytes.
+FOURFOLD_HD constexpr int stage_units(Weights format) { return format == Weights::kBf16 ? 1 : 2; }
+FOURFOLD_HD constexpr int most_stage_units(int formats) {
+  return formats & 1 << static_cast<int>(Weights::kFp8) || formats & 1 << static_cast<int>(Weights::kNvfp4) ? 2 : 1;
+}
+FOURFOLD_HD constexpr int most_stage_bytes(int formats) {
+  int most = 0;
+  for (int f = 0; f < kWeightFormats; ++f) {
+    const Weights format = static_cast<Weights>(f);
+    const int bytes = stage_units(format) * unit_bytes(format);
+    if ((formats >> f & 1) != 0 && bytes > most) most = bytes;
+  }
+  return most;
 }
 
 // ---- mma.sync (dense.cuh): every architecture -----------------------------------------------------------------------
@@ -94,13 +133,10 @@ inline constexpr int kWideWarps = 8;  // that multiply
 struct WideTile {
   int formats;  // as in RowsTile
   int tokens;   // of a CTA: a multiple of 16, up to 128; with cells up to 64
-  int stages;   // of 64 columns
+  int stages;   // of stage_units()
 
   FOURFOLD_HD constexpr bool has(Weights format) const { return (formats >> static_cast<int>(format) & 1) != 0; }
   FOURFOLD_HD constexpr bool cells() const { return (formats & kCells) != 0; }
-  FOURFOLD_HD constexpr int unit_bytes_most() const {
-    return has(Weights::kBf16) ? 2048 : has(Weights::kFp8) ? 1024 : moe::kUnitBytes;
-  }
 };
 
 template <int Formats, int Tokens, int Stages>
@@ -108,28 +144,30 @@ struct WideTileOf {
   static constexpr WideTile value{Formats, Tokens, Stages};
 };
 
-// Rows of x that one copy brings.
-FOURFOLD_HD constexpr int wide_copied_rows(const WideTile& t) { return t.tokens / kWideProducers; }
+inline constexpr unsigned kWideStaging = 2048;  // bytes for each warp that multiplies: 32 tokens of 32 rows, bf16
 
 struct WideMap {
-  unsigned rows;  // [stages][tokens][64] bf16, 128-byte swizzle
+  unsigned rows;  // [stages][stage_units][tokens][64] bf16, 128-byte swizzle
   unsigned row_stride;
-  unsigned weights;  // [stages][kWideTiles] units
+  unsigned weights;  // [stages][kWideTiles][stage_units] units
   unsigned weight_stride;
+  unsigned staging;   // [kWideWarps]
   unsigned barriers;  // [2][stages] mbarriers
   unsigned total;
 };
 FOURFOLD_HD constexpr WideMap wide_map(const WideTile& t) {
   WideMap m = {};
-  m.row_stride = static_cast<unsigned>(t.tokens) * 128u;  // a multiple of 2048: atoms stay aligned to 1024
+  // A multiple of 2048: atoms stay aligned to 1024.
+  m.row_stride = static_cast<unsigned>(most_stage_units(t.formats) * t.tokens) * 128u;
   m.weights = m.row_stride * static_cast<unsigned>(t.stages);
-  m.weight_stride = static_cast<unsigned>(kWideTiles * t.unit_bytes_most());
-  m.barriers = m.weights + m.weight_stride * static_cast<unsigned>(t.stages);
+  m.weight_stride = static_cast<unsigned>(kWideTiles * most_stage_bytes(t.formats));
+  m.staging = m.weights + m.weight_stride * static_cast<unsigned>(t.stages);
+  m.barriers = m.staging + kWideWarps * kWideStaging;
   m.total = m.barriers + static_cast<unsigned>(t.stages) * 16u;
   return m;
 }
 FOURFOLD_HD constexpr int wide_items(const WideTile& t, const Matrix& m, int tokens) {
-  return dense_groups(m, kWideTiles) * ((tokens + t.tokens - 1) / t.tokens);
+  return run_groups(m, kWideTiles) * ((tokens + t.tokens - 1) / t.tokens);
 }
 // Units of columns for each CTA, where rows and tokens alone do not give every SM work; at least four.
 FOURFOLD_HD constexpr int wide_split_units(const WideTile& t, const Matrix& m, int tokens, int sms) {
@@ -147,6 +185,67 @@ FOURFOLD_HD constexpr long long wide_partial_bytes(const WideTile& t, int sms) {
 FOURFOLD_HD constexpr int wide_grid(const WideTile& t, const Matrix& m, int tokens, int splits, int sms) {
   const int items = wide_items(t, m, tokens) * splits;
   return items < sms ? items : sms;
+}
+
+// ---- wgmma, up to 64 rows (middle_sm90.cuh): sm_90a -----------------------------------------------------------------
+
+inline constexpr int kMiddleRows = 64;      // of x
+inline constexpr int kMiddleTiles = 8;      // row tiles of an item: one for each warp that multiplies
+inline constexpr int kMiddleThreads = 288;  // and one that copies
+inline constexpr int kMiddlePieces = 24;    // of an item's columns, at most
+
+struct MiddleTile {
+  int formats;  // as in RowsTile
+  int stages;   // of stage_units()
+  int ctas;     // per SM
+
+  FOURFOLD_HD constexpr bool has(Weights format) const { return (formats >> static_cast<int>(format) & 1) != 0; }
+  FOURFOLD_HD constexpr bool cells() const { return (formats & kCells) != 0; }
+  FOURFOLD_HD constexpr int most_units() const { return most_stage_units(formats); }
+};
+
+template <int Formats, int Stages, int Ctas>
+struct MiddleTileOf {
+  static constexpr MiddleTile value{Formats, Stages, Ctas};
+};
+
+struct MiddleMap {
+  unsigned rows;  // [stages][stage_units][kMiddleRows][64] bf16, 128-byte swizzle; at the end sums: [8][8][32] float4
+  unsigned row_stride;
+  unsigned weights;  // [stages][kMiddleTiles][stage_units] units
+  unsigned weight_stride;
+  unsigned barriers;  // [2][stages] mbarriers
+  unsigned total;
+};
+FOURFOLD_HD constexpr MiddleMap middle_map(const MiddleTile& t) {
+  MiddleMap m = {};
+  m.row_stride = static_cast<unsigned>(t.most_units() * kMiddleRows) * 128u;
+  m.weights = m.row_stride * static_cast<unsigned>(t.stages);
+  m.weight_stride = static_cast<unsigned>(kMiddleTiles * most_stage_bytes(t.formats));
+  m.barriers = m.weights + m.weight_stride * static_cast<unsigned>(t.stages);
+  m.total = m.barriers + static_cast<unsigned>(t.stages) * 16u;
+  return m;
+}
+// Items are 128 rows and all columns; their units, one item after the other, are dealt out in equal shares, so that a
+// CTA may have the end of one item and the beginning of the next.
+FOURFOLD_HD constexpr long long middle_units(const Matrix& m) {
+  return static_cast<long long>(run_groups(m, kMiddleTiles)) * m.units;
+}
+// Units for each CTA: no item comes in more than kMiddlePieces pieces, and nobody starts for less than `least`.
+FOURFOLD_HD constexpr int middle_split_units(const MiddleTile& t, const Matrix& m, int sms, int least) {
+  const long long slots = static_cast<long long>(sms) * t.ctas;
+  long long share = (middle_units(m) + slots - 1) / slots;
+  const int most_cut = (m.units + kMiddlePieces - 2) / (kMiddlePieces - 1);
+  share = share > most_cut ? share : most_cut;
+  share = share > least ? share : least;
+  return static_cast<int>((share + t.most_units() - 1) / t.most_units() * t.most_units());
+}
+FOURFOLD_HD constexpr int middle_grid(const Matrix& m, int split_units) {
+  return static_cast<int>((middle_units(m) + split_units - 1) / split_units);
+}
+// Of each CTA the pieces of two items: 128 rows x 64 fp32.
+FOURFOLD_HD constexpr long long middle_partial_bytes(int grid) {
+  return 2LL * grid * kMiddleTiles * 16 * kMiddleRows * 4;
 }
 
 }  // namespace fourfold::gemm

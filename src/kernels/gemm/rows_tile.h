@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/gemm/layout.h"
+#include "kernels/moe/tables.h"
 
 namespace fourfold::gemm {
 
@@ -97,31 +98,11 @@ enum class RowsEnd : int {
   kSwiGlu = 3,  // paired: out, bf16, silu(gate) x up
 };
 
-// Softmax and top-k over a row's logits: the first `experts` of them. Choices go to ids and weights, `width` to a row:
-// the top_k largest in descending order, ties to the lower expert; then the slices of the shared expert, all with the
-// sigmoid of logit `gate` as weight. A row whose logits are NaN chooses -1, which is no expert.
-struct RouteArgs {
-  const float* logits;
-  long long logits_stride;
-  int tokens;
-  int experts;
-  int top_k;        // at most 32 with the slices
-  int renormalize;  // 1: the weights of the chosen add up to 1
-  int slices;       // experts first_slice .. of the shared expert; 0: none
-  int first_slice;
-  int gate;  // -1: the slices' weight is 1
-  int width;
-  int* ids;
-  float* weights;
-  // Where other ranks have the rest of the experts: the first one's number among all, and how many are here. Ids count
-  // from there, and -1 is an expert that is elsewhere. 0: all are here.
-  int first_here;
-  int here;
-};
+using RouteArgs = moe::ChoiceArgs;
 inline constexpr int kRouteThreads = 256;
 // Of the kernel that routes rows whose logits another one computed: a warp a row.
 FOURFOLD_HD constexpr int route_grid(int tokens) { return (tokens + kRouteThreads / 32 - 1) / (kRouteThreads / 32); }
-inline constexpr int kMostRouted = 1024;  // experts
+inline constexpr int kMostRouted = moe::kMaxExperts;
 
 // A largest sum and its column.
 struct Best {

@@ -118,6 +118,28 @@ inline constexpr int kFewTokens = 8;  // most tokens of moe_few
 inline constexpr int kExchangeRows = kFewTokens * kOnePicks;
 FOURFOLD_MOE_HD constexpr int one_place(int i) { return i / 16 * 16 + i % 8 / 2 * 4 + i % 16 / 8 * 2 + i % 2; }
 
+// Softmax and top-k over a row's logits: the first `experts` of them. Choices go to ids and weights, `width` to a row:
+// the top_k largest in descending order, ties to the lower expert; then the slices of the shared expert, all with the
+// sigmoid of logit `gate` as weight. A row whose logits are NaN chooses -1, which is no expert.
+struct ChoiceArgs {
+  const float* logits;
+  long long logits_stride;
+  int tokens;
+  int experts;
+  int top_k;        // at most 32 with the slices
+  int renormalize;  // 1: the weights of the chosen add up to 1
+  int slices;       // experts first_slice .. of the shared expert; 0: none
+  int first_slice;
+  int gate;  // -1: the slices' weight is 1
+  int width;
+  int* ids;
+  float* weights;
+  // Where other ranks have the rest of the experts: the first one's number among all, and how many are here. Ids count
+  // from there, and -1 is an expert that is elsewhere. 0: all are here.
+  int first_here;
+  int here;
+};
+
 struct GemmArgs {
   const unsigned char* weights;  // experts x packed_bytes(rows, k)
   unsigned long long expert_bytes;
@@ -136,6 +158,8 @@ struct GemmArgs {
   OneTurn* turn;         // one and few tokens
   Routing routing;
   RouteTable route;
+  ChoiceArgs
+      choice;  // one token: where it has logits the kernels choose by themselves, instead of routing.ids, weights
 };
 
 // W4A4: what the GEMMs need beside GemmArgs. Activations are e2m1 codes and ue4m3 scales in the order of fp4_layout.h;

@@ -205,6 +205,17 @@ __device__ __forceinline__ int wait_flags(const int* flag, int count, int value,
   return waiting == 0 ? 32 : __ffs(static_cast<int>(waiting)) - 1;
 }
 
+// ---- counts between CTAs of a kernel that all have room at the same time --------------------------------------------
+
+// Waits until `*count`, to which other CTAs add behind a __threadfence(), is at least `value`: what they stored before
+// can be loaded, past L1.
+__device__ __forceinline__ void wait_count(const int* count, int value) {
+  int seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
+  } while (seen < value);
+}
+
 // ---- flags between cards --------------------------------------------------------------------------------------------
 
 // Sets a flag in the memory of any card, once everything that this thread has stored or seen stored, by a barrier too,

@@ -115,16 +115,27 @@ __global__ void __launch_bounds__(kRowsThreads) add_shared(const __grid_constant
       });
 }
 
-// Who reads these tables does so without a wait: nothing starts before this kernel has ended.
-__global__ void __launch_bounds__(kRowsThreads) carry_tokens(const __grid_constant__ CarryArgs args) {
-  const int i = static_cast<int>(blockIdx.x) * kRowsThreads + static_cast<int>(threadIdx.x);
-  if (i >= args.count) return;
-  const CarriedToken carried = args.rows[i];
-  const int token = args.chosen[carried.choice];
-  bool ended = token < 0;
-  for (int k = 0; k < carried.stop_count; ++k) ended = ended || token == args.stops[carried.stop_first + k];
-  args.tokens[carried.row] = token < 0 ? 0 : token;
-  if (ended) args.sequences[carried.place].count = 0;
+// A step's tables without the copy engine, which costs more to get to than they take to read. Who reads them does so
+// without a wait: nothing starts before this kernel has ended.
+__global__ void __launch_bounds__(kTablesThreads) copy_tables(const __grid_constant__ TablesArgs args) {
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int t = 0; t < args.count; ++t) {
+    const TableCopy& table = args.tables[t];
+    const uint4* from = static_cast<const uint4*>(table.from);
+    uint4* to = static_cast<uint4*>(table.to);
+    for (long long i = thread; i < table.bytes / 16; i += kTablesThreads) to[i] = from[i];
+  }
+  const CarryArgs& carry = args.carry;
+  if (carry.count == 0) return;
+  __syncthreads();
+  for (int i = thread; i < carry.count; i += kTablesThreads) {
+    const CarriedToken carried = carry.rows[i];
+    const int token = carry.chosen[carried.choice];
+    bool ended = token < 0;
+    for (int k = 0; k < carried.stop_count; ++k) ended = ended || token == carry.stops[carried.stop_first + k];
+    carry.tokens[carried.row] = token < 0 ? 0 : token;
+    if (ended) carry.sequences[carried.place].count = 0;
+  }
 }
 
 }  // namespace fourfold::step

@@ -70,7 +70,20 @@ struct CarryArgs {
   int* tokens;
   SequenceRows* sequences;
 };
-// A thread a row.
-constexpr int carry_grid(int count) { return (count + kRowsThreads - 1) / kRowsThreads; }
+
+// Small tables on their way to the device, from page-locked memory of the host: multiples of 16 bytes.
+struct TableCopy {
+  const void* from;
+  void* to;
+  long long bytes;
+};
+inline constexpr int kMostTables = 4;
+// All of them, then the tokens carried, by one CTA of kTablesThreads.
+struct TablesArgs {
+  TableCopy tables[kMostTables];
+  int count;
+  CarryArgs carry;
+};
+inline constexpr int kTablesThreads = 512;
 
 }  // namespace fourfold::step

@@ -1,7 +1,7 @@
 // Choosing tokens from logits (sample_args.h). The order of steps is that of ops/sampling.h.
 #pragma once
 
-#include "kernels/gemm/route.cuh"
+#include "kernels/moe/choice.cuh"
 #include "kernels/step/sample_args.h"
 
 namespace fourfold::step {
@@ -86,9 +86,9 @@ struct Row {
   float largest;
   float inverse_temperature;
 
-  __device__ __forceinline__ u32 key(int token) const { return gemm::order_key(__ldcg(logits + token)); }
+  __device__ __forceinline__ u32 key(int token) const { return moe::order_key(__ldcg(logits + token)); }
   __device__ __forceinline__ float weight(u32 key) const {
-    const float x = gemm::key_value(key);
+    const float x = moe::key_value(key);
     if (!is_finite(x)) return 0.0f;  // masked
     return expf(fmaxf((x - largest) * inverse_temperature, kLowestExponent));
   }
@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(kSampleThreads, 2) sample_choose(const __grid_
   for_cut(raw, cut, segment, before, [&](int token, u32 key, bool in) {
     if (!in) return;
     const u32 place = atomicAdd(&shared.above_count, 1u);
-    shared.values[place] = gemm::key_value(key);
+    shared.values[place] = moe::key_value(key);
     shared.tokens[place] = token;
   });
   __syncthreads();

@@ -1,0 +1,153 @@
+#include "cmd/bench_load.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/interrupt.h"
+#include "base/json.h"
+#include "base/threads.h"
+#include "cmd/model_options.h"
+#include "measure/ceilings.h"
+#include "model/checkpoint.h"
+
+namespace fourfold::cmd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+struct Options {
+  std::string directory;
+  BackendArgs backend;
+  int repeats = 3;
+  bool json = false;
+};
+
+// Seconds in which all threads read the files, in pieces of a megabyte.
+double read_files(const std::vector<std::filesystem::path>& files, ThreadPool& pool) {
+  constexpr uint64_t kPiece = uint64_t{1} << 20;
+  struct Piece {
+    const OpenFile* file;
+    uint64_t offset, bytes;
+  };
+  std::vector<std::unique_ptr<OpenFile>> open;
+  std::vector<Piece> pieces;
+  for (const std::filesystem::path& path : files) {
+    open.push_back(std::make_unique<OpenFile>(path));
+    for (uint64_t at = 0; at < open.back()->bytes(); at += kPiece) {
+      pieces.push_back({open.back().get(), at, std::min(kPiece, open.back()->bytes() - at)});
+    }
+  }
+  std::atomic<size_t> next{0};
+  const Clock::time_point begin = Clock::now();
+  pool.run([&](int) {
+    std::vector<std::byte> to(kPiece);
+    for (size_t i = next++; i < pieces.size(); i = next++) {
+      throw_if_interrupted();
+      pieces[i].file->read(pieces[i].offset, to.data(), pieces[i].bytes);
+    }
+  });
+  return seconds_since(begin);
+}
+
+struct Load {
+  double open_s = 0, weights_s = 0;  // headers; everything from there to the model being where it runs
+};
+
+Load load_once(const Options& options, const std::shared_ptr<ops::Backend>& backend) {
+  Load load;
+  Clock::time_point begin = Clock::now();
+  model::Checkpoint checkpoint(options.directory);
+  load.open_s = seconds_since(begin);
+  begin = Clock::now();
+  model::ModelOptions small;
+  small.max_step_tokens = small.max_logit_rows = 16;
+  small.mtp = true;
+  small.progress = [](int64_t, int64_t) { throw_if_interrupted(); };
+  const auto model = model::load_model(checkpoint, backend, small);
+  load.weights_s = seconds_since(begin);
+  return load;
+}
+
+void run(const Options& options) {
+  install_interrupt_handler();
+  if (options.backend.ranks > 1) fail("bench load: --tensor-parallel-size {}, wanted 1", options.backend.ranks);
+  std::vector<std::filesystem::path> files;
+  uint64_t bytes = 0;
+  {
+    const model::Checkpoint checkpoint(options.directory);
+    for (const model::SafetensorsFile& shard : checkpoint.shards()) {
+      files.push_back(shard.path());
+      bytes += shard.bytes();
+    }
+  }
+  const double gb = static_cast<double>(bytes) * 1e-9;
+  chat::BackendRequest request;
+  request.weight_bytes = bytes;
+  const std::shared_ptr<ops::Backend> backend = backend_factory(options.backend)(request);
+  std::optional<double> copies;  // GB/s
+  if (const std::optional<int> gpu = backend->gpu()) copies = measure::upload_gbs(cuda::Device(*gpu));
+  ThreadPool pool(options.backend.threads);
+  const double first = read_files(files, pool), again = read_files(files, pool);
+  std::vector<Load> loads;
+  for (int i = 0; i < options.repeats; ++i) loads.push_back(load_once(options, backend));
+  if (copies && backend->gpu()) copies = std::max(*copies, measure::upload_gbs(cuda::Device(*backend->gpu())));
+  const Load& best = *std::min_element(loads.begin(), loads.end(), [](const Load& a, const Load& b) {
+    return a.open_s + a.weights_s < b.open_s + b.weights_s;
+  });
+  const double rate = gb / best.weights_s, whole = gb / (best.weights_s + best.open_s);
+  const double ceiling = copies.value_or(gb / again);
+  if (options.json) {
+    Json out = {{"backend", backend->description()},
+                {"threads", pool.size()},
+                {"bytes", bytes},
+                {"first_read_gb_per_s", gb / first},
+                {"read_gb_per_s", gb / again},
+                {"gb_per_s", rate},
+                {"gb_per_s_with_headers", whole},
+                {"fraction", rate / ceiling},
+                {"fraction_with_headers", whole / ceiling},
+                {"loads", Json::array()}};
+    if (copies) out["copy_gb_per_s"] = *copies;
+    for (const Load& load : loads) out["loads"].push_back({{"headers_s", load.open_s}, {"weights_s", load.weights_s}});
+    fmt::print("{}\n", out.dump(2));
+    return;
+  }
+  fmt::print("{}, {:.2f} GB in {} files\n", backend->description(), gb, files.size());
+  fmt::print("files read by {} threads: {:.1f} GB/s, then {:.1f} from memory\n", pool.size(), gb / first, gb / again);
+  if (copies) fmt::print("copies from page-locked memory: {:.1f} GB/s\n", *copies);
+  for (const Load& load : loads) {
+    fmt::print("loaded in {:.3f} s, and {:.3f} s for headers: {:.1f} GB/s, {:.1f} with them\n", load.weights_s,
+               load.open_s, gb / load.weights_s, gb / (load.weights_s + load.open_s));
+  }
+  fmt::print("best: {:.0f} % of the {} rate, {:.0f} % with headers\n", 100 * rate / ceiling, copies ? "copy" : "read",
+             100 * whole / ceiling);
+}
+
+}  // namespace
+
+void add_bench_load(Command& bench_app) {
+  auto options = std::make_shared<Options>();
+  Command command = bench_app.add_command(
+      "load",
+      "How fast a checkpoint comes from its files into the memory that the model runs from, beside the rates of "
+      "reading and copying in the same run\n\n"
+      "  fourfold generate /tmp/m --shape 35B-A3B --format modelopt-nvfp4\n"
+      "  fourfold bench load /tmp/m --device cuda");
+  command.add_option("dir", options->directory, "Checkpoint directory").required();
+  command.add_option("--repeats", options->repeats, "Loads; the best one counts").range(1, 100).show_default();
+  command.add_flag("--json", options->json, "Print JSON");
+  add_backend_options(command, options->backend);
+  command.callback([options] { run(*options); });
+}
+
+}  // namespace fourfold::cmd

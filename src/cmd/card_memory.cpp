@@ -1,0 +1,93 @@
+#include "cmd/card_memory.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+
+#include "base/check.h"
+#include "base/console.h"
+#include "model/checkpoint.h"
+#include "model/shape_source.h"
+
+namespace fourfold::cmd {
+namespace {
+
+std::optional<memory::Plan> on_card(
+    const BackendArgs& backend, const MemoryArgs& args, const Planned& planned,
+    const std::function<memory::Plan(const memory::Demand&, const cuda::CardMemory&, double)>& make) {
+  const auto on_cpu = [&]() -> std::optional<memory::Plan> {
+    if (args.utilization && backend.ranks > 1) {
+      fail("--gpu-memory-utilization {}: for a model on one GPU, found --tensor-parallel-size {}", *args.utilization,
+           backend.ranks);
+    }
+    if (args.utilization) {
+      fail("--gpu-memory-utilization {}: the model runs on the CPU, wanted --device cuda", *args.utilization);
+    }
+    return std::nullopt;
+  };
+  if (backend.ranks > 1 || device_name(backend) == "cpu") return on_cpu();
+  std::unique_ptr<model::Checkpoint> checkpoint;
+  uint64_t weight_bytes = 0;
+  if (planned.dummy != nullptr) {
+    weight_bytes = dummy_bytes(*planned.dummy, planned.mtp);
+  } else {
+    checkpoint = std::make_unique<model::Checkpoint>(planned.directory);
+    for (const model::SafetensorsFile& shard : checkpoint->shards()) weight_bytes += shard.bytes();
+  }
+  const std::optional<int> device = chosen_device(backend, planned.dummy != nullptr ? 0 : weight_bytes);
+  if (!device) return on_cpu();
+  memory::Demand demand;
+  demand.cuda = cuda_options(backend, *device);
+  demand.model = planned.model;
+  demand.model.mtp = planned.mtp;
+  demand.engine = planned.engine;
+  demand.more_pages = planned.more_pages;
+  demand.more_slots = planned.more_slots;
+  demand.shapes = [&]() -> std::unique_ptr<model::WeightSource> {
+    if (checkpoint != nullptr) return model::shapes_of(*checkpoint);
+    return model::shapes_of(dummy_config(*planned.dummy, planned.mtp), dummy_formats(*planned.dummy));
+  };
+  try {
+    return make(demand, cuda::card_memory(*device), args.utilization.value_or(memory::kUtilization));
+  } catch (const memory::NotEnough& error) {
+    eprint("{}", error.table());
+    fail("--device {}: {}", device_name(backend), error.what());
+  } catch (const Error& error) {
+    if (device_name(backend) == "auto") return on_cpu();  // loading will find the same, and take the CPU
+    fail("--device {}: {}", device_name(backend), error.what());
+  }
+}
+
+}  // namespace
+
+void add_memory_options(Command& command, MemoryArgs& args) {
+  command
+      .add_option("--gpu-memory-utilization", args.utilization,
+                  "Part of a GPU's memory that may be taken, others' included (default: 0.92)")
+      .real_range(0.01, 1.0);
+}
+
+std::optional<memory::Plan> require_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned) {
+  return on_card(backend, args, planned, memory::require);
+}
+
+std::optional<memory::Plan> largest_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned,
+                                           const memory::Wishes& wishes, int64_t most_sequences, int64_t positions) {
+  return on_card(backend, args, planned,
+                 [&](const memory::Demand& demand, const cuda::CardMemory& card, double utilization) {
+                   return memory::largest(demand, wishes, most_sequences, positions, card, utilization);
+                 });
+}
+
+uint64_t taken_since(const memory::Plan& plan) {
+  const cuda::DeviceMemory memory = cuda::card_memory(plan.device).memory;
+  const uint64_t used = memory.total - std::min(memory.free, memory.total);
+  return used - std::min(used, plan.in_use);
+}
+
+std::string taken_text(const memory::Plan& plan) {
+  return fmt::format("memory of {}: {:.3f} of {:.3f} GB planned are taken\n", plan.card,
+                     static_cast<double>(taken_since(plan)) * 1e-9, static_cast<double>(plan.planned) * 1e-9);
+}
+
+}  // namespace fourfold::cmd

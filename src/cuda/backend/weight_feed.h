@@ -1,0 +1,126 @@
+// Weights on their way to the device while a model is loaded: threads of the host read them from their files into
+// page-locked blocks, the blocks are copied to the device one after the other, and kernels bring what has arrived into
+// the form that it is kept in. All three go on at the same time, behind the back of whoever asks for the next matrix.
+//
+//   caller           add(), add() ...        describes a block, and waits only when several of them are queued
+//   feeder thread    read -> copy -> repack  of one block each, the reading by all threads of its pool
+//
+// One thread at a time adds. Nothing else may use the device's memory that is being filled before finish().
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/file.h"
+#include "base/threads.h"
+#include "cuda/device/device.h"
+
+namespace fourfold::cuda {
+
+class WeightFeed {
+ public:
+  // Of page-locked memory, and of the device's: so many blocks of so many bytes. Those being read, copied and repacked,
+  // and one that waits for its turn.
+  static constexpr uint64_t kBlockBytes = uint64_t{32} << 20;
+  static constexpr size_t kBlocks = 4;
+  static constexpr uint64_t kStatusBytes = uint64_t{1} << 20;
+
+  // `threads` that read; 0: the default of base/threads.h.
+  WeightFeed(const Device& device, int threads, uint64_t block_bytes = kBlockBytes);
+  // What has been added is done first; what went wrong with it is lost.
+  ~WeightFeed();
+  WeightFeed(const WeightFeed&) = delete;
+  WeightFeed& operator=(const WeightFeed&) = delete;
+
+  // `rows` pieces of `bytes` each, `stride` bytes from one to the next, one behind the other at offset `to`.
+  struct Piece {
+    const void* from = nullptr;
+    uint64_t bytes = 0;
+    int64_t rows = 1;
+    uint64_t stride = 0;
+    uint64_t to = 0;
+    std::shared_ptr<const void> owner = nullptr;
+    // Of NVFP4 block scales: what the Error calls them if one is NaN or negative. Looked at where they come from a
+    // file, whose reader has not (WeightSource::read_in_place()).
+    const std::string* scales_of = nullptr;
+  };
+  // Puts on the stream what reads a parcel, which lies at an address of the device (a multiple of 256) until the stream
+  // has passed.
+  using Use = std::function<void(const Stream& stream, DeviceAddress parcel)>;
+  uint64_t block_bytes() const { return block_bytes_; }
+  // A parcel of at most block_bytes(). When add() returns the pieces' memory has been read, but for what a file is
+  // behind (file_place()) and what has an owner, which is held until then. An Error may be that of a parcel before.
+  void add(uint64_t bytes, const std::vector<Piece>& pieces, Use use);
+
+  // An int on the device, -1 at first, for a kernel that notes what is wrong with a weight: where it is not -1 in the
+  // end, finish() fails with what `error` says of it.
+  int* status(std::function<std::string(int)> error);
+
+  // Waits until everything is in its place, or throws what went wrong.
+  void finish();
+
+ private:
+  static constexpr size_t kMostQueued = 6;
+
+  // A part of a piece, as one thread reads it.
+  struct Read {
+    FilePlace place;  // without a file: `from`
+    const uint8_t* from = nullptr;
+    uint64_t bytes = 0, to = 0;
+    int scales_of = -1;  // index of the block's names
+  };
+  struct Block {
+    uint64_t bytes = 0;
+    std::vector<Read> reads;
+    std::vector<std::shared_ptr<const void>> owners;
+    std::vector<std::string> names;
+    std::vector<std::pair<uint64_t, Use>> uses;  // with the parcel's offset
+  };
+  // A place in page-locked and one in device memory.
+  struct Slot {
+    explicit Slot(const Device& device) : copied(device), used(device) {}
+    void* pinned = nullptr;
+    Buffer staging;
+    Event copied, used;
+    std::optional<Block> under_way;  // copied, or on its way; not used yet
+    bool in_use = false;             // `used` was recorded
+  };
+
+  void free_slots();
+  void loop();
+  void read(Block& block, uint8_t* to);
+  void process(Block block);
+  void use(Slot& slot);
+  void hand_over(std::unique_lock<std::mutex>& lock);
+  void wait_idle(std::unique_lock<std::mutex>& lock);
+  void drain();
+
+  const Device& device_;
+  const uint64_t block_bytes_;
+  Stream copies_, kernels_;
+  ThreadPool pool_;
+  std::vector<std::unique_ptr<Slot>> slots_;
+  size_t next_slot_ = 0;
+  Buffer status_;
+  std::vector<std::function<std::string(int)>> errors_;
+
+  Block open_;  // the caller's
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Block> queue_;
+  bool working_ = false, stop_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+}  // namespace fourfold::cuda

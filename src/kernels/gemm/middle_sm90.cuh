@@ -1,0 +1,405 @@
+// Products of 17 to 64 rows by wgmma: such a product is a stream of weights, and short. Every SM has an equal share of
+// it: items of 128 rows, one after the other, are cut into shares of units of columns wherever a share ends. The sums
+// of an item's pieces meet in memory, and each of its CTAs adds up a part of them, in the order of the columns; so all
+// CTAs must have room at the same time.
+//
+// Eight warps multiply, a row tile each, two warpgroups beside each other; a warp copies. Weights are asked for before
+// the wait for the kernel before, and two CTAs have room on an SM: while one waits, the other one multiplies, or the
+// next product's weights come.
+#pragma once
+
+#include "kernels/gemm/dense_sm90.cuh"
+
+namespace fourfold::gemm {
+
+namespace middle_detail {
+
+using namespace ptx;
+using dense_detail::Group;
+using dense_detail::run_group_of;
+using wide_detail::Ring;
+using wide_detail::UnitWords;
+
+inline constexpr int kFragments = kMiddleRows / 8;       // of a warp's sums: 16 rows x 8 rows of x
+inline constexpr int kJobs = kFragments * kMiddleTiles;  // of an item: a fragment of a row tile
+inline constexpr int kConsumers = kMiddleTiles * 32;     // threads
+inline constexpr int kPieceFloats4 = kJobs * 32;         // of a CTA's part of an item
+
+template <typename Tile>
+struct Barriers {
+  u32 at;
+  __device__ __forceinline__ u32 full(int stage) const { return at + 8u * static_cast<u32>(stage); }
+  __device__ __forceinline__ u32 empty(int stage) const { return full(Tile::value.stages + stage); }
+};
+
+// A CTA's part of an item.
+struct Segment {
+  int item;
+  int first_unit, end_unit;
+  bool whole;
+};
+__device__ __forceinline__ Segment segment_at(const DenseArgs& args, int at, int end) {
+  const int units = args.matrix.units;
+  Segment s;
+  s.item = at / units;
+  s.first_unit = at - s.item * units;
+  const int left = end - at;
+  s.end_unit = s.first_unit + left < units ? s.first_unit + left : units;
+  s.whole = s.first_unit == 0 && s.end_unit == units;
+  return s;
+}
+// The CTAs that have pieces of an item, and where a CTA has put its one: the first one may have had the end of another
+// item before.
+struct Pieces {
+  int first_cta, count;
+  bool second;  // of what the first CTA has stored
+};
+__device__ __forceinline__ Pieces pieces_of(const DenseArgs& args, int item) {
+  const int begin = item * args.matrix.units;
+  const int last = begin + args.matrix.units - 1;
+  Pieces p;
+  p.first_cta = begin / args.split_units;
+  p.count = last / args.split_units - p.first_cta + 1;
+  p.second = begin != p.first_cta * args.split_units;
+  return p;
+}
+__device__ __forceinline__ float4* piece_at(const DenseArgs& args, int cta, bool second) {
+  return reinterpret_cast<float4*>(args.partial) + static_cast<long long>(2 * cta + (second ? 1 : 0)) * kPieceFloats4;
+}
+
+// One lane of the warp that copies: first the weights of as many stages as there are, then x, which the kernel before
+// makes.
+template <typename Tile>
+__device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& args, u32 base, int begin, int end) {
+  static constexpr MiddleTile T = Tile::value;
+  static constexpr MiddleMap kMap = middle_map(T);
+  const Barriers<Tile> bars{base + kMap.barriers};
+  const u64 policy = policy_evict_first();
+  const auto format_of = [&](const Group& group) { return args.matrix.parts[group.part].format; };
+  const auto units_in = [&](const Segment& s, const Group& group, int unit) {
+    const int most = stage_units(format_of(group));
+    return s.end_unit - unit < most ? s.end_unit - unit : most;
+  };
+  const auto ask_weights = [&](const Segment& s, const Group& group, int unit, int stage) {
+    const int count = units_in(s, group, unit);
+    const u32 bytes = static_cast<u32>(unit_bytes(format_of(group)));
+    const u32 to_next = static_cast<u32>(stage_units(format_of(group))) * bytes;
+    const u32 bar = bars.full(stage);
+    mbarrier_arrive_expect(
+        bar, static_cast<u32>(count) * (static_cast<u32>(group.tiles) * bytes + static_cast<u32>(kMiddleRows) * 128u));
+    int p = group.part;
+    const u32 to = base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride;
+    for (int i = 0; i < group.tiles; ++i) {
+      const int tile = group.first + i;
+      while (p + 1 < args.matrix.count && tile >= args.matrix.parts[p + 1].first_tile) ++p;
+      const Part& part = args.matrix.parts[p];
+      bulk_copy(to + static_cast<u32>(i) * to_next,
+                part.weights + (static_cast<u64>(tile - part.first_tile) * static_cast<u64>(args.matrix.units) +
+                                static_cast<u64>(unit)) *
+                                   bytes,
+                static_cast<u32>(count) * bytes, bar, policy);
+    }
+  };
+  const auto ask_rows = [&](const Segment& s, const Group& group, int unit, int stage) {
+    const int count = units_in(s, group, unit);
+    const u32 to = base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride;
+    for (int i = 0; i < count; ++i) {
+      tensor_copy_rows(to + static_cast<u32>(i * kMiddleRows) * 128u, x, (unit + i) * kUnitK, 0, kMiddleRows,
+                       bars.full(stage));
+    }
+  };
+  // body(segment, group, unit): for each stage of the share, until it says no.
+  const auto walk = [&](int from, auto&& body) {
+    for (int at = from; at < end;) {
+      const Segment s = segment_at(args, at, end);
+      const Group group = run_group_of(args.matrix, s.item, kMiddleTiles);
+      for (int unit = s.first_unit; unit < s.end_unit; unit += stage_units(format_of(group))) {
+        if (!body(s, group, unit)) return;
+      }
+      at += s.end_unit - s.first_unit;
+    }
+  };
+  int stage = 0;
+  walk(begin, [&](const Segment& s, const Group& group, int unit) {
+    if (stage == T.stages) return false;
+    ask_weights(s, group, unit, stage++);
+    return true;
+  });
+  grid_dependency_wait();
+  stage = 0;
+  u32 turn = 0;
+  walk(begin, [&](const Segment& s, const Group& group, int unit) {
+    if (turn > 0) {
+      mbarrier_wait(bars.empty(stage), (turn & 1u) ^ 1u);
+      ask_weights(s, group, unit, stage);
+    }
+    ask_rows(s, group, unit, stage);
+    if (++stage == T.stages) {
+      stage = 0;
+      ++turn;
+    }
+    return true;
+  });
+}
+
+template <typename Tile, Weights F>
+__device__ __forceinline__ void multiply_segment(const DenseArgs& args, u32 base, Ring& ring, const Segment& segment,
+                                                 const Part& part, int tile, bool there, u32 scale_base,
+                                                 float (&acc)[kMiddleRows / 2]) {
+  static constexpr MiddleTile T = Tile::value;
+  static constexpr MiddleMap kMap = middle_map(T);
+  constexpr int N = kMiddleRows;
+  constexpr int kUnits = stage_units(F);
+  const Barriers<Tile> bars{base + kMap.barriers};
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int first_unit = segment.first_unit, end_unit = segment.end_unit;
+  const bool cells = F == Weights::kFp8 && T.cells() && part.cells != nullptr;
+
+  float total[T.cells() ? N / 2 : 1];
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    if constexpr (T.cells()) total[i] = 0.0f;
+  }
+  UnitWords<F> words;
+  u32 a[2][2][4];
+  u64 rows = 0;
+  int in_stage = 0;
+  int left = end_unit - first_unit;  // units that have not been taken
+  int ended = -1, previous = -1;     // stage that ends with the unit taken last, and with the one before
+  const auto take = [&] {
+    if (in_stage == 0) mbarrier_wait(bars.full(ring.stage), ring.phase);
+    const u32 at = base + kMap.weights + static_cast<u32>(ring.stage) * kMap.weight_stride +
+                   static_cast<u32>((warp * kUnits + in_stage) * unit_bytes(F));
+    words.load(at, lane);
+    rows = swizzled_descriptor(base + kMap.rows + static_cast<u32>(ring.stage) * kMap.row_stride +
+                               static_cast<u32>(in_stage * kMiddleRows) * 128u);
+    previous = ended;
+    ended = -1;
+    --left;
+    if (++in_stage == kUnits || left == 0) {
+      ended = ring.stage;
+      in_stage = 0;
+      if (++ring.stage == T.stages) ring = {0, ring.phase ^ 1u};
+    }
+  };
+  const auto give_back = [&](int stage) {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(bars.empty(stage));
+  };
+  const auto prepare = [&]<int Pair>() {
+    words.template fragment<2 * Pair>(scale_base, a[Pair][0]);
+    words.template fragment<2 * Pair + 1>(scale_base, a[Pair][1]);
+  };
+  const auto multiply = [&]<int Pair, bool First>() {
+    wgmma_fence();
+    if constexpr (First) {
+      Wgmma<N>::set(acc, a[Pair][0], rows + static_cast<u64>(4 * Pair));
+    } else {
+      Wgmma<N>::add(acc, a[Pair][0], rows + static_cast<u64>(4 * Pair));
+    }
+    Wgmma<N>::add(acc, a[Pair][1], rows + static_cast<u64>(4 * Pair + 2));
+    wgmma_commit();
+    wgmma_wait<1>();  // the pair before this one is done: its fragments may be overwritten
+  };
+  // A unit; where it is the first of a sum, accumulators are only written.
+  const auto step = [&]<bool First>() {
+    multiply.template operator()<0, First>();
+    if (previous >= 0) give_back(previous);
+    prepare.template operator()<1>();
+    multiply.template operator()<1, false>();
+    if (left > 0) {
+      take();
+      prepare.template operator()<0>();
+    }
+  };
+  take();
+  prepare.template operator()<0>();
+  if constexpr (T.cells()) {
+    const int in_cell = cells ? part.cell_units : args.matrix.units;
+    for (int first = first_unit, end = 0; first < end_unit; first = end) {
+      const int cell = first / in_cell;
+      end = (cell + 1) * in_cell < end_unit ? (cell + 1) * in_cell : end_unit;
+      step.template operator()<true>();
+      for (int unit = first + 1; unit < end; ++unit) step.template operator()<false>();
+      wgmma_wait<0>();
+      keep_registers(acc);
+      float2 scale = make_float2(1.0f, 1.0f);
+      if (cells && there) {
+        scale = *(reinterpret_cast<const float2*>(part.cells) +
+                  static_cast<long long>(tile - part.first_tile) * part.cell_count + cell);
+      }
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) total[i] = fmaf(acc[i], i % 4 < 2 ? scale.x : scale.y, total[i]);
+    }
+  } else {
+    step.template operator()<true>();
+    for (int unit = first_unit + 1; unit < end_unit; ++unit) step.template operator()<false>();
+  }
+  wgmma_wait<0>();
+  keep_registers(acc);
+  give_back(ended);
+  if constexpr (T.cells()) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) acc[i] = total[i];
+  }
+}
+
+// Sums of rows g and g + 8 of row tile `tile` of the stack, rows t and t + 1 of x.
+__device__ __forceinline__ void finish_sums(const DenseArgs& args, int tile, int g, int t, const float4& sums) {
+  const Part& part = args.matrix.parts[part_of(args.matrix, tile)];
+  const int index = tile - part.first_tile;
+  const float* factors = part.factors + static_cast<long long>(index) * 16 + g;
+  const float low = factors[0] * dense_detail::dense_scale(part.format);
+  const float high = factors[8] * dense_detail::dense_scale(part.format);
+  dense_detail::finish(args, part, index, g, t, sums.x * low, sums.z * high);
+  dense_detail::finish(args, part, index, g, t + 1, sums.y * low, sums.w * high);
+}
+
+// What this CTA adds up of an item whose pieces are all there, and its end. `staging`: of this warp, shared.
+__device__ __forceinline__ void add_pieces(const DenseArgs& args, int item, const Pieces& pieces, float4* staging) {
+  constexpr int kAtOnce = 8;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const Group group = run_group_of(args.matrix, item, kMiddleTiles);
+  const int jobs = (args.tokens + 7) / 8 * kMiddleTiles;
+  const int own = static_cast<int>(blockIdx.x) - pieces.first_cta;
+  // This CTA's jobs are dealt out to its warps.
+  const int begin = own * jobs / pieces.count + warp;
+  const int end = (own + 1) * jobs / pieces.count;
+  const int mine = begin < end ? (end - begin + kMiddleTiles - 1) / kMiddleTiles : 0;
+  // All pieces of one job, then of the next: so many loads at once, whatever they belong to.
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  int done = 0;
+  int job = begin, piece = 0;  // of the next load
+  int adding = 0;              // piece of the next addition
+#pragma unroll 1
+  for (int left = mine * pieces.count; left > 0; left -= kAtOnce) {
+    float4 part[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      part[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (i >= left) continue;
+      part[i] = __ldcg(piece_at(args, pieces.first_cta + piece, piece == 0 && pieces.second) + job * 32 + lane);
+      if (++piece == pieces.count) {
+        piece = 0;
+        job += kMiddleTiles;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (i >= left) continue;
+      sum.x += part[i].x;
+      sum.y += part[i].y;
+      sum.z += part[i].z;
+      sum.w += part[i].w;
+      if (++adding == pieces.count) {
+        adding = 0;
+        staging[done++ * 32 + lane] = sum;
+        sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      }
+    }
+  }
+#pragma unroll 1
+  for (int i = 0; i < mine; ++i) {
+    const int which = begin + i * kMiddleTiles;
+    if (which % kMiddleTiles >= group.tiles) continue;
+    finish_sums(args, group.first + which % kMiddleTiles, lane / 4, which / kMiddleTiles * 8 + lane % 4 * 2,
+                staging[i * 32 + lane]);
+  }
+}
+
+}  // namespace middle_detail
+
+// Grid: middle_grid. `x`: the rows, [tokens][columns], in copies of 64 columns of kMiddleRows. `Tile` is a
+// MiddleTileOf.
+template <typename Tile>
+__global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
+    gemm_middle(const __grid_constant__ ptx::TensorMap x, const __grid_constant__ DenseArgs args) {
+  using namespace middle_detail;
+  static constexpr MiddleTile T = Tile::value;
+  static constexpr MiddleMap kMap = middle_map(T);
+  static_assert(kMap.row_stride * T.stages >= kJobs * 512u, "room for sums where x was");
+  FOURFOLD_DYNAMIC_SHARED(smem);
+  const u32 base = keep_register(shared_address(smem));
+  const Barriers<Tile> bars{base + kMap.barriers};
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < T.stages; ++s) {
+      mbarrier_init(bars.full(s), 1);
+      mbarrier_init(bars.empty(s), kMiddleTiles);
+    }
+    fence_barrier_init();
+    prefetch_tensor_map(x);
+  }
+  grid_launch_dependents();
+  __syncthreads();
+  const int all = run_groups(args.matrix, kMiddleTiles) * args.matrix.units;
+  const int begin = static_cast<int>(blockIdx.x) * args.split_units;
+  const int end = begin + args.split_units < all ? begin + args.split_units : all;
+  if (warp == kMiddleTiles) {
+    if (one_lane()) produce<Tile>(x, args, base, begin, end);
+    return;
+  }
+  grid_dependency_wait();
+  const u32 scale_base = moe::opaque_scale_base(args.zero);
+  Ring ring{0, 0};
+  int cut[2];  // items of which this CTA has a piece
+  int cuts = 0;
+  for (int at = begin; at < end;) {
+    const Segment segment = segment_at(args, at, end);
+    const Group group = run_group_of(args.matrix, segment.item, kMiddleTiles);
+    const bool there = warp < group.tiles;
+    const int tile = group.first + (there ? warp : 0);
+    const Part& part = args.matrix.parts[part_of(args.matrix, tile)];
+    float acc[kMiddleRows / 2];
+    with_format<Tile>(part.format, [&]<Weights F>() {
+      multiply_segment<Tile, F>(args, base, ring, segment, part, tile, there, scale_base, acc);
+    });
+    at += segment.end_unit - segment.first_unit;
+    if (segment.whole) {
+      if (!there) continue;
+#pragma unroll
+      for (int i = 0; i < kFragments; ++i) {
+        finish_sums(args, tile, lane / 4, i * 8 + lane % 4 * 2,
+                    make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
+      }
+      continue;
+    }
+    const Pieces pieces = pieces_of(args, segment.item);
+    float4* to =
+        piece_at(args, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.x) == pieces.first_cta && pieces.second);
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+      to[(i * kMiddleTiles + warp) * 32 + lane] =
+          make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
+    }
+    barrier_sync(1, kConsumers);
+    if (threadIdx.x == 0) {
+      __threadfence();  // of what all of them have stored
+      atomicAdd(args.arrived + pieces.first_cta, 1);
+    }
+    if (cuts == 0) {
+      cut[0] = segment.item;
+    } else {
+      cut[1] = segment.item;
+    }
+    ++cuts;
+  }
+  if (cuts == 0) return;
+  barrier_sync(1, kConsumers);  // nobody reads stages any more
+  float4* staging = reinterpret_cast<float4*>(smem + kMap.rows) + warp * (kFragments * 32);
+  for (int i = 0; i < cuts; ++i) {
+    const int item = i == 0 ? cut[0] : cut[1];
+    const Pieces pieces = pieces_of(args, item);
+    int* arrived = args.arrived + pieces.first_cta;
+    if (lane == 0) wait_count(arrived, pieces.count);
+    __syncwarp();
+    add_pieces(args, item, pieces, staging);
+    barrier_sync(1, kConsumers);  // all of it is read
+    if (threadIdx.x == 0 && atomicAdd(arrived, 1) == 2 * pieces.count - 1) *arrived = 0;
+  }
+}
+
+}  // namespace fourfold::gemm

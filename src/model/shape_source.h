@@ -1,0 +1,19 @@
+// The shapes and formats of a model's weights as a source without weights: matrices have no data (null), vectors are
+// zeros. For backends that only count what a model takes.
+#pragma once
+
+#include <memory>
+
+#include "model/checkpoint.h"
+#include "model/random_weights.h"
+#include "model/weight_source.h"
+
+namespace fourfold::model {
+
+// Of a checkpoint, of which nothing but headers is read; it must outlive the source. The experts of a layer count as
+// the first one of it.
+std::unique_ptr<WeightSource> shapes_of(Checkpoint& checkpoint);
+// Of make_random_weights().
+std::unique_ptr<WeightSource> shapes_of(const ModelConfig& config, FormatOf formats);
+
+}  // namespace fourfold::model

@@ -1,0 +1,211 @@
+// The memory plan against what the backend allocates on the host driver.
+#include <gtest/gtest.h>
+
+#include "base/check.h"
+#include "hostcuda/testing.h"
+#include "memory/plan.h"
+#include "model/checkpoint.h"
+#include "model/shape_source.h"
+
+namespace fourfold::hostcuda {
+namespace {
+
+std::filesystem::path demo() { return std::filesystem::path(FOURFOLD_SOURCE_DIR) / "models" / "demo"; }
+
+cuda::CudaOptions cuda_options(bool fp8) {
+  cuda::CudaOptions options;
+  options.store = kernel_store();
+  options.self_test = false;
+  options.fp8_cache = fp8;
+  options.threads = 2;
+  return options;
+}
+
+engine::EngineOptions engine_options(int64_t context, int64_t sequences, int32_t drafts) {
+  engine::EngineOptions options;
+  options.max_context = context;
+  options.max_sequences = sequences;
+  options.max_step_tokens = 64;
+  options.page_size = 16;
+  options.drafts = drafts;
+  return options;
+}
+
+memory::Demand demand_of(model::Checkpoint& checkpoint, const engine::EngineOptions& engine, bool fp8 = false) {
+  memory::Demand demand;
+  demand.shapes = [&checkpoint] { return model::shapes_of(checkpoint); };
+  demand.cuda = cuda_options(fp8);
+  demand.engine = engine;
+  demand.model.mtp = engine.drafts != 0;
+  return demand;
+}
+
+struct PlanCase {
+  const char* name;
+  int64_t context, sequences;
+  int32_t drafts;
+  bool fp8;
+};
+void PrintTo(const PlanCase& c, std::ostream* out) { *out << c.name; }
+
+class HostMemoryPlan : public testing::TestWithParam<PlanCase> {
+ protected:
+  void SetUp() override {
+    if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+    install({});
+  }
+};
+
+// Byte for byte and kind by kind, before a request and after some; and no more of the driver's memory than planned.
+TEST_P(HostMemoryPlan, IsWhatIsAllocated) {
+  const PlanCase& c = GetParam();
+  {
+    model::Checkpoint checkpoint(demo());
+    const engine::EngineOptions options = engine_options(c.context, c.sequences, c.drafts);
+    const memory::Plan plan = memory::plan(demand_of(checkpoint, options, c.fp8), cuda::card_memory(0));
+    EXPECT_EQ(live(), Live{}) << "planning takes no memory";
+    EXPECT_EQ(calls(Call::kAllocate), 0);
+    const std::shared_ptr<ops::Backend> backend = cuda::make_backend(cuda_options(c.fp8));
+    model::ModelOptions model;
+    model.max_step_tokens = options.max_step_tokens;
+    model.max_logit_rows = engine::logit_rows(options);
+    model.mtp = options.drafts != 0;
+    const auto engine = engine::make_engine(model::load_model(checkpoint, backend, model), options);
+    const auto compare = [&](const char* when) {
+      const cuda::MemoryCounts counts = cuda::memory_of(*backend);
+      uint64_t buffers = 0;
+      for (size_t i = 0; i < cuda::kMemoryKinds; ++i) {
+        const std::string name = cuda::memory_kind_name(static_cast<cuda::MemoryKind>(i));
+        uint64_t planned = 0;
+        for (const memory::Plan::Item& item : plan.items) planned += item.name == name ? item.bytes : 0;
+        EXPECT_EQ(counts.of[i].bytes, planned) << name << ' ' << when;
+        buffers += counts.of[i].bytes;
+      }
+      EXPECT_EQ(live().bytes, buffers) << "the ledger is not what the driver has";
+      EXPECT_LE(peak_bytes(), plan.planned);
+    };
+    compare("before");
+    for (int i = 0; i < 2; ++i) {
+      engine::Request request;
+      for (int32_t t = 0; t < 20 + 30 * i; ++t) request.prompt.push_back(10 + t);
+      request.max_tokens = 3;
+      request.sampling.temperature = 0;
+      const auto stream = engine->submit(std::move(request));
+      while (const auto event = stream->next(std::chrono::minutes(4))) {
+        if (event->kind == engine::Event::Kind::kFinished) {
+          EXPECT_EQ(event->error, "");
+          break;
+        }
+      }
+    }
+    compare("after requests");
+  }
+  EXPECT_EQ(live(), Live{});
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, HostMemoryPlan,
+                         testing::Values(PlanCase{"Small", 128, 2, 0, false}, PlanCase{"Drafts", 256, 2, 2, false},
+                                         PlanCase{"Fp8Many", 2048, 8, 0, true}),
+                         [](const auto& parameter) { return parameter.param.name; });
+
+class HostMemoryLimits : public testing::Test {
+ protected:
+  void SetUp() override { install({}); }
+  // A card with so many bytes free of 8 GB.
+  static cuda::CardMemory card(uint64_t free) {
+    HostCard host;
+    cuda::CardMemory card = {device_info(host), {free, uint64_t{8} << 30}};
+    return card;
+  }
+};
+
+TEST_F(HostMemoryLimits, WhatDoesNotFitIsRefusedWithWhatDoes) {
+  model::Checkpoint checkpoint(demo());
+  memory::Demand demand = demand_of(checkpoint, engine_options(2048, 64, 0));
+  const memory::Plan all = memory::plan(demand, card(uint64_t{8} << 30), 1.0);
+  EXPECT_TRUE(all.fits());
+  const cuda::CardMemory little = card(all.planned - (all.planned - cuda::kBesideBuffers) / 3);
+  try {
+    memory::require(demand, little, 1.0);
+    FAIL() << "it fits";
+  } catch (const memory::NotEnough& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("a context of 2048 with 64 at once takes"), std::string::npos) << text;
+    EXPECT_NE(error.table().find("recurrent states"), std::string::npos) << error.table();
+    // What it offers fits, and a little more does not.
+    const size_t at = text.find("fits: a context of ");
+    const size_t fewer = text.find(" at once with a context of 2048");
+    ASSERT_TRUE(at != std::string::npos && fewer != std::string::npos) << text;
+    const int64_t count = std::stoll(text.substr(text.rfind(' ', fewer - 1) + 1));
+    demand.engine.max_sequences = count;
+    EXPECT_TRUE(memory::plan(demand, little, 1.0).fits()) << count;
+    demand.engine.max_sequences = count + 1;
+    EXPECT_FALSE(memory::plan(demand, little, 1.0).fits()) << count;
+    demand.engine.max_sequences = 64;
+    demand.engine.max_context = std::stoll(text.substr(at + 19));
+    EXPECT_TRUE(memory::plan(demand, little, 1.0).fits()) << demand.engine.max_context;
+  }
+  // A card that the weights alone fill.
+  EXPECT_THROW(memory::require(demand, card(uint64_t{600} << 20), 1.0), memory::NotEnough);
+}
+
+TEST_F(HostMemoryLimits, TheLargestSizesFillTheCardAndAreKeptWhereTheyWereAskedFor) {
+  model::Checkpoint checkpoint(demo());
+  const memory::Demand demand = demand_of(checkpoint, engine_options(128, 1, 0));
+  const int64_t positions = checkpoint.config().max_positions;
+  for (const double gigabytes : {1.5, 2.0, 4.0, 8.0}) {
+    const cuda::CardMemory memory = card(static_cast<uint64_t>(gigabytes * 1073741824.0));
+    SCOPED_TRACE(gigabytes);
+    const memory::Plan plan = memory::largest(demand, {}, 64, positions, memory, 0.95);
+    EXPECT_TRUE(plan.fits());
+    EXPECT_GE(plan.engine.cache_tokens, plan.engine.max_context);
+    EXPECT_LE(plan.engine.cache_tokens,
+              std::max(plan.engine.max_sequences * plan.engine.max_context, plan.engine.max_context));
+    const memory::Plan kept = memory::largest(demand, {.context = 512, .sequences = 3}, 64, positions, memory, 0.95);
+    EXPECT_EQ(kept.engine.max_context, 512);
+    EXPECT_EQ(kept.engine.max_sequences, 3);
+    EXPECT_TRUE(kept.fits());
+    const memory::Plan cache =
+        memory::largest(demand, {.context = 512, .sequences = 3, .cache_tokens = 1024}, 64, positions, memory, 0.95);
+    EXPECT_EQ(cache.engine.cache_tokens, 1024);
+  }
+  EXPECT_THROW(
+      memory::largest(demand, {.context = 512, .sequences = 1000}, 64, positions, card(uint64_t{1500} << 20), 0.95),
+      memory::NotEnough);
+}
+
+TEST_F(HostMemoryLimits, FormatsAreToldApart) {
+  const auto random = [](ops::Format format) {
+    memory::Demand demand;
+    model::ModelConfig config = model::shape_config("35B-A3B");
+    config.mtp_layers = 0;
+    config.vocabulary = 4096;
+    model::set_layers(config, 4);
+    demand.shapes = [=] {
+      return model::shapes_of(config, [=](model::WeightKind kind) {
+        return kind == model::WeightKind::kDeltaNet || kind == model::WeightKind::kAttention
+                   ? format
+                   : model::default_format(kind);
+      });
+    };
+    demand.engine = engine_options(1024, 2, 0);
+    HostCard host;
+    return memory::plan(demand, {device_info(host), {uint64_t{100} << 30, uint64_t{100} << 30}});
+  };
+  const auto bytes = [](const memory::Plan& plan, const std::string& name) {
+    uint64_t sum = 0;
+    for (const memory::Plan::Item& item : plan.items) sum += item.name == name ? item.bytes : 0;
+    return sum;
+  };
+  const memory::Plan fp8 = random(ops::Format::kFp8), bf16 = random(ops::Format::kBf16);
+  // Projections of three delta-net layers and one of attention.
+  const uint64_t weights = 3 * (uint64_t{12288} + 4096) * 2048 + (uint64_t{9216} + 4096) * 2048;
+  EXPECT_NEAR(static_cast<double>(bytes(fp8, "weights, fp8")), static_cast<double>(weights), 0.01 * weights);
+  EXPECT_EQ(bytes(bf16, "weights, fp8"), 0);
+  EXPECT_NEAR(static_cast<double>(bytes(bf16, "weights, bf16") - bytes(fp8, "weights, bf16")),
+              2.0 * static_cast<double>(weights), 0.01 * weights);
+  EXPECT_EQ(bytes(bf16, "weights, nvfp4"), bytes(fp8, "weights, nvfp4"));
+}
+
+}  // namespace
+}  // namespace fourfold::hostcuda

@@ -1,0 +1,196 @@
+// Weights on their way to the device: parcels of every kind, in small blocks, against what the host packs itself.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/random.h"
+#include "cuda/backend/memory.h"
+#include "hostcuda/testing.h"
+#include "kernels/random_weights.h"
+
+namespace fourfold::hostcuda {
+namespace {
+
+using cuda::WeightFeed;
+
+std::vector<uint8_t> random_bytes(uint64_t seed, size_t count) {
+  Random random(seed);
+  std::vector<uint8_t> bytes(count);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
+  return bytes;
+}
+
+template <typename F>
+std::string error_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+class HostWeights : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+    install({});
+  }
+  static WeightFeed::Use copy_to(cuda::DeviceAddress to, uint64_t bytes) {
+    return [=](const cuda::Stream& stream, cuda::DeviceAddress parcel) {
+      stream.device().check(stream.device().driver().call().copy_on_device(to, parcel, bytes, stream.handle()),
+                            "copy on the device");
+    };
+  }
+};
+
+// Parcels of many sizes from mapped files, from memory with an owner and from memory without one, rows that lie apart
+// among them. The blocks come round many times.
+TEST_F(HostWeights, EveryParcelArrives) {
+  {
+    const TemporaryFolder folder;
+    const std::vector<uint8_t> in_file = random_bytes(1, 300000);
+    std::ofstream(folder.path() / "file", std::ios::binary)
+        .write(reinterpret_cast<const char*>(in_file.data()), static_cast<std::streamsize>(in_file.size()));
+    const cuda::Device device;
+    const cuda::Stream stream(device);
+    std::vector<uint8_t> want;
+    cuda::Buffer buffer(device, 1 << 20, "weights");
+    WeightFeed feed(device, 3, 16384);
+    {
+      const MappedFile mapped(folder.path() / "file");
+      Random random(2);
+      for (int i = 0; i < 200; ++i) {
+        const uint64_t rows = 1 + random.below(4), each = 1 + random.below(1000), stride = each + random.below(50);
+        auto owned = std::make_shared<std::vector<uint8_t>>(random_bytes(static_cast<uint64_t>(i) + 10, rows * stride));
+        std::vector<uint8_t> borrowed = *owned;
+        WeightFeed::Piece piece = {nullptr, each, static_cast<int64_t>(rows), stride, 0, nullptr, nullptr};
+        if (i % 5 == 0) {
+          piece.from = borrowed.data();
+        } else if (i % 5 < 3) {
+          piece.from = owned->data();
+          piece.owner = owned;
+        } else {
+          piece.from = mapped.bytes().data() + random.below(in_file.size() - rows * stride);
+        }
+        std::vector<uint8_t> parcel;
+        for (uint64_t row = 0; row < rows; ++row) {
+          const auto* from = static_cast<const uint8_t*>(piece.from) + row * stride;
+          parcel.insert(parcel.end(), from, from + each);
+        }
+        feed.add(rows * each, {piece}, copy_to(buffer.address() + want.size(), rows * each));
+        want.insert(want.end(), parcel.begin(), parcel.end());
+        std::fill(borrowed.begin(), borrowed.end(), uint8_t{0});
+      }
+    }  // the mapping goes before everything has been read
+    feed.finish();
+    std::vector<uint8_t> got(want.size());
+    buffer.download(stream, got.data(), got.size());
+    stream.synchronize();
+    EXPECT_EQ(got, want);
+  }
+  EXPECT_EQ(live(), Live{});
+}
+
+TEST_F(HostWeights, AFileThatEndsEarlyIsAnErrorAndNothingIsLeft) {
+  {
+    const TemporaryFolder folder;
+    const std::vector<uint8_t> bytes = random_bytes(1, 40000);
+    std::ofstream(folder.path() / "file", std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    const cuda::Device device;
+    cuda::Buffer buffer(device, 40000, "weights");
+    const MappedFile mapped(folder.path() / "file");
+    std::filesystem::resize_file(folder.path() / "file", 20000);
+    WeightFeed feed(device, 2, 16384);
+    const std::string error = error_of([&] {
+      for (uint64_t at = 0; at < 40000; at += 10000) {
+        feed.add(10000, {{.from = mapped.bytes().data() + at, .bytes = 10000}}, copy_to(buffer.address() + at, 10000));
+      }
+      feed.finish();
+    });
+    EXPECT_NE(error.find("it ends at byte 20000"), std::string::npos) << error;
+    EXPECT_NE(error_of([&] { feed.finish(); }), "") << "the error is forgotten";
+  }
+  EXPECT_EQ(live(), Live{});
+}
+
+// A stack of all formats, cut into many parcels, has the bytes that the host packs.
+TEST_F(HostWeights, StacksAreRepackedAsOnTheHost) {
+  {
+    const auto card = std::make_shared<cuda::Card>(0, kernel_store());
+    card->loading_block = 40000;
+    card->loading_threads = 2;
+    const std::vector<ops::MatrixSource> parts = {
+        gemm::random_matrix(gemm::Kind::kFp8Block, 150, 336, 1), gemm::random_matrix(gemm::Kind::kNvfp4, 260, 336, 2),
+        gemm::random_matrix(gemm::Kind::kBf16, 33, 336, 3), gemm::random_matrix(gemm::Kind::kFp8Row, 300, 336, 4),
+        gemm::random_matrix(gemm::Kind::kF32, 17, 336, 5)};
+    const cuda::Stack stack(card, parts);
+    card->settle_weights();
+    const cuda::PackedMatrix want = cuda::pack_stack(parts);
+    std::vector<uint8_t> got(want.bytes.size());
+    const cuda::PackedMatrix placed = cuda::place_stack(parts);
+    ASSERT_EQ(placed.size, want.bytes.size());
+    EXPECT_TRUE(placed.bytes.empty());
+    const auto address = static_cast<cuda::DeviceAddress>(reinterpret_cast<uintptr_t>(stack.matrix().parts[0].weights) -
+                                                          want.parts[0].weights);
+    card->device.check(
+        card->device.driver().call().copy_to_host(got.data(), address, got.size(), card->stream.handle()), "copy");
+    card->stream.synchronize();
+    for (size_t i = 0; i < want.parts.size(); ++i) {
+      const cuda::PackedMatrix::Part& part = want.parts[i];
+      const auto at = static_cast<int64_t>(part.weights);
+      const auto units = static_cast<int64_t>(gemm::packed_bytes(part.format, part.tiles, 336));
+      EXPECT_TRUE(std::equal(want.bytes.begin() + at, want.bytes.begin() + at + units, got.begin() + at)) << i;
+      const std::vector<uint8_t> factors = cuda::stack_factors(placed, part, parts[i]);
+      EXPECT_TRUE(std::equal(factors.begin(), factors.end(), got.begin() + static_cast<int64_t>(part.factors))) << i;
+    }
+  }
+  EXPECT_EQ(live(), Live{});
+}
+
+TEST_F(HostWeights, ABlockScaleThatIsNoneIsNamed) {
+  for (const uint8_t bad : {0x7f, 0xff, 0x80}) {
+    const auto card = std::make_shared<cuda::Card>(0, kernel_store());
+    card->loading_block = 20000;
+    const TemporaryFolder folder;
+    {
+      std::ofstream file(folder.path() / "file", std::ios::binary);
+      for (int i = 0; i < 200 * 128; ++i) file.put(0x11);
+      for (int i = 0; i < 200 * 16; ++i) file.put(i == 190 * 16 + 3 ? static_cast<char>(bad) : 0x38);
+    }
+    const MappedFile mapped(folder.path() / "file");
+    ops::MatrixSource m;
+    m.name = "layers.3.some_proj";
+    m.format = ops::Format::kNvfp4;
+    m.rows = 200;
+    m.columns = 256;
+    m.data = mapped.bytes().data();
+    m.block_scales = reinterpret_cast<const uint8_t*>(mapped.bytes().data()) + 200 * 128;
+    const cuda::Stack stack(card, std::span(&m, 1));
+    EXPECT_EQ(error_of([&] { card->settle_weights(); }),
+              "layers.3.some_proj: a block scale is NaN or negative, wanted numbers from 0 to 448");
+  }
+}
+
+TEST_F(HostWeights, ANanWeightIsNamedWithItsRows) {
+  const auto card = std::make_shared<cuda::Card>(0, kernel_store());
+  card->loading_block = 20000;
+  std::vector<uint8_t> codes(200 * 128, 0x11);
+  codes[130 * 128 + 5] = 0x7f;
+  const float one = 1;
+  ops::MatrixSource m;
+  m.name = "layers.3.some_proj";
+  m.format = ops::Format::kFp8;
+  m.rows = m.scale_rows = 200;
+  m.columns = m.scale_columns = 128;
+  m.data = codes.data();
+  m.grid_scales = &one;
+  const cuda::Stack stack(card, std::span(&m, 1));
+  EXPECT_EQ(error_of([&] { card->settle_weights(); }), "layers.3.some_proj: a weight in row 128 to 143 is NaN");
+}
+
+}  // namespace
+}  // namespace fourfold::hostcuda

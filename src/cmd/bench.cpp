@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/interrupt.h"
 #include "base/json.h"
 #include "base/math.h"
@@ -28,8 +29,10 @@
 #include "cmd/engine_load.h"
 #include "cmd/model_options.h"
 #include "cpu/ceilings.h"
+#include "cuda/backend/timeline.h"
 #include "cuda/device/loader.h"
 #include "engine/engine.h"
+#include "measure/trace.h"
 #include "model/model.h"
 
 namespace fourfold::cmd {
@@ -47,7 +50,7 @@ struct Options {
   MemoryArgs memory;
   int64_t prompt = 512, generate = 64, chunk = 512, users = 0;
   int repeats = 5;
-  std::string draft = "0";
+  std::string draft = "0", timeline;
   bool json = false;
 };
 
@@ -91,6 +94,9 @@ class Driver {
     std::optional<ops::OperationTimes> times;
     with_batch(position, count, true, [&](const ops::Batch& batch) { times = model_.time_forward(batch, caches_); });
     return times;
+  }
+  std::optional<cuda::CardTimeline> timeline(int64_t position, int64_t count) {
+    return cuda::timeline_of(model_.backend(), [&] { forward(position, count, true); });
   }
   // Of a token for each of so many sequences.
   std::optional<ops::OperationTimes> time_users(int64_t position, int64_t count) {
@@ -212,6 +218,15 @@ void run_on_card(const Options& options, int device, Driver& driver, chat::Loade
       figures.steps.push_back({std::move(title), count, *std::move(times)});
     }
   };
+  std::vector<measure::Track> tracks;
+  const auto trace = [&](const char* title, int64_t position, int64_t count) {
+    if (options.timeline.empty()) return;
+    if (auto timeline = driver.timeline(position, count)) {
+      tracks.push_back(measure::track_of(title, *std::move(timeline)));
+    }
+  };
+  trace("card, a decoded token", options.prompt, 1);
+  trace("card, a prompt's chunk", options.prompt - chunk, chunk);
   add(fmt::format("decode, 1 token after {}", options.prompt), options.prompt, 1);
   add(fmt::format("prefill, {} tokens after {}", chunk, options.prompt - chunk), options.prompt - chunk, chunk);
   if (options.users > 0) {
@@ -230,6 +245,17 @@ void run_on_card(const Options& options, int device, Driver& driver, chat::Loade
   const EngineFigures engine = measure_engine(shared, options, driver.tokens(), 0);
   std::optional<EngineFigures> drafted;
   if (drafts != 0) drafted = measure_engine(shared, options, driver.tokens(), drafts);
+  if (!options.timeline.empty()) {
+    // Few tokens are enough, and easier to find one's way in.
+    Options few = options;
+    few.repeats = 1;
+    few.generate = std::min<int64_t>(options.generate, 16);
+    cuda::note_host_spans(true);
+    measure_engine(shared, few, driver.tokens(), drafts);
+    cuda::note_host_spans(false);
+    tracks.push_back({"host, steps of the engine", cuda::take_host_spans(), Json::object()});
+    write_file_atomically(options.timeline, measure::chrome_trace(tracks).dump(1) + "\n");
+  }
   const uint64_t taken = plan ? taken_since(*plan) : 0;
   if (options.json) {
     Json out = card_json(figures);
@@ -287,6 +313,7 @@ void run(const Options& options) {
   const cpu::Isa isa = chosen_isa(options.backend);
   const int threads = chosen_threads(options.backend);
 
+  if (!options.timeline.empty() && !model.backend().gpu()) fail("bench model: --timeline is for a GPU");
   if (options.users > 0 && !model.backend().gpu())
     fail("bench model: --users is for a GPU; bench engine --concurrency");
   Driver driver(model, std::max(positions, options.users), std::max<int64_t>(options.users, 1));
@@ -450,6 +477,9 @@ void add_bench(Command& app) {
   command.add_option("--chunk", options->chunk, "Tokens of one prefill step at most").range(1, 65536);
   command.add_option("--draft", options->draft, "Also with drafts of the MTP head: 0 (off) to 5 a step, or auto");
   command.add_option("--users", options->users, "On a GPU: also a decode step of so many sequences").range(1, 4096);
+  command.add_option("--timeline", options->timeline,
+                     "On a GPU: a file for the timeline of a decoded token, a prompt's chunk and the host's parts of "
+                     "steps, in Chrome's trace format");
   command.add_option("--repeats", options->repeats, "Runs; the median counts").range(1, 1000);
   command.add_flag("--json", options->json, "Print one JSON object");
   command.callback([options] { run(*options); });

@@ -163,7 +163,7 @@ TEST(Kernels, TheBackendsSourcesCompile) {
   FOURFOLD_NEEDS_NVRTC();
   std::vector<jit::KernelRequest> requests;
   for (const plan::Arch& arch : plan::kArchs) {
-    for (const plan::KernelSource& source : {sample_source(), step_source(), reduce_source()}) {
+    for (const plan::KernelSource& source : {sample_source(), step_source(), stamp_source(), reduce_source()}) {
       requests.push_back(request_of(source, {std::string(arch.name), {}}));
     }
   }

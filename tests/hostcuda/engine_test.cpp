@@ -192,10 +192,11 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
     Call call;
     int64_t nth;
     const char* cause;
+    bool on_host = false;  // tokens are chosen there, from logits that are copied
   };
   for (const Fault& fault : {Fault{Call::kLaunch, 1, "launch of"},
                              {Call::kLaunch, 70, "launch of"},
-                             {Call::kCopy, 3, "copy"},
+                             {Call::kCopy, 1, "copy", true},
                              {Call::kSynchronize, 2, "waiting for the device"}}) {
     install({});
     {
@@ -204,8 +205,10 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
       {
         const auto held = hold();  // nothing fails before both are there: a failed engine takes no more
         fail_call(fault.call, fault.nth, kLaunchFailed);
-        first = engine->submit(request_of(20));
-        second = engine->submit(request_of(3));
+        engine::Request one = request_of(20), other = request_of(3);
+        one.sampling.presence_penalty = other.sampling.presence_penalty = fault.on_host ? 1 : 0;
+        first = engine->submit(std::move(one));
+        second = engine->submit(std::move(other));
       }
       for (engine::EventStream* stream : {first.get(), second.get()}) {
         const std::string error = read(*stream).error;

@@ -24,6 +24,7 @@ std::vector<plan::KernelSource> all_sources() {
       cuda::norm_source(),
       cuda::step_source(),
       cuda::sample_source(),
+      cuda::stamp_source(),
       cuda::route_source(),
       cuda::reduce_source(),
       cuda::prepare_source(),

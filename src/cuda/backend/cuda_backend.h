@@ -75,6 +75,7 @@ class CudaBackend : public ops::Backend {
   std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,
                                              ops::StepBody body) override;
   std::optional<ops::OperationTimes> time_operations(const std::function<void()>& forward) override;
+  CardTimeline timeline(const std::function<void()>& forward);
   void read(const ops::Tensor& x, std::span<float> out) override;
 
  private:
@@ -158,6 +159,9 @@ class CudaBackend : public ops::Backend {
   void carry(std::span<const cpu::CarriedRow> carried);
   // Operations are not to be launched: the graph of their part is there.
   bool replaying() const { return graphs_.replaying(); }
+  // `measure` with a timer, to which it gives what calls forward.
+  void with_timer(const std::function<void()>& forward,
+                  const std::function<void(OpTimer& timer, const std::function<void()>& run)>& measure);
   // An operation is left out of a recording that times others. `cost` is asked for where it is to be noted.
   template <typename F>
   bool left_out(std::string_view name, F&& cost) {

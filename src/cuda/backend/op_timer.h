@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/backend/memory.h"
+#include "cuda/backend/timeline.h"
 #include "ops/cost.h"
 #include "ops/ops.h"
 
@@ -21,19 +22,28 @@ class OpTimer {
   // `run` calls forward and what ends it.
   ops::OperationTimes measure(const std::function<void()>& run);
 
-  // Within measure(), by the backend:
+  // `run` once with the times between its operations.
+  CardTimeline timeline(const std::function<void()>& run);
+
+  // Within these, by the backend:
   void begin_recording() { recording_.emplace(card_.stream); }
   // An operation is to be launched: false if it is left out.
   bool takes(std::string_view name, const ops::Cost& cost);
 
  private:
-  double time_of(const std::function<void()>& run);
+  double time_of(const std::function<void()>& run, int rounds);
+  void stamp();
 
   Card& card_;
   std::string only_;  // empty: all of them
   bool listing_ = false;
   std::vector<ops::OperationTime> seen_;
   std::optional<Recording> recording_;
+
+  const Kernel* stamp_ = nullptr;  // within timeline()
+  Buffer times_;                   // ns
+  int stamps_ = 0;
+  std::vector<TimelineSpan> spans_;
 };
 
 }  // namespace fourfold::cuda

@@ -128,6 +128,10 @@ plan::KernelSource step_source() {
            {"fourfold::step::copy_tables", step::kTablesThreads}}};
 }
 
+plan::KernelSource stamp_source() {
+  return {"stamp", "#include \"kernels/step/stamp.cuh\"\n", {{"fourfold::step::stamp", 32}}};
+}
+
 plan::KernelSource sample_source() {
   return {"sample",
           "#include \"kernels/step/sample.cuh\"\n",

@@ -51,6 +51,8 @@ plan::KernelSource reduce_source();
 enum StepEntry { kRound, kAdd, kGate, kShared, kRepackUnits, kRouteRows, kCopyTables };
 plan::KernelSource step_source();
 
+plan::KernelSource stamp_source();  // of timelines
+
 // Choosing tokens, and verifying drafts.
 enum SampleEntry { kSamplePrepare, kSampleChoose, kVerifyDrafts };
 plan::KernelSource sample_source();

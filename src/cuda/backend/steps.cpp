@@ -44,16 +44,24 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   cpu::HostStepParts parts;
   if (options_.wide) {
     parts.choose_later = [this](const ops::Tensor& logits, std::span<const cpu::RowChoice> rows) {
+      const HostSpan span("launch of the choice");
       return choose_later(logits, rows);
     };
-    parts.collect = [this](std::span<cpu::Chosen> chosen, std::span<std::string> errors) { collect(chosen, errors); };
+    parts.collect = [this](std::span<cpu::Chosen> chosen, std::span<std::string> errors) {
+      const HostSpan span("wait for tokens");
+      collect(chosen, errors);
+    };
     parts.collectable = [this] { return choices_[collected_ % choices_.size()].there->reached(); };
   }
   graphs_.clear();
   parts.bind = [this](const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried) {
+    const HostSpan span("tables of a part");
     begin_part(batch, part, carried);
   };
-  parts.end = [this](bool failed) { failed ? abandon_part() : end_part(); };
+  parts.end = [this](bool failed) {
+    const HostSpan span("end of a part");
+    failed ? abandon_part() : end_part();
+  };
   parts.copy_page = [kv](int32_t from, int32_t to) {
     if (kv != nullptr) kv->copy_page(from, to);
   };
@@ -61,6 +69,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     gather_rows(x, rows, out);
   };
   parts.fetch = [this](const ops::Tensor& logits) {
+    const HostSpan span("logits to the host");
     end_part();
     const auto bytes = static_cast<uint64_t>(logits.rows * logits.cols * 4);
     FF_ASSERT(is_float(logits) && logits.stride == logits.cols && bytes <= fetched_.bytes());
@@ -74,7 +83,10 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     return host;
   };
   card_->device.set_deadline(options_.step_deadline);
-  parts.body = std::move(body);
+  parts.body = [body = std::move(body)](const ops::StepShape& shape, ops::StepScope& scope) {
+    const HostSpan span("body of a step");
+    body(shape, scope);
+  };
   parts.begin_thread = [this] { card_->device.make_current(); };
   parts.pool = &pool_;
   if (ranks_ != nullptr) {
@@ -238,6 +250,19 @@ void CudaBackend::carry(std::span<const cpu::CarriedRow> carried) {
 }
 
 std::optional<ops::OperationTimes> CudaBackend::time_operations(const std::function<void()>& forward) {
+  ops::OperationTimes times;
+  with_timer(forward, [&](OpTimer& timer, const std::function<void()>& run) { times = timer.measure(run); });
+  return times;
+}
+
+CardTimeline CudaBackend::timeline(const std::function<void()>& forward) {
+  CardTimeline timeline;
+  with_timer(forward, [&](OpTimer& timer, const std::function<void()>& run) { timeline = timer.timeline(run); });
+  return timeline;
+}
+
+void CudaBackend::with_timer(const std::function<void()>& forward,
+                             const std::function<void(OpTimer& timer, const std::function<void()>& run)>& measure) {
   const DeadlineScope many_steps(card_->device, kDeviceDeadline);
   forward();  // everything is loaded and there is room for it
   settle_norm();
@@ -245,14 +270,13 @@ std::optional<ops::OperationTimes> CudaBackend::time_operations(const std::funct
   OpTimer timer(*card_);
   timer_ = &timer;
   try {
-    const ops::OperationTimes times = timer.measure([&] {
+    measure(timer, [&] {
       forward();
       settle_norm();
       FF_ASSERT(shadowed_ == nullptr);
     });
     timer_ = nullptr;
     settle();
-    return times;
   } catch (...) {
     timer_ = nullptr;
     abandon_part();

@@ -46,6 +46,8 @@ class LoadingBar {
 void add_backend_options(Command& command, BackendArgs& args) {
   command.add_option("--device", args.device,
                      "auto, cpu, cuda or cuda:N (default: FOURFOLD_DEVICE, or auto: a GPU that holds the model)");
+  command.add_option("--emulate", args.emulate,
+                     "Run the kernels of this card (as plan --gpu names it) on the GPU: a check, no measurement");
   command.add_option("--threads", args.threads, "Compute threads (default: FOURFOLD_THREADS, or all processors)")
       .range(1, 1024);
   command.add_option("--isa", args.isa, "Instruction set: " + cpu::family_isa_names() + " (default: the best)");
@@ -116,6 +118,7 @@ cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
   options.threads = args.threads;
   if (args.kv_cache == "float16") fail("--kv-cache-dtype float16: a GPU has bf16 and fp8");
   options.fp8_cache = args.kv_cache == "fp8";
+  options.emulate = args.emulate;
   return options;
 }
 
@@ -137,6 +140,7 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t wei
       fail("--device {}: {}", device_name(args), error.what());
     }
   }
+  if (!args.emulate.empty()) fail("--emulate {}: the model runs on the CPU, wanted --device cuda", args.emulate);
   if (args.kv_cache != "auto" && args.kv_cache != "float16") {
     fail("--kv-cache-dtype {}: a CPU has float16; wanted that, auto, or --device cuda", args.kv_cache);
   }
@@ -186,8 +190,11 @@ ops::Format stored_as(plan::step::Format format) {
 }  // namespace
 
 model::FormatOf dummy_formats(const DummyArgs& args) {
-  if (args.mix.empty()) return model::default_format;
-  return [mix = plan::step::find_mix(args.mix)](model::WeightKind kind) {
+  return args.mix.empty() ? model::FormatOf(model::default_format) : formats_of(plan::step::find_mix(args.mix));
+}
+
+model::FormatOf formats_of(const plan::step::Mix& mix) {
+  return [mix](model::WeightKind kind) {
     switch (kind) {
       case model::WeightKind::kRoutedExpert:
       case model::WeightKind::kMlp:

@@ -15,6 +15,7 @@
 #include "model/model.h"
 #include "model/random_weights.h"
 #include "model/ranked.h"
+#include "plan/step/step.h"
 
 namespace fourfold::cmd {
 
@@ -22,11 +23,13 @@ struct BackendArgs {
   std::string isa, activations = "bf16";
   std::string device;  // empty: FOURFOLD_DEVICE, or auto
   std::string kv_cache = "auto";
+  std::string emulate;  // a card whose kernels are to run on the GPU
   int threads = 0;
   int64_t ranks = 1;
   bool by_expert = false;
 };
-// --device, --threads, --isa, --activations, --kv-cache-dtype, --tensor-parallel-size, --enable-expert-parallel
+// --device, --emulate, --threads, --isa, --activations, --kv-cache-dtype, --tensor-parallel-size,
+// --enable-expert-parallel
 void add_backend_options(Command& command, BackendArgs& args);
 // Makes the backend, or one for each rank, which share the threads; on the CPU, with a warning, where nobody asked for
 // the GPU and it has no kernels for the model.
@@ -48,6 +51,8 @@ struct DummyArgs {
   int64_t layers = 0, vocabulary = 0;  // 0: as published
   std::string mix;                     // of formats (plan::step::find_mix); empty: NVFP4 but for head and router
 };
+// How a model of that mix stores its weights.
+model::FormatOf formats_of(const plan::step::Mix& mix);
 // --dummy, --layers, --vocab, --mix
 void add_dummy_options(Command& command, DummyArgs& args);
 model::ModelConfig dummy_config(const DummyArgs& args, bool mtp = false);

@@ -1,14 +1,21 @@
 // fourfold plan: what would run for an expert layer, or for a whole step, on a card, and why. Pure arithmetic, needs no
 // GPU.
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "base/check.h"
 #include "base/console.h"
+#include "base/json.h"
 #include "cmd/arguments.h"
 #include "cmd/card_memory.h"
 #include "cmd/commands.h"
+#include "cmd/kernel_list.h"
+#include "cmd/options.h"
 #include "cmd/shape_options.h"
+#include "cuda/device/build.h"
+#include "jit/store.h"
 #include "memory/plan.h"
 #include "model/checkpoint.h"
 #include "model/random_weights.h"
@@ -23,7 +30,9 @@ struct Options {
   ShapeOptions shape;
   int64_t tokens = 1, context = 128, drafts = 0;
   bool json = false, all = false, reachable = false, step = false, prefill = false, by_expert = false, memory = false;
-  std::string mix = "A", cache = "bf16", link = "nvlink";
+  bool kernels = false;
+  std::string store;
+  std::string mix, cache = "bf16", link = "nvlink";
   std::string directory;  // of the memory plan
   int64_t max_context = 0, sequences = 0, cache_tokens = 0;
   MemoryArgs memory_args;
@@ -63,7 +72,7 @@ std::string step_text(const Options& o) {
                                    .link = plan::step::find_link(o.link),
                                    .by_expert = o.by_expert};
   const plan::step::StepPlan plan =
-      plan_step(step_model(o.shape.model), plan::step::find_mix(o.mix), shape, o.shape.card());
+      plan_step(step_model(o.shape.model), plan::step::find_mix(o.mix.empty() ? "A" : o.mix), shape, o.shape.card());
   return o.json ? to_json(plan) + "\n" : to_text(plan);
 }
 
@@ -71,7 +80,7 @@ std::string memory_text(const Options& o) {
   if (o.directory.empty() == o.shape.model.empty()) fail("--memory: wanted either a checkpoint directory or --model");
   DummyArgs dummy;
   dummy.shape = o.shape.model;
-  dummy.mix = o.mix;
+  dummy.mix = o.mix.empty() ? "A" : o.mix;
   std::unique_ptr<model::Checkpoint> checkpoint;
   if (!o.directory.empty()) checkpoint = std::make_unique<model::Checkpoint>(o.directory);
   memory::Demand demand;
@@ -93,6 +102,51 @@ std::string memory_text(const Options& o) {
                      plan.engine.max_sequences, plan.engine.max_context, plan.engine.cache_tokens);
 }
 
+// Every kernel that a whole model needs, and what the store knows of those that it has.
+std::string kernels_text(const Options& o) {
+  if (!is_whole_model(o.shape.model)) fail("--kernels: wanted --model with a checkpoint directory or a whole model");
+  const plan::Gpu& card = o.shape.card();
+  const ModelKernels model(card, o.shape.model, o.mix);
+  std::unique_ptr<jit::KernelStore> store;
+  const jit::Nvrtc* nvrtc = jit::Nvrtc::find(nullptr);  // its version is part of what the store has
+  const std::filesystem::path directory = store_directory(o.store);
+  if (std::error_code error; nvrtc != nullptr && std::filesystem::is_directory(directory, error)) {
+    store = std::make_unique<jit::KernelStore>(directory);
+  }
+  Json list = Json::array();
+  std::string text = fmt::format("{} ({}): {:>8} {:>7} {:>6}  {}\n", card.title, card.arch, "shared", "threads", "regs",
+                                 "kernel: operation");
+  for (const cuda::ListedKernel& kernel : model.list()) {
+    std::optional<jit::Entry> entry;
+    if (store) {
+      const jit::KernelRequest request = cuda::request_of(kernel.source, {std::string(card.arch), {}});
+      entry = store->load(jit::key_of(request.compile, nvrtc->version()));
+    }
+    Json entries = Json::array();
+    for (const plan::KernelEntry& e : kernel.source.entries) {
+      int64_t registers = 0;
+      if (entry) {
+        const std::string& symbol = entry->lowered.at(e.expression);
+        for (const jit::KernelUse& use : entry->kernels) registers = use.name == symbol ? use.registers : registers;
+      }
+      text +=
+          fmt::format("{:>{}} {:>7} {:>6}  {}: {}\n", e.smem_bytes, card.title.size() + card.arch.size() + 13,
+                      e.threads, registers > 0 ? std::to_string(registers) : "-", kernel.source.name, kernel.operation);
+      Json row = {{"expression", e.expression}, {"threads", e.threads}, {"smem_bytes", e.smem_bytes}};
+      if (registers > 0) row["registers"] = registers;
+      entries.push_back(std::move(row));
+    }
+    list.push_back({{"name", kernel.source.name},
+                    {"operation", kernel.operation},
+                    {"stored", entry.has_value()},
+                    {"entries", std::move(entries)}});
+  }
+  if (!o.json) return text;
+  return Json{{"gpu", card.name}, {"arch", card.arch}, {"model", o.shape.model}, {"kernels", std::move(list)}}.dump(
+             -1, ' ', false, Json::error_handler_t::replace) +
+         "\n";
+}
+
 std::string layer_text(const Options& o) {
   plan::moe::Problem problem = o.shape.problem();
   problem.tokens = o.tokens;
@@ -110,12 +164,12 @@ void add_plan(Command& app) {
       "plan",
       "Show the kernel plan of an expert layer: tile, shared memory to the byte, predicted time, rejections;\n"
       "with --step, predict a whole step of a model, operation by operation;\n"
-      "with --memory, what a model takes of a card's memory\n\n"
+      "with --memory, what a model takes of a card's memory; with --kernels, every kernel that it runs\n\n"
       "  fourfold plan --gpu rtx-pro-6000 --model 397B-A17B --tokens 8\n"
       "  fourfold plan --step --gpu h200 --model 35B-A3B --mix A --tokens 64 --context 2048\n"
       "  fourfold plan --step --gpu h200 --model 35B-A3B --tokens 8192 --context 0 --prefill\n"
       "  fourfold plan --memory --gpu h200 --model 122B-A10B --mix C --max-num-seqs 16");
-  o.shape.add_to(command);
+  o.shape.add_to(command, true);
   command.add_option("dir", o.directory, "With --memory: a checkpoint directory, instead of --model");
   command.add_option("--tokens", o.tokens, "Tokens in the batch; of a step, its sequences, or the tokens of a prefill")
       .show_default()
@@ -126,7 +180,8 @@ void add_plan(Command& app) {
   const char* group = "Of a whole step";
   const char* memory = "Of the memory";
   command.add_flag("--step", o.step, "Predict a step of the model instead of one expert layer");
-  command.add_option("--mix", o.mix, "Formats of the weights: " + plan::step::mix_names()).show_default().group(group);
+  command.add_option("--mix", o.mix, "Formats of the weights (default: A; --kernels: all): " + plan::step::mix_names())
+      .group(group);
   command.add_option("--context", o.context, "Positions before these tokens")
       .show_default()
       .range(0, int64_t{1} << 28)
@@ -139,6 +194,10 @@ void add_plan(Command& app) {
   command.add_option("--kv-cache-dtype", o.cache, "Keys and values: bf16 or fp8").show_default().group(group);
   command.add_option("--link", o.link, "Between ranks: nvlink, pcie (peer copies), host").show_default().group(group);
   command.add_flag("--enable-expert-parallel", o.by_expert, "Ranks have whole experts instead of a part of each");
+  command.add_flag("--kernels", o.kernels,
+                   "List every kernel that the model needs: operation, shared memory, registers");
+  add_store_option(command, o.store);
+  command.need("--store", "--kernels");
   for (const char* name : {"--enable-expert-parallel", "--context", "--prefill", "--link"}) {
     command.need(name, "--step");
   }
@@ -161,11 +220,18 @@ void add_plan(Command& app) {
   for (const char* name : {"--experts", "--top-k", "--hidden", "--intermediate", "--activations", "--weights",
                            "--activation", "--shared", "--reachable", "--all"}) {
     command.exclude("--step", name);
+    command.exclude("--kernels", name);
   }
   command.callback([options] {
+    if (!options->mix.empty() && !options->step && !options->kernels && !options->memory) {
+      fail("--mix: wanted --step, --kernels or --memory with it");
+    }
     std::string text;
     try {
-      text = options->memory ? memory_text(*options) : options->step ? step_text(*options) : layer_text(*options);
+      text = options->memory    ? memory_text(*options)
+             : options->kernels ? kernels_text(*options)
+             : options->step    ? step_text(*options)
+                                : layer_text(*options);
     } catch (const memory::NotEnough& error) {
       eprint("{}", error.table());
       throw;

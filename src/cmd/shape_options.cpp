@@ -13,9 +13,9 @@ std::string names(std::span<const Row> rows) {
 }
 }  // namespace
 
-void ShapeOptions::add_to(Command& command) {
+void ShapeOptions::add_to(Command& command, bool directories) {
   add_card_to(command);
-  add_shape_to(command);
+  add_shape_to(command, directories);
 }
 
 void ShapeOptions::add_card_to(Command& command) {
@@ -23,8 +23,10 @@ void ShapeOptions::add_card_to(Command& command) {
   command.add_option("--arch", arch, "Architecture instead of a card: " + names<plan::Arch>(plan::kArchs));
 }
 
-void ShapeOptions::add_shape_to(Command& command) {
-  command.add_option("--model", model, "Shape of a model: " + names<plan::moe::NamedShape>(plan::moe::named_shapes()));
+void ShapeOptions::add_shape_to(Command& command, bool directories) {
+  command.add_option("--model", model,
+                     (directories ? "A checkpoint directory, or the shape of a model: " : "Shape of a model: ") +
+                         names<plan::moe::NamedShape>(plan::moe::named_shapes()));
   constexpr plan::moe::Limits kLimits = plan::moe::kLimits;
   command.add_option("--experts", experts, "Number of routed experts").range(1, kLimits.experts);
   command.add_option("--top-k", top_k, "Experts per token").range(1, kLimits.top_k);

@@ -1,40 +1,87 @@
 // fourfold warm: compiles every kernel that a model needs on a card, without one, and packs them for other machines.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 
 #include "base/check.h"
 #include "base/json.h"
 #include "cmd/arguments.h"
 #include "cmd/commands.h"
+#include "cmd/kernel_list.h"
 #include "cmd/options.h"
 #include "cmd/shape_options.h"
 #include "cuda/device/build.h"
 #include "cuda/moe/sources.h"
+#include "plan/step/step.h"
 
 namespace fourfold::cmd {
 namespace {
 
 struct Options {
   ShapeOptions shape;
-  std::string store, pack, import;
+  std::string store, pack, import, mix;
   uint64_t limit_mb = jit::kDefaultStoreLimit >> 20;
   int threads = 0;
   bool json = false;
 };
 
-void print_text(const std::vector<jit::BuiltKernel>& kernels, const jit::KernelStore& store, int64_t spills,
-                double seconds) {
+// What is compiled, and for what: a whole model where one is named, with the expert layer that the other options
+// describe (as `plan` and `bench kernels` take it), or that layer alone.
+class Wanted {
+ public:
+  explicit Wanted(const Options& options) : card_(options.shape.card()) {
+    const std::string& model = options.shape.model;
+    const bool whole = is_whole_model(model) && options.shape.ranks == 1;
+    if (!options.mix.empty() && !whole) fail("--mix {}: wanted --model with a whole model, without --tp", options.mix);
+    if (whole) model_ = std::make_unique<ModelKernels>(card_, model, options.mix);
+    if (!whole || options.shape.any_detail()) problem_ = options.shape.problem();
+  }
+
+  const plan::Gpu& card() const { return card_; }
+  std::vector<plan::KernelSource> sources(const std::set<std::string>& refused) {
+    std::vector<plan::KernelSource> all;
+    const auto add = [&](plan::KernelSource source, const std::string& operation) {
+      if (operations_.emplace(source.name, operation).second || !contains(all, source.name)) {
+        all.push_back(std::move(source));
+      }
+    };
+    if (model_ != nullptr) {
+      for (cuda::ListedKernel& kernel : model_->list(refused)) add(std::move(kernel.source), kernel.operation);
+    }
+    if (problem_) {
+      for (plan::KernelSource& source : cuda::layer_sources(*problem_, card_, refused))
+        add(std::move(source), "experts");
+    }
+    return all;
+  }
+  const std::string& operation(const std::string& name) const { return operations_.at(name); }
+
+ private:
+  static bool contains(const std::vector<plan::KernelSource>& all, const std::string& name) {
+    return std::any_of(all.begin(), all.end(), [&](const plan::KernelSource& s) { return s.name == name; });
+  }
+  const plan::Gpu& card_;
+  std::unique_ptr<ModelKernels> model_;
+  std::optional<plan::moe::Problem> problem_;
+  std::map<std::string, std::string> operations_;  // by name of the source
+};
+
+void print_text(const std::vector<jit::BuiltKernel>& kernels, const Wanted& wanted, const jit::KernelStore& store,
+                int64_t spills, double seconds) {
   size_t compiled = 0;
   fmt::print("{:>5} {:>6} {:>6} {:>7} {:>9} {:>8}  {}\n", "regs", "spills", "stack", "static", "code", "seconds",
-             "kernel");
+             "kernel: operation");
   for (const jit::BuiltKernel& kernel : kernels) {
     compiled += kernel.compiled;
     for (const jit::KernelUse& use : kernel.entry.kernels) {
-      fmt::print("{:>5} {:>6} {:>6} {:>7} {:>9} {:>8}  {}\n", use.registers, kernel.entry.spill_bytes, use.stack_bytes,
-                 use.shared_bytes, use.code_bytes,
-                 kernel.compiled ? fmt::format("{:.1f}", kernel.seconds) : std::string("stored"), kernel.name);
+      fmt::print("{:>5} {:>6} {:>6} {:>7} {:>9} {:>8}  {}: {}\n", use.registers, kernel.entry.spill_bytes,
+                 use.stack_bytes, use.shared_bytes, use.code_bytes,
+                 kernel.compiled ? fmt::format("{:.1f}", kernel.seconds) : std::string("stored"), kernel.name,
+                 wanted.operation(kernel.name));
     }
   }
   fmt::print("{} kernels, {} compiled, {} spill bytes, {:.1f} s; store {} ({:.1f} MB)\n", kernels.size(), compiled,
@@ -51,13 +98,13 @@ void run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<jit::BuiltKernel> kernels;
   std::string arch;
+  std::unique_ptr<Wanted> wanted;
   if (compile) {
-    const plan::Gpu& card = options.shape.card();
-    arch = card.arch;
-    const plan::moe::Problem problem = options.shape.problem();
-    kernels = cuda::build_all(
-        store, arch, [&](const std::set<std::string>& refused) { return cuda::layer_sources(problem, card, refused); },
-        {.threads = options.threads});
+    wanted = std::make_unique<Wanted>(options);
+    arch = wanted->card().arch;
+    kernels =
+        cuda::build_all(store, arch, [&](const std::set<std::string>& refused) { return wanted->sources(refused); },
+                        {.threads = options.threads});
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   // What was compiled stays, so that a second call with more room finds it.
@@ -79,7 +126,7 @@ void run(const Options& options) {
 
   if (!options.json) {
     if (!options.import.empty()) fmt::print("imported {} kernels from {}\n", imported, options.import);
-    if (compile) print_text(kernels, store, spills, seconds);
+    if (compile) print_text(kernels, *wanted, store, spills, seconds);
     if (!options.pack.empty()) fmt::print("packed {} kernels into {}\n", keys.size(), options.pack);
     return;
   }
@@ -96,6 +143,7 @@ void run(const Options& options) {
                       {"code_bytes", use.code_bytes}});
     }
     list.push_back({{"name", kernel.name},
+                    {"operation", wanted->operation(kernel.name)},
                     {"key", kernel.key},
                     {"compiled", kernel.compiled},
                     {"seconds", kernel.seconds},
@@ -123,7 +171,9 @@ void add_warm(Command& app) {
   auto options = std::make_shared<Options>();
   Command command = app.add_command(
       "warm", "Compile every kernel that a model needs on a card (no GPU needed), pack them, or import a pack");
-  options->shape.add_to(command);
+  options->shape.add_to(command, true);
+  command.add_option("--mix", options->mix,
+                     "Of a model's shape, formats of the weights (default: all): " + plan::step::mix_names());
   add_store_option(command, options->store);
   command.add_option("--limit-mb", options->limit_mb, "Size that the store may have").show_default().range(1, 1 << 20);
   command.add_option("--pack", options->pack, "Write the kernels into one file for another machine");

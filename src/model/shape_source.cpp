@@ -89,19 +89,19 @@ std::unique_ptr<WeightSource> shapes_of(Checkpoint& checkpoint) {
       });
 }
 
-std::unique_ptr<WeightSource> shapes_of(const ModelConfig& config, FormatOf formats) {
+std::unique_ptr<WeightSource> shapes_of(const ModelConfig& config, FormatOf formats, bool fp8_blocks) {
   std::map<std::string, WeightSpec> specs;
   for (WeightSpec& spec : weight_specs(config)) {
     if (spec.expert <= 0) specs.emplace(spec.name, spec);
   }
-  return std::make_unique<ShapeSource>(config, [specs = std::move(specs), formats = std::move(formats)](
+  return std::make_unique<ShapeSource>(config, [specs = std::move(specs), formats = std::move(formats), fp8_blocks](
                                                    const std::string& module, int64_t rows, int64_t columns) {
     Stored stored;
     const auto spec = specs.find(module);
     if (spec != specs.end()) stored.format = random_format(formats, spec->second);
     if (stored.format == ops::Format::kFp8) {
-      stored.scale_rows = rows;
-      stored.scale_columns = columns;
+      stored.scale_rows = fp8_blocks ? 128 : rows;
+      stored.scale_columns = fp8_blocks ? 128 : columns;
     }
     return stored;
   });

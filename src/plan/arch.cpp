@@ -1,5 +1,7 @@
 #include "plan/arch.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "base/check.h"
@@ -19,6 +21,10 @@ const Arch& find_arch(std::string_view name) {
     if (arch.name == name) return arch;
   }
   fail("architecture '{}' is not known; wanted one of {}", printable(name), names<Arch>(kArchs));
+}
+
+bool knows_arch(std::string_view name) {
+  return std::any_of(std::begin(kArchs), std::end(kArchs), [&](const Arch& arch) { return arch.name == name; });
 }
 
 const Gpu& find_gpu(std::string_view name) {

@@ -194,6 +194,7 @@ inline constexpr Gpu kGpus[] = {
 
 // By name; an Error that lists what is known otherwise.
 const Arch& find_arch(std::string_view name);
+bool knows_arch(std::string_view name);
 const Gpu& find_gpu(std::string_view name);
 // The card that stands for an architecture when only the architecture is given: the fastest one of the table.
 const Gpu& representative_gpu(const Arch& arch);

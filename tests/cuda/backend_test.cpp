@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -50,12 +51,23 @@ std::shared_ptr<model::Model> reference() {
   return model;
 }
 
-std::shared_ptr<model::Model> on_gpu(bool overlap) {
-  static std::shared_ptr<model::Model> models[2];
-  std::shared_ptr<model::Model>& model = models[overlap ? 1 : 0];
+// How the model runs: launches that overlap, keys and values as e4m3, a card whose kernels run instead of this one's.
+struct Way {
+  const char* name;
+  bool overlap = true;
+  bool fp8_cache = false;
+  const char* emulate = "";
+};
+void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
+
+std::shared_ptr<model::Model> on_gpu(const Way& way) {
+  static std::map<std::string, std::shared_ptr<model::Model>> models;
+  std::shared_ptr<model::Model>& model = models[way.name];
   if (model == nullptr) {
     CudaOptions options;
-    options.overlap = overlap;
+    options.overlap = way.overlap;
+    options.fp8_cache = way.fp8_cache;
+    options.emulate = way.emulate;
     model = load(make_backend(options));
   }
   return model;
@@ -168,13 +180,14 @@ Difference compare(const std::vector<float>& got, const std::vector<float>& want
   return d;
 }
 
-class DemoModel : public testing::TestWithParam<bool> {
+class DemoModel : public testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
     std::string why;
     if (jit::Driver::find(&why) == nullptr) GTEST_SKIP() << "no CUDA device on this machine" << why;
     if (jit::Nvrtc::find(&why) == nullptr) GTEST_SKIP() << "no NVRTC on this machine" << why;
-    if (jit::Driver::get().device(0).major != 9) GTEST_SKIP() << "no Hopper card";
+    const int major = jit::Driver::get().device(0).major;
+    if (*GetParam().emulate != 0 && major != 9) GTEST_SKIP() << "no Hopper card, which has all that others have";
   }
 };
 
@@ -202,8 +215,13 @@ TEST_P(DemoModel, TwoRunsHaveTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Launches, DemoModel, testing::Bool(),
-                         [](const auto& parameter) { return parameter.param ? "Overlapped" : "OneByOne"; });
+INSTANTIATE_TEST_SUITE_P(
+    Launches, DemoModel,
+    testing::Values(Way{.name = "Overlapped"}, Way{.name = "OneByOne", .overlap = false},
+                    Way{.name = "AsRtxPro6000", .emulate = "rtx-pro-6000"},
+                    Way{.name = "AsRtxPro6000Fp8Cache", .fp8_cache = true, .emulate = "rtx-pro-6000"},
+                    Way{.name = "AsA100", .overlap = false, .emulate = "a100"}),
+    [](const auto& parameter) { return parameter.param.name; });
 
 }  // namespace
 }  // namespace fourfold::cuda

@@ -21,7 +21,7 @@ using i64 = long long;
 
 inline constexpr u32 kSharedBias = 1024;  // address of the first byte of dynamic shared memory: 0 stays invalid
 inline constexpr u32 kMaxShared = 232448;
-inline constexpr u32 kMaxStaticShared = 64 * 1024;
+inline constexpr u32 kMaxStaticShared = 128 * 1024;
 inline constexpr u32 kMaxThreads = 1024;
 inline constexpr u32 kMaxBarriers = 128;
 // Components of a clock: threads, mbarriers (their completed phases), and "the kernel before this one has ended".

@@ -9,9 +9,13 @@
 #include "base/math.h"
 #include "chat/chat_text.h"
 #include "cpu/backend.h"
+#include "cuda/backend/listing.h"
+#include "cuda/device/build.h"
+#include "cuda/device/device.h"
 #include "hostcuda/testing.h"
 #include "model/checkpoint.h"
 #include "model/model.h"
+#include "model/random_weights.h"
 #include "ranks/threads.h"
 
 namespace fourfold::hostcuda {
@@ -21,12 +25,21 @@ constexpr int64_t kPage = 16;
 
 std::filesystem::path demo() { return std::filesystem::path(FOURFOLD_SOURCE_DIR) / "models" / "demo"; }
 
-std::shared_ptr<model::Model> load(std::shared_ptr<ops::Backend> backend) {
+// The demo model; or, for experts in another format than its own, half of its layers with random weights, and as many
+// experts as a token chooses, so that no rounding changes the choice.
+std::shared_ptr<model::Model> load(std::shared_ptr<ops::Backend> backend, int64_t rows, ops::Format experts) {
   model::Checkpoint checkpoint(demo());
   model::ModelOptions options;
-  options.max_step_tokens = 128;
-  options.max_logit_rows = 128;
-  return model::load_model(checkpoint, std::move(backend), options);
+  options.max_step_tokens = rows;
+  options.max_logit_rows = rows;
+  if (experts == ops::Format::kNvfp4) return model::load_model(checkpoint, std::move(backend), options);
+  model::ModelConfig config = checkpoint.config();
+  model::set_layers(config, 4);
+  config.experts = config.top_k;
+  const auto weights = model::make_random_weights(config, 5, [&](model::WeightKind kind) {
+    return kind == model::WeightKind::kRoutedExpert ? experts : model::default_format(kind);
+  });
+  return model::load_model(*weights, std::move(backend), options);
 }
 
 std::shared_ptr<model::Model> load(const model::BackendFactory& backends, const model::RankOptions& ranks) {
@@ -36,10 +49,10 @@ std::shared_ptr<model::Model> load(const model::BackendFactory& backends, const 
   return model::load_model(checkpoint, backends, ranks, options);
 }
 
-std::shared_ptr<model::Model> reference() {
+std::shared_ptr<model::Model> reference(ops::Format experts) {
   cpu::CpuOptions options;
   options.isa = cpu::Isa::kReference;
-  return load(cpu::make_backend(options));
+  return load(cpu::make_backend(options), 128, experts);
 }
 
 // Conversations of the kind that the model was made for. Among tokens at random it has experts that are chosen by less
@@ -140,44 +153,88 @@ struct Case {
   bool fp8 = false;
   bool wide = true;
   bool again = false;  // a second run has the same bits
+  HostCard card = {};
+  const char* emulate = "";  // a card whose kernels run on this one
+  int64_t rows = 128;        // of a step, at most
+  ops::Format experts = ops::Format::kNvfp4;
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+// Fills the store with what the model is listed to need: the number of kernels in it.
+size_t warm(const Case& c) {
+  const plan::Gpu gpu = *c.emulate != 0 ? plan::find_gpu(c.emulate) : cuda::gpu_row_of(device_info(c.card));
+  const auto list =
+      std::make_shared<cuda::KernelListing>(gpu, cuda::ListingOptions{.fp8_caches = {c.fp8}, .most_rows = c.rows});
+  {
+    const auto model = load(list, c.rows, c.experts);
+    model::Caches caches = model->make_caches(1, kPage, 1);
+    model->make_stepper({.lanes = 1,
+                         .rows = c.rows,
+                         .logit_rows = 1,
+                         .context = kPage,
+                         .page_size = kPage,
+                         .vocabulary = model->config().vocabulary},
+                        caches);
+  }
+  cuda::CompileOptions compile = {device_info(c.card).arch(), {}};
+  if (*c.emulate != 0) compile.definitions.emplace_back("FOURFOLD_EMULATE_FP4_MMA");
+  std::vector<jit::KernelRequest> requests;
+  for (const cuda::ListedKernel& kernel : list->kernels()) requests.push_back(cuda::request_of(kernel.source, compile));
+  jit::KernelStore store(kernel_store());
+  jit::build(store, requests, {.threads = 1, .progress = false});
+  return store.keys().size();
+}
 
 class HostModel : public testing::TestWithParam<Case> {};
 
 TEST_P(HostModel, HasTheReferencesLogits) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
   const Case& c = GetParam();
-  const std::vector<float> want = logits_of(*reference(), c.steps);
-  HostCard card;
+  const std::vector<float> want = logits_of(*reference(c.experts), c.steps);
+  HostCard card = c.card;
   card.executor.seed = 3;
   card.executor.delivery = c.overlap ? executor::Delivery::kLate : executor::Delivery::kAtOnce;
   install(card);
+  const size_t listed = warm(c);
   {
-    const auto model = load(cuda_backend(c.overlap, c.fp8, c.wide));
+    const auto model =
+        load(cuda_backend(c.overlap, c.fp8, c.wide, true, cuda::kStepDeadline, c.emulate), c.rows, c.experts);
     const std::vector<float> got = logits_of(*model, c.steps);
     const Difference d = compare(got, want, static_cast<size_t>(model->config().vocabulary));
     RecordProperty("mean_kl", fmt::format("{:.2e}", d.mean_kl));
     std::printf("mean KL %.2e, %ld launches\n", d.mean_kl, static_cast<long>(calls(Call::kLaunch)));
-    EXPECT_LT(d.mean_kl, c.fp8 ? 1e-3 : 1e-4);
+    // Random weights amplify what is rounded.
+    EXPECT_LT(d.mean_kl, c.fp8 || c.experts != ops::Format::kNvfp4 ? 1e-3 : 1e-4);
     EXPECT_EQ(d.other_choices, 0);
     if (c.again) {
       EXPECT_EQ(got, logits_of(*model, c.steps)) << "two runs have other bits";
     }
   }
   EXPECT_EQ(live(), Live{});
+  EXPECT_EQ(jit::KernelStore(kernel_store()).keys().size(), listed) << "the list lacks kernels that were run";
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Pieces, HostModel,
-    testing::Values(Case{.name = "Tokens", .steps = {{3}, {1}, {1}}, .again = true},                      //
-                    Case{.name = "Piece", .steps = {{20}, {1}}, .again = true},                           //
-                    Case{.name = "OneByOne", .steps = {{5}, {1}}, .overlap = false, .wide = false},       //
-                    Case{.name = "Chunks", .steps = {{33, 0}, {70, 1}, {17, 1}}},                         //
-                    Case{.name = "Mixed", .steps = {{20, 1, 3, 0}, {1, 18, 2, 1}}},                       //
-                    Case{.name = "MixedNarrow", .steps = {{20, 1, 3, 0}, {1, 18, 2, 1}}, .wide = false},  //
-                    Case{.name = "Fp8Cache", .steps = {{19, 2}, {1, 17}, {1, 3}}, .fp8 = true}),
+    testing::Values(
+        Case{.name = "Tokens", .steps = {{3}, {1}, {1}}, .again = true},                      //
+        Case{.name = "Piece", .steps = {{20}, {1}}, .again = true},                           //
+        Case{.name = "OneByOne", .steps = {{5}, {1}}, .overlap = false, .wide = false},       //
+        Case{.name = "Chunks", .steps = {{33, 0}, {70, 1}, {17, 1}}},                         //
+        Case{.name = "Mixed", .steps = {{20, 1, 3, 0}, {1, 18, 2, 1}}},                       //
+        Case{.name = "MixedNarrow", .steps = {{20, 1, 3, 0}, {1, 18, 2, 1}}, .wide = false},  //
+        Case{.name = "Fp8Cache", .steps = {{19, 2}, {1, 17}, {1, 3}}, .fp8 = true},           //
+        // The kernels of other architectures: mma.sync, other tiles, no bulk copies on the first one.
+        Case{.name = "Ampere", .steps = {{20, 3}, {1, 17}}, .card = ampere_card(), .rows = 32},
+        Case{.name = "EmulatedBlackwell", .steps = {{20, 3}, {1, 17}}, .emulate = "rtx-pro-6000", .rows = 32},
+        Case{.name = "EmulatedBlackwellFp8Cache",
+             .steps = {{19, 2}, {1, 1}},
+             .fp8 = true,
+             .emulate = "rtx-pro-6000",
+             .rows = 32},
+        Case{.name = "Bf16Experts", .steps = {{19, 2}, {1, 1}}, .experts = ops::Format::kBf16},
+        Case{.name = "Fp8Experts", .steps = {{19, 2}, {1, 1}}, .experts = ops::Format::kFp8}),
     [](const auto& parameter) { return parameter.param.name; });
 
 // ---- ranks

@@ -242,6 +242,7 @@ class Card {
       programmatic =
           programmatic || (config.attributes[i].id == jit::kProgrammaticLaunch && config.attributes[i].value.flag != 0);
     }
+    if (programmatic && card_.major < 9) return kInvalid;
     executor::LaunchConfig how;
     how.name = kernel.expression;
     how.grid = {grid[0], grid[1], grid[2]};

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "base/check.h"
+#include "cuda/backend/plain_experts.h"
 #include "cuda/backend/sources.h"
 #include "cuda/device/device.h"
 #include "cuda/moe/sources.h"
@@ -21,29 +22,25 @@ namespace {
 
 std::vector<plan::KernelSource> all_sources() {
   std::vector<plan::KernelSource> all = {
-      cuda::norm_source(),
-      cuda::step_source(),
-      cuda::sample_source(),
-      cuda::stamp_source(),
-      cuda::route_source(),
-      cuda::reduce_source(),
-      cuda::prepare_source(),
-      cuda::quantise_source(),
-      cuda::delta_source(128, 128),
-      cuda::attention_source(256, 64, false),
-      cuda::attention_source(256, 64, true),
-      cuda::prefill_source(256, 64, false),
-      cuda::prefill_source(256, 64, true),
+      cuda::norm_source(),  cuda::step_source(),   cuda::sample_source(),  cuda::stamp_source(),
+      cuda::route_source(), cuda::reduce_source(), cuda::prepare_source(), cuda::quantise_source(),
   };
-  for (const int formats : kStackFormats) {
-    all.push_back(cuda::rows_source(cuda::rows_way(formats, 256, 256)));  // sizes of the demo model and below
-    const auto of_head = cuda::rows_way(formats, 4096, 256);
-    if (of_head != cuda::rows_way(formats, 256, 256)) all.push_back(cuda::rows_source(of_head));
-    all.push_back(cuda::wide_source(formats));
+  for (const ModelArch& model : kModelArchs) {
+    const plan::Arch& arch = plan::find_arch(model.name);
+    all.push_back(cuda::delta_source(arch, 128, 128));
+    all.push_back(cuda::attention_source(arch, 256, 64, model.fp8_cache));
+    all.push_back(cuda::prefill_source(arch, 256, 64, model.fp8_cache));
+    for (const int formats : kStackFormats) {
+      for (const int rows : {256, 4096}) {  // sizes of the demo model and below, and of its head
+        all.push_back(cuda::rows_source(arch, cuda::rows_way(arch, formats, rows, 256)));
+      }
+      all.push_back(cuda::wide_source(arch, formats));
+    }
   }
+  for (const int formats : {1, 2}) all.push_back(cuda::plain_source(plan::find_arch("sm_90a"), formats, formats));
   for (const ExpertCase& c : expert_cases()) {
     // As the planner will see the card.
-    const plan::Gpu gpu = cuda::gpu_row_of(device_info(c.card));
+    const plan::Gpu gpu = c.emulate.empty() ? cuda::gpu_row_of(device_info(c.card)) : plan::find_gpu(c.emulate);
     for (const int64_t tokens : plan::token_buckets()) {
       if (tokens > plan::bucket_of(c.most_tokens)) break;
       plan::moe::Problem p = c.problem;

@@ -51,6 +51,16 @@ inline HostCard two_cards() {
   card.sms = 4;
   return card;
 }
+// An A100: no bulk copies, no programmatic launches.
+inline HostCard ampere_card() {
+  HostCard card;
+  card.name = "NVIDIA A100-SXM4-80GB";
+  card.major = 8;
+  card.l2_mb = 40;
+  card.smem_per_block = 166912;
+  card.smem_per_sm = 167936;
+  return card;
+}
 // What the driver says of it.
 inline constexpr int kClockKhz = 1755000, kMemoryClockKhz = 3201000, kBusBits = 6144;
 inline jit::DeviceInfo device_info(const HostCard& card) {

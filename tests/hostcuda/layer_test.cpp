@@ -47,6 +47,7 @@ TEST_P(HostLayer, PassesItsSelfTestAndIsRightForEveryBatch) {
     jit::KernelStore store(kernel_store());
     cuda::KernelOptions options;
     options.max_tokens = c.most_tokens;
+    if (!c.emulate.empty()) options.load.emulate = &plan::find_gpu(c.emulate);
     const cuda::ExpertKernels kernels(device, store, p, options);
     EXPECT_EQ(cuda::fallback_buckets(), 0);
     const cuda::ExpertWorkspace workspace(kernels.context(), c.most_tokens);
@@ -84,7 +85,9 @@ TEST_P(HostLayer, PassesItsSelfTestAndIsRightForEveryBatch) {
   EXPECT_EQ(live(), Live{});
 }
 
-INSTANTIATE_TEST_SUITE_P(Cards, HostLayer, testing::Values(LayerCase{"Hopper", 0}, LayerCase{"Blackwell", 1}),
+INSTANTIATE_TEST_SUITE_P(Cards, HostLayer,
+                         testing::Values(LayerCase{"Hopper", 0}, LayerCase{"Blackwell", 1}, LayerCase{"Ampere", 2},
+                                         LayerCase{"EmulatedBlackwell", 3}),
                          [](const auto& parameter) { return parameter.param.name; });
 
 }  // namespace

@@ -12,10 +12,19 @@ namespace fourfold::hostcuda {
 // As gemm::RowsTile::formats has them.
 inline constexpr int kStackFormats[] = {1, 4, 5};
 
+// Whole models run with the kernels of these, with such caches of keys and values.
+struct ModelArch {
+  const char* name;
+  bool fp8_cache;
+};
+inline constexpr ModelArch kModelArchs[] = {
+    {"sm_80", false}, {"sm_90a", false}, {"sm_90a", true}, {"sm_120a", false}, {"sm_120a", true}};
+
 struct ExpertCase {
   HostCard card;
   plan::moe::Problem problem;
   int64_t most_tokens;
+  std::string emulate = "";  // a card whose plans run on this one
 };
 
 inline plan::moe::Problem expert_problem(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate) {
@@ -40,12 +49,15 @@ inline plan::moe::Problem with_shared(plan::moe::Problem p, int64_t intermediate
 }
 
 inline std::vector<ExpertCase> expert_cases() {
+  const plan::moe::Problem demo = with_shared(expert_problem(24, 4, 256, 64), 128);
   return {
-      {HostCard{}, with_shared(expert_problem(24, 4, 256, 64), 128), 128},  // the demo model
+      {HostCard{}, demo, 128},
       // A rank of two of it: with half of every expert, or half of the experts.
       {two_cards(), with_shared(expert_problem(24, 4, 256, 32), 64), 64},
       {two_cards(), with_shared(expert_problem(12, 4, 256, 64), 64), 64},
       {blackwell_card(), with_fp4(expert_problem(9, 3, 256, 256)), 8},
+      {ampere_card(), demo, 32},
+      {HostCard{}, demo, 32, "rtx-pro-6000"},
   };
 }
 

@@ -57,9 +57,11 @@ inline cuda::CudaOptions cuda_options(bool overlap = true, bool fp8_cache = fals
 // The backend on the card that is installed.
 inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_cache = false, bool wide = true,
                                                   bool graphs = true,
-                                                  std::chrono::milliseconds step_deadline = cuda::kStepDeadline) {
+                                                  std::chrono::milliseconds step_deadline = cuda::kStepDeadline,
+                                                  const std::string& emulate = "") {
   cuda::CudaOptions options = cuda_options(overlap, fp8_cache, wide, graphs);
   options.step_deadline = step_deadline;
+  options.emulate = emulate;
   return cuda::make_backend(options);
 }
 

@@ -1,6 +1,7 @@
 #include "executor/cuda.h"
 #include "kernels/gemm/dense.cuh"
 #include "kernels/gemm/dense_sm90.cuh"
+#include "kernels/gemm/experts.cuh"
 #include "kernels/gemm/middle_sm90.cuh"
 #include "kernels/gemm/repack.cuh"
 
@@ -53,6 +54,23 @@ std::vector<DenseKernel> dense_kernels() {
       WIDE(15, 32, 3),                           // formats, tokens, stages
       WIDE(7, 64, 2),         MIDDLE(15, 4, 1),  // formats, stages, CTAs
       MIDDLE(7, 2, 2),
+  };
+}
+
+namespace {
+template <bool GateUp, int... Values>
+ExpertsKernel experts_kernel(const char* name) {
+  using Tile = DenseTileOf<Values...>;
+  return {name, GateUp, Tile::value, [](const ExpertsArgs& args) { gemm_experts<Tile, GateUp>(args); }};
+}
+}  // namespace
+
+std::vector<ExpertsKernel> experts_kernels() {
+  return {
+      experts_kernel<true, 15, 16, 8, 3, 1>("gate-up {15, 16, 8, 3, 1}"),
+      experts_kernel<false, 15, 16, 8, 3, 1>("down {15, 16, 8, 3, 1}"),
+      experts_kernel<true, 15, 64, 4, 2, 1>("gate-up {15, 64, 4, 2, 1}"),
+      experts_kernel<false, 15, 64, 4, 2, 1>("down {15, 64, 4, 2, 1}"),
   };
 }
 

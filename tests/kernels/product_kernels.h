@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/gemm/dense_tile.h"
+#include "kernels/gemm/experts_args.h"
 #include "kernels/gemm/rows_tile.h"
 #include "kernels/norm/norm_args.h"
 #include "kernels/ptx/tensor_map.h"
@@ -30,6 +31,15 @@ struct DenseKernel {
   MiddleTile tile = {};  // of gemm_middle
 };
 std::vector<DenseKernel> dense_kernels();
+
+// Products of experts, gate-up or down.
+struct ExpertsKernel {
+  std::string name;
+  bool gate_up;
+  DenseTile tile;
+  void (*run)(const ExpertsArgs&);
+};
+std::vector<ExpertsKernel> experts_kernels();
 
 void repack_kernel(const Source& first, const Source& second, bool paired, int first_tile, int tiles, int units,
                    unsigned char* out, int* bad);

@@ -3,7 +3,7 @@
 #   tools/device/model.sh [OUT_DIR]            everything (the build needs what README.md names; it has a time limit of its own)
 #   BINARIES=folder tools/device/model.sh      with `fourfold`, `cuda_backend_test` and `cuda_test` built elsewhere, and the
 #                                              shared libraries they need
-#   PARTS="check demo 35B many 122B" (default: all, in this order); BUILD_SECONDS: limit of the build
+#   PARTS="check demo 35B many 122B" (default: all of these, in this order; and "emulated"); BUILD_SECONDS: limit of the build
 # Every part prints its figures; all output is kept in OUT_DIR. A part that fails is named, and the others still run.
 set -u
 out=${1:-${OUT:-out}}
@@ -50,6 +50,11 @@ for part in ${PARTS:-check demo 35B many 122B}; do
       run eval 60 "$fourfold" eval --device cuda --parallel 32
       run eval_drafts 30 "$fourfold" eval --device cuda --parallel 32 --limit 20 --draft 3
       run eval_fp8 30 "$fourfold" eval --device cuda --parallel 32 --kv-cache-dtype fp8
+      ;;
+    emulated)
+      # The kernels of cards that are not here, on this one and within their shared memory: a check, no measurement.
+      run emulated_test 120 "$bin/cuda_backend_test" --gtest_filter='*/As*'
+      run emulated_eval 60 "$fourfold" eval --device cuda --emulate rtx-pro-6000 --parallel 32 --limit 40
       ;;
     demo)
       # Start to the end of a short answer with a warm store, then speeds with and without drafts.

@@ -35,9 +35,12 @@ struct CudaOptions {
   // who did not come is said by whom waited.
   std::chrono::nanoseconds patience = std::chrono::seconds(5);
   std::chrono::milliseconds step_deadline = kStepDeadline;  // of a step that does not end
+  // A card as `plan --gpu` names it: its kernels run here, compiled for this card, within that card's shared memory and
+  // with its multiplications emulated where this one has none; a check, no measurement. Empty: this card's own.
+  std::string emulate;
 };
 
-// Error when there is no such device, no NVRTC, or kernels for its architecture are missing.
+// Error when there is no such device, no NVRTC, or an architecture that plan/arch.h does not list.
 std::shared_ptr<ops::Backend> make_backend(const CudaOptions& options);
 
 // Of the driver; 0 without one.

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "cuda/backend/tensors.h"
+#include "cuda/moe/sources.h"
 #include "kernels/norm/norm_args.h"
 #include "kernels/step/rows_args.h"
 
@@ -26,12 +27,14 @@ Grid rows_grid(int64_t rows, int columns) {
 }  // namespace
 
 CudaBackend::CudaBackend(const CudaOptions& options)
-    : CudaBackend(options, std::make_shared<Card>(options.device, options.store.empty() ? jit::default_store_directory()
-                                                                                        : options.store)) {}
+    : CudaBackend(options, std::make_shared<Card>(
+                               options.device, options.store.empty() ? jit::default_store_directory() : options.store,
+                               options.emulate.empty() ? nullptr : &plan::find_gpu(options.emulate))) {}
 
 CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card)
     : options_(options),
       card_(std::move(card)),
+      arch_(plan::arch_of(card_->loader.card())),
       pool_(options.threads),
       overlap_(options.overlap ? Overlap::kProgrammatic : Overlap::kNone),
       step_uploads_(*card_),
@@ -43,9 +46,6 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card)
       graphs_(*card_, kMostGraphs) {
   card_->loading_threads = options.threads;
   const jit::DeviceInfo& info = card_->device.info();
-  if (info.major != 9) {
-    fail("{}: {}; models run on Hopper cards (sm_90a) and on the CPU", info.name, info.arch());
-  }
   arrived_ = cuda::Buffer(card_->device, static_cast<uint64_t>(info.sms * gemm::kWideWarps) * sizeof(int), "counters");
   arrived_.fill(card_->stream, 0);
   const std::vector<float> scales(2, 1.0f);
@@ -68,7 +68,8 @@ CudaBackend::~CudaBackend() {
 
 std::string CudaBackend::description() const {
   const jit::DeviceInfo& info = card_->device.info();
-  return fmt::format("cuda {} ({}, {}){}", info.name, info.arch(), jit::host_memory_name(info.host_memory),
+  return fmt::format("cuda {} ({}, {}{}){}", info.name, info.arch(), jit::host_memory_name(info.host_memory),
+                     options_.emulate.empty() ? "" : fmt::format(", with the kernels of {}", options_.emulate),
                      ranks_ == nullptr ? "" : ", " + ranks_->description());
 }
 
@@ -76,6 +77,11 @@ std::string CudaBackend::description() const {
 
 const std::vector<Kernel>& CudaBackend::loaded(const plan::KernelSource& source) {
   const std::vector<Kernel>*& found = by_name_[source.name];
+  if (found == nullptr && asked_for_ != nullptr) {
+    static const std::vector<Kernel> kNone;
+    asked_for_->push_back(source);
+    return kNone;
+  }
   if (found == nullptr) {
     owned_.push_back(std::make_unique<std::vector<Kernel>>(card_->loader.load(source)));
     found = owned_.back().get();
@@ -83,19 +89,38 @@ const std::vector<Kernel>& CudaBackend::loaded(const plan::KernelSource& source)
   return *found;
 }
 
+void CudaBackend::load_asked_for(const std::function<void()>& rehearse) {
+  std::vector<plan::KernelSource> sources;
+  asked_for_ = &sources;
+  try {
+    rehearse();
+  } catch (...) {
+    asked_for_ = nullptr;
+    throw;
+  }
+  asked_for_ = nullptr;
+  // What these remember is not loaded yet.
+  products_.clear();
+  attention_.clear();
+  prefill_.clear();
+  delta_.clear();
+  card_->loader.load(sources);  // in parallel
+}
+
 void CudaBackend::load_known() {
   if (known_loaded_) return;
   std::vector<plan::KernelSource> sources = {norm_source(), step_source()};
   if (options_.wide) sources.push_back(sample_source());
   for (const RowsWay& way : ways_) {
-    sources.push_back(rows_source(way));
-    const auto same = [&](const plan::KernelSource& s) { return s.name == wide_source(way.formats).name; };
+    sources.push_back(rows_source(arch_, way));
+    const auto same = [&](const plan::KernelSource& s) { return s.name == wide_source(arch_, way.formats).name; };
     if (options_.wide && std::none_of(sources.begin(), sources.end(), same)) {
-      sources.push_back(wide_source(way.formats));
+      sources.push_back(wide_source(arch_, way.formats));
     }
   }
   if (state_shape_.layers > 0) {
-    sources.push_back(delta_source(static_cast<int>(state_shape_.key_dim), static_cast<int>(state_shape_.value_dim)));
+    sources.push_back(
+        delta_source(arch_, static_cast<int>(state_shape_.key_dim), static_cast<int>(state_shape_.value_dim)));
   }
   card_->loader.load(sources);  // in parallel
   for (const plan::KernelSource& source : sources) loaded(source);
@@ -135,7 +160,7 @@ ops::Vector CudaBackend::load_vector(std::span<const float> values) {
 
 std::unique_ptr<ops::Matrix> CudaBackend::load_matrix(std::span<const ops::MatrixSource> parts) {
   auto stack = std::make_unique<Stack>(card_, parts);
-  if (ways_.insert(rows_way(stack->formats(), stack->rows(), stack->columns())).second) known_loaded_ = false;
+  if (ways_.insert(rows_way(arch_, stack->formats(), stack->rows(), stack->columns())).second) known_loaded_ = false;
   return stack;
 }
 
@@ -146,17 +171,16 @@ std::unique_ptr<ops::Matrix> CudaBackend::load_table(const ops::MatrixSource& so
 std::unique_ptr<ops::Experts> CudaBackend::load_experts(int64_t count,
                                                         const std::function<ops::ExpertSource(int64_t)>& source,
                                                         const std::function<void(int64_t)>& done) {
-  return std::make_unique<CardExperts>(card_, count, source, done, nullptr);
+  const ops::ExpertSource first = source(0);
+  const auto each = [&](int64_t i) { return i == 0 ? first : source(i); };
+  if (!all_nvfp4(first)) return std::make_unique<PlainExperts>(card_, count, each, done);
+  return std::make_unique<CardExperts>(card_, count, each, done, nullptr);
 }
 
 std::unique_ptr<ops::Experts> CudaBackend::load_experts_with_shared(
     int64_t count, const std::function<ops::ExpertSource(int64_t)>& source, const std::function<void(int64_t)>& done,
     const ops::ExpertSource& shared) {
-  for (const ops::MatrixSource* m : {&shared.gate, &shared.up, &shared.down}) {
-    if (m->format != ops::Format::kNvfp4) return nullptr;
-  }
-  const ops::ExpertSource first = source(0);
-  if (first.gate.format != ops::Format::kNvfp4 || shared.gate.rows % first.gate.rows != 0) return nullptr;
+  if (!holds_shared(source(0), shared)) return nullptr;
   return std::make_unique<CardExperts>(card_, count, source, done, &shared);
 }
 
@@ -231,10 +255,9 @@ void CudaBackend::build_tables(const ops::Batch& batch) {
   card_->settle_weights();
   load_known();
   const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
-  const bool chunks = state_shape_.layers > 0 && has_chunks(key_dim, value_dim);
+  const auto chunks = state_shape_.layers > 0 ? chunk_tile(arch_, key_dim, value_dim) : std::nullopt;
   copies_.add(tables_.build(batch, kv_shape_.layers > 0 ? kv_shape_.page_size : 0,
-                            std::max<int64_t>(limits_.context, 1), chunks ? chunk_tile(key_dim, value_dim).chunk : 0,
-                            step_uploads_));
+                            std::max<int64_t>(limits_.context, 1), chunks ? chunks->chunk : 0, step_uploads_));
   block_group_ = 0;
 }
 
@@ -430,22 +453,22 @@ void CudaBackend::clear_padding(const ops::Tensor& out) {
 const CudaBackend::ProductKernels& CudaBackend::product_kernels(const RowsWay& way) {
   ProductKernels& found = products_[way];
   if (found.few == nullptr) {
-    found.few = &loaded(rows_source(way));
-    if (options_.wide) found.many = &loaded(wide_source(way.formats));
+    found.few = &loaded(rows_source(arch_, way));
+    if (options_.wide) found.many = &loaded(wide_source(arch_, way.formats));
   }
   return found;
 }
 
 void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
                           int64_t rows, int64_t weight_bytes, const ops::Tensor& out) {
-  const RowsWay way = rows_way(formats, rows, x.cols);
+  const RowsWay way = rows_way(arch_, formats, rows, x.cols);
   const ProductKernels& kernels = product_kernels(way);
-  if (options_.wide && (planning_ || x.rows > kFewRows)) {
+  if (options_.wide && arch_.wgmma && (planning_ || x.rows > kFewRows)) {
     const gemm::WideTile most = {formats, 128, 0};
     const int sms = card_->device.info().sms;
     scratch(wide_partial_,
             std::max<int64_t>(gemm::wide_partial_bytes(most, sms),
-                              gemm::middle_partial_bytes(sms * middle_tile(formats).ctas)),
+                              gemm::middle_partial_bytes(sms * middle_tile(arch_, formats).ctas)),
             "parts of products");
   }
   if (planning_) return;
@@ -457,17 +480,19 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
     if (normed) take_along(none);
     return;
   }
-  if (options_.wide && x.rows > kFewRows) return wide_product(x, matrix, formats, *kernels.many, out);
-  for (int64_t first = 0; first < x.rows; first += kMostRows) {
-    const int tokens = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
+  if (options_.wide && x.rows > kFewRows && !stays_with_few(arch_, matrix, formats, x.rows, card_->device.info().sms)) {
+    return wide_product(x, matrix, formats, *kernels.many, out);
+  }
+  for (int64_t first = 0; first < x.rows;) {
+    const auto left = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
+    const int tokens = rows_at_once(arch_, way, matrix.units, left);
     const RowsEntry entry = normed ? kRowsNorm : tokens > 8 ? kRows16 : kRows8;
     const gemm::RowsTile tile = rows_tile(way, entry);
     gemm::RowsArgs args = {};
     args.matrix = matrix;
     args.tokens = tokens;
-    args.panel_units =
-        gemm::panel_units(tile, matrix.units, tokens, kMostShared / static_cast<unsigned>(tile.ctas) - kReservedShared);
-    FF_ASSERT(args.panel_units > 0);
+    args.panel_units = gemm::panel_units(tile, matrix.units, tokens, shared_of(arch_, tile.ctas));
+    FF_ASSERT(args.panel_units > 0 && (!normed || (tokens == x.rows && args.panel_units == matrix.units)));
     args.end = is_float(out) ? gemm::RowsEnd::kFloat : gemm::RowsEnd::kBf16;
     args.x = bf16(x) + first * x.stride;
     args.x_stride = x.stride;
@@ -478,6 +503,7 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
     kernel.smem_bytes = gemm::rows_map(tile, tokens, args.panel_units).total;
     const int grid = gemm::rows_grid(tile, matrix.tiles, card_->device.info().sms);
     launch(card_->stream, kernel, {static_cast<unsigned>(grid)}, overlap_, args);
+    first += tokens;
   }
 }
 
@@ -501,11 +527,7 @@ void CudaBackend::take_along(gemm::RowsArgs& args) {
 
 void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
                                const std::vector<Kernel>& kernels, const ops::Tensor& out) {
-  const WideEntry entry = wide_entry(formats, x.rows, matrix);
-  const int copied = entry == kMiddle ? gemm::kMiddleRows : wide_tile(formats, entry).tokens;
-  const ptx::TensorMap rows =
-      row_pieces(card_->device, address_of(x.data), static_cast<uint64_t>(x.rows), static_cast<uint64_t>(x.cols),
-                 static_cast<uint64_t>(x.stride * x.element_bytes()), static_cast<unsigned>(copied));
+  const WideEntry entry = wide_entry(arch_, formats, x.rows, matrix);
   gemm::DenseArgs args = {};
   args.matrix = matrix;
   args.tokens = static_cast<int>(x.rows);
@@ -514,16 +536,25 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   args.x_stride = x.stride;
   args.out = out.data;
   args.out_stride = out.stride;
+  if (!arch_.wgmma) {
+    const int grid = gemm::dense_grid(dense_tile(arch_, formats, entry), matrix, args.tokens);
+    launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, args);
+    return;
+  }
+  const int copied = entry == kMiddle ? gemm::kMiddleRows : wide_tile(arch_, formats, entry).tokens;
+  const ptx::TensorMap rows =
+      row_pieces(card_->device, address_of(x.data), static_cast<uint64_t>(x.rows), static_cast<uint64_t>(x.cols),
+                 static_cast<uint64_t>(x.stride * x.element_bytes()), static_cast<unsigned>(copied));
   const int sms = card_->device.info().sms;
   args.partial = wide_partial_.as<float>();
   args.arrived = arrived_.as<int>();
   if (entry == kMiddle) {
-    args.split_units = gemm::middle_split_units(middle_tile(formats), matrix, sms, kLeastShare);
+    args.split_units = gemm::middle_split_units(middle_tile(arch_, formats), matrix, sms, kLeastShare);
     const int grid = gemm::middle_grid(matrix, args.split_units);
     launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
     return;
   }
-  const gemm::WideTile tile = wide_tile(formats, entry);
+  const gemm::WideTile tile = wide_tile(arch_, formats, entry);
   args.split_units = gemm::wide_split_units(tile, matrix, args.tokens, sms);
   args.splits = gemm::wide_splits(matrix, args.split_units);
   const int grid = gemm::wide_grid(tile, matrix, args.tokens, args.splits, sms);
@@ -566,12 +597,20 @@ void CudaBackend::mlp(const ops::MlpParams& params, const ops::Tensor& x, const 
 CudaBackend::ExpertSet& CudaBackend::experts_of(const CardExperts& e, int64_t top_k) {
   const int64_t rows = std::max<int64_t>({limits_.rows, tables_.rows, 1});
   ExpertSet& set = experts_[{e.count(), top_k, e.hidden(), e.intermediate(), e.shared_slices()}];
+  if (asked_for_ != nullptr) {
+    if (set.kernels != nullptr) return set;
+    for (plan::KernelSource& source : layer_sources(e.problem(top_k), card_->loader.card(), {}, rows)) {
+      asked_for_->push_back(std::move(source));
+    }
+    return set;
+  }
   if (set.workspace == nullptr || set.workspace->max_tokens() < std::min<int64_t>(rows, kMostLayerRows)) {
     card_->stream.synchronize();
     graphs_.clear();
     KernelOptions options;
     options.max_tokens = std::min<int64_t>(rows, kMostLayerRows);
     options.self_test = options_.self_test;
+    options.load = card_->load;
     set.workspace.reset();
     set.kernels = std::make_unique<ExpertKernels>(card_->device, card_->store, e.problem(top_k), options);
     set.workspace = std::make_unique<ExpertWorkspace>(set.kernels->context(), options.max_tokens);
@@ -579,9 +618,35 @@ CudaBackend::ExpertSet& CudaBackend::experts_of(const CardExperts& e, int64_t to
   return set;
 }
 
+void CudaBackend::plain_experts(const PlainExperts& experts, const ops::Tensor& x, const int* ids, const float* weights,
+                                int64_t top_k, const ops::Tensor& out, const std::function<ops::Cost()>& cost) {
+  const std::vector<Kernel>& kernels = loaded(plain_source(arch_, experts.gate_up().formats, experts.down().formats));
+  const int64_t most = std::min(rows_of(x), kMostPlainTokens);
+  const PlainTables tables = plain_tables(most, top_k, experts.count());
+  scratch(plain_tables_, static_cast<int64_t>(tables.bytes), "routing tables");
+  scratch(plain_hidden_, tables.slots * experts.intermediate() * 2, "activations of experts");
+  scratch(plain_partial_, tables.slots * experts.hidden() * 4, "rows of experts to be summed");
+  if (planning_ || left_out("experts", cost)) return;
+  const PlainCall call = {card_->stream,
+                          arch_,
+                          card_->experts,
+                          kernels,
+                          experts,
+                          card_->device.info().sms,
+                          overlap_,
+                          plain_tables_.address(),
+                          plain_hidden_.address(),
+                          plain_partial_.address()};
+  for (int64_t first = 0; first < x.rows; first += kMostPlainTokens) {
+    run_plain(call, bf16(x) + first * x.stride, x.stride, ids + first * top_k, weights + first * top_k,
+              std::min(kMostPlainTokens, x.rows - first), top_k, bf16_out(out) + first * out.stride);
+  }
+}
+
 void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) {
   if (replaying()) return;
-  const auto& experts = static_cast<const CardExperts&>(*params.experts);
+  const ops::Experts& experts = *params.experts;
+  const auto* plain = dynamic_cast<const PlainExperts*>(&experts);
   const auto& router = static_cast<const Stack&>(*params.router);
   const auto* gate = static_cast<const Stack*>(params.shared_gate);
   const int64_t slices = experts.shared_slices(), picks = params.top_k + slices;
@@ -591,7 +656,7 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   if (picks > 32 || router.rows() > gemm::kMostRouted) {
     fail("experts: {} of {}, wanted at most 32 of {}", picks, router.rows(), gemm::kMostRouted);
   }
-  ExpertSet& set = experts_of(experts, params.top_k);
+  ExpertSet* set = plain != nullptr ? nullptr : &experts_of(static_cast<const CardExperts&>(experts), params.top_k);
   // The shared expert's gate is one more row of the router.
   gemm::Matrix matrix = router.matrix();
   if (gate != nullptr) {
@@ -633,8 +698,11 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     route.width = static_cast<int>(picks);
     route.ids = ids;
     route.weights = weights;
-    const ExpertLayer layer(*set.kernels, *set.workspace, experts.weights());
-    const bool chooses = layer.chooses(x.rows);
+    std::optional<ExpertLayer> layer;
+    if (plain == nullptr) {
+      layer.emplace(*set->kernels, *set->workspace, static_cast<const CardExperts&>(experts).weights());
+    }
+    const bool chooses = layer && layer->chooses(x.rows);
     if (!chooses && !left_out("choice of experts", [&] { return ops::Cost{x.rows * stride * 4.0, 0}; })) {
       launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
              route);
@@ -648,14 +716,19 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
           (static_cast<double>(params.top_k) * here + static_cast<double>(slices)) / static_cast<double>(picks);
       return all;
     };
-    const bool out_of_it = left_out("experts", cost);
-    for (int64_t first = 0; first < x.rows && !out_of_it; first += set.workspace->max_tokens()) {
-      const int64_t count = std::min(set.workspace->max_tokens(), x.rows - first);
-      LayerInputs inputs = {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
-                            address_of(weights + first * picks), address_of(bf16(out) + first * out.stride), count};
-      if (chooses) inputs.choice = route;
-      layer.run(card_->stream, inputs);
+    if (plain != nullptr) {
+      plain_experts(*plain, x, ids, weights, picks, out, cost);
+    } else if (!left_out("experts", cost)) {
+      for (int64_t first = 0; first < x.rows; first += set->workspace->max_tokens()) {
+        const int64_t count = std::min(set->workspace->max_tokens(), x.rows - first);
+        LayerInputs inputs = {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
+                              address_of(weights + first * picks), address_of(bf16(out) + first * out.stride), count};
+        if (chooses) inputs.choice = route;
+        layer->run(card_->stream, inputs);
+      }
     }
+  } else if (plain != nullptr) {
+    plain_experts(*plain, x, ids, weights, picks, out, {});
   }
   if (params.shared_gate_up == nullptr) return;
   gated(x, *params.shared_gate_up, *params.shared_down, share);

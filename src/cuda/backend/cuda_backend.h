@@ -18,6 +18,7 @@
 #include "cuda/backend/memory.h"
 #include "cuda/backend/op_timer.h"
 #include "cuda/backend/part_graphs.h"
+#include "cuda/backend/plain_experts.h"
 #include "cuda/backend/ranks.h"
 #include "cuda/backend/sources.h"
 #include "cuda/backend/step_tables.h"
@@ -112,6 +113,8 @@ class CudaBackend : public ops::Backend {
 
   // Loads what can be known of the model's kernels, at once.
   void load_known();
+  // The same for all that `rehearse`, a planned body, asks for.
+  void load_asked_for(const std::function<void()>& rehearse);
   // At least `bytes` of memory; grows outside of steps that were planned.
   DeviceAddress scratch(cuda::Buffer& buffer, int64_t bytes, const char* what);
   // Rows that an operation must have memory for: those of the batch, or all when it is planned.
@@ -142,6 +145,9 @@ class CudaBackend : public ops::Backend {
   // Sequences of more than 16 rows.
   void attend_whole(const attn::AttentionArgs& shared, const ops::AttentionParams& params);
   const float* frequencies(float theta, int64_t rotary_dim);
+  // The layer's routed experts, where they are no NVFP4 ones.
+  void plain_experts(const PlainExperts& experts, const ops::Tensor& x, const int* ids, const float* weights,
+                     int64_t top_k, const ops::Tensor& out, const std::function<ops::Cost()>& cost);
   ExpertSet& experts_of(const CardExperts& experts, int64_t top_k);
   // The stepper's choice of tokens on the device: of HostStepParts.
   bool choose_later(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows);
@@ -172,6 +178,7 @@ class CudaBackend : public ops::Backend {
   CudaOptions options_;
   std::shared_ptr<Card> card_;
   std::unique_ptr<CardRanks> ranks_;  // null: there is one
+  const plan::Arch& arch_;            // that kernels are chosen for
   ThreadPool pool_;
   Overlap overlap_;
   Uploads step_uploads_, row_uploads_, block_uploads_, sample_uploads_, carry_uploads_;
@@ -191,6 +198,7 @@ class CudaBackend : public ops::Backend {
   bool planning_ = false;
   bool stepping_ = false;  // what runs was planned
   bool known_loaded_ = false;
+  std::vector<plan::KernelSource>* asked_for_ = nullptr;  // not null: sources are noted here instead of loaded
 
   std::set<RowsWay> ways_;  // of the stacks that were loaded
   std::map<std::string, const std::vector<Kernel>*> by_name_;
@@ -203,6 +211,7 @@ class CudaBackend : public ops::Backend {
         *sample_ = nullptr;  // after load_known()
 
   cuda::Buffer zeros_, ones_, arrived_;
+  cuda::Buffer plain_tables_, plain_hidden_, plain_partial_;
   cuda::Buffer floats_, logits_, ids_, weights_, wide_, narrow_, share_, queries_, partial_, partial_sums_,
       wide_partial_, chunk_space_;
   WaitingNorm waiting_;

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "cuda/backend/sources.h"
+#include "cuda/moe/sources.h"
 #include "kernels/attn/tables.h"
 #include "kernels/gemm/repack_args.h"
 
@@ -16,6 +17,37 @@ namespace fourfold::cuda {
 namespace {
 
 uint64_t positive(int64_t bytes) { return static_cast<uint64_t>(std::max<int64_t>(bytes, 1)); }
+
+void copy_bytes(const Card& card, DeviceAddress to, DeviceAddress from, int64_t bytes) {
+  card.device.make_current();
+  card.device.check(
+      card.device.driver().call().copy_on_device(to, from, static_cast<size_t>(bytes), card.stream.handle()),
+      "copy on the device");
+}
+
+void check_expert(const ops::MatrixSource& m, int64_t rows, int64_t columns) {
+  if (m.format != ops::Format::kNvfp4) {
+    fail("{}: {} weights; the GPU's expert kernels want nvfp4", m.name, ops::format_name(m.format));
+  }
+  if (m.rows != rows || m.columns != columns) {
+    fail("{}: {} x {}, wanted {} x {} as the first expert has", m.name, m.rows, m.columns, rows, columns);
+  }
+}
+
+Nvfp4Matrix nvfp4_of(const ops::MatrixSource& m) {
+  return contiguous(static_cast<const uint8_t*>(m.data), m.block_scales, m.tensor_scale, m.columns);
+}
+
+}  // namespace
+
+void load_routing(Card& card) {
+  if (card.experts.route.function != nullptr) return;
+  const std::vector<Kernel> route = card.loader.load(route_source());
+  card.experts.route = route[0];
+  card.experts.route_count = route[1];
+  card.experts.route_scatter = route[2];
+  card.experts.combine = route[3];
+}
 
 int64_t element_bytes(const ops::MatrixSource& m) {
   const int64_t all = m.rows * m.columns;
@@ -48,28 +80,6 @@ gemm::Stored stored_of(ops::Format format) {
   }
   return gemm::Stored::kBf16;
 }
-
-void copy_bytes(const Card& card, DeviceAddress to, DeviceAddress from, int64_t bytes) {
-  card.device.make_current();
-  card.device.check(
-      card.device.driver().call().copy_on_device(to, from, static_cast<size_t>(bytes), card.stream.handle()),
-      "copy on the device");
-}
-
-void check_expert(const ops::MatrixSource& m, int64_t rows, int64_t columns) {
-  if (m.format != ops::Format::kNvfp4) {
-    fail("{}: {} weights; the GPU's expert kernels want nvfp4", m.name, ops::format_name(m.format));
-  }
-  if (m.rows != rows || m.columns != columns) {
-    fail("{}: {} x {}, wanted {} x {} as the first expert has", m.name, m.rows, m.columns, rows, columns);
-  }
-}
-
-Nvfp4Matrix nvfp4_of(const ops::MatrixSource& m) {
-  return contiguous(static_cast<const uint8_t*>(m.data), m.block_scales, m.tensor_scale, m.columns);
-}
-
-}  // namespace
 
 namespace {
 
@@ -437,6 +447,13 @@ CardExperts::CardExperts(std::shared_ptr<Card> card, int64_t count,
     }
   }
   feed.finish();
+}
+
+bool holds_shared(const ops::ExpertSource& expert, const ops::ExpertSource& shared) {
+  for (const ops::MatrixSource* m : {&expert.gate, &expert.up, &expert.down, &shared.gate, &shared.up, &shared.down}) {
+    if (m->format != ops::Format::kNvfp4) return false;
+  }
+  return shared.gate.rows % expert.gate.rows == 0;
 }
 
 plan::moe::Problem CardExperts::problem(int64_t top_k) const {

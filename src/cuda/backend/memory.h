@@ -21,14 +21,21 @@ namespace fourfold::cuda {
 
 // A device, the stream that everything runs on, and its kernels.
 struct Card {
-  Card(int index, const std::filesystem::path& store_directory)
-      : device(index), stream(device), store(store_directory), loader(device, store, {}) {}
+  // `emulate`: null, or the card whose kernels are to run here (LoadOptions).
+  Card(int index, const std::filesystem::path& store_directory, const plan::Gpu* emulate = nullptr)
+      : device(index), stream(device), store(store_directory), load{.emulate = emulate}, loader(device, store, load) {}
   // One that is only counted on.
-  Card(const jit::DeviceInfo& info, uint64_t memory, const std::filesystem::path& store_directory)
-      : device(info, memory), stream(device), store(store_directory), loader(device, store, {}) {}
+  Card(const jit::DeviceInfo& info, uint64_t memory, const std::filesystem::path& store_directory,
+       const plan::Gpu* emulate = nullptr)
+      : device(info, memory),
+        stream(device),
+        store(store_directory),
+        load{.emulate = emulate},
+        loader(device, store, load) {}
   Device device;
   Stream stream;
   jit::KernelStore store;
+  LoadOptions load;
   KernelLoader loader;
   FixedKernels experts;  // what uploading experts needs
 
@@ -44,6 +51,13 @@ struct Card {
  private:
   std::unique_ptr<WeightFeed> feed_;
 };
+
+// The routing kernels of experts, where they are not loaded yet.
+void load_routing(Card& card);
+
+// Bytes of a matrix's elements in a checkpoint's form, and that form as kernels know it.
+int64_t element_bytes(const ops::MatrixSource& m);
+gemm::Stored stored_of(ops::Format format);
 
 class DeviceBuffer : public ops::Buffer {
  public:
@@ -182,6 +196,9 @@ class CardExperts : public ops::Experts {
   std::unique_ptr<ExpertWeights> weights_;
   int64_t bytes_per_expert_ = 0;
 };
+
+// Whether the expert kernels can hold this shared expert beside such experts, as slices of their width.
+bool holds_shared(const ops::ExpertSource& expert, const ops::ExpertSource& shared);
 
 // [page][layer][kv head][keys, values][position][head_dim] bf16 or e4m3 (kernels/attn/tables.h).
 class CardKvCache : public ops::KvCache {

@@ -32,8 +32,8 @@ const float* CudaBackend::frequencies(float theta, int64_t rotary_dim) {
 const std::vector<Kernel>& CudaBackend::attention_kernels(const ops::AttentionParams& params) {
   const std::vector<Kernel>*& found = attention_[{params.head_dim, params.rotary_dim}];
   if (found == nullptr) {
-    found = &loaded(
-        attention_source(static_cast<int>(params.head_dim), static_cast<int>(params.rotary_dim), options_.fp8_cache));
+    found = &loaded(attention_source(arch_, static_cast<int>(params.head_dim), static_cast<int>(params.rotary_dim),
+                                     options_.fp8_cache));
   }
   return *found;
 }
@@ -80,9 +80,10 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
   const std::vector<Kernel>& kernels = attention_kernels(params);
   const attn::AttentionShape shape = {static_cast<int>(params.heads), static_cast<int>(params.kv_heads), head_dim,
                                       params.gated};
-  const bool whole = options_.wide && has_prefill(head_dim, rotary_dim, options_.fp8_cache);
+  const auto whole_tile = prefill_tile(arch_, head_dim, rotary_dim, options_.fp8_cache);
+  const bool whole = options_.wide && whole_tile;
   const std::vector<Kernel>*& many = prefill_[{params.head_dim, params.rotary_dim}];
-  if (whole && many == nullptr) many = &loaded(prefill_source(head_dim, rotary_dim, options_.fp8_cache));
+  if (whole && many == nullptr) many = &loaded(prefill_source(arch_, head_dim, rotary_dim, options_.fp8_cache));
   frequencies(params.rope_theta, params.rotary_dim);
   const auto partial_bytes = [&](int splits, int rows) { return 4 * attn::partial_floats(shape, splits, rows, 1); };
   const auto reserve_partial = [&](int64_t bytes) {
@@ -94,7 +95,7 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
     reserve_partial(std::max(kPartialBytes, static_cast<int64_t>(partial_bytes(splits, attn::kMostRows))));
     if (whole) {
       scratch(queries_, rows_of(k) * params.heads * params.head_dim * 2, "queries");
-      const int64_t block_rows = prefill_tile(head_dim, rotary_dim, options_.fp8_cache).rows();
+      const int64_t block_rows = whole_tile->rows();
       const int64_t blocks = limits_.rows * shape.group() / block_rows + limits_.sequences + 1;
       block_uploads_.prepare(static_cast<uint64_t>(blocks) * sizeof(attn::RowBlock));
     }
@@ -131,7 +132,7 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
     args.partial_sums = partial_sums_.as<float>();
     const bool few = round.most_rows * shape.group() <= 16 && !round.part && round.most_rows == 1;
     const AttentionEntry entry = !few ? kAttendMany : round.places >= kManySequences ? kAttendBatch : kAttendFew;
-    const attn::DecodeTile tile = attention_tile(head_dim, rotary_dim, options_.fp8_cache, entry);
+    const attn::DecodeTile tile = attention_tile(arch_, head_dim, rotary_dim, options_.fp8_cache, entry);
     const int at_once = static_cast<int>(std::clamp<int64_t>(budget / each, 1, 65535));
     for (int begin = 0; begin < round.places; begin += at_once) {
       const int places = std::min(at_once, round.places - begin);
@@ -174,7 +175,7 @@ void CudaBackend::append_keys(const ops::AttentionParams& params, const ops::Ten
 void CudaBackend::attend_whole(const attn::AttentionArgs& shared, const ops::AttentionParams& params) {
   const int head_dim = static_cast<int>(params.head_dim), rotary_dim = static_cast<int>(params.rotary_dim);
   const std::vector<Kernel>& kernels = *prefill_.at({params.head_dim, params.rotary_dim});
-  const attn::PrefillTile tile = prefill_tile(head_dim, rotary_dim, options_.fp8_cache);
+  const attn::PrefillTile tile = prefill_tile(arch_, head_dim, rotary_dim, options_.fp8_cache).value();
   const StepTables::Whole& whole = tables_.whole;
   const int group = shared.shape.group();
   if (block_group_ != group) {
@@ -207,21 +208,21 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
   FF_ASSERT(follows(qkv, z) && follows(z, b) && follows(b, a) && out.rows == qkv.rows);
   const int key_dim = static_cast<int>(params.key_dim), value_dim = static_cast<int>(params.value_dim);
   const std::vector<Kernel>*& found = delta_[{params.key_dim, params.value_dim}];
-  if (found == nullptr) found = &loaded(delta_source(key_dim, value_dim));
+  if (found == nullptr) found = &loaded(delta_source(arch_, key_dim, value_dim));
   auto& cache = static_cast<CardStateCache&>(states);
   const gdn::DeltaShape shape = delta_shape(cache.shape());
   FF_ASSERT(layer >= 0 && layer < cache.shape().layers && shape.key_dim == key_dim && shape.value_dim == value_dim &&
             shape.key_heads == params.key_heads && shape.value_heads == params.value_heads &&
             params.conv_taps == gdn::kTaps && qkv.cols == shape.channels() && z.cols == out.cols);
-  const gdn::ChunkTile tile = chunk_tile(key_dim, value_dim);
+  const std::optional<gdn::ChunkTile> tile = chunk_tile(arch_, key_dim, value_dim);
   const auto reserve_chunks = [&](int64_t chunks, int64_t rows) {
-    const gdn::ChunkSpace space = gdn::chunk_space(tile, shape, static_cast<int>(chunks), static_cast<int>(rows));
+    const gdn::ChunkSpace space = gdn::chunk_space(*tile, shape, static_cast<int>(chunks), static_cast<int>(rows));
     scratch(chunk_space_, space.total, "chunks of the delta rule");
     return space;
   };
   if (planning_) {
-    if (has_chunks(key_dim, value_dim)) {
-      reserve_chunks(limits_.rows / tile.chunk + std::max<int64_t>(limits_.rows / kMostRows, 1), limits_.rows);
+    if (tile) {
+      reserve_chunks(limits_.rows / tile->chunk + std::max<int64_t>(limits_.rows / kMostRows, 1), limits_.rows);
     }
     return;
   }
@@ -262,7 +263,7 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
     args.state_out_stride = kMostRows;
     args.settled = round.follows ? 0 : early;
     const gdn::RecurrentLaunch l =
-        gdn::recurrent_launch(recurrent_tile(key_dim, value_dim, entry), shape, round.places);
+        gdn::recurrent_launch(recurrent_tile(arch_, key_dim, value_dim, entry), shape, round.places);
     launch(card_->stream, (*found)[entry], {l.grid_x, l.grid_y}, overlap_, args);
   }
   if (const StepTables::Whole& c = tables_.whole; c.chunks > 0) {
@@ -280,9 +281,9 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
     const auto run = [&](DeltaEntry entry, const gdn::ChunkLaunch& l) {
       launch(card_->stream, (*found)[entry], {l.grid_x, l.grid_y}, overlap_, chunks);
     };
-    run(kDeltaPrepare, gdn::prepare_launch(tile, shape, c.chunks));
-    run(kDeltaScan, gdn::scan_launch(tile, shape, c.places));
-    run(kDeltaScale, gdn::scale_launch(tile, shape, c.chunks));
+    run(kDeltaPrepare, gdn::prepare_launch(*tile, shape, c.chunks));
+    run(kDeltaScan, gdn::scan_launch(*tile, shape, c.places));
+    run(kDeltaScale, gdn::scale_launch(*tile, shape, c.chunks));
   }
   clear_padding(out);
 }

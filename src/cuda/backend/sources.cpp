@@ -1,5 +1,9 @@
 #include "cuda/backend/sources.h"
 
+#include <algorithm>
+#include <optional>
+#include <vector>
+
 #include "base/check.h"
 #include "kernels/comm/reduce_args.h"
 #include "kernels/gemm/repack_args.h"
@@ -9,32 +13,70 @@
 
 namespace fourfold::cuda {
 
-RowsWay rows_way(int formats, int64_t rows, int64_t columns) {
+namespace {
+
+// Shared memory of one CTA with the large tiles, those of Hopper, and with the middle ones.
+constexpr int64_t kLargeShared = 224 * 1024, kMiddleShared = 160 * 1024;
+constexpr int kMostPasses = 4;  // over a matrix's weights, where x does not fit
+
+// The first of an operation's tiles that fits.
+template <typename Tile, typename Fits>
+std::optional<Tile> first_fit(const std::vector<Tile>& tiles, const Fits& fits) {
+  for (const Tile& tile : tiles) {
+    if (tile.legal() && fits(tile)) return tile;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+unsigned shared_of(const plan::Arch& arch, int ctas) {
+  return static_cast<unsigned>(std::min(arch.smem_per_block, arch.smem_per_sm / ctas - arch.smem_reserved));
+}
+
+RowsWay rows_way(const plan::Arch& arch, int formats, int64_t rows, int64_t columns) {
   constexpr int kBf16 = 1 << static_cast<int>(gemm::Weights::kBf16), kFp8 = 1 << static_cast<int>(gemm::Weights::kFp8);
   const int pieces = norm::norm_pieces(static_cast<int>(columns));
   const int norm = pieces == 1 || pieces == 2 ? pieces : 0;
+  if (arch.smem_per_block < kLargeShared) {
+    // Two steps of eight warps are 36 KB under way: these cards read 6 to 19 bytes a nanosecond for each SM.
+    const bool split = formats == kBf16 || (columns >= 4096 && rows <= 4096);
+    return {formats, split ? 8 : 4, split ? 1 : 2, 2, 1, norm, arch.smem_per_block < kMiddleShared ? 1 : 2};
+  }
   // Small ones: one CTA to an SM has all of its weights under way, and leaves room for the kernels around it.
-  if (formats == kBf16 && rows <= 1024) return {formats, 8, 1, 4, 1, norm};
-  if (formats == kBf16) return {formats, 8, 1, 3, 2, norm};
-  if ((formats & kFp8) == 0 && rows >= 32768) return {formats, 4, 2, 3, 2, norm};  // a head
-  if (columns >= 4096 && rows <= 4096) return {formats, 8, 1, 4, 1, norm};
-  return {formats, 4, 2, (formats & kFp8) != 0 ? 6 : 4, 1, norm};
+  if (formats == kBf16 && rows <= 1024) return {formats, 8, 1, 4, 1, norm, 4};
+  if (formats == kBf16) return {formats, 8, 1, 3, 2, norm, 4};
+  if ((formats & kFp8) == 0 && rows >= 32768) return {formats, 4, 2, 3, 2, norm, 4};  // a head
+  if (columns >= 4096 && rows <= 4096) return {formats, 8, 1, 4, 1, norm, 4};
+  const int slots = (formats & kFp8) != 0 ? 6 : 4;
+  return {formats, 4, 2, slots, 1, norm, slots};
 }
 
 gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry) {
-  // Two CTAs of an SM do not have room for 16 rows.
-  const bool room = entry != kRows16 || way.ctas == 1;
   return {way.formats,
           entry == kRows16 ? 2 : 1,
           way.strip_warps,
           way.teams,
-          room ? way.slots : 4,
-          room ? way.ctas : 1,
+          entry == kRows16 ? way.slots_of_16 : way.slots,
+          entry == kRows16 ? 1 : way.ctas,  // two of an SM do not have room for 16 rows
           entry == kRowsNorm ? way.norm_pieces : 0,
           gemm::RowsLast::kNothing};
 }
 
-plan::KernelSource rows_source(const RowsWay& way) {
+int rows_at_once(const plan::Arch& arch, const RowsWay& way, int units, int tokens) {
+  const auto whole = [&](int rows) {
+    const gemm::RowsTile tile = rows_tile(way, rows > 8 ? kRows16 : kRows8);
+    return gemm::panel_units(tile, units, rows, shared_of(arch, tile.ctas)) == units;
+  };
+  if (arch.smem_per_block >= kLargeShared) return tokens;
+  for (int passes = 1; passes <= kMostPasses; ++passes) {
+    const int rows = (tokens + passes - 1) / passes;
+    if (whole(rows)) return rows;
+  }
+  return tokens;
+}
+
+plan::KernelSource rows_source(const plan::Arch& arch, const RowsWay& way) {
   plan::KernelSource source;
   source.name = fmt::format("rows_{}_w{}x{}_s{}_c{}_n{}", way.formats, way.strip_warps, way.teams, way.slots, way.ctas,
                             way.norm_pieces);
@@ -47,43 +89,73 @@ plan::KernelSource rows_source(const RowsWay& way) {
                      "static_cast<fourfold::gemm::RowsLast>({})>>",
                      t.formats, t.row_tiles, t.strip_warps, t.teams, t.slots, t.ctas, t.norm_pieces,
                      static_cast<int>(t.last)),
-         static_cast<unsigned>(t.threads()), kMostShared});
+         static_cast<unsigned>(t.threads()), arch.smem_per_block});
   }
   return source;
 }
 
-WideEntry wide_entry(int formats, int64_t rows, const gemm::Matrix& matrix) {
+WideEntry wide_entry(const plan::Arch& arch, int formats, int64_t rows, const gemm::Matrix& matrix) {
   // Few items are dealt out evenly; where there are many, x is brought to twice as many weights at once.
   constexpr int kMiddleMost = 256;
-  if (rows <= gemm::kMiddleRows && matrix.tiles <= kMiddleMost) return kMiddle;
+  if (!arch.wgmma && rows <= 32) return kMiddle;
+  if (arch.wgmma && rows <= gemm::kMiddleRows && matrix.tiles <= kMiddleMost) return kMiddle;
   return rows > 64 && (formats & gemm::kCells) == 0 ? kWideMany : kWideFew;
 }
 
 // As many stages as there is room for, up to 200 kB.
-gemm::WideTile wide_tile(int formats, WideEntry entry) {
+gemm::WideTile wide_tile(const plan::Arch& arch, int formats, WideEntry entry) {
   gemm::WideTile t = {formats, entry == kWideFew ? 64 : 128, 2};
-  while (gemm::wide_map({t.formats, t.tokens, t.stages + 1}).total <= kMostShared) ++t.stages;
+  while (gemm::wide_map({t.formats, t.tokens, t.stages + 1}).total <= shared_of(arch)) ++t.stages;
   return t;
 }
 
 // About 100 kB: two have room on an SM.
-gemm::MiddleTile middle_tile(int formats) {
+gemm::MiddleTile middle_tile(const plan::Arch& arch, int formats) {
   gemm::MiddleTile t = {formats, 3, 2};
-  if (gemm::middle_map({formats, 4, 2}).total <= kMostShared / 2 - kReservedShared) t.stages = 4;
+  if (gemm::middle_map({formats, 4, 2}).total <= shared_of(arch, 2)) t.stages = 4;
   return t;
 }
 
-plan::KernelSource wide_source(int formats) {
+// 128 tokens where there are many: a warp's accumulators are then 64 registers, with cells twice as many.
+gemm::DenseTile dense_tile(const plan::Arch& arch, int formats, WideEntry entry) {
+  gemm::DenseTile t = {formats, entry == kMiddle ? 32 : entry == kWideFew ? 64 : 128, entry == kMiddle ? 8 : 4, 4, 1};
+  t.ctas = t.tokens <= 64 && !t.cells() ? 2 : 1;
+  while (t.stages > 2 && gemm::dense_map(t).total > shared_of(arch, t.ctas)) --t.stages;
+  return t;
+}
+
+bool stays_with_few(const plan::Arch& arch, const gemm::Matrix& matrix, int formats, int64_t rows, int sms) {
+  constexpr int64_t kOne = 16, kMost = 64;  // of one launch, and of four
+  if (arch.wgmma || rows > kMost) return false;
+  if (rows <= kOne) return true;
+  const gemm::DenseTile tile = dense_tile(arch, formats, wide_entry(arch, formats, rows, matrix));
+  return 2 * gemm::dense_grid(tile, matrix, static_cast<int>(rows)) < sms;
+}
+
+plan::KernelSource wide_source(const plan::Arch& arch, int formats) {
   plan::KernelSource source;
+  if (!arch.wgmma) {
+    source.name = fmt::format("dense_{}", formats);
+    source.text = "#include \"kernels/gemm/dense.cuh\"\n";
+    for (const WideEntry entry : {kMiddle, kWideFew, kWideMany}) {
+      if (entry == kWideMany && (formats & gemm::kCells) != 0) continue;
+      const gemm::DenseTile t = dense_tile(arch, formats, entry);
+      source.entries.push_back(
+          {fmt::format("fourfold::gemm::gemm_dense<fourfold::gemm::DenseTileOf<{}, {}, {}, {}, {}>>", t.formats,
+                       t.tokens, t.row_warps, t.stages, t.ctas),
+           gemm::kDenseThreads, static_cast<int64_t>(gemm::dense_map(t).total), t.ctas > 1});
+    }
+    return source;
+  }
   source.name = fmt::format("wide_{}", formats);
   source.text = "#include \"kernels/gemm/middle_sm90.cuh\"\n";
-  const gemm::MiddleTile middle = middle_tile(formats);
+  const gemm::MiddleTile middle = middle_tile(arch, formats);
   source.entries.push_back({fmt::format("fourfold::gemm::gemm_middle<fourfold::gemm::MiddleTileOf<{}, {}, {}>>",
                                         middle.formats, middle.stages, middle.ctas),
                             gemm::kMiddleThreads, static_cast<int64_t>(gemm::middle_map(middle).total), true});
   for (const WideEntry entry : {kWideFew, kWideMany}) {
     if (entry == kWideMany && (formats & gemm::kCells) != 0) continue;
-    const gemm::WideTile t = wide_tile(formats, entry);
+    const gemm::WideTile t = wide_tile(arch, formats, entry);
     source.entries.push_back({fmt::format("fourfold::gemm::gemm_wide<fourfold::gemm::WideTileOf<{}, {}, {}>>",
                                           t.formats, t.tokens, t.stages),
                               gemm::kWideThreads, static_cast<int64_t>(gemm::wide_map(t).total)});
@@ -140,24 +212,45 @@ plan::KernelSource sample_source() {
            {"fourfold::step::verify_drafts", step::kVerifyThreads}}};
 }
 
-attn::DecodeTile attention_tile(int head_dim, int rotary_dim, bool fp8, AttentionEntry entry) {
-  // Two CTAs on an SM: one begins while the other is in the middle.
-  if (entry == kAttendBatch) return {head_dim, rotary_dim, 1, 2, 2, 1, fp8 ? 6 : 3, fp8, true, 2};
-  if (fp8 && entry == kAttendFew) return {head_dim, rotary_dim, 1, 4, 2, 1, 6, true, true, 1};
-  if (fp8) return {head_dim, rotary_dim, 4, 1, 2, 2, 4, true, true, 1};
-  if (entry == kAttendFew) return {head_dim, rotary_dim, 1, 4, 2, 1, 3, false, true, 1};
-  return {head_dim, rotary_dim, 4, 1, 2, 2, 2, false, true, 1};
+attn::DecodeTile attention_tile(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8, AttentionEntry entry) {
+  struct Shape {
+    int row_tiles, key_groups, parts, blocks, stages, ctas;
+  };
+  using Shapes = std::vector<Shape>;
+  // The first ones as they measured best on an H200; the others have room on smaller cards. With cp.async NVRTC 13.0
+  // spills the largest ones of bf16.
+  const bool small = !arch.bulk_copy && !fp8;
+  Shapes shapes;
+  if (entry == kAttendMany) {
+    shapes = fp8     ? Shapes{{4, 1, 2, 2, 4, 1}, {2, 2, 2, 1, 4, 1}, {2, 2, 2, 1, 2, 1}}
+             : small ? Shapes{{2, 2, 2, 1, 2, 1}}
+                     : Shapes{{4, 1, 2, 2, 2, 1}, {2, 2, 2, 1, 2, 1}};
+  } else {
+    shapes = fp8     ? Shapes{{1, 4, 2, 1, 6, 1}, {1, 4, 2, 1, 4, 1}, {1, 4, 2, 1, 2, 1}}
+             : small ? Shapes{{1, 2, 2, 1, 3, 1}, {1, 2, 2, 1, 2, 1}}
+                     : Shapes{{1, 4, 2, 1, 3, 1}, {1, 2, 2, 1, 3, 1}, {1, 2, 2, 1, 2, 1}};
+    // Two CTAs on an SM: one begins while the other is in the middle.
+    if (entry == kAttendBatch && arch.bulk_copy) shapes.insert(shapes.begin(), {1, 2, 2, 1, fp8 ? 6 : 3, 2});
+  }
+  std::vector<attn::DecodeTile> tiles;
+  for (const Shape& s : shapes) {
+    tiles.push_back(
+        {head_dim, rotary_dim, s.row_tiles, s.key_groups, s.parts, s.blocks, s.stages, fp8, arch.bulk_copy, s.ctas});
+  }
+  const auto tile =
+      first_fit(tiles, [&](const attn::DecodeTile& t) { return attn::decode_map(t).total <= shared_of(arch, t.ctas); });
+  if (!tile) {
+    fail("attention: heads of {}, {} of them rotate; wanted 64, 128 or 256 and a multiple of 16", head_dim, rotary_dim);
+  }
+  return *tile;
 }
 
-plan::KernelSource attention_source(int head_dim, int rotary_dim, bool fp8) {
+plan::KernelSource attention_source(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8) {
   plan::KernelSource source;
   source.name = fmt::format("attention_{}_{}{}", head_dim, rotary_dim, fp8 ? "_fp8" : "");
   source.text = "#include \"kernels/attn/decode.cuh\"\n#include \"kernels/attn/prefill_prepare.cuh\"\n";
   for (const AttentionEntry entry : {kAttendFew, kAttendMany, kAttendBatch}) {
-    const attn::DecodeTile t = attention_tile(head_dim, rotary_dim, fp8, entry);
-    if (!t.legal())
-      fail("attention: heads of {}, {} of them rotate; wanted 64, 128 or 256 and a multiple of 16", head_dim,
-           rotary_dim);
+    const attn::DecodeTile t = attention_tile(arch, head_dim, rotary_dim, fp8, entry);
     source.entries.push_back(
         {fmt::format(
              "fourfold::attn::attention_decode<fourfold::attn::DecodeTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>>",
@@ -170,18 +263,23 @@ plan::KernelSource attention_source(int head_dim, int rotary_dim, bool fp8) {
   return source;
 }
 
-attn::PrefillTile prefill_tile(int head_dim, int rotary_dim, bool fp8) {
-  if (fp8) return {head_dim, rotary_dim, 8, 32, 3, true, false};
-  return {head_dim, rotary_dim, 8, 64, 2, false, true};
+std::optional<attn::PrefillTile> prefill_tile(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8) {
+  struct Shape {
+    int warps, keys, stages;
+    bool wgmma;
+  };
+  std::vector<attn::PrefillTile> tiles;
+  for (const Shape& s :
+       {Shape{8, 64, 2, true}, Shape{8, 32, 3, false}, Shape{8, 32, 2, false}, Shape{8, 16, 2, false}}) {
+    if (s.wgmma && (fp8 || !arch.wgmma)) continue;
+    if (arch.name == "sm_80" && !fp8 && s.keys > 16) continue;  // NVRTC 13.0 spills there
+    tiles.push_back({head_dim, rotary_dim, s.warps, s.keys, s.stages, fp8, s.wgmma});
+  }
+  return first_fit(tiles, [&](const attn::PrefillTile& t) { return attn::prefill_map(t).total <= shared_of(arch); });
 }
 
-bool has_prefill(int head_dim, int rotary_dim, bool fp8) {
-  const attn::PrefillTile t = prefill_tile(head_dim, rotary_dim, fp8);
-  return t.legal() && attn::prefill_map(t).total <= kMostShared;
-}
-
-plan::KernelSource prefill_source(int head_dim, int rotary_dim, bool fp8) {
-  const attn::PrefillTile t = prefill_tile(head_dim, rotary_dim, fp8);
+plan::KernelSource prefill_source(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8) {
+  const attn::PrefillTile t = prefill_tile(arch, head_dim, rotary_dim, fp8).value();
   return {
       fmt::format("prefill_{}_{}{}", head_dim, rotary_dim, fp8 ? "_fp8" : ""),
       fmt::format("#include \"kernels/attn/prefill_{}.cuh\"\n", t.wgmma ? "sm90" : "mma"),
@@ -190,26 +288,33 @@ plan::KernelSource prefill_source(int head_dim, int rotary_dim, bool fp8) {
         static_cast<unsigned>(t.threads()), static_cast<int64_t>(attn::prefill_map(t).total)}}};
 }
 
-gdn::RecurrentTile recurrent_tile(int key_dim, int value_dim, DeltaEntry entry) {
-  if (entry == kDeltaOne) return {key_dim, value_dim, 1, 16, 2, false};
+gdn::RecurrentTile recurrent_tile(const plan::Arch& arch, int key_dim, int value_dim, DeltaEntry entry) {
+  // Two CTAs of an SM have 64 registers for a thread, which is four too few.
+  if (entry == kDeltaOne) return {key_dim, value_dim, 1, 16, arch.wgmma ? 2 : 1, false};
   // Two panels a warp, one after the other: reads and writes of a CTA overlap.
   if (entry == kDeltaBatch) return {key_dim, value_dim, 1, 8, 2, false};
   return {key_dim, value_dim, gdn::kRecurrentRows, 16, 1, false};
 }
 
-gdn::ChunkTile chunk_tile(int key_dim, int value_dim) { return {key_dim, value_dim, 64, 32, true, true, false}; }
-
-bool has_chunks(int key_dim, int value_dim) {
-  const gdn::ChunkTile t = chunk_tile(key_dim, value_dim);
-  return t.legal() && gdn::scan_map(t).total <= kMostShared && gdn::prepare_map(t).total <= kMostShared;
+std::optional<gdn::ChunkTile> chunk_tile(const plan::Arch& arch, int key_dim, int value_dim) {
+  struct Shape {
+    int chunk, columns;
+  };
+  std::vector<gdn::ChunkTile> tiles;
+  for (const Shape& s : {Shape{64, 32}, Shape{32, 32}, Shape{32, 16}}) {
+    tiles.push_back({key_dim, value_dim, s.chunk, s.columns, true, arch.bulk_copy, false});
+  }
+  return first_fit(tiles, [&](const gdn::ChunkTile& t) {
+    return std::max(gdn::scan_map(t).total, gdn::prepare_map(t).total) <= shared_of(arch);
+  });
 }
 
-plan::KernelSource delta_source(int key_dim, int value_dim) {
+plan::KernelSource delta_source(const plan::Arch& arch, int key_dim, int value_dim) {
   plan::KernelSource source;
   source.name = fmt::format("delta_{}_{}", key_dim, value_dim);
   source.text = "#include \"kernels/gdn/recurrent.cuh\"\n";
   for (const DeltaEntry entry : {kDeltaOne, kDeltaFew, kDeltaBatch}) {
-    const gdn::RecurrentTile t = recurrent_tile(key_dim, value_dim, entry);
+    const gdn::RecurrentTile t = recurrent_tile(arch, key_dim, value_dim, entry);
     if (!t.legal()) {
       fail("delta rule: heads of {} keys and {} values; wanted multiples of 16 up to {}", key_dim, value_dim,
            gdn::kMostDim);
@@ -219,9 +324,10 @@ plan::KernelSource delta_source(int key_dim, int value_dim) {
                      t.key_dim, t.value_dim, t.rows, t.warps, t.ctas, t.float32),
          static_cast<unsigned>(t.threads()), static_cast<int64_t>(gdn::recurrent_map(t).total)});
   }
-  if (!has_chunks(key_dim, value_dim)) return source;
+  const std::optional<gdn::ChunkTile> chunks = chunk_tile(arch, key_dim, value_dim);
+  if (!chunks) return source;
   source.text += "#include \"kernels/gdn/chunk_scan.cuh\"\n";
-  const gdn::ChunkTile t = chunk_tile(key_dim, value_dim);
+  const gdn::ChunkTile& t = *chunks;
   const std::string name = fmt::format("fourfold::gdn::ChunkTileOf<{}, {}, {}, {}, {}, {}, {}>", t.key_dim, t.value_dim,
                                        t.chunk, t.columns, t.helpers, t.bulk, t.float32);
   source.entries.push_back({fmt::format("fourfold::gdn::delta_prepare<{}>", name), gdn::kPrepareThreads,

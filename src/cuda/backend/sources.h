@@ -1,8 +1,11 @@
-// The kernels of the CUDA backend besides those of the experts, as sources to compile.
+// The kernels of the CUDA backend besides those of the experts: which one computes an operation on an architecture,
+// with which tile, and its source to compile. Where an architecture lacks what a kernel is made of (wgmma, bulk copies,
+// shared memory) another kernel or tile of the list takes its place here, and nowhere else.
 #pragma once
 
 #include <compare>
 #include <cstdint>
+#include <optional>
 
 #include "cuda/moe/sources.h"
 #include "kernels/attn/decode_tile.h"
@@ -11,33 +14,44 @@
 #include "kernels/gdn/recurrent_tile.h"
 #include "kernels/gemm/dense_tile.h"
 #include "kernels/gemm/rows_tile.h"
+#include "plan/arch.h"
 #include "plan/kernel.h"
 
 namespace fourfold::cuda {
 
-inline constexpr unsigned kMostShared = 227 * 1024;  // of a CTA, on Hopper
-inline constexpr unsigned kReservedShared = 1024;    // of each CTA, by the system
+// Bytes of shared memory that a CTA may have where `ctas` of them share an SM.
+unsigned shared_of(const plan::Arch& arch, int ctas = 1);
 
-// How the products of a matrix with few rows are taken: measured on an H200 (docs/kernels/products.md).
+// How the products of a matrix with few rows are taken: measured on an H200, elsewhere by what fits
+// (docs/kernels/products.md).
 struct RowsWay {
   int formats;  // gemm::RowsTile::formats
   int strip_warps, teams, slots, ctas;
   int norm_pieces;  // of a norm in front
+  int slots_of_16;  // of the tile for more than 8 rows
   auto operator<=>(const RowsWay&) const = default;
 };
-RowsWay rows_way(int formats, int64_t rows, int64_t columns);
+RowsWay rows_way(const plan::Arch& arch, int formats, int64_t rows, int64_t columns);
 // Entries: one for up to 8 rows, one for up to 16, and up to 8 with a norm in front.
 enum RowsEntry { kRows8, kRows16, kRowsNorm };
 gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry);
-plan::KernelSource rows_source(const RowsWay& way);
+plan::KernelSource rows_source(const plan::Arch& arch, const RowsWay& way);
+// Rows of x that a launch takes of `tokens`: fewer where all would lie in shared memory one panel of columns after the
+// other, for every row tile again, and four launches can do without.
+int rows_at_once(const plan::Arch& arch, const RowsWay& way, int units, int tokens);
 
-// Products of more rows, by wgmma. Entries: up to 64 rows of a matrix that is no head, up to 64 rows, and many; with
-// cells one for the latter two.
+// Products of more rows, by wgmma or mma.sync. Entries: up to 64 rows of a matrix that is no head, up to 64 rows, and
+// many; with cells one for the latter two.
 enum WideEntry { kMiddle, kWideFew, kWideMany };
-WideEntry wide_entry(int formats, int64_t rows, const gemm::Matrix& matrix);
-gemm::WideTile wide_tile(int formats, WideEntry entry);
-gemm::MiddleTile middle_tile(int formats);
-plan::KernelSource wide_source(int formats);
+WideEntry wide_entry(const plan::Arch& arch, int formats, int64_t rows, const gemm::Matrix& matrix);
+// Where the architecture has wgmma:
+gemm::WideTile wide_tile(const plan::Arch& arch, int formats, WideEntry entry);
+gemm::MiddleTile middle_tile(const plan::Arch& arch, int formats);
+// Elsewhere; kMiddle is up to 32 rows there.
+gemm::DenseTile dense_tile(const plan::Arch& arch, int formats, WideEntry entry);
+plan::KernelSource wide_source(const plan::Arch& arch, int formats);
+// Whether so few rows go through the kernel for few all the same, 16 a launch: that for many has too few CTAs.
+bool stays_with_few(const plan::Arch& arch, const gemm::Matrix& matrix, int formats, int64_t rows, int sms);
 
 // Norms of rows of up to 2048, 4096 and 8192 columns, embeddings, rows picked out.
 enum NormEntry { kNorm1, kNorm2, kNorm4, kEmbed, kGather };
@@ -64,19 +78,17 @@ inline constexpr int kManySequences = 17;
 // alone.
 enum AttentionEntry { kAttendFew, kAttendMany, kAttendBatch, kAttendCombine, kAttendPrepare };
 // `fp8`: the cache's keys and values are e4m3, otherwise bf16.
-attn::DecodeTile attention_tile(int head_dim, int rotary_dim, bool fp8, AttentionEntry entry);
-plan::KernelSource attention_source(int head_dim, int rotary_dim, bool fp8);
+attn::DecodeTile attention_tile(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8, AttentionEntry entry);
+plan::KernelSource attention_source(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8);
 
-// Many rows of a sequence, behind kAttendPrepare.
+// Many rows of a sequence, behind kAttendPrepare; none: heads for which no tile has room.
 enum PrefillEntry { kPrefill };
-attn::PrefillTile prefill_tile(int head_dim, int rotary_dim, bool fp8);
-bool has_prefill(int head_dim, int rotary_dim, bool fp8);
-plan::KernelSource prefill_source(int head_dim, int rotary_dim, bool fp8);
+std::optional<attn::PrefillTile> prefill_tile(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8);
+plan::KernelSource prefill_source(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8);
 
 enum DeltaEntry { kDeltaOne, kDeltaFew, kDeltaBatch, kDeltaPrepare, kDeltaScan, kDeltaScale };
-gdn::RecurrentTile recurrent_tile(int key_dim, int value_dim, DeltaEntry entry);
-gdn::ChunkTile chunk_tile(int key_dim, int value_dim);
-bool has_chunks(int key_dim, int value_dim);
-plan::KernelSource delta_source(int key_dim, int value_dim);
+gdn::RecurrentTile recurrent_tile(const plan::Arch& arch, int key_dim, int value_dim, DeltaEntry entry);
+std::optional<gdn::ChunkTile> chunk_tile(const plan::Arch& arch, int key_dim, int value_dim);
+plan::KernelSource delta_source(const plan::Arch& arch, int key_dim, int value_dim);
 
 }  // namespace fourfold::cuda

@@ -30,7 +30,11 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   planning_ = true;
   try {
     Rehearsal rehearsal(limits.lanes);
-    body({limits.rows, limits.logit_rows, limits.lanes, limits.drafts, limits.drafts > 0}, rehearsal);
+    const auto rehearse = [&] {
+      body({limits.rows, limits.logit_rows, limits.lanes, limits.drafts, limits.drafts > 0}, rehearsal);
+    };
+    load_asked_for(rehearse);
+    rehearse();
   } catch (...) {
     planning_ = false;
     throw;
@@ -356,7 +360,7 @@ std::string refusal_of(int device, uint64_t weight_bytes) {
   if (jit::Nvrtc::find(&why) == nullptr) return "no NVRTC" + why;
   if (device >= driver->device_count()) return fmt::format("no CUDA device {}", device);
   const jit::DeviceInfo info = driver->device(device);
-  if (info.major != 9) return fmt::format("{} is not a Hopper card", info.name);
+  if (!plan::knows_arch(info.arch())) return fmt::format("no kernels for {} ({})", info.name, info.arch());
   const Device opened(device);
   const DeviceMemory memory = opened.memory();
   constexpr uint64_t kBeside = uint64_t{3} << 30;  // caches, activations, kernels

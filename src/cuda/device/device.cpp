@@ -287,7 +287,8 @@ void launch_raw(const Stream& stream, const Kernel& kernel, Grid grid, Overlap o
   jit::LaunchAttribute attribute = {};
   attribute.id = jit::kProgrammaticLaunch;
   attribute.value.flag = 1;
-  const bool early = stream.take_overlap() && overlap == Overlap::kProgrammatic;
+  // Architectures before sm_90 have no such launches, and their kernels no wait.
+  const bool early = stream.take_overlap() && overlap == Overlap::kProgrammatic && stream.device().info().major >= 9;
   const jit::LaunchConfig config = {{grid.x, grid.y, grid.z}, {kernel.threads, 1, 1},       kernel.smem_bytes,
                                     stream.handle(),          early ? &attribute : nullptr, early ? 1u : 0u};
   const int result = stream.device().driver().call().launch_with(&config, kernel.function, arguments, nullptr);

@@ -155,6 +155,21 @@ PackedMatrix empty_stack(std::span<const MatrixSource> parts) {
   return out;
 }
 
+// Likewise of gate and up.
+PackedMatrix empty_pair(const MatrixSource& gate, const MatrixSource& up) {
+  check(gate, gate.columns);
+  check(up, gate.columns);
+  if (gate.format != up.format || gate.rows != up.rows || has_cells(gate) != has_cells(up) ||
+      (has_cells(gate) && gate.scale_columns != up.scale_columns)) {
+    fail("{} ({} rows, {}) and {} ({} rows, {}): gate and up differ", gate.name, gate.rows,
+         ops::format_name(gate.format), up.name, up.rows, ops::format_name(up.format));
+  }
+  PackedMatrix out;
+  out.columns = gate.columns;
+  out.paired = true;
+  return out;
+}
+
 // Rows [begin, begin + rows) of a matrix.
 MatrixSource slice(const MatrixSource& m, int64_t begin, int64_t rows) {
   MatrixSource s = m;
@@ -232,18 +247,19 @@ PackedMatrix pack_pair(std::span<const MatrixSource> parts) {
     up = slice(gate, gate.rows / 2, gate.rows / 2);
     gate = slice(gate, 0, gate.rows / 2);
   }
-  check(gate, gate.columns);
-  check(up, gate.columns);
-  if (gate.format != up.format || gate.rows != up.rows || has_cells(gate) != has_cells(up) ||
-      (has_cells(gate) && gate.scale_columns != up.scale_columns)) {
-    fail("{} ({} rows, {}) and {} ({} rows, {}): gate and up differ", gate.name, gate.rows,
-         ops::format_name(gate.format), up.name, up.rows, ops::format_name(up.format));
-  }
-  PackedMatrix out;
-  out.columns = gate.columns;
-  out.paired = true;
+  PackedMatrix out = empty_pair(gate, up);
   append(out, gate, up);
   return out;
+}
+
+PackedMatrix place_pair(const MatrixSource& gate, const MatrixSource& up) {
+  PackedMatrix out = empty_pair(gate, up);
+  place(out, gate);
+  return out;
+}
+
+std::vector<uint8_t> pair_factors(const PackedMatrix& pair, const MatrixSource& gate, const MatrixSource& up) {
+  return factors_of(pair.parts[0], true, gate, up);
 }
 
 }  // namespace fourfold::cuda

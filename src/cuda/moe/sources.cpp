@@ -38,12 +38,12 @@ bool quantises(const plan::moe::Problem& problem, const plan::Gpu& gpu) {
 }
 
 std::vector<plan::KernelSource> layer_sources(const plan::moe::Problem& problem, const plan::Gpu& gpu,
-                                              const std::set<std::string>& refused) {
+                                              const std::set<std::string>& refused, int64_t most_tokens) {
   const auto usable = [&](plan::moe::Pass pass, const plan::moe::Candidate& c) {
     return refused.empty() || !refused.contains(plan::moe::kernel_of(problem, pass, c).name);
   };
   std::vector<plan::KernelSource> sources =
-      plan::moe::kernels_of(problem, gpu, {.only_implemented = true, .usable = usable});
+      plan::moe::kernels_of(problem, gpu, {.only_implemented = true, .usable = usable}, most_tokens);
   if (quantises(problem, gpu)) sources.push_back(quantise_source());
   sources.push_back(route_source());
   sources.push_back(prepare_source());

@@ -1,6 +1,7 @@
 // Everything that an expert layer launches, as sources to compile: the planned kernels and those beside them.
 #pragma once
 
+#include <cstdint>
 #include <set>
 #include <string>
 #include <vector>
@@ -17,8 +18,9 @@ plan::KernelSource quantise_source();
 // Whether a layer of this problem quantises its input on such a card.
 bool quantises(const plan::moe::Problem& problem, const plan::Gpu& gpu);
 
-// Over all token buckets, doing without the planned kernels whose names are `refused`.
+// Over all token buckets up to that of `most_tokens`, doing without the planned kernels whose names are `refused`.
 std::vector<plan::KernelSource> layer_sources(const plan::moe::Problem& problem, const plan::Gpu& gpu,
-                                              const std::set<std::string>& refused = {});
+                                              const std::set<std::string>& refused = {},
+                                              int64_t most_tokens = int64_t{1} << 20);
 
 }  // namespace fourfold::cuda

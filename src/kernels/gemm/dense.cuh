@@ -37,9 +37,21 @@ __device__ __forceinline__ void load_fragments(u32 unit, int lane, u32 scale_bas
     moe::dequantise(w.y, moe::scale_pair(scales, true, scale_base), a[1]);
   }
 }
-template <typename Tile, Weights F>
-__device__ __forceinline__ void multiply_group(const DenseArgs& args, u32 base, unsigned char* smem, const Part& part,
-                                               const Group& group, int first_token) {
+// The rows of x that a CTA multiplies.
+struct RowsOf {
+  const u16* x;
+  long long stride;   // elements
+  const int* places;  // of row t among them; null: t
+  int tokens;         // rows from here on are not there
+  int columns;
+  int units;
+  int zero;  // 0
+};
+
+// `end`(row tile, g, t, low, high): what becomes of rows g and g + 8 of a row tile's products with row t.
+template <typename Tile, Weights F, typename End>
+__device__ __forceinline__ void multiply_group(const RowsOf& x_rows, u32 base, unsigned char* smem, const Part& part,
+                                               const Group& group, int first_token, const End& end) {
   static constexpr DenseTile T = Tile::value;
   static constexpr DenseMap kMap = dense_map(T);
   constexpr int kMt = T.mt();
@@ -50,7 +62,7 @@ __device__ __forceinline__ void multiply_group(const DenseArgs& args, u32 base, 
   const int warp = thread / 32;
   const int row_warp = warp % T.row_warps;
   const int token_warp = warp / T.row_warps;
-  const int units = args.matrix.units;
+  const int units = x_rows.units;
   const u8* strips = part.weights + static_cast<u64>(group.first) * static_cast<u64>(units) * unit_bytes(F);
   const u64 strip_bytes = static_cast<u64>(units) * unit_bytes(F);
 
@@ -70,9 +82,10 @@ __device__ __forceinline__ void multiply_group(const DenseArgs& args, u32 base, 
       const u32 at = to + static_cast<u32>(row * 128 + (piece ^ (row & 7)) * 16);
       const int column = unit * kUnitK + piece * 8;
       // Tokens that are not there may be anything; columns may not, zero weights or not.
-      const int t = first_token + row < args.tokens ? first_token + row : args.tokens - 1;
-      if (column < args.matrix.columns) {
-        async_copy16(base + at, args.x + t * args.x_stride + column);
+      int t = first_token + row < x_rows.tokens ? first_token + row : x_rows.tokens - 1;
+      if (x_rows.places != nullptr) t = x_rows.places[t];
+      if (column < x_rows.columns) {
+        async_copy16(base + at, x_rows.x + t * x_rows.stride + column);
       } else {
         *reinterpret_cast<uint4*>(smem + at) = make_uint4(0u, 0u, 0u, 0u);
       }
@@ -88,7 +101,7 @@ __device__ __forceinline__ void multiply_group(const DenseArgs& args, u32 base, 
     async_copy_commit();
   }
 
-  const u32 scale_base = moe::opaque_scale_base(args.zero);
+  const u32 scale_base = moe::opaque_scale_base(x_rows.zero);
   const u32 my_row = static_cast<u32>(token_warp * kNt * 8 + lane % 8);
   float acc[kMt][kNt][4] = {};
   float total[T.cells() ? kMt : 1][T.cells() ? kNt : 1][4] = {};
@@ -167,8 +180,8 @@ __device__ __forceinline__ void multiply_group(const DenseArgs& args, u32 base, 
             y[1] = total[m][n][2 + e];
           }
         }
-        finish(args, part, group.first + tile, g, first_token + (token_warp * kNt + n) * 8 + lane % 4 * 2 + e,
-               y[0] * low, y[1] * high);
+        end(group.first + tile, g, first_token + (token_warp * kNt + n) * 8 + lane % 4 * 2 + e, y[0] * low,
+            y[1] * high);
       }
     }
   }
@@ -187,9 +200,11 @@ __global__ void __launch_bounds__(kDenseThreads, Tile::value.ctas) gemm_dense(co
   const int blocks = (args.tokens + T.tokens - 1) / T.tokens;
   const Group group = group_of(args.matrix, static_cast<int>(blockIdx.x) / blocks, kDenseTiles);
   const Part& part = args.matrix.parts[group.part];
+  const RowsOf rows = {args.x, args.x_stride, nullptr, args.tokens, args.matrix.columns, args.matrix.units, args.zero};
+  const auto end = [&](int tile, int g, int t, float low, float high) { finish(args, part, tile, g, t, low, high); };
   with_format<Tile>(part.format, [&]<Weights F>() {
-    multiply_group<Tile, F>(args, shared_address(smem), smem, part, group,
-                            static_cast<int>(blockIdx.x) % blocks * T.tokens);
+    multiply_group<Tile, F>(rows, shared_address(smem), smem, part, group,
+                            static_cast<int>(blockIdx.x) % blocks * T.tokens, end);
   });
 }
 

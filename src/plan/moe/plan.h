@@ -174,7 +174,8 @@ LaunchSmem launch_smem(const Candidate& gate_up, const Candidate& down, const Ar
 KernelSource kernel_of(const Problem& problem, Pass pass, const Candidate& candidate);
 // Every kernel that the plans of all token buckets name, each once; with activations kAuto also those of layers without
 // input scales.
-std::vector<KernelSource> kernels_of(const Problem& problem, const Gpu& gpu, const PlanOptions& options = {});
+std::vector<KernelSource> kernels_of(const Problem& problem, const Gpu& gpu, const PlanOptions& options = {},
+                                     int64_t most_tokens = kLimits.tokens);
 
 // ---- printing (print.cpp)
 // ---------------------------------------------------------------------------------------------

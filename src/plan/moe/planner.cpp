@@ -368,12 +368,14 @@ bool choose_by_name(LayerPlan* plan, std::string_view gate_up, std::string_view 
   return true;
 }
 
-std::vector<KernelSource> kernels_of(const Problem& problem, const Gpu& gpu, const PlanOptions& options) {
+std::vector<KernelSource> kernels_of(const Problem& problem, const Gpu& gpu, const PlanOptions& options,
+                                     int64_t most_tokens) {
   std::vector<KernelSource> list;
   std::set<std::string> seen;
   PlanOptions quick = options;
   quick.explain = false;
   for (const int64_t tokens : token_buckets()) {
+    if (tokens > bucket_of(most_tokens)) break;
     Problem p = problem;
     p.tokens = tokens;
     std::vector<LayerPlan> plans = {plan_layer(p, gpu, quick)};

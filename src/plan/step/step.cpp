@@ -202,6 +202,8 @@ const Mix& find_mix(std::string_view name) {
   fail("--mix '{}': wanted {}", printable(name), mix_names());
 }
 
+std::span<const Mix> mixes() { return kMixes; }
+
 std::string mix_names() {
   std::string all;
   for (const Mix& mix : kMixes) all += fmt::format("{}{} ({})", all.empty() ? "" : "; ", mix.name, mix.title);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,6 +40,7 @@ struct Mix {
 // "A", "B", "C"; an Error that lists them otherwise.
 const Mix& find_mix(std::string_view name);
 std::string mix_names();
+std::span<const Mix> mixes();
 
 // How the ranks of a tensor-parallel model reach each other.
 enum class Link { kNvlink, kPeer, kHost };

@@ -1,0 +1,33 @@
+// The kernels of a whole model on a card, without the card and without the weights' bytes: for warm and plan --kernels.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cuda/backend/listing.h"
+
+namespace fourfold::cmd {
+
+// Whether `model` names a checkpoint directory, or a published shape that is known as a whole model and not only by its
+// experts.
+bool is_whole_model(const std::string& model);
+
+class ModelKernels {
+ public:
+  // Of a checkpoint directory, in the formats that it stores; or of a shape, in those of a mix (plan::step::find_mix),
+  // or of every mix where none is named, FP8 with one scale and with blocks. With the MTP head, and with both kinds of
+  // caches for keys and values.
+  ModelKernels(const plan::Gpu& card, const std::string& model, const std::string& mix);
+
+  // Without those of experts that `refused` names.
+  std::vector<cuda::ListedKernel> list(const std::set<std::string>& refused = {}) const {
+    return list_->kernels(refused);
+  }
+
+ private:
+  std::shared_ptr<cuda::KernelListing> list_;
+};
+
+}  // namespace fourfold::cmd

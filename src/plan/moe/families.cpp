@@ -343,6 +343,17 @@ void tiles(const Problem& problem, Pass pass, List* out) {
   }
 }
 
+// Tiles of 256 weight rows whose multiplications NVRTC 13.0 serialises, whatever the sizes of the layer are (found on
+// the way to the plans of three models; jit::refusal_of finds any others when they are compiled).
+constexpr struct {
+  Pass pass;
+  int tokens, stages;
+} kSerialised[] = {{Pass::kGateUp, 112, 7},
+                   {Pass::kGateUp, 160, 6},
+                   {Pass::kDown, 80, 7},
+                   {Pass::kDown, 96, 7},
+                   {Pass::kDown, 112, 7}};
+
 // kernels/moe/prefill_sm90.cuh: two compute warpgroups of 128 rows, stages of 64.
 std::string refuses(const Problem&, Pass, const Candidate& c) {
   const TileConfig& t = c.tile;
@@ -352,6 +363,10 @@ std::string refuses(const Problem&, Pass, const Candidate& c) {
   if (t.tokens % 16 != 0 || t.tokens > 176) return "the kernel takes tiles of 16 to 176 tokens in steps of 16";
   if (t.pass == Pass::kGateUp && t.operands == 1 && t.tokens > 160) {
     return "without a gate, ptxas serialises the multiplications of more than 160 tokens";
+  }
+  for (const auto& s : kSerialised) {
+    if (s.pass != t.pass || s.tokens != t.tokens || s.stages != t.stages) continue;
+    if (t.pass == Pass::kDown || t.operands == 2) return "NVRTC 13.0 serialises the multiplications";
   }
   return "";
 }

@@ -96,7 +96,11 @@ class Driver {
     return times;
   }
   std::optional<cuda::CardTimeline> timeline(int64_t position, int64_t count) {
-    return cuda::timeline_of(model_.backend(), [&] { forward(position, count, true); });
+    std::optional<cuda::CardTimeline> timeline;
+    with_batch(position, count, true, [&](const ops::Batch& batch) {
+      timeline = cuda::timeline_of(model_.backend(), [&] { model_.forward(batch, caches_); });
+    });
+    return timeline;
   }
   // Of a token for each of so many sequences.
   std::optional<ops::OperationTimes> time_users(int64_t position, int64_t count) {
@@ -313,7 +317,9 @@ void run(const Options& options) {
   const cpu::Isa isa = chosen_isa(options.backend);
   const int threads = chosen_threads(options.backend);
 
-  if (!options.timeline.empty() && !model.backend().gpu()) fail("bench model: --timeline is for a GPU");
+  if (!options.timeline.empty() && (!model.backend().gpu() || options.backend.ranks.ranks > 1)) {
+    fail("bench model: --timeline is for one GPU");
+  }
   if (options.users > 0 && !model.backend().gpu())
     fail("bench model: --users is for a GPU; bench engine --concurrency");
   Driver driver(model, std::max(positions, options.users), std::max<int64_t>(options.users, 1));

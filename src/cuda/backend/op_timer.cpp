@@ -18,10 +18,12 @@ bool OpTimer::takes(std::string_view name, const ops::Cost& cost) {
   if (listing_) {
     auto found = std::find_if(seen_.begin(), seen_.end(), [&](const auto& op) { return op.name == name; });
     if (found == seen_.end()) {
-      seen_.push_back({std::string(name), 0, 0, cost.bytes, cost.flops});
+      seen_.push_back({std::string(name)});
       found = seen_.end() - 1;
     }
     ++found->count;
+    found->bytes += cost.bytes;
+    found->flops += cost.flops;
   }
   if (stamp_ != nullptr) {
     stamp();
@@ -62,7 +64,10 @@ ops::OperationTimes OpTimer::measure(const std::function<void()>& run) {
   times.operations = std::move(seen_);
   for (ops::OperationTime& op : times.operations) {
     only_ = op.name;
-    op.microseconds = time_of(run, kRounds) / static_cast<double>(op.count);
+    const auto count = static_cast<double>(op.count);
+    op.microseconds = time_of(run, kRounds) / count;
+    op.bytes /= count;
+    op.flops /= count;
   }
   return times;
 }

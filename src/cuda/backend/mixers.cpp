@@ -152,7 +152,7 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
     for (int begin = 0; begin < round.places; begin += at_once) {
       const int places = std::min(at_once, round.places - begin);
       take_places(args, round.first + begin, round.live, round.page_row + begin);
-      args.span = attention_span(tile, shape, args, round.longest, places);
+      args.span = entry == kAttendBatch ? attention_span(tile, shape, args, round.longest, places) : 1;
       const attn::DecodeLaunch decode =
           attn::decode_launch(tile, shape, args.splits, args.most_rows, places, args.span);
       launch(card_->stream, kernels[entry], {decode.grid_x, decode.grid_y, decode.grid_z}, overlap_, args);

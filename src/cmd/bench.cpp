@@ -317,7 +317,7 @@ void run(const Options& options) {
   const cpu::Isa isa = chosen_isa(options.backend);
   const int threads = chosen_threads(options.backend);
 
-  if (!options.timeline.empty() && (!model.backend().gpu() || options.backend.ranks.ranks > 1)) {
+  if (!options.timeline.empty() && (!model.backend().gpu() || options.backend.ranks > 1)) {
     fail("bench model: --timeline is for one GPU");
   }
   if (options.users > 0 && !model.backend().gpu())

@@ -42,7 +42,7 @@ TEST_F(HostTimeline, EveryOperationOfAStepIsThereInOrder) {
       model->forward(
           {std::span(tokens).first(static_cast<size_t>(count)), std::span(&sequence, 1), std::span(&last, 1)}, caches);
     };
-    for (const int32_t count : {1, 5}) {
+    for (const int32_t count : {1}) {
       const auto timeline = cuda::timeline_of(model->backend(), [&] { forward(count); });
       ASSERT_TRUE(timeline);
       const auto times = [&](const char* name) {

@@ -38,7 +38,7 @@ void OpTimer::stamp() {
 }
 
 // Microseconds of a replay: the median of a few rounds of several, back to back.
-double OpTimer::time_of(const std::function<void()>& run, int rounds_wanted) {
+double OpTimer::time_of(const std::function<void()>& run, int rounds_wanted, int replays) {
   recording_.reset();
   run();
   const Graph graph(*recording_);
@@ -48,9 +48,9 @@ double OpTimer::time_of(const std::function<void()>& run, int rounds_wanted) {
   std::vector<double> rounds;
   for (int round = 0; round < rounds_wanted; ++round) {
     start.record(card_.stream);
-    for (int i = 0; i < kReplays; ++i) graph.launch(card_.stream);
+    for (int i = 0; i < replays; ++i) graph.launch(card_.stream);
     stop.record(card_.stream);
-    rounds.push_back(Event::microseconds(start, stop) / kReplays);
+    rounds.push_back(Event::microseconds(start, stop) / replays);
   }
   std::nth_element(rounds.begin(), rounds.begin() + rounds_wanted / 2, rounds.end());
   return rounds[static_cast<size_t>(rounds_wanted / 2)];
@@ -59,13 +59,13 @@ double OpTimer::time_of(const std::function<void()>& run, int rounds_wanted) {
 ops::OperationTimes OpTimer::measure(const std::function<void()>& run) {
   ops::OperationTimes times;
   listing_ = true;
-  times.microseconds = time_of(run, kRounds);
+  times.microseconds = time_of(run, kRounds, kReplays);
   listing_ = false;
   times.operations = std::move(seen_);
   for (ops::OperationTime& op : times.operations) {
     only_ = op.name;
     const auto count = static_cast<double>(op.count);
-    op.microseconds = time_of(run, kRounds) / count;
+    op.microseconds = time_of(run, kRounds, kReplays) / count;
     op.bytes /= count;
     op.flops /= count;
   }
@@ -74,7 +74,7 @@ ops::OperationTimes OpTimer::measure(const std::function<void()>& run) {
 
 CardTimeline OpTimer::timeline(const std::function<void()>& run) {
   CardTimeline timeline;
-  timeline.plain_us = time_of(run, 1);
+  timeline.plain_us = time_of(run, 1, kWarmUps);
   const Kernel kernel = card_.loader.load(stamp_source()).front();
   stamp_ = &kernel;
   stamps_ = 0;

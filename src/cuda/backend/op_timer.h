@@ -31,7 +31,7 @@ class OpTimer {
   bool takes(std::string_view name, const ops::Cost& cost);
 
  private:
-  double time_of(const std::function<void()>& run, int rounds);
+  double time_of(const std::function<void()>& run, int rounds, int replays);
   void stamp();
 
   Card& card_;

@@ -26,6 +26,8 @@ std::optional<memory::Plan> on_card(
     return std::nullopt;
   };
   if (backend.ranks > 1 || device_name(backend) == "cpu") return on_cpu();
+  // Where no card can be taken at all, nothing is read for it.
+  if (!chosen_device(backend, planned.dummy != nullptr ? 0 : 1)) return on_cpu();
   std::unique_ptr<model::Checkpoint> checkpoint;
   uint64_t weight_bytes = 0;
   if (planned.dummy != nullptr) {

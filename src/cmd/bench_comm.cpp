@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/interrupt.h"
 #include "base/json.h"
 #include "cmd/arguments.h"
@@ -147,7 +148,14 @@ class Bench {
       results_.push_back(result);
     }
     if (on_cards_) {
-      for (size_t way = 0; way < kWays.size(); ++way) time_way(way);
+      for (size_t way = 0; way < kWays.size() && !group_->failed(); ++way) {
+        try {
+          time_way(way);
+        } catch (const Error& error) {  // the others' figures stand
+          if (!group_->failed()) throw;
+          eprint("fourfold: sums by {}: {}\n", kWays[way].second, error.what());
+        }
+      }
       release();
       measure_beside();
     }

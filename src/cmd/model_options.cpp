@@ -119,6 +119,10 @@ cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
   if (args.kv_cache == "float16") fail("--kv-cache-dtype float16: a GPU has bf16 and fp8");
   options.fp8_cache = args.kv_cache == "fp8";
   options.emulate = args.emulate;
+  if (const auto way = env("FOURFOLD_SUMS")) {
+    if (*way != "flags" && *way != "words") fail("FOURFOLD_SUMS={}: wanted flags or words", *way);
+    options.sums = *way == "flags" ? cuda::SumWay::kFlags : cuda::SumWay::kWords;
+  }
   return options;
 }
 

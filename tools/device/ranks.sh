@@ -24,7 +24,11 @@ run() {
   limit=$2
   shift 2
   echo "== $name ($(($(date +%s) - begin)) s): $*"
-  timeout "$limit" "$@" > "$out/$name.txt" 2>&1 || echo "$name: FAILED ($?)"
+  failed=no
+  if ! timeout "$limit" "$@" > "$out/$name.txt" 2>&1; then
+    failed=yes
+    echo "$name: FAILED"
+  fi
   tail -n "${LINES_EACH:-30}" "$out/$name.txt"
 }
 split="--device cuda --tensor-parallel-size $ranks"
@@ -34,6 +38,10 @@ for part in ${PARTS:-comm demo shared 35B 397B}; do
     comm)
       for hidden in 4096 2048; do
         run "comm_$hidden" 40 "$fourfold" bench comm $split --hidden "$hidden" --tokens 1,2,8,16,64,128,512,2048,8192
+        if [ "$failed" = yes ] && [ -z "${FOURFOLD_SUMS:-}" ]; then
+          echo "sums have flags from here on"
+          export FOURFOLD_SUMS=flags
+        fi
       done
       ;;
     demo)

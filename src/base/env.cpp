@@ -17,6 +17,7 @@ constexpr EnvVariable kVariables[] = {
      "when set, a slower CPU backend may replace one that fails its self-test or is missing"},
     {"FOURFOLD_NVRTC", "file of NVRTC, CUDA's run-time compiler (default: searched for)"},
     {"FOURFOLD_KERNELS", "directory of compiled kernels (default: fourfold/kernels in the user's cache)"},
+    {"FOURFOLD_SUMS", "how ranks on GPUs add up few rows: flags or words (default: by the number of rows)"},
     {"CUDA_HOME", "a CUDA toolkit, searched for NVRTC"},
     {"VIRTUAL_ENV", "a Python environment, searched for NVRTC's PyPI package"},
     {"XDG_CACHE_HOME", "the user's cache (default: .cache in HOME)"},

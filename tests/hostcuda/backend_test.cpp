@@ -253,7 +253,7 @@ class HostRanks : public testing::TestWithParam<RankCase> {};
 TEST_P(HostRanks, HaveTheReferencesLogits) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
   const RankCase& c = GetParam();
-  const std::vector<float> want = logits_of(*reference(), c.steps);
+  const std::vector<float> want = logits_of(*reference(ops::Format::kNvfp4), c.steps);
   HostCard card = two_cards();
   card.executor.seed = 5;
   install(card);

@@ -599,7 +599,7 @@ CudaBackend::ExpertSet& CudaBackend::experts_of(const CardExperts& e, int64_t to
   const int64_t rows = std::max<int64_t>({limits_.rows, tables_.rows, 1});
   ExpertSet& set = experts_[{e.count(), top_k, e.hidden(), e.intermediate(), e.shared_slices()}];
   if (asked_for_ != nullptr) {
-    if (set.kernels != nullptr) return set;
+    if (set.kernels != nullptr || std::exchange(set.asked_for, true)) return set;
     for (plan::KernelSource& source : layer_sources(e.problem(top_k), card_->loader.card(), {}, rows)) {
       asked_for_->push_back(std::move(source));
     }

@@ -85,6 +85,7 @@ class CudaBackend : public ops::Backend {
   struct ExpertSet {
     std::unique_ptr<ExpertKernels> kernels;
     std::unique_ptr<ExpertWorkspace> workspace;
+    bool asked_for = false;  // its sources were noted
   };
 
   // Of matrices whose products are taken the same way.

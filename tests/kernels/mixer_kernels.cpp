@@ -69,7 +69,6 @@ std::vector<ChunkKernel> chunk_kernels() {
   return {
       CHUNK(128, 128, 64, 32, 1, 1, 0),  //
       CHUNK(128, 32, 32, 16, 1, 0, 0),   // 99 KB
-      CHUNK(128, 128, 64, 32, 2, 1, 0),  // keys in halves
       CHUNK(16, 48, 64, 16, 0, 1, 0),    // odd sizes
       CHUNK(48, 64, 32, 32, 1, 1, 1),    // fp32 rows
   };

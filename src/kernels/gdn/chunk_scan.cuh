@@ -10,8 +10,7 @@
 // warps have the same columns: the first one does D and S, the other one, a chunk behind, O, and the convolution of V a
 // chunk ahead. The first leaves fragments of S^T and D^T in shared memory for the second; there is one barrier a chunk.
 // With `helpers`, two more warps take the convolution and the end of the output: a warp alone in its quarter of the SM
-// stands still most of the time. And D and S may have two warps with half of the keys each: they exchange their parts
-// of K S0, and both compute D.
+// stands still most of the time.
 //
 // The norm of a head needs all its columns. The scan writes o norm silu(z) and the sums of squares of 16 columns each;
 // delta_scale multiplies. (Reading the output a second time costs 134 MB for 8,192 tokens of the 35B model; keeping o
@@ -125,7 +124,6 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
   constexpr bool kF = T.float32;
   constexpr int C = T.chunk;
   constexpr int kSteps = T.key_dim / 16;
-  constexpr int kOwnSteps = kSteps / T.halves();  // of a warp with the state
   constexpr int kThreads = T.scan_threads();
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = ptx::keep_register(ptx::shared_address(smem));
@@ -133,11 +131,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
   const int warp = tid / 32;
   const int lane = tid % 32;
   const int pair = warp % T.pairs();
-  constexpr int kHalves = T.halves();
-  const int half = warp / T.pairs() < kHalves ? warp / T.pairs() : 0;  // of the keys
-  // 0: D and S, 1: O, 2: the convolution, 3: the end of the output; where there are no such warps others do it.
-  const int role = warp / T.pairs() < kHalves ? 0 : kHalves == 1 || warp / T.pairs() == 3 ? warp / T.pairs() : 1;
-  constexpr int kConvolves = T.helpers == 0 ? 1 : T.helpers == 1 ? 2 : 3;
+  const int role = warp / T.pairs();
   const bool updates = role == 0;
   const int g = lane / 4;
   const int l = lane % 4;
@@ -159,18 +153,18 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
   const bool fresh = sequence.position == 0;
   const int slot_out = args.delta.state_out[static_cast<long long>(place) * args.delta.state_out_stride];
 
-  // S^T: rows g and g + 8 of the pair's columns, keys 8 n + 2 l, + 1 of this warp's half.
-  float state[2 * kOwnSteps][4];
+  // S^T: rows g and g + 8 of the pair's columns, keys 8 n + 2 l, + 1.
+  float state[2 * kSteps][4];
   const long long state_at = static_cast<long long>(head) * (T.key_dim * T.value_dim) +
                              static_cast<long long>((first_column + pair * 16) / kPanel) * (T.key_dim * kPanel) +
-                             (half * kOwnSteps * 16 + 2 * l) * kPanel + g;
+                             2 * l * kPanel + g;
   const auto state_place = [&](int n, int e) {
     return state_at + (e / 2) * (T.key_dim * kPanel) + (8 * n + e % 2) * kPanel;
   };
   if (updates) {
     const float* from = args.delta.states + sequence.state_in * args.delta.state_stride;
 #pragma unroll
-    for (int n = 0; n < 2 * kOwnSteps; ++n)
+    for (int n = 0; n < 2 * kSteps; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) state[n][e] = fresh ? 0.0f : from[state_place(n, e)];
   }
@@ -209,7 +203,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
   const long long history_head = static_cast<long long>(head) * shape.history_head();
   constexpr int kOwn = 2 * T.key_dim + T.value_dim;
   // By all threads, or by the helpers: whoever carries the state has no time for it.
-  constexpr int kLoaders = T.helpers != 0 ? T.pairs() * 64 : kThreads;
+  constexpr int kLoaders = T.helpers ? kThreads / 2 : kThreads;
   const int loader = tid - (kThreads - kLoaders);
   const auto load_inputs = [&](int chunk) {
     constexpr int kVectors = T.input_stride() / 16;
@@ -269,54 +263,22 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
                                                           T.key_bytes() + T.square_bytes());
       u8* states = smem + slot(kMap.states, kMap.state_stride, n) + pair * (kMap.state_stride / T.pairs());
       u8* changes = smem + slot(kMap.changes, kMap.change_stride, n) + pair * (kMap.change_stride / T.pairs());
-      float* values =
-          reinterpret_cast<float*>(smem + slot(kMap.values, kMap.values_stride, n)) + pair * 16 * T.value_stride();
+      const float* values = reinterpret_cast<const float*>(smem + slot(kMap.values, kMap.values_stride, n)) +
+                            pair * 16 * T.value_stride();
       float x[C / 8][4];
 #pragma unroll
       for (int i = 0; i < C / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) x[i][e] = 0.0f;
       u32 operand[2][C / 16][4];
-      const int first_step = half * kOwnSteps;
-      load_keys<Tile>(operand[0], keys, first_step, lane);
+      load_keys<Tile>(operand[0], keys, 0, lane);
 #pragma unroll
-      for (int k = 0; k < kOwnSteps; ++k) {
-        if (k + 1 < kOwnSteps) load_keys<Tile>(operand[(k + 1) % 2], keys, first_step + k + 1, lane);
+      for (int k = 0; k < kSteps; ++k) {
+        if (k + 1 < kSteps) load_keys<Tile>(operand[(k + 1) % 2], keys, k + 1, lane);
         u32 high[4], low[4];
         fragment(state[2 * k], state[2 * k + 1], high, low);
-        put_fragment(states, first_step + k, high, low, lane);
+        put_fragment(states, k, high, low, lane);
         multiply_keys<Tile>(x, high, low, operand[k % 2]);
-      }
-      if constexpr (kHalves == 2) {
-        // The second warp takes its part off the values, and has the first one's from where D will be.
-        float4* other = reinterpret_cast<float4*>(changes) + lane;
-        if (half == 0) {
-#pragma unroll
-          for (int i = 0; i < C / 8; ++i) other[i * 32] = make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
-        } else {
-#pragma unroll
-          for (int i = 0; i < C / 8; ++i) {
-            const float2 decay = *reinterpret_cast<const float2*>(gates + 8 * i + 2 * l);
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              float2* v = reinterpret_cast<float2*>(values + (g + 8 * h) * T.value_stride() + 8 * i + 2 * l);
-              const float2 own = *v;
-              *v = make_float2(own.x - decay.x * x[i][2 * h], own.y - decay.y * x[i][2 * h + 1]);
-            }
-          }
-        }
-        ptx::barrier_sync(1 + T.pairs() + pair, 64);
-        if (half == 1) {
-#pragma unroll
-          for (int i = 0; i < C / 8; ++i) {
-            const float4 part = other[i * 32];
-            x[i][0] = part.x;
-            x[i][1] = part.y;
-            x[i][2] = part.z;
-            x[i][3] = part.w;
-          }
-          __syncwarp();
-        }
       }
 #pragma unroll
       for (int i = 0; i < C / 8; ++i) {
@@ -338,9 +300,9 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
                             [&](int k, u32(&high)[4], u32(&low)[4]) { fragment(x[2 * k], x[2 * k + 1], high, low); });
       // Keys of 16 tokens, transposed: rows are what is summed over. A group is loaded while the one before it is
       // multiplied.
-      constexpr int kAtOnce = kOwnSteps % 4 == 0 ? 4 : 1;
-      constexpr int kGroups = kOwnSteps / kAtOnce;  // of a block of tokens
-      const u32 from = keys + static_cast<u32>(lane % 16 * T.key_stride() + lane / 16 * 16 + first_step * 32);
+      constexpr int kAtOnce = kSteps % 4 == 0 ? 4 : 1;
+      constexpr int kGroups = kSteps / kAtOnce;  // of a block of tokens
+      const u32 from = keys + static_cast<u32>(lane % 16 * T.key_stride() + lane / 16 * 16);
       u32 group[2][kAtOnce][4];
       const auto load_group = [&](int s) {
 #pragma unroll
@@ -352,14 +314,14 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
       load_group(0);
       const float last = gates[C - 1];
 #pragma unroll
-      for (int i = 0; i < 2 * kOwnSteps; ++i)
+      for (int i = 0; i < 2 * kSteps; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) state[i][e] *= last;
 #pragma unroll
       for (int k = 0; k < C / 16; ++k) {
         u32 high[4], low[4];
         fragment(d[2 * k], d[2 * k + 1], high, low);
-        if (half == kHalves - 1) put_fragment(changes, k, high, low, lane);
+        put_fragment(changes, k, high, low, lane);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float2 left = *reinterpret_cast<const float2*>(gates + 2 * C + 8 * (2 * k + i) + 2 * l);
@@ -386,7 +348,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
         }
       }
     } else {
-      if (role == kConvolves && n + 1 >= 0 && n + 1 < chunks) {
+      if (role == (T.helpers ? 2 : 1) && n + 1 >= 0 && n + 1 < chunks) {
         // The convolution of chunk n + 1: half a warp has the pair's columns for half of the tokens, one after the
         // other.
         const int column = pair * 16 + lane % 16;
@@ -461,7 +423,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
       const int own_column = head * T.value_dim + first_column + pair * 16;
       // norm silu(z), while the other warp still multiplies.
       float factors[C / 32][16];
-      if (T.helpers == 0 || role == 3) {
+      if (!T.helpers || role == 3) {
         uint4 z_words[C / 32][T.element()];
 #pragma unroll
         for (int i = 0; i < C / 32; ++i) {
@@ -493,7 +455,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
           }
         }
       }
-      if constexpr (T.helpers != 0) {
+      if constexpr (T.helpers) {
         ptx::barrier_sync(1 + pair, 64);
         if (role == 1) continue;
       } else {
@@ -528,7 +490,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
   if (updates) {
     float* to = args.delta.states + slot_out * args.delta.state_stride;
 #pragma unroll
-    for (int n = 0; n < 2 * kOwnSteps; ++n)
+    for (int n = 0; n < 2 * kSteps; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) to[state_place(n, e)] = state[n][e];
   }

@@ -15,16 +15,14 @@ struct ChunkTile {
   int value_dim;
   int chunk;     // tokens
   int columns;   // of a head's values in a CTA of the scan: 16 for each pair, or four, of warps
-  int helpers;   // 0: two warps for 16 columns; 1: four, convolution and output have warps of their own; 2: four, two
-                 // of them have half of the state's keys each
+  bool helpers;  // four warps for 16 columns instead of two: convolution and output have warps of their own
   bool bulk;     // the copy engine brings what the scan takes (sm_90 and later); otherwise cp.async
   bool float32;  // the rows' elements; otherwise bf16
 
   FOURFOLD_MIXER_FN int element() const { return float32 ? 4 : 2; }
   FOURFOLD_MIXER_FN int pairs() const { return columns / 16; }
   FOURFOLD_MIXER_FN int splits() const { return value_dim / columns; }
-  FOURFOLD_MIXER_FN int halves() const { return helpers == 2 ? 2 : 1; }  // of the state
-  FOURFOLD_MIXER_FN int scan_threads() const { return pairs() * (helpers != 0 ? 128 : 64); }
+  FOURFOLD_MIXER_FN int scan_threads() const { return pairs() * (helpers ? 128 : 64); }
   // Bytes of a row of keys and queries, and of a row of a chunk x chunk matrix: odd multiples of 16, so that eight rows
   // lie in different banks.
   FOURFOLD_MIXER_FN int key_stride() const { return key_dim * 2 + 16; }
@@ -38,7 +36,7 @@ struct ChunkTile {
   FOURFOLD_MIXER_FN bool legal() const {
     return key_dim % 16 == 0 && value_dim % 16 == 0 && key_dim <= kMostDim && value_dim <= kMostDim &&
            (chunk == 32 || chunk == 64) && columns % 16 == 0 && value_dim % columns == 0 &&
-           pairs() * (helpers != 0 ? 2 : 1) <= 4 && key_dim % (16 * halves()) == 0;
+           pairs() * (helpers ? 2 : 1) <= 4;
   }
 };
 
@@ -145,7 +143,7 @@ FOURFOLD_MIXER_FN ScanMap scan_map(const ChunkTile& t) {
   return m;
 }
 
-template <int KeyDim, int ValueDim, int Chunk, int Columns, int Helpers, bool Bulk, bool Float32>
+template <int KeyDim, int ValueDim, int Chunk, int Columns, bool Helpers, bool Bulk, bool Float32>
 struct ChunkTileOf {
   static constexpr ChunkTile value{KeyDim, ValueDim, Chunk, Columns, Helpers, Bulk, Float32};
   static_assert(value.legal());

@@ -48,19 +48,13 @@ __device__ __forceinline__ int item_count(const DenseArgs& args) {
 }
 template <typename Tile>
 __device__ __forceinline__ Item item_of(const DenseArgs& args, int number) {
-  static constexpr WideTile T = Tile::value;
-  const int blocks = (args.tokens + T.tokens - 1) / T.tokens;
+  const int blocks = (args.tokens + Tile::value.tokens - 1) / Tile::value.tokens;
   const bool split = args.splits > 1;
   Item item;
   item.index = split ? number / args.splits : number;
   item.split = split ? number % args.splits : 0;
-  // All rows with a band of blocks of tokens, then with the next one: what SMs read at the same time stays in L2.
-  const int band = args.band > 0 && args.band < blocks ? args.band : blocks;
-  const int first = item.index / (run_groups(args.matrix, kWideTiles) * band) * band;
-  const int width = blocks - first < band ? blocks - first : band;
-  const int in_band = item.index - run_groups(args.matrix, kWideTiles) * first;
-  item.group = run_group_of(args.matrix, in_band / width, kWideTiles);
-  item.first_token = (first + in_band % width) * T.tokens;
+  item.group = run_group_of(args.matrix, item.index / blocks, kWideTiles);
+  item.first_token = item.index % blocks * Tile::value.tokens;
   item.first_unit = split ? item.split * args.split_units : 0;
   const int end = item.first_unit + args.split_units;
   item.end_unit = split && end < args.matrix.units ? end : args.matrix.units;

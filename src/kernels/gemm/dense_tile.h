@@ -25,7 +25,6 @@ struct DenseArgs {
   // gemm_wide: the columns are shared out among so many CTAs, `split_units` units each; up to 1: they are not.
   int splits;
   int split_units;
-  int band;        // of blocks of tokens that all rows are multiplied with before the next ones (wide_band); 0: all
   float* partial;  // wide_partial_bytes()
   int* arrived;    // [wide_items() / splits][kWideWarps], 0 before and after
   // gemm_middle: `split_units` units for each CTA, whatever items they are of; `partial`: middle_partial_bytes();
@@ -169,11 +168,6 @@ FOURFOLD_HD constexpr WideMap wide_map(const WideTile& t) {
 }
 FOURFOLD_HD constexpr int wide_items(const WideTile& t, const Matrix& m, int tokens) {
   return run_groups(m, kWideTiles) * ((tokens + t.tokens - 1) / t.tokens);
-}
-// Blocks of tokens whose rows of x have about eight megabytes: they stay in L2 while all weights pass.
-FOURFOLD_HD constexpr int wide_band(const WideTile& t, const Matrix& m) {
-  const int band = static_cast<int>((8LL << 20) / (static_cast<long long>(t.tokens) * m.columns * 2));
-  return band > 1 ? band : 1;
 }
 // Units of columns for each CTA, where rows and tokens alone do not give every SM work; at least four.
 FOURFOLD_HD constexpr int wide_split_units(const WideTile& t, const Matrix& m, int tokens, int sms) {

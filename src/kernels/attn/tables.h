@@ -81,8 +81,7 @@ struct AttentionArgs {
   long long page_bytes;        // from one page to the next
   int page_shift;              // log2 of the positions in a page
   int page_table_stride;
-  int splits;     // of `partial`
-  int span;       // splits that a CTA has, one after the other (most_span); 0: one
+  int splits;     // of the grid and of `partial`
   int most_rows;  // of a sequence, of `partial`
   float scale;    // of the scores
   float norm_eps;

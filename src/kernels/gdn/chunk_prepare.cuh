@@ -64,7 +64,7 @@ __device__ __forceinline__ void multiply_block(float (&acc)[2][4], const float* 
 
 // `Tile` is a ChunkTileOf<...>. Grid: key heads x chunks.
 template <typename Tile>
-__global__ void __launch_bounds__(kPrepareThreads, 3) delta_prepare(const __grid_constant__ ChunkArgs args) {
+__global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid_constant__ ChunkArgs args) {
   using namespace chunk_detail;
   static constexpr ChunkTile T = Tile::value;
   static constexpr PrepareMap kMap = prepare_map(T);

@@ -54,41 +54,33 @@ __device__ __forceinline__ void get_fragment(const u8* from, int index, u32 (&hi
 // Multiplications that add to the same accumulator follow each other at a distance: all tiles with the high halves
 // first, then all with the low ones. A warp is alone in its quarter of the SM, and would wait for each.
 
-// d[16 columns][tokens] += x^T m^T for m [tokens][tokens] as two bf16 (T or P), zero above the diagonal; blocks of 16
-// tokens k of x^T, `operand(k, high, low)`. The next block of m is loaded while this one is multiplied.
-template <typename Tile, typename Operand>
-__device__ __forceinline__ void multiply_square(float (&d)[Tile::value.chunk / 8][4], u32 square, int lane,
-                                                const Operand& operand) {
+// d[16 columns][tokens] += x^T m^T for m [tokens][16 of k] as two bf16 (T or P): blocks of 16 tokens from k on; before
+// it m is zero.
+template <typename Tile>
+__device__ __forceinline__ void multiply_square(float (&d)[Tile::value.chunk / 8][4], const u32 (&high)[4],
+                                                const u32 (&low)[4], u32 square, int k, int lane) {
   static constexpr ChunkTile T = Tile::value;
   constexpr int kBlocks = T.chunk / 16;
-  const u32 at = square + static_cast<u32>((lane % 8 + lane / 16 * 8) * T.square_stride() + lane / 8 % 2 * 16);
-  u32 b[2][kBlocks][4], c[2][kBlocks][4];
-  const auto load = [&](int k) {
+  const u32 at =
+      square + static_cast<u32>((lane % 8 + lane / 16 * 8) * T.square_stride() + (2 * k + lane / 8 % 2) * 16);
+  u32 b[kBlocks][4], c[kBlocks][4];
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
-      if (n < k) continue;
-      ptx::load_matrix4(b[k % 2][n], at + static_cast<u32>(n * 16 * T.square_stride() + 32 * k));
-      ptx::load_matrix4(c[k % 2][n], at + static_cast<u32>((T.chunk + n * 16) * T.square_stride() + 32 * k));
-    }
-  };
-  load(0);
+  for (int n = 0; n < kBlocks; ++n) {
+    if (n < k) continue;
+    ptx::load_matrix4(b[n], at + static_cast<u32>(n * 16 * T.square_stride()));
+    ptx::load_matrix4(c[n], at + static_cast<u32>((T.chunk + n * 16) * T.square_stride()));
+  }
 #pragma unroll
-  for (int k = 0; k < kBlocks; ++k) {
-    if (k + 1 < kBlocks) load(k + 1);
-    u32 high[4], low[4];
-    operand(k, high, low);
+  for (int i = 0; i < 2 * kBlocks; ++i) {
+    if (i >= 2 * k) ptx::mma_m16n8k16(d[i], high, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+  }
 #pragma unroll
-    for (int i = 2 * k; i < 2 * kBlocks; ++i) {
-      ptx::mma_m16n8k16(d[i], high, b[k % 2][i / 2][i % 2 * 2], b[k % 2][i / 2][i % 2 * 2 + 1]);
-    }
+  for (int i = 0; i < 2 * kBlocks; ++i) {
+    if (i >= 2 * k) ptx::mma_m16n8k16(d[i], low, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+  }
 #pragma unroll
-    for (int i = 2 * k; i < 2 * kBlocks; ++i) {
-      ptx::mma_m16n8k16(d[i], low, b[k % 2][i / 2][i % 2 * 2], b[k % 2][i / 2][i % 2 * 2 + 1]);
-    }
-#pragma unroll
-    for (int i = 2 * k; i < 2 * kBlocks; ++i) {
-      ptx::mma_m16n8k16(d[i], high, c[k % 2][i / 2][i % 2 * 2], c[k % 2][i / 2][i % 2 * 2 + 1]);
-    }
+  for (int i = 0; i < 2 * kBlocks; ++i) {
+    if (i >= 2 * k) ptx::mma_m16n8k16(d[i], high, c[i / 2][i % 2 * 2], c[i / 2][i % 2 * 2 + 1]);
   }
 }
 
@@ -202,14 +194,11 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
   const int v_column = shape.v_column(head) + first_column;
   const long long history_head = static_cast<long long>(head) * shape.history_head();
   constexpr int kOwn = 2 * T.key_dim + T.value_dim;
-  // By all threads, or by the helpers: whoever carries the state has no time for it.
-  constexpr int kLoaders = T.helpers ? kThreads / 2 : kThreads;
-  const int loader = tid - (kThreads - kLoaders);
   const auto load_inputs = [&](int chunk) {
     constexpr int kVectors = T.input_stride() / 16;
     constexpr int kVector = 16 / T.element();
     const unsigned to = slot(kMap.inputs, kMap.input_stride, chunk);
-    for (int i = loader; i < (kHistory + C) * kVectors; i += kLoaders) {
+    for (int i = tid; i < (kHistory + C) * kVectors; i += kThreads) {
       const int token = chunk * C + i / kVectors - kHistory;
       const int column = i % kVectors * kVector;
       if (token >= sequence.count) break;
@@ -252,7 +241,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
         load_operands(n, slot(kMap.outputs, kMap.output_stride, n), args.at.queries, args.at.scores, bar);
       }
     }
-    if (n + 2 < chunks && loader >= 0) load_inputs(n + 2);
+    if (n + 2 < chunks) load_inputs(n + 2);
     ptx::async_copy_commit();
 
     if (updates) {
@@ -296,22 +285,12 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
       for (int i = 0; i < C / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) d[i][e] = 0.0f;
-      multiply_square<Tile>(d, inverse, lane,
-                            [&](int k, u32(&high)[4], u32(&low)[4]) { fragment(x[2 * k], x[2 * k + 1], high, low); });
-      // Keys of 16 tokens, transposed: rows are what is summed over. A group is loaded while the one before it is
-      // multiplied.
-      constexpr int kAtOnce = kSteps % 4 == 0 ? 4 : 1;
-      constexpr int kGroups = kSteps / kAtOnce;  // of a block of tokens
-      const u32 from = keys + static_cast<u32>(lane % 16 * T.key_stride() + lane / 16 * 16);
-      u32 group[2][kAtOnce][4];
-      const auto load_group = [&](int s) {
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          ptx::load_matrix4_transposed(group[s % 2][i], from + static_cast<u32>(s / kGroups * 16 * T.key_stride() +
-                                                                                (s % kGroups * kAtOnce + i) * 32));
-        }
-      };
-      load_group(0);
+      for (int k = 0; k < C / 16; ++k) {
+        u32 high[4], low[4];
+        fragment(x[2 * k], x[2 * k + 1], high, low);
+        multiply_square<Tile>(d, high, low, inverse, k, lane);
+      }
       const float last = gates[C - 1];
 #pragma unroll
       for (int i = 0; i < 2 * kSteps; ++i)
@@ -331,19 +310,21 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
           d[2 * k + i][3] *= left.y;
         }
         fragment(d[2 * k], d[2 * k + 1], high, low);
+        // Keys of 16 tokens, transposed: rows are what is summed over.
+        const u32 at = keys + static_cast<u32>((k * 16 + lane % 16) * T.key_stride() + lane / 16 * 16);
+        constexpr int kAtOnce = kSteps % 4 == 0 ? 4 : 1;
 #pragma unroll
-        for (int part = 0; part < kGroups; ++part) {
-          const int s = k * kGroups + part;
-          if (s + 1 < kGroups * (C / 16)) load_group(s + 1);
-          const u32(&b)[kAtOnce][4] = group[s % 2];
-          float(*sums)[4] = state + 2 * kAtOnce * part;
+        for (int first = 0; first < kSteps; first += kAtOnce) {
+          u32 b[kAtOnce][4];
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) ptx::load_matrix4_transposed(b[i], at + static_cast<u32>((first + i) * 32));
 #pragma unroll
           for (int i = 0; i < 2 * kAtOnce; ++i) {
-            ptx::mma_m16n8k16(sums[i], high, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+            ptx::mma_m16n8k16(state[2 * first + i], high, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
           }
 #pragma unroll
           for (int i = 0; i < 2 * kAtOnce; ++i) {
-            ptx::mma_m16n8k16(sums[i], low, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
+            ptx::mma_m16n8k16(state[2 * first + i], low, b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
           }
         }
       }
@@ -410,8 +391,12 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
           o[i][2] *= decay.x * scale;
           o[i][3] *= decay.y * scale;
         }
-        multiply_square<Tile>(o, scores, lane,
-                              [&](int k, u32(&high)[4], u32(&low)[4]) { get_fragment(changes, k, high, low, lane); });
+#pragma unroll
+        for (int k = 0; k < C / 16; ++k) {
+          u32 high[4], low[4];
+          get_fragment(changes, k, high, low, lane);
+          multiply_square<Tile>(o, high, low, scores, k, lane);
+        }
         // Rows of outputs, where the state's fragments were: a lane has 16 columns of a token.
         __syncwarp();
 #pragma unroll
@@ -421,38 +406,16 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
       }
       // The end of the output, with rows of another warp.
       const int own_column = head * T.value_dim + first_column + pair * 16;
-      // norm silu(z), while the other warp still multiplies.
-      float factors[C / 32][16];
-      if (!T.helpers || role == 3) {
-        uint4 z_words[C / 32][T.element()];
+      uint4 z_words[C / 32][T.element()];
 #pragma unroll
-        for (int i = 0; i < C / 32; ++i) {
-          const int token = chunk * C + lane + 32 * i;
-          const long long row = sequence.first + (token < sequence.count ? token : 0);
-          const void* z = element_at<kF>(args.delta.rows,
-                                         row * args.delta.row_stride + shape.z_column(head) + first_column + pair * 16);
+      for (int i = 0; i < C / 32; ++i) {
+        const int token = chunk * C + lane + 32 * i;
+        const long long row = sequence.first + (token < sequence.count ? token : 0);
+        const void* z = element_at<kF>(args.delta.rows,
+                                       row * args.delta.row_stride + shape.z_column(head) + first_column + pair * 16);
 #pragma unroll
-          for (int j = 0; j < T.element(); ++j) z_words[i][j] = static_cast<const uint4*>(z)[j];
-        }
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const float2 norm = *reinterpret_cast<const float2*>(args.delta.norm + first_column + pair * 16 + 2 * i);
-#pragma unroll
-          for (int turn = 0; turn < C / 32; ++turn) {
-            float z0, z1;
-            if constexpr (kF) {
-              const uint4 word = z_words[turn][i / 2];
-              z0 = __uint_as_float(i % 2 == 0 ? word.x : word.z);
-              z1 = __uint_as_float(i % 2 == 0 ? word.y : word.w);
-            } else {
-              const uint4 word = z_words[turn][i / 4];
-              const u32 both = i % 4 == 0 ? word.x : i % 4 == 1 ? word.y : i % 4 == 2 ? word.z : word.w;
-              z0 = __uint_as_float(both << 16);
-              z1 = __uint_as_float(both & 0xffff0000u);
-            }
-            factors[turn][2 * i] = norm.x * silu(z0);
-            factors[turn][2 * i + 1] = norm.y * silu(z1);
-          }
+        for (int j = 0; j < T.element(); ++j) {
+          if (!T.helpers || role == 3) z_words[i][j] = static_cast<const uint4*>(z)[j];
         }
       }
       if constexpr (T.helpers) {
@@ -474,7 +437,19 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
           const float y0 = rows[t * 17 + 2 * i];
           const float y1 = rows[t * 17 + 2 * i + 1];
           square += y0 * y0 + y1 * y1;
-          packed[i] = ptx::to_bf16x2(y0 * factors[turn][2 * i], y1 * factors[turn][2 * i + 1]);
+          const float2 norm = *reinterpret_cast<const float2*>(args.delta.norm + first_column + pair * 16 + 2 * i);
+          float z0, z1;
+          if constexpr (kF) {
+            const uint4 word = z_words[turn][i / 2];
+            z0 = __uint_as_float(i % 2 == 0 ? word.x : word.z);
+            z1 = __uint_as_float(i % 2 == 0 ? word.y : word.w);
+          } else {
+            const uint4 word = z_words[turn][i / 4];
+            const u32 both = i % 4 == 0 ? word.x : i % 4 == 1 ? word.y : i % 4 == 2 ? word.z : word.w;
+            z0 = __uint_as_float(both << 16);
+            z1 = __uint_as_float(both & 0xffff0000u);
+          }
+          packed[i] = ptx::to_bf16x2(y0 * norm.x * silu(z0), y1 * norm.y * silu(z1));
         }
         uint4* out = reinterpret_cast<uint4*>(args.delta.out + row * args.delta.out_stride + own_column);
         out[0] = make_uint4(packed[0], packed[1], packed[2], packed[3]);

@@ -76,14 +76,12 @@ struct ChunkArgs {
   ChunkSpace at;
 };
 
-// What is needed one after the other lies at the same place: three CTAs have room on an SM.
 struct PrepareMap {
-  unsigned inputs;  // [3 + chunk][2 key_dim] elements; later the products, fp32 [chunk][chunk + 4]
-  unsigned keys_keys, queries_keys;
-  unsigned keys;     // [chunk][key_stride] bytes; later, fp32 [chunk][chunk + 4]:
+  unsigned inputs;  // [3 + chunk][2 key_dim] elements; later the four matrices below, fp32 [chunk][chunk + 4]
+  unsigned keys_keys, queries_keys, lower, inverse;
+  unsigned keys;     // [chunk][key_stride] bytes
   unsigned queries;  //
-  unsigned lower, inverse;
-  unsigned gates;  // [value head of the key head][2][chunk] fp32: c (first the log decay), beta
+  unsigned gates;    // [value head of the key head][2][chunk] fp32: c (first the log decay), beta
   unsigned total;
 };
 FOURFOLD_MIXER_FN int prepare_stride(const ChunkTile& t) { return t.chunk + 4; }  // floats
@@ -91,15 +89,14 @@ FOURFOLD_MIXER_FN PrepareMap prepare_map(const ChunkTile& t) {
   PrepareMap m{};
   const unsigned inputs = static_cast<unsigned>((kHistory + t.chunk) * 2 * t.key_dim * t.element());
   const unsigned square = static_cast<unsigned>(t.chunk * prepare_stride(t) * 4);
-  const unsigned keys = static_cast<unsigned>(t.key_bytes());
   m.inputs = 0;
   m.keys_keys = 0;
   m.queries_keys = square;
-  m.keys = ((inputs > 2 * square ? inputs : 2 * square) + 15u) / 16u * 16u;
-  m.queries = m.keys + keys;
-  m.lower = m.keys;
-  m.inverse = m.keys + square;
-  m.gates = m.keys + 2 * (keys > square ? keys : square);
+  m.lower = 2 * square;
+  m.inverse = 3 * square;
+  m.keys = ((inputs > 4 * square ? inputs : 4 * square) + 15u) / 16u * 16u;
+  m.queries = m.keys + static_cast<unsigned>(t.key_bytes());
+  m.gates = m.queries + static_cast<unsigned>(t.key_bytes());
   m.total = m.gates + static_cast<unsigned>(kMostRatio * 2 * t.chunk * 4);
   return m;
 }

@@ -273,7 +273,7 @@ void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
   float* to =
       is_float(out) ? out.f32() : device_pointer<float>(scratch(floats_, rows_of(out) * out.cols * 4, "embedded rows"));
   if (planning_ || out.rows == 0) return;
-  if (left_out("embedding", [&] { return ops::Cost{out.rows * out.cols * (is_float(out) ? 6.0 : 4.0), 0}; })) return;
+  if (left_out("embedding", [&] { return ops::Cost{out.rows * out.cols * 2.0, 0}; })) return;
   norm::EmbedArgs args = {};
   args.table = table.source();
   args.tensor_scale = table.tensor_scale;
@@ -549,8 +549,8 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   args.partial = wide_partial_.as<float>();
   args.arrived = arrived_.as<int>();
   if (entry == kMiddle) {
-    args.split_units = gemm::middle_split_units(middle_tile(arch_, formats), matrix, args.tokens, sms, kLeastShare);
-    const int grid = gemm::middle_grid(matrix, args.tokens, args.split_units);
+    args.split_units = gemm::middle_split_units(middle_tile(arch_, formats), matrix, sms, kLeastShare);
+    const int grid = gemm::middle_grid(matrix, args.split_units);
     launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
     return;
   }

@@ -702,8 +702,7 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     if (plain == nullptr) {
       layer.emplace(*set->kernels, *set->workspace, static_cast<const CardExperts&>(experts).weights());
     }
-    const bool chooses = layer && layer->chooses(x.rows);
-    if (!chooses && !left_out("choice of experts", [&] { return ops::Cost{x.rows * stride * 4.0, 0}; })) {
+    if (!left_out("choice of experts", [&] { return ops::Cost{x.rows * stride * 4.0, 0}; })) {
       launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
              route);
     }
@@ -721,9 +720,9 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     } else if (!left_out("experts", cost)) {
       for (int64_t first = 0; first < x.rows; first += set->workspace->max_tokens()) {
         const int64_t count = std::min(set->workspace->max_tokens(), x.rows - first);
-        LayerInputs inputs = {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
-                              address_of(weights + first * picks), address_of(bf16(out) + first * out.stride), count};
-        if (chooses) inputs.choice = route;
+        const LayerInputs inputs = {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
+                                    address_of(weights + first * picks), address_of(bf16(out) + first * out.stride),
+                                    count};
         layer->run(card_->stream, inputs);
       }
     }

@@ -47,7 +47,6 @@ GemmPair arguments_of(const LayerCall& call, DeviceAddress x) {
   up.route = {workspace.counts().as<int>(),    workspace.blocks().as<moe::Block>(), workspace.slot_token().as<int>(),
               workspace.pick_slot().as<int>(), workspace.totals().as<int>(),        workspace.stored().as<int>(),
               workspace.finished().as<int>()};
-  up.choice = call.inputs.choice;
   moe::GemmArgs down = up;
   down.weights = call.weights.down().as<unsigned char>();
   down.expert_bytes = ExpertWeights::down_bytes(p);

@@ -98,11 +98,6 @@ void append_shared(const Stream& stream, const LayerContext& context, DeviceAddr
          static_cast<int>(p.shared_slices()), all_ids, all_weights);
 }
 
-bool ExpertLayer::chooses(int64_t tokens) const {
-  return tokens == 1 &&
-         plan::moe::row_form(kernels_.bucket(1).pair_for(weights_).gate_up.tile) == plan::moe::RowForm::kOneToken;
-}
-
 void ExpertLayer::run(const Stream& stream, const LayerInputs& inputs) const {
   if (inputs.tokens < 0 || inputs.tokens > workspace_.max_tokens() || inputs.tokens > kernels_.max_tokens()) {
     fail("expert layer: {} tokens, wanted 0 to {}", inputs.tokens,

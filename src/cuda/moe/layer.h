@@ -13,7 +13,6 @@
 
 #include "cuda/moe/context.h"
 #include "cuda/moe/weights.h"
-#include "kernels/moe/tables.h"
 #include "plan/moe/plan.h"
 
 namespace fourfold::cuda {
@@ -92,8 +91,6 @@ struct LayerInputs {
   int64_t tokens = 0;
   float swiglu_limit = 0;  // clamp: gate at most this, |up| at most this; 0: none
   bool keep_rows = false;  // leaves the workspace's summed rows readable; otherwise they hold anything
-  // For one token, where ExpertLayer::chooses(): its logits; ids and weights may then hold anything. No logits: none.
-  moe::ChoiceArgs choice = {};
 };
 
 // The launches of one layer. Everything must have been checked: ExpertLayer::run() does.
@@ -115,8 +112,6 @@ class ExpertLayer {
   // Error when tokens are more than the workspace or the plans take, an address is not aligned, or the problem has
   // NVFP4 activations only and the weights no input scales.
   void run(const Stream& stream, const LayerInputs& inputs) const;
-  // Whether its kernels for so many tokens can make the router's choice themselves (LayerInputs::choice).
-  bool chooses(int64_t tokens) const;
 
  private:
   const ExpertKernels& kernels_;

@@ -2,9 +2,6 @@
 //   gate-up  writes h x router weight x down's tensor scale x 2^80 of every choice, bf16
 //   down     adds up all choices in its accumulators and writes the final bf16 row
 //
-// The choice of experts may be the kernels' own: every warp makes it from the router's logits, which takes less than
-// another node before them (GemmArgs::choice).
-//
 // Nothing is sorted: every valid choice is an expert of its own, in the order of the choices, and a duplicate is
 // computed twice. Both kernels are launched programmatically. Down starts while gate-up runs, fills its ring with
 // weights, and polls the words of h themselves, which are all ones until they are written (tables.h): no fence, no
@@ -18,7 +15,6 @@
 // warp does that and stores h, while these go on with the next item.
 #pragma once
 
-#include "kernels/moe/choice.cuh"
 #include "kernels/moe/stream_math.cuh"
 #include "kernels/moe/tables.h"
 #include "kernels/moe/unsorted.cuh"
@@ -62,16 +58,7 @@ __global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>:
     __syncthreads();
     grid_dependency_wait();
   }
-  int id = -1;
-  float router_weight = 0.0f;
-  if (args.choice.logits != nullptr) {
-    const Choice choice = choose_experts(args.choice, 0, lane);
-    id = choice.id;
-    router_weight = choice.weight;
-  } else if (lane < args.routing.top_k) {
-    id = args.routing.ids[lane];
-    if (T::gate_up) router_weight = args.routing.weights[lane];
-  }
+  const int id = lane < args.routing.top_k ? args.routing.ids[lane] : -1;
   const int present_half = !T::gate_up || warp == kConsumers ? args.turn->half : 0;
   const int written_rows = T::gate_up ? 0 : args.turn->rows;
   if (!T::gate_up) {
@@ -195,7 +182,7 @@ __global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>:
     if (valid) {
       tables.factors[0][rank] = args.scales[T::relu2 ? id : id * 2] * kOneEpilogueScale;
       if (!T::relu2) tables.factors[1][rank] = args.scales[id * 2 + 1] * kOneEpilogueScale;
-      tables.factors[2][rank] = router_weight * (args.down_scales[id] * kOneTokenScale);
+      tables.factors[2][rank] = args.routing.weights[lane] * (args.down_scales[id] * kOneTokenScale);
     }
     __syncwarp();  // the factors are there
     int half = 0;

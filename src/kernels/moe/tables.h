@@ -158,8 +158,6 @@ struct GemmArgs {
   OneTurn* turn;         // one and few tokens
   Routing routing;
   RouteTable route;
-  ChoiceArgs
-      choice;  // one token: where it has logits the kernels choose by themselves, instead of routing.ids, weights
 };
 
 // W4A4: what the GEMMs need beside GemmArgs. Activations are e2m1 codes and ue4m3 scales in the order of fp4_layout.h;

@@ -174,7 +174,7 @@ TEST_F(Rounding, AKernelThatStartsEarlyMayNotReadWhatTheOneBeforeWrites) {
   args.residual_stride = args.out_stride = args.columns = 64;
   args.weight = weight.as<float>();
   args.out = out.as<uint16_t>();
-  const step::AddArgs add = {weight.as<float>(), 64, y.as<uint16_t>(), 64, 64};
+  const step::AddArgs add = {weight.as<float>(), 64, y.as<uint16_t>(), 64, 64, 1};
   y.fill(stream, 0);
   cuda::launch(stream, kernels[cuda::kAdd], {1}, Overlap::kProgrammatic, add);
   cuda::launch(stream, norms[cuda::kNorm1], {1}, Overlap::kProgrammatic, args);  // reads its weights before it waits

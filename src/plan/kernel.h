@@ -13,8 +13,8 @@ struct KernelEntry {
   std::string expression;  // as C++ names it: "fourfold::moe::moe_stream<PlannedTile>"
   unsigned threads = 0;    // of a block
   int64_t smem_bytes = 0;  // dynamic shared memory that it is launched with, at least
-  // Others run on its SM at the same time, of its own kernel or of other ones: it may be launched with more shared memory
-  // than it uses, and its SMs are set up for as much as they can have.
+  // Others run on its SM at the same time, of its own kernel or of other ones: it may be launched with more shared
+  // memory than it uses, and its SMs are set up for as much as they can have.
   bool shares_sm = false;
 };
 

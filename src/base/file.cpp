@@ -25,6 +25,7 @@ class Descriptor {
       : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
     if (fd_ < 0) fail("cannot open {}: {}", path.string(), std::strerror(errno));
   }
+  explicit Descriptor(int fd) : fd_(fd) {}  // which may be none: below 0
   ~Descriptor() {
     if (fd_ >= 0) ::close(fd_);
   }
@@ -209,14 +210,14 @@ std::string read_stream(const std::filesystem::path& path, uint64_t limit) {
   return read_to_end(fd.get(), path.string(), limit);
 }
 
-std::string read_file(const std::filesystem::path& path, uint64_t limit) {
-  const Descriptor fd(path, O_RDONLY | O_NONBLOCK);
-  const uint64_t size = regular_file_size(fd.get(), path);
+namespace {
+std::string read_regular_file(int fd, const std::filesystem::path& path, uint64_t limit) {
+  const uint64_t size = regular_file_size(fd, path);
   if (size > limit) fail("{} has {} bytes, at most {} are accepted", path.string(), size, limit);
   std::string content(size, '\0');
   uint64_t done = 0;
   while (done < size) {
-    const ssize_t count = ::read(fd.get(), content.data() + done, size - done);
+    const ssize_t count = ::read(fd, content.data() + done, size - done);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("cannot read {}: {}", path.string(), std::strerror(errno));
     if (count == 0) break;
@@ -224,6 +225,19 @@ std::string read_file(const std::filesystem::path& path, uint64_t limit) {
   }
   content.resize(done);
   return content;
+}
+}  // namespace
+
+std::string read_file(const std::filesystem::path& path, uint64_t limit) {
+  const Descriptor fd(path, O_RDONLY | O_NONBLOCK);
+  return read_regular_file(fd.get(), path, limit);
+}
+
+std::optional<std::string> read_file_if_any(const std::filesystem::path& path, uint64_t limit) {
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (fd.get() < 0 && errno == ENOENT) return std::nullopt;
+  if (fd.get() < 0) fail("cannot open {}: {}", path.string(), std::strerror(errno));
+  return read_regular_file(fd.get(), path, limit);
 }
 
 void require_replaceable(const std::filesystem::path& path) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -111,6 +112,10 @@ std::string read_stream(const std::filesystem::path& path, uint64_t limit);
 
 // The whole file as a string; an Error when it is missing, not a regular file, or larger than `limit` bytes.
 std::string read_file(const std::filesystem::path& path, uint64_t limit = 256ull << 20);
+
+// The same of a file that may be absent: nothing if there was none when it was opened. One look at the name, so that a
+// file which others remove and replace in between is never taken for a damaged one.
+std::optional<std::string> read_file_if_any(const std::filesystem::path& path, uint64_t limit = 256ull << 20);
 
 // An Error when there is something at `path` that a file must not take the place of: a device, a pipe, a directory.
 void require_replaceable(const std::filesystem::path& path);

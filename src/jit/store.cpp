@@ -191,13 +191,13 @@ fs::path KernelStore::path_of(const Key& key) const {
 
 std::optional<Entry> KernelStore::load(const Key& key) {
   const fs::path path = path_of(key);
-  std::error_code error;
-  if (!fs::exists(path, error)) {
-    ++counters_.misses;
-    return std::nullopt;
-  }
   try {
-    Entry entry = decode(key, read_file(path, kMaxEntryBytes), path.string());
+    const std::optional<std::string> content = read_file_if_any(path, kMaxEntryBytes);
+    if (!content) {
+      ++counters_.misses;
+      return std::nullopt;
+    }
+    Entry entry = decode(key, *content, path.string());
     // The time of the last use, by which entries are evicted.
     ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
     ++counters_.hits;
@@ -205,9 +205,9 @@ std::optional<Entry> KernelStore::load(const Key& key) {
     return entry;
   } catch (const Error& damage) {
     ++counters_.misses;
-    if (!fs::exists(path, error)) return std::nullopt;  // evicted by another process in between
     ++counters_.damaged;
     warn(fmt::format("{}; it is compiled again", damage.what()));
+    std::error_code error;
     fs::remove(path, error);
     return std::nullopt;
   }

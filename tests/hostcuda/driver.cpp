@@ -477,6 +477,8 @@ int attribute_of(const HostCard& c, int attribute) {
       return kClockKhz;
     case 16:
       return c.sms;
+    case 18:  // integrated
+      return c.one_pool ? 1 : 0;
     case 36:
       return kMemoryClockKhz;
     case 37:

@@ -25,6 +25,7 @@ struct HostCard {
   int64_t smem_per_block = 232448;
   int64_t smem_per_sm = 233472;
   uint64_t memory = uint64_t{4} << 30;
+  bool one_pool = false;  // processor and card have the same memory
   executor::Options executor = {};
   // Several cards of this kind, in one space of addresses; kernels of ranks that wait for each other run when those of
   // all ranks are next on their streams, in turns.
@@ -73,6 +74,7 @@ inline jit::DeviceInfo device_info(const HostCard& card) {
   info.smem_per_sm = card.smem_per_sm;
   info.l2_bytes = int64_t{card.l2_mb} << 20;
   info.clock_ghz = kClockKhz * 1e-6;
+  info.host_memory = card.one_pool ? jit::HostMemory::kOnePool : jit::HostMemory::kApart;
   info.memory_tbs = 2.0 * kMemoryClockKhz * 1e3 * kBusBits / 8 * 1e-12;
   return info;
 }

@@ -32,23 +32,22 @@ std::string error_of(F&& f) {
   return "";
 }
 
-class HostWeights : public testing::Test {
+// On a card with memory of its own, and where it shares the host's.
+class HostWeights : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
-    install({});
-  }
-  static WeightFeed::Use copy_to(cuda::DeviceAddress to, uint64_t bytes) {
-    return [=](const cuda::Stream& stream, cuda::DeviceAddress parcel) {
-      stream.device().check(stream.device().driver().call().copy_on_device(to, parcel, bytes, stream.handle()),
-                            "copy on the device");
-    };
+    HostCard card;
+    card.one_pool = GetParam();
+    install(card);
   }
 };
+INSTANTIATE_TEST_SUITE_P(Memory, HostWeights, testing::Bool(),
+                         [](const auto& tested) { return tested.param ? "OnePool" : "Apart"; });
 
 // Parcels of many sizes from mapped files, from memory with an owner and from memory without one, rows that lie apart
 // among them. The blocks come round many times.
-TEST_F(HostWeights, EveryParcelArrives) {
+TEST_P(HostWeights, EveryParcelArrives) {
   {
     const TemporaryFolder folder;
     const std::vector<uint8_t> in_file = random_bytes(1, 300000);
@@ -80,7 +79,7 @@ TEST_F(HostWeights, EveryParcelArrives) {
           const auto* from = static_cast<const uint8_t*>(piece.from) + row * stride;
           parcel.insert(parcel.end(), from, from + each);
         }
-        feed.add(rows * each, {piece}, copy_to(buffer.address() + want.size(), rows * each));
+        feed.add(rows * each, {piece}, WeightFeed::copy_to(buffer.address() + want.size(), rows * each));
         want.insert(want.end(), parcel.begin(), parcel.end());
         std::fill(borrowed.begin(), borrowed.end(), uint8_t{0});
       }
@@ -90,11 +89,13 @@ TEST_F(HostWeights, EveryParcelArrives) {
     buffer.download(stream, got.data(), got.size());
     stream.synchronize();
     EXPECT_EQ(got, want);
+    // In one pool there are no blocks on the device beside those that were read into.
+    EXPECT_EQ(peak_bytes() < buffer.bytes() + WeightFeed::kStatusBytes + WeightFeed::kBlocks * 16384, GetParam());
   }
   EXPECT_EQ(live(), Live{});
 }
 
-TEST_F(HostWeights, AFileThatEndsEarlyIsAnErrorAndNothingIsLeft) {
+TEST_P(HostWeights, AFileThatEndsEarlyIsAnErrorAndNothingIsLeft) {
   {
     const TemporaryFolder folder;
     const std::vector<uint8_t> bytes = random_bytes(1, 40000);
@@ -107,7 +108,8 @@ TEST_F(HostWeights, AFileThatEndsEarlyIsAnErrorAndNothingIsLeft) {
     WeightFeed feed(device, 2, 16384);
     const std::string error = error_of([&] {
       for (uint64_t at = 0; at < 40000; at += 10000) {
-        feed.add(10000, {{.from = mapped.bytes().data() + at, .bytes = 10000}}, copy_to(buffer.address() + at, 10000));
+        feed.add(10000, {{.from = mapped.bytes().data() + at, .bytes = 10000}},
+                 WeightFeed::copy_to(buffer.address() + at, 10000));
       }
       feed.finish();
     });
@@ -118,7 +120,7 @@ TEST_F(HostWeights, AFileThatEndsEarlyIsAnErrorAndNothingIsLeft) {
 }
 
 // A stack of all formats, cut into many parcels, has the bytes that the host packs.
-TEST_F(HostWeights, StacksAreRepackedAsOnTheHost) {
+TEST_P(HostWeights, StacksAreRepackedAsOnTheHost) {
   {
     const auto card = std::make_shared<cuda::Card>(0, kernel_store());
     card->loading_block = 40000;
@@ -151,7 +153,7 @@ TEST_F(HostWeights, StacksAreRepackedAsOnTheHost) {
   EXPECT_EQ(live(), Live{});
 }
 
-TEST_F(HostWeights, ABlockScaleThatIsNoneIsNamed) {
+TEST_P(HostWeights, ABlockScaleThatIsNoneIsNamed) {
   for (const uint8_t bad : {0x7f, 0xff, 0x80}) {
     const auto card = std::make_shared<cuda::Card>(0, kernel_store());
     card->loading_block = 20000;
@@ -175,7 +177,7 @@ TEST_F(HostWeights, ABlockScaleThatIsNoneIsNamed) {
   }
 }
 
-TEST_F(HostWeights, ANanWeightIsNamedWithItsRows) {
+TEST_P(HostWeights, ANanWeightIsNamedWithItsRows) {
   const auto card = std::make_shared<cuda::Card>(0, kernel_store());
   card->loading_block = 20000;
   std::vector<uint8_t> codes(200 * 128, 0x11);

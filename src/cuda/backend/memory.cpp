@@ -108,24 +108,6 @@ DeviceBuffer::DeviceBuffer(std::shared_ptr<Card> card, int64_t bytes, std::strin
   buffer_.fill(card_->stream, 0);
 }
 
-PinnedBuffer::PinnedBuffer(const Device& device, uint64_t bytes, std::string_view what, unsigned flags)
-    : device_(&device), bytes_(bytes) {
-  const int result = device.driver().call().host_allocate(&data_, std::max<uint64_t>(bytes, 1), flags);
-  if (result != 0) device_ = nullptr;
-  device.check(result, fmt::format("{}: {} bytes of page-locked memory", what, bytes));
-}
-
-PinnedBuffer::~PinnedBuffer() {
-  if (device_ != nullptr && !device_->lost()) device_->driver().call().host_free(data_);
-}
-
-PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
-  std::swap(device_, other.device_);
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-
 uint8_t* Uploads::prepare(uint64_t bytes) {
   if (bytes > block_bytes_) {
     const MemoryScope scope(card_.device, MemoryKind::kTables);
@@ -200,10 +182,7 @@ void feed_bytes(Card& card, const void* from, uint64_t bytes, const std::shared_
   for (uint64_t done = 0; done < bytes;) {
     const uint64_t count = std::min(bytes - done, feed.block_bytes());
     const WeightFeed::Piece piece = {at + done, count, 1, 0, 0, owner, scales_of};
-    feed.add(count, {piece}, [to = to + done, count](const Stream& stream, DeviceAddress parcel) {
-      const Device& device = stream.device();
-      device.check(device.driver().call().copy_on_device(to, parcel, count, stream.handle()), "copy on the device");
-    });
+    feed.add(count, {piece}, WeightFeed::copy_to(to + done, count));
     done += count;
   }
 }

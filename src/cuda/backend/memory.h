@@ -72,26 +72,6 @@ class DeviceBuffer : public ops::Buffer {
   cuda::Buffer buffer_;
 };
 
-// Page-locked host memory.
-class PinnedBuffer {
- public:
-  PinnedBuffer() = default;
-  // `flags`: of the driver (jit::kHostMapped).
-  PinnedBuffer(const Device& device, uint64_t bytes, std::string_view what, unsigned flags = 0);
-  ~PinnedBuffer();
-  PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;
-  PinnedBuffer(const PinnedBuffer&) = delete;
-  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
-  uint8_t* data() const { return static_cast<uint8_t*>(data_); }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  const Device* device_ = nullptr;
-  void* data_ = nullptr;
-  uint64_t bytes_ = 0;
-};
-
 // Small tables on their way to the device while kernels run: host blocks taken in turns, one place on the device, which
 // is overwritten in the stream's order. TableCopies copies them.
 class Uploads {

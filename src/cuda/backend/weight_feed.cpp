@@ -15,24 +15,27 @@ constexpr uint64_t kMostRead = uint64_t{1} << 20;  // by one thread at a time
 
 }  // namespace
 
+WeightFeed::Slot::Slot(const Device& device, uint64_t bytes, bool in_place)
+    : pinned(device, bytes, "weights on their way"), copied(device), used(device) {
+  if (!in_place) staging = Buffer(device, bytes, "weights on their way");
+}
+
+// Page-locked memory has the same address for the device (unified addressing, on all architectures that are listed).
+DeviceAddress WeightFeed::Slot::address() const {
+  return staging.bytes() > 0 ? staging.address() : reinterpret_cast<DeviceAddress>(pinned.data());
+}
+
 WeightFeed::WeightFeed(const Device& device, int threads, uint64_t block_bytes)
-    : device_(device), block_bytes_(block_bytes), copies_(device), kernels_(device), pool_(threads) {
-  try {
-    status_ = Buffer(device, kStatusBytes, "status of the weights");
-    status_.fill(kernels_, 0xff);
-    for (size_t i = 0; i < kBlocks; ++i) {
-      slots_.push_back(std::make_unique<Slot>(device));
-      Slot& slot = *slots_.back();
-      const int result = device.driver().call().host_allocate(&slot.pinned, block_bytes_, 0);
-      if (result != 0) slot.pinned = nullptr;
-      device.check(result, fmt::format("weights on their way: {} bytes of page-locked memory", block_bytes_));
-      slot.staging = Buffer(device, block_bytes_, "weights on their way");
-    }
-    thread_ = std::thread([this] { loop(); });
-  } catch (...) {
-    free_slots();
-    throw;
-  }
+    : device_(device),
+      block_bytes_(block_bytes),
+      in_place_(device.info().host_memory == jit::HostMemory::kOnePool),
+      copies_(device),
+      kernels_(device),
+      pool_(threads),
+      status_(device, kStatusBytes, "status of the weights") {
+  status_.fill(kernels_, 0xff);
+  for (size_t i = 0; i < kBlocks; ++i) slots_.push_back(std::make_unique<Slot>(device, block_bytes_, in_place_));
+  thread_ = std::thread([this] { loop(); });
 }
 
 WeightFeed::~WeightFeed() {
@@ -48,14 +51,6 @@ WeightFeed::~WeightFeed() {
     kernels_.synchronize();
   } catch (const Error&) {  // finish() says it, to whoever asks
   }
-  free_slots();
-}
-
-void WeightFeed::free_slots() {
-  for (const auto& slot : slots_) {
-    if (slot->pinned != nullptr && !device_.lost()) device_.driver().call().host_free(slot->pinned);
-  }
-  slots_.clear();
 }
 
 // ---- the caller's side
@@ -99,6 +94,17 @@ void WeightFeed::add(uint64_t bytes, const std::vector<Piece>& pieces, Use use) 
   std::unique_lock lock(mutex_);
   hand_over(lock);
   wait_idle(lock);
+}
+
+WeightFeed::Use WeightFeed::copy_to(DeviceAddress to, uint64_t bytes) {
+  return [to, bytes](const Stream& stream, DeviceAddress parcel) {
+    const Device& device = stream.device();
+    const jit::Driver::Functions& call = device.driver().call();
+    device.check(device.info().host_memory == jit::HostMemory::kOnePool
+                     ? call.copy_to_device(to, reinterpret_cast<const void*>(parcel), bytes, stream.handle())
+                     : call.copy_on_device(to, parcel, bytes, stream.handle()),
+                 "copy of weights to their place");
+  };
 }
 
 void WeightFeed::hand_over(std::unique_lock<std::mutex>& lock) {
@@ -187,8 +193,8 @@ void WeightFeed::process(Block block) {
   use(slot);
   if (slot.in_use) slot.used.wait();
   slot.in_use = false;
-  read(block, static_cast<uint8_t*>(slot.pinned));
-  slot.staging.upload(copies_, slot.pinned, block.bytes);
+  read(block, slot.pinned.data());
+  if (!in_place_) slot.staging.upload(copies_, slot.pinned.data(), block.bytes);
   slot.copied.record(copies_);
   slot.under_way = std::move(block);
   // Those before it, as far as they have arrived; in their order, for who adds may count on that.
@@ -206,7 +212,7 @@ void WeightFeed::use(Slot& slot) {
   slot.copied.wait();
   const Block block = std::move(*slot.under_way);
   slot.under_way.reset();
-  for (const auto& [at, then] : block.uses) then(kernels_, slot.staging.address() + at);
+  for (const auto& [at, then] : block.uses) then(kernels_, slot.address() + at);
   slot.used.record(kernels_);
   slot.in_use = true;
 }

@@ -5,6 +5,9 @@
 //   caller           add(), add() ...        describes a block, and waits only when several of them are queued
 //   feeder thread    read -> copy -> repack  of one block each, the reading by all threads of its pool
 //
+// Where processor and device have one pool of memory (DGX Spark) nothing is copied: page-locked blocks are mapped into
+// the device's addresses as everywhere, and there kernels read them as fast as any other memory.
+//
 // One thread at a time adds. Nothing else may use the device's memory that is being filled before finish().
 #pragma once
 
@@ -24,13 +27,14 @@
 #include "base/file.h"
 #include "base/threads.h"
 #include "cuda/device/device.h"
+#include "cuda/device/pinned.h"
 
 namespace fourfold::cuda {
 
 class WeightFeed {
  public:
-  // Of page-locked memory, and of the device's: so many blocks of so many bytes. Those being read, copied and repacked,
-  // and one that waits for its turn.
+  // Of page-locked memory, and of the device's where it has its own: so many blocks of so many bytes. Those being read,
+  // copied and repacked, and one that waits for its turn.
   static constexpr uint64_t kBlockBytes = uint64_t{32} << 20;
   static constexpr size_t kBlocks = 4;
   static constexpr uint64_t kStatusBytes = uint64_t{1} << 20;
@@ -57,6 +61,8 @@ class WeightFeed {
   // Puts on the stream what reads a parcel, which lies at an address of the device (a multiple of 256) until the stream
   // has passed.
   using Use = std::function<void(const Stream& stream, DeviceAddress parcel)>;
+  // A use: the parcel's first bytes go to a place on the device as they are.
+  static Use copy_to(DeviceAddress to, uint64_t bytes);
   uint64_t block_bytes() const { return block_bytes_; }
   // A parcel of at most block_bytes(). When add() returns the pieces' memory has been read, but for what a file is
   // behind (file_place()) and what has an owner, which is held until then. An Error may be that of a parcel before.
@@ -86,17 +92,17 @@ class WeightFeed {
     std::vector<std::string> names;
     std::vector<std::pair<uint64_t, Use>> uses;  // with the parcel's offset
   };
-  // A place in page-locked and one in device memory.
+  // A place in page-locked and, unless that is read in place, one in device memory.
   struct Slot {
-    explicit Slot(const Device& device) : copied(device), used(device) {}
-    void* pinned = nullptr;
+    Slot(const Device& device, uint64_t bytes, bool in_place);
+    DeviceAddress address() const;
+    PinnedBuffer pinned;
     Buffer staging;
     Event copied, used;
     std::optional<Block> under_way;  // copied, or on its way; not used yet
     bool in_use = false;             // `used` was recorded
   };
 
-  void free_slots();
   void loop();
   void read(Block& block, uint8_t* to);
   void process(Block block);
@@ -107,6 +113,7 @@ class WeightFeed {
 
   const Device& device_;
   const uint64_t block_bytes_;
+  const bool in_place_;
   Stream copies_, kernels_;
   ThreadPool pool_;
   std::vector<std::unique_ptr<Slot>> slots_;

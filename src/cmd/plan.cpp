@@ -2,6 +2,7 @@
 // GPU.
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -22,6 +23,7 @@
 #include "model/shape_source.h"
 #include "plan/moe/plan.h"
 #include "plan/step/step.h"
+#include "predict/step.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -38,61 +40,67 @@ struct Options {
   MemoryArgs memory_args;
 };
 
-plan::step::Model step_model(const std::string& name) {
-  const model::ModelConfig c = model::shape_config(name);
-  return {.name = name,
-          .hidden = c.hidden,
-          .vocabulary = c.vocabulary,
-          .attention_layers = c.attention_layers(),
-          .delta_layers = c.delta_net_layers(),
-          .heads = c.heads,
-          .kv_heads = c.kv_heads,
-          .head_dim = c.head_dim,
-          .key_heads = c.linear_key_heads,
-          .value_heads = c.linear_value_heads,
-          .key_dim = c.linear_key_dim,
-          .value_dim = c.linear_value_dim,
-          .conv_taps = c.conv_taps,
-          .experts = c.experts,
-          .top_k = c.top_k,
-          .expert_width = c.moe_intermediate,
-          .shared_width = c.shared_intermediate,
-          .dense_width = c.intermediate};
+// Shapes and formats of what --model or a directory names.
+struct Shapes {
+  std::string name, mix, formats;  // for people
+  int64_t positions = 0;
+  std::function<std::unique_ptr<model::WeightSource>()> make;
+};
+Shapes shapes_of(const Options& o, const char* wanted_by) {
+  if (o.directory.empty() == o.shape.model.empty()) {
+    fail("{}: wanted either a checkpoint directory or --model with a whole model's shape", wanted_by);
+  }
+  Shapes shapes;
+  const bool mtp = o.drafts > 0;
+  if (!o.directory.empty()) {
+    if (!o.mix.empty()) fail("--mix {}: {} is a checkpoint, whose formats are its own", o.mix, o.directory);
+    const auto checkpoint = std::make_shared<model::Checkpoint>(o.directory);
+    shapes.name = o.directory;
+    shapes.formats = "formats of the checkpoint";
+    shapes.positions = checkpoint->config().max_positions;
+    shapes.make = [checkpoint] { return model::shapes_of(*checkpoint); };
+    return shapes;
+  }
+  const plan::step::Mix& mix = plan::step::find_mix(o.mix.empty() ? "A" : o.mix);
+  DummyArgs dummy;
+  dummy.shape = o.shape.model;
+  dummy.mix = mix.name;
+  shapes.name = o.shape.model;
+  shapes.mix = mix.name;
+  shapes.formats = mix.title;
+  shapes.positions = dummy_config(dummy).max_positions;
+  shapes.make = [dummy, mtp] { return model::shapes_of(dummy_config(dummy, mtp), dummy_formats(dummy)); };
+  return shapes;
 }
 
 std::string step_text(const Options& o) {
-  if (o.shape.model.empty()) fail("--step: no model, wanted --model with one of the shapes that `generate` knows");
   if (o.cache != "bf16" && o.cache != "fp8") fail("--kv-cache-dtype '{}': wanted bf16 or fp8", printable(o.cache));
-  const plan::step::Shape shape = {.tokens = o.tokens,
-                                   .context = o.context,
-                                   .prefill = o.prefill,
-                                   .drafts = o.drafts,
-                                   .fp8_cache = o.cache == "fp8",
-                                   .ranks = o.shape.ranks,
-                                   .link = plan::step::find_link(o.link),
-                                   .by_expert = o.by_expert};
-  const plan::step::StepPlan plan =
-      plan_step(step_model(o.shape.model), plan::step::find_mix(o.mix.empty() ? "A" : o.mix), shape, o.shape.card());
+  const Shapes shapes = shapes_of(o, "--step");
+  const predict::Request request = {.shapes = shapes.make,
+                                    .shape = {.tokens = o.tokens,
+                                              .context = o.context,
+                                              .prefill = o.prefill,
+                                              .drafts = o.drafts,
+                                              .fp8_cache = o.cache == "fp8",
+                                              .ranks = o.shape.ranks,
+                                              .link = plan::step::find_link(o.link),
+                                              .by_expert = o.by_expert},
+                                    .gpu = o.shape.card()};
+  plan::step::StepPlan plan = predict::predict(request);
+  plan.model = shapes.name;
+  plan.mix = shapes.mix;
+  plan.formats = shapes.formats;
   return o.json ? to_json(plan) + "\n" : to_text(plan);
 }
 
 std::string memory_text(const Options& o) {
-  if (o.directory.empty() == o.shape.model.empty()) fail("--memory: wanted either a checkpoint directory or --model");
-  DummyArgs dummy;
-  dummy.shape = o.shape.model;
-  dummy.mix = o.mix.empty() ? "A" : o.mix;
-  std::unique_ptr<model::Checkpoint> checkpoint;
-  if (!o.directory.empty()) checkpoint = std::make_unique<model::Checkpoint>(o.directory);
+  const Shapes shapes = shapes_of(o, "--memory");
   memory::Demand demand;
   demand.model.mtp = o.drafts > 0;
   demand.cuda.fp8_cache = o.cache == "fp8";
-  demand.shapes = [&]() -> std::unique_ptr<model::WeightSource> {
-    if (checkpoint != nullptr) return model::shapes_of(*checkpoint);
-    return model::shapes_of(dummy_config(dummy, demand.model.mtp), dummy_formats(dummy));
-  };
+  demand.shapes = shapes.make;
   demand.engine.drafts = static_cast<int32_t>(o.drafts);
-  const int64_t positions =
-      checkpoint != nullptr ? checkpoint->config().max_positions : dummy_config(dummy).max_positions;
+  const int64_t positions = shapes.positions;
   if (o.max_context > positions) fail("--max-model-len is {}, the model has {} positions", o.max_context, positions);
   const memory::Plan plan =
       memory::largest(demand, {o.max_context, o.sequences, o.cache_tokens}, 64, positions,
@@ -170,7 +178,7 @@ void add_plan(Command& app) {
       "  fourfold plan --step --gpu h200 --model 35B-A3B --tokens 8192 --context 0 --prefill\n"
       "  fourfold plan --memory --gpu h200 --model 122B-A10B --mix C --max-num-seqs 16");
   o.shape.add_to(command, true);
-  command.add_option("dir", o.directory, "With --memory: a checkpoint directory, instead of --model");
+  command.add_option("dir", o.directory, "With --step or --memory: a checkpoint directory, instead of --model");
   command.add_option("--tokens", o.tokens, "Tokens in the batch; of a step, its sequences, or the tokens of a prefill")
       .show_default()
       .range(0, plan::moe::kLimits.tokens);
@@ -212,8 +220,7 @@ void add_plan(Command& app) {
       .range(1, int64_t{1} << 30)
       .group(memory);
   add_memory_options(command, o.memory_args);
-  for (const char* name :
-       {"--max-model-len", "--max-num-seqs", "--kv-cache-tokens", "--gpu-memory-utilization", "dir"}) {
+  for (const char* name : {"--max-model-len", "--max-num-seqs", "--kv-cache-tokens", "--gpu-memory-utilization"}) {
     command.need(name, "--memory");
   }
   command.exclude("--step", "--memory");
@@ -225,6 +232,9 @@ void add_plan(Command& app) {
   command.callback([options] {
     if (!options->mix.empty() && !options->step && !options->kernels && !options->memory) {
       fail("--mix: wanted --step, --kernels or --memory with it");
+    }
+    if (!options->directory.empty() && !options->step && !options->memory) {
+      fail("{}: wanted --step or --memory with it", printable(options->directory));
     }
     std::string text;
     try {

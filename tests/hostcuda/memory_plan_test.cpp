@@ -207,5 +207,54 @@ TEST_F(HostMemoryLimits, FormatsAreToldApart) {
   EXPECT_EQ(bytes(bf16, "weights, nvfp4"), bytes(fp8, "weights, nvfp4"));
 }
 
+// What a backend that counts says is launched (works_of(), which `plan --step` prices) is what one with a card
+// launches.
+TEST(HostWorks, AreWhatIsLaunched) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  install({});
+  {
+    model::Checkpoint checkpoint(demo());
+    constexpr int64_t kMany = 17;
+    const std::vector<int32_t> tokens(kMany, 5), pages = {0, 1};
+    // Launches of a pass over so many rows.
+    const auto launches = [&](model::Model& model, int64_t rows, const auto& count) {
+      model::Caches caches = model.make_caches(2, 16, 1);
+      ops::Sequence sequence;
+      sequence.count = static_cast<int32_t>(rows);
+      sequence.pages = pages;
+      const int32_t last = sequence.count - 1;
+      const ops::Batch batch = {std::span(tokens).first(static_cast<size_t>(rows)), std::span(&sequence, 1),
+                                std::span(&last, 1)};
+      return count([&] { model.forward(batch, caches); });
+    };
+    const auto load = [&](const std::shared_ptr<ops::Backend>& backend) {
+      model::ModelOptions options;
+      options.max_step_tokens = kMany;
+      options.max_logit_rows = 1;
+      return model::load_model(checkpoint, backend, options);
+    };
+    const auto here = load(cuda::make_backend(cuda_options(false)));
+    HostCard card;
+    const auto counted = load(cuda::make_counting_backend(cuda_options(false), device_info(card), card.memory));
+    for (const int64_t rows : {int64_t{1}, kMany}) {
+      const int64_t wanted = launches(*here, rows, [](const auto& forward) {
+        const int64_t before = calls(Call::kLaunch);
+        forward();
+        return calls(Call::kLaunch) - before;
+      });
+      std::vector<plan::step::Work> works;
+      const int64_t found = launches(*counted, rows, [&](const auto& forward) {
+        works = cuda::works_of(counted->backend(), forward);
+        int64_t sum = 0;
+        for (const plan::step::Work& work : works) sum += static_cast<int64_t>(work.launches.size());
+        return sum;
+      });
+      EXPECT_EQ(found, wanted) << rows << " rows";
+      EXPECT_GT(works.size(), 20u);
+    }
+  }
+  EXPECT_EQ(live(), Live{});
+}
+
 }  // namespace
 }  // namespace fourfold::hostcuda

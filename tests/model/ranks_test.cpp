@@ -23,7 +23,6 @@
 #include "model/random_weights.h"
 #include "model/ranked.h"
 #include "model/ranked_stepper.h"
-#include "plan/step/step.h"
 #include "small_config.h"
 
 namespace fourfold::model {
@@ -217,52 +216,6 @@ TEST(RanksMemory, EachKeepsItsPartAndNoMore) {
     // Each matrix has a scale of its own, four bytes.
     const int64_t scales = by_expert ? 0 : layers * 6 * 3 * 4;
     EXPECT_EQ(two[0].experts + two[1].experts, one[0].experts + scales);
-  }
-}
-
-// What `plan --step --tp` says of a card's memory is what the rank that has most takes.
-TEST(RanksMemory, ThePlannerKnowsTheBytes) {
-  using plan::step::Format;
-  for (const bool dense : {false, true}) {
-    for (const int64_t ranks : {1, 2, 4}) {
-      for (const bool by_expert : {false, true}) {
-        if (by_expert && dense) continue;
-        ModelConfig config = config_for({"", dense, ranks, by_expert});
-        config.vocabulary = 96;
-        const plan::step::Model model = {.name = "small",
-                                         .hidden = config.hidden,
-                                         .vocabulary = config.vocabulary,
-                                         .attention_layers = config.attention_layers(),
-                                         .delta_layers = config.delta_net_layers(),
-                                         .heads = config.heads,
-                                         .kv_heads = config.kv_heads,
-                                         .head_dim = config.head_dim,
-                                         .key_heads = config.linear_key_heads,
-                                         .value_heads = config.linear_value_heads,
-                                         .key_dim = config.linear_key_dim,
-                                         .value_dim = config.linear_value_dim,
-                                         .conv_taps = config.conv_taps,
-                                         .experts = config.experts,
-                                         .top_k = config.top_k,
-                                         .expert_width = config.moe_intermediate,
-                                         .shared_width = config.shared_intermediate,
-                                         .dense_width = config.intermediate};
-        // As random weights are stored.
-        const plan::step::Mix mix = {"",           "", Format::kNvfp4, Format::kNvfp4, Format::kNvfp4, Format::kNvfp4,
-                                     Format::kBf16};
-        int64_t most = 0;
-        for (const CountingBackend::Bytes& rank : kept(config, {.ranks = ranks, .by_expert = by_expert}, false)) {
-          most = std::max<int64_t>(most, rank.stored);
-        }
-        // The delta net's two gates, which random weights have in bf16 whatever the rest of it is in.
-        const double gates =
-            static_cast<double>(config.delta_net_layers() * 2 * (config.linear_value_heads / ranks) * config.hidden) *
-            (2 - plan::step::bytes_per_weight(Format::kNvfp4));
-        EXPECT_EQ(plan::step::weight_bytes(model, mix, {.ranks = ranks, .by_expert = by_expert}) + gates,
-                  static_cast<double>(most))
-            << (dense ? "dense on " : "experts on ") << ranks << (by_expert ? ", whole" : "");
-      }
-    }
   }
 }
 

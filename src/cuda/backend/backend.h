@@ -4,11 +4,14 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cuda/device/device.h"
 #include "ops/ops.h"
+#include "plan/step/work.h"
 #include "ranks/group.h"
 
 namespace fourfold::cuda {
@@ -51,6 +54,8 @@ int device_count();
 // bytes of memory, which need not be there.
 std::shared_ptr<ops::Backend> make_counting_backend(const CudaOptions& options, const jit::DeviceInfo& info,
                                                     uint64_t memory_bytes);
+// What operations on such a backend would launch while `run` runs, in order.
+std::vector<plan::step::Work> works_of(ops::Backend& counting, const std::function<void()>& run);
 const Device& device_of(const ops::Backend& backend);
 // Of the buffers of such a backend, or of one on a card.
 MemoryCounts memory_of(const ops::Backend& backend);

@@ -273,7 +273,7 @@ void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
   float* to =
       is_float(out) ? out.f32() : device_pointer<float>(scratch(floats_, rows_of(out) * out.cols * 4, "embedded rows"));
   if (planning_ || out.rows == 0) return;
-  if (left_out("embedding", [&] { return ops::Cost{out.rows * out.cols * 2.0, 0}; })) return;
+  if (left_out("embedding", [&] { return ops::Cost{out.rows * out.cols * 2.0, 0}; }, {.rows = out.rows})) return;
   norm::EmbedArgs args = {};
   args.table = table.source();
   args.tensor_scale = table.tensor_scale;
@@ -291,7 +291,7 @@ void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
 
 void CudaBackend::launch_norm(const norm::NormArgs& args, int64_t rows) {
   const auto cost = [&] { return ops::Cost{rows * args.columns * (args.delta != nullptr ? 12.0 : 6.0), 0}; };
-  if (left_out("norm", cost)) return;
+  if (left_out("norm", cost, {.kind = plan::step::Kind::kNorm, .rows = rows, .outputs = args.columns})) return;
   const int pieces = norm::norm_pieces(args.columns);
   launch(card_->stream,
          (*norm_)[pieces == 1   ? kNorm1
@@ -365,7 +365,8 @@ void CudaBackend::add(const ops::Tensor& residual, const ops::Tensor& delta) {
   FF_ASSERT(residual.rows == delta.rows && residual.cols == delta.cols && is_float(residual));
   if (planning_ || residual.rows == 0) return;
   FF_ASSERT(shadowed_ == nullptr);
-  if (left_out("sum", [&] { return ops::Cost{residual.rows * residual.cols * 10.0, 0}; })) return;
+  const auto cost = [&] { return ops::Cost{residual.rows * residual.cols * 10.0, 0}; };
+  if (left_out("sum", cost, {.rows = residual.rows})) return;
   const auto columns = static_cast<int>(residual.cols);
   const step::AddArgs args = {residual.f32(), residual.stride, bf16(delta),
                               delta.stride,   columns,         in_pieces(residual) && in_pieces(delta) ? 1 : 0};
@@ -390,6 +391,7 @@ void CudaBackend::gather_rows(const ops::Tensor& x, std::span<const int32_t> row
   args.out = out.data;
   args.out_stride = out.stride * out.element_bytes();
   args.pieces = static_cast<int>(x.cols * x.element_bytes() / 16);
+  note_work("rows picked out", 4.0 * static_cast<double>(out.rows * out.cols * out.element_bytes()) / 2);
   launch(card_->stream, (*norm_)[kGather], {static_cast<unsigned>(out.rows)}, overlap_, args);
 }
 
@@ -413,7 +415,10 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
   if (planning_ || out.rows == 0) return;
   FF_ASSERT(shadowed_ == nullptr);
   const auto ranks = static_cast<double>(ranks_->count());
-  if (left_out("sum over ranks", [&] { return ops::Cost{out.rows * out.cols * (10.0 + 2.0 * ranks), 0}; })) return;
+  const auto cost = [&] { return ops::Cost{out.rows * out.cols * (10.0 + 2.0 * ranks), 0}; };
+  if (left_out("sum over ranks", cost, {.kind = plan::step::Kind::kReduce, .rows = out.rows, .outputs = out.cols})) {
+    return;
+  }
   norm::NormArgs args = {};
   args.residual = args.residual_out = residual.f32();
   args.residual_stride = residual.stride;
@@ -434,7 +439,11 @@ void CudaBackend::gather_columns(const ops::Tensor& part, const ops::Tensor& out
   meet_ranks(kLeastExchanged);
   ranks_->columns_of(part.cols, out.cols);
   if (planning_ || out.rows == 0) return;
-  if (left_out("gathering of logits", [&] { return ops::Cost{out.rows * (out.cols - part.cols) * 8.0, 0}; })) return;
+  const auto cost = [&] { return ops::Cost{out.rows * (out.cols - part.cols) * 8.0, 0}; };
+  if (left_out("gathering of logits", cost,
+               {.kind = plan::step::Kind::kGather, .rows = out.rows, .outputs = out.cols, .inputs = part.cols})) {
+    return;
+  }
   ranks_->gather(part, out, overlap_);
 }
 
@@ -475,7 +484,10 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
   const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
                       waiting_.args.columns == x.cols && way.norm_pieces > 0;
   if (!normed) settle_norm();
-  if (left_out(name, [&] { return ops::linear_cost(x.rows, rows, x.cols, weight_bytes); })) {
+  const plan::step::Extent extent = {
+      .kind = plan::step::Kind::kProduct, .rows = x.rows, .outputs = rows, .inputs = x.cols, .norm_in_front = normed};
+  if (left_out(
+          name, [&] { return ops::linear_cost(x.rows, rows, x.cols, weight_bytes); }, extent)) {
     gemm::RowsArgs none = {};
     if (normed) take_along(none);
     return;
@@ -565,7 +577,8 @@ void CudaBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, const 
   if (replaying()) return;
   const auto& stack = static_cast<const Stack&>(weight);
   FF_ASSERT(x.rows == out.rows && x.cols == stack.columns() && out.cols == stack.rows() && aligned(x));
-  const std::string name = timer_ == nullptr ? "" : fmt::format("product {} x {}", stack.rows(), stack.columns());
+  const std::string name =
+      timer_ == nullptr && works_ == nullptr ? "" : fmt::format("product {} x {}", stack.rows(), stack.columns());
   product(name, x, stack.matrix(), stack.formats(), stack.rows(), stack.bytes(), out);
 }
 
@@ -581,7 +594,12 @@ void CudaBackend::gated(const ops::Tensor& x, const ops::Matrix& gate_up, const 
   const ops::Tensor wide = tensor(wide_, 2 * width, "gate and up");
   const ops::Tensor narrow = tensor(narrow_, width, "activations of an MLP");
   linear(x, gate_up, wide);
-  if (!planning_ && x.rows > 0 && !left_out("gate of an MLP", [&] { return ops::Cost{x.rows * width * 6.0, 0}; })) {
+  if (!planning_ && x.rows > 0 &&
+      !left_out("gate of an MLP",
+                [&] {
+                  return ops::Cost{x.rows * width * 6.0, 0};
+                },
+                {.rows = x.rows})) {
     const auto columns = static_cast<int>(width);
     const step::GateArgs args = {bf16(wide),    wide.stride, bf16_out(narrow),
                                  narrow.stride, columns,     in_pieces(wide) && in_pieces(narrow) ? 1 : 0};
@@ -626,7 +644,7 @@ void CudaBackend::plain_experts(const PlainExperts& experts, const ops::Tensor& 
   scratch(plain_tables_, static_cast<int64_t>(tables.bytes), "routing tables");
   scratch(plain_hidden_, tables.slots * experts.intermediate() * 2, "activations of experts");
   scratch(plain_partial_, tables.slots * experts.hidden() * 4, "rows of experts to be summed");
-  if (planning_ || left_out("experts", cost)) return;
+  if (planning_ || left_out("experts", cost, {.rows = x.rows})) return;
   const PlainCall call = {card_->stream,
                           arch_,
                           card_->experts,
@@ -702,7 +720,11 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     if (plain == nullptr) {
       layer.emplace(*set->kernels, *set->workspace, static_cast<const CardExperts&>(experts).weights());
     }
-    if (!left_out("choice of experts", [&] { return ops::Cost{x.rows * stride * 4.0, 0}; })) {
+    if (!left_out("choice of experts",
+                  [&] {
+                    return ops::Cost{x.rows * stride * 4.0, 0};
+                  },
+                  {.kind = plan::step::Kind::kChoice, .rows = x.rows, .outputs = stride})) {
       launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
              route);
     }
@@ -717,12 +739,17 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     };
     if (plain != nullptr) {
       plain_experts(*plain, x, ids, weights, picks, out, cost);
-    } else if (!left_out("experts", cost)) {
+    } else if (!left_out("experts", cost,
+                         {.kind = plan::step::Kind::kExperts,
+                          .rows = x.rows,
+                          .all_experts = router.rows(),
+                          .experts = &set->kernels->problem()})) {
       for (int64_t first = 0; first < x.rows; first += set->workspace->max_tokens()) {
         const int64_t count = std::min(set->workspace->max_tokens(), x.rows - first);
         const LayerInputs inputs = {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
                                     address_of(weights + first * picks), address_of(bf16(out) + first * out.stride),
                                     count};
+        if (card_->device.only_counts()) set->kernels->plan_for(count);
         layer->run(card_->stream, inputs);
       }
     }
@@ -732,7 +759,9 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   if (params.shared_gate_up == nullptr) return;
   gated(x, *params.shared_gate_up, *params.shared_down, share);
   if (planning_ || x.rows == 0) return;
-  if (left_out("shared expert's share", [&] { return ops::Cost{out.rows * out.cols * 6.0, 0}; })) return;
+  if (left_out("shared expert's share", [&] { return ops::Cost{out.rows * out.cols * 6.0, 0}; }, {.rows = x.rows})) {
+    return;
+  }
   const step::SharedArgs args = {bf16(share),
                                  share.stride,
                                  gate != nullptr ? logits.f32() + router.rows() : nullptr,

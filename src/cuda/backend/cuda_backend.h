@@ -25,6 +25,7 @@
 #include "cuda/moe/kernels.h"
 #include "cuda/moe/layer.h"
 #include "kernels/norm/norm_args.h"
+#include "plan/step/work.h"
 
 namespace fourfold::cuda {
 
@@ -77,6 +78,7 @@ class CudaBackend : public ops::Backend {
                                              ops::StepBody body) override;
   std::optional<ops::OperationTimes> time_operations(const std::function<void()>& forward) override;
   CardTimeline timeline(const std::function<void()>& forward);
+  std::vector<plan::step::Work> works(const std::function<void()>& run);  // works_of()
   void read(const ops::Tensor& x, std::span<float> out) override;
 
  private:
@@ -171,9 +173,15 @@ class CudaBackend : public ops::Backend {
                   const std::function<void(OpTimer& timer, const std::function<void()>& run)>& measure);
   // An operation is left out of a recording that times others. `cost` is asked for where it is to be noted.
   template <typename F>
-  bool left_out(std::string_view name, F&& cost) {
+  bool left_out(std::string_view name, F&& cost, const plan::step::Extent& extent) {
+    if (works_ != nullptr) note_work(name, cost(), extent);
     return timer_ != nullptr && !timer_->takes(name, cost());
   }
+  // The same for what is not timed: `bytes` that it moves.
+  void note_work(std::string_view name, double bytes) {
+    if (works_ != nullptr) note_work(name, {bytes, 0}, {});
+  }
+  void note_work(std::string_view name, const ops::Cost& cost, const plan::step::Extent& extent);
   void clear_padding(const ops::Tensor& out);
 
   CudaOptions options_;
@@ -189,7 +197,8 @@ class CudaBackend : public ops::Backend {
   StepTables tables_;
   TableCopies copies_;
   PartGraphs graphs_;
-  OpTimer* timer_ = nullptr;  // within time_operations()
+  OpTimer* timer_ = nullptr;                        // within time_operations()
+  std::vector<plan::step::Work>* works_ = nullptr;  // within works()
   // Of the attention over whole sequences, once a layer of the step has asked for them.
   DeviceAddress blocks_ = 0;
   int block_count_ = 0, block_group_ = 0;  // 0: not there

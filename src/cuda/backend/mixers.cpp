@@ -101,19 +101,29 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
     }
     return;
   }
-  if (left_out("attention", [&] {
-        ops::Cost cost;
-        const auto add = [&](int64_t rows, int64_t before, int64_t times) {
-          const ops::Cost one =
-              ops::attention_cost(rows, before, params.heads, params.kv_heads, params.head_dim, kv_element_bytes());
-          cost += {one.bytes * static_cast<double>(times), one.flops * static_cast<double>(times)};
-        };
-        for (const StepTables::Round& round : tables_.rounds) {
-          if (!round.part) add(round.most_rows, round.reached - round.most_rows, round.places);
-        }
-        for (const SequenceRows& s : tables_.long_sequences()) add(s.count, s.position, 1);
-        return cost;
-      })) {
+  if (left_out("attention",
+               [&] {
+                 ops::Cost cost;
+                 const auto add = [&](int64_t rows, int64_t before, int64_t times) {
+                   const ops::Cost one = ops::attention_cost(rows, before, params.heads, params.kv_heads,
+                                                             params.head_dim, kv_element_bytes());
+                   cost += {one.bytes * static_cast<double>(times), one.flops * static_cast<double>(times)};
+                 };
+                 for (const StepTables::Round& round : tables_.rounds) {
+                   if (!round.part) add(round.most_rows, round.reached - round.most_rows, round.places);
+                 }
+                 for (const SequenceRows& s : tables_.long_sequences()) add(s.count, s.position, 1);
+                 return cost;
+               },
+               {.kind = plan::step::Kind::kAttention,
+                .rows = tables_.rows,
+                .sequences = tables_.sequence_count,
+                .context = tables_.reached(),
+                .heads = params.heads,
+                .kv_heads = params.kv_heads,
+                .head_dim = params.head_dim,
+                .whole = whole && tables_.whole.places > 0,
+                .fp8_cache = options_.fp8_cache})) {
     return;
   }
   attn::AttentionArgs args = attention_args(params, shape, static_cast<const uint16_t*>(q.data), q.stride,
@@ -156,6 +166,7 @@ void CudaBackend::append_keys(const ops::AttentionParams& params, const ops::Ten
   if (planning_) return;
   // A row without queries.
   const attn::AttentionShape shape = {0, static_cast<int>(params.kv_heads), static_cast<int>(params.head_dim), false};
+  note_work("keys and values appended", 8.0 * static_cast<double>(k.rows * k.cols));
   attn::PrefillArgs args = {};
   args.attention = attention_args(params, shape, static_cast<const uint16_t*>(k.data), k.stride,
                                   static_cast<const CardKvCache&>(cache), layer);
@@ -226,11 +237,17 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
     }
     return;
   }
-  if (left_out("delta rule", [&] {
-        const ops::Cost one = ops::delta_net_cost(1, params.value_heads, params.key_dim, params.value_dim);
-        const auto sequences = static_cast<double>(tables_.sequence_count);
-        return ops::Cost{one.bytes * sequences, one.flops * static_cast<double>(out.rows)};
-      })) {
+  if (left_out("delta rule",
+               [&] {
+                 const ops::Cost one = ops::delta_net_cost(1, params.value_heads, params.key_dim, params.value_dim);
+                 const auto sequences = static_cast<double>(tables_.sequence_count);
+                 return ops::Cost{one.bytes * sequences, one.flops * static_cast<double>(out.rows)};
+               },
+               {.kind = plan::step::Kind::kDelta,
+                .rows = tables_.rows,
+                .sequences = tables_.sequence_count,
+                .heads = params.value_heads,
+                .whole = tables_.whole.chunks > 0})) {
     return;
   }
   gdn::DeltaArgs args = {};

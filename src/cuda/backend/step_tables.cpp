@@ -71,6 +71,13 @@ int StepTables::place_of(int row) const {
   return static_cast<int>(found - singles.begin());
 }
 
+int64_t StepTables::reached() const {
+  int64_t most = 0;
+  for (const Round& round : rounds) most = std::max<int64_t>(most, round.reached);
+  for (const SequenceRows& s : long_sequences()) most = std::max<int64_t>(most, s.position + s.count);
+  return most;
+}
+
 std::vector<int64_t> StepTables::shape() const {
   if (whole.places > 0) return {};
   std::vector<int64_t> all = {size, rows, page_stride, static_cast<int64_t>(tokens)};

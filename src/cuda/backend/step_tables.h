@@ -56,6 +56,9 @@ struct StepTables {
     return std::span(places_).subspan(static_cast<size_t>(whole.first), static_cast<size_t>(whole.places));
   }
 
+  // Positions of the longest sequence.
+  int64_t reached() const;
+
   std::vector<Round> rounds;
   Whole whole;
   int64_t rows = 0;  // of sequences

@@ -182,6 +182,10 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   end_part();
   flush_tables();
   if (const auto count = static_cast<unsigned>(rows.size()); count > 0) {
+    if (works_ != nullptr) {
+      note_work("choice of tokens", {4.0 * count * vocabulary, 0},
+                {.kind = plan::step::Kind::kSample, .rows = count, .inputs = vocabulary});
+    }
     const DeviceAddress tables = sample_uploads_.place();
     step::SampleArgs args = {};
     args.logits = args.adjusted = const_cast<float*>(logits.f32());
@@ -288,6 +292,45 @@ void CudaBackend::with_timer(const std::function<void()>& forward,
   }
 }
 
+std::vector<plan::step::Work> CudaBackend::works(const std::function<void()>& run) {
+  FF_ASSERT(card_->device.only_counts() && works_ == nullptr);
+  std::vector<plan::step::Work> works;
+  card_->device.set_launch_note([&works](const Kernel& kernel, const Grid& grid, bool early) {
+    plan::step::Launch launch = {kernel.name, int64_t{grid.x} * grid.y * grid.z, kernel.threads, kernel.smem_bytes,
+                                 early};
+    // Tables go ahead of an operation that has begun and asks for some of its own.
+    if (works.empty() || kernel.name.find("copy_tables") != std::string::npos) {
+      const bool begun = !works.empty() && works.back().launches.empty();
+      works.insert(works.end() - (begun ? 1 : 0), {"tables", 0, 0, {}, {}, {std::move(launch)}});
+      return;
+    }
+    works.back().launches.push_back(std::move(launch));
+  });
+  works_ = &works;
+  const auto end = [this] {
+    works_ = nullptr;
+    card_->device.set_launch_note({});
+  };
+  try {
+    run();
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+  std::erase_if(works, [](const plan::step::Work& work) { return work.launches.empty(); });
+  return works;
+}
+
+void CudaBackend::note_work(std::string_view name, const ops::Cost& cost, const plan::step::Extent& extent) {
+  plan::step::Work& work =
+      works_->emplace_back(plan::step::Work{std::string(name), cost.bytes, cost.flops, extent, {}, {}});
+  if (extent.experts == nullptr) return;
+  work.experts = *extent.experts;
+  work.experts->tokens = extent.rows;
+  work.extent.experts = nullptr;
+}
+
 void CudaBackend::settle() {
   for (Uploads* each : uploads()) each->settled();
   if (ranks_ != nullptr) ranks_->check();
@@ -342,6 +385,10 @@ std::shared_ptr<ops::Backend> make_counting_backend(const CudaOptions& options, 
   return std::make_shared<CudaBackend>(
       counting, std::make_shared<Card>(info, memory_bytes,
                                        options.store.empty() ? jit::default_store_directory() : options.store));
+}
+
+std::vector<plan::step::Work> works_of(ops::Backend& counting, const std::function<void()>& run) {
+  return dynamic_cast<CudaBackend&>(counting).works(run);
 }
 
 MemoryCounts memory_of(const ops::Backend& backend) { return device_of(backend).ledger().counts(); }

@@ -206,7 +206,8 @@ ptx::TensorMap row_pieces(const Device& device, DeviceAddress address, uint64_t 
                           unsigned copied) {
   // Values of CUtensorMapDataType and the like (cuda.h). 256 bytes come to L2 at once: the next piece is wanted soon.
   constexpr int kBf16 = 9, kNoInterleave = 0, kSwizzle128 = 3, kPromote256 = 3, kZeros = 0;
-  ptx::TensorMap map;
+  ptx::TensorMap map = {};
+  if (device.only_counts()) return map;
   const uint64_t sizes[2] = {columns, rows};
   const unsigned box[2] = {64, copied}, steps[2] = {1, 1};
   const int result = device.driver().call().tensor_map_encode(
@@ -289,6 +290,10 @@ void launch_raw(const Stream& stream, const Kernel& kernel, Grid grid, Overlap o
   attribute.value.flag = 1;
   // Architectures before sm_90 have no such launches, and their kernels no wait.
   const bool early = stream.take_overlap() && overlap == Overlap::kProgrammatic && stream.device().info().major >= 9;
+  if (stream.device().only_counts()) {
+    if (const Device::LaunchNote& note = stream.device().launch_note()) note(kernel, grid, early);
+    return;
+  }
   const jit::LaunchConfig config = {{grid.x, grid.y, grid.z}, {kernel.threads, 1, 1},       kernel.smem_bytes,
                                     stream.handle(),          early ? &attribute : nullptr, early ? 1u : 0u};
   const int result = stream.device().driver().call().launch_with(&config, kernel.function, arguments, nullptr);

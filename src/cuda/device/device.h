@@ -32,6 +32,9 @@ T* device_pointer(DeviceAddress address) {
 struct DeviceMemory {
   uint64_t free = 0, total = 0;  // bytes
 };
+struct Kernel;
+struct Grid;
+
 // Of what a driver says is free. In one pool with the processor it leaves out what the system can free, such as pages
 // of files that were read, and knows no limit of a control group: there `available` counts, where it is known.
 DeviceMemory memory_of_device(jit::HostMemory kind, const DeviceMemory& driver, const cpu::AvailableMemory& available);
@@ -53,6 +56,10 @@ class Device {
   const jit::Driver& driver() const { return driver_; }
   DeviceMemory memory() const;  // memory_of_device()
   bool only_counts() const { return own_driver_ != nullptr; }
+  // On a card that only counts, launches do nothing but this; `early`: before the launch ahead of it has ended.
+  using LaunchNote = std::function<void(const Kernel& kernel, const Grid& grid, bool early)>;
+  void set_launch_note(LaunchNote note) const { launch_note_ = std::move(note); }
+  const LaunchNote& launch_note() const { return launch_note_; }
   // Of all buffers that are there.
   MemoryLedger& ledger() const { return ledger_; }
   MemoryKind memory_kind() const { return memory_kind_; }
@@ -70,6 +77,7 @@ class Device {
   const jit::Driver& driver_;
   uint64_t counted_memory_ = 0;
   mutable MemoryLedger ledger_;
+  mutable LaunchNote launch_note_;
   mutable std::chrono::milliseconds deadline_{std::chrono::minutes(2)};
   mutable MemoryKind memory_kind_ = MemoryKind::kWorkspaces;
   int index_;

@@ -47,7 +47,7 @@ std::vector<std::vector<Kernel>> KernelLoader::load(const std::vector<plan::Kern
     for (const plan::KernelSource* source : missing) {
       for (const plan::KernelEntry& entry : source->entries) {
         kernels_[source->name].push_back(
-            {source->name, nullptr, entry.threads, static_cast<unsigned>(entry.smem_bytes)});
+            {entry.expression, nullptr, entry.threads, static_cast<unsigned>(entry.smem_bytes)});
       }
     }
   } else if (!requests.empty()) {

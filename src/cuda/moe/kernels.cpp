@@ -127,6 +127,20 @@ void ExpertKernels::plan_buckets(jit::KernelStore& store) {
   }
 }
 
+void ExpertKernels::plan_for(int64_t tokens) {
+  FF_ASSERT(context_.device->only_counts());
+  PlannedBucket bucket;
+  bucket.tokens = plan::bucket_of(tokens);
+  const auto at = std::find_if(buckets_.begin(), buckets_.end(),
+                               [&](const PlannedBucket& other) { return other.tokens >= bucket.tokens; });
+  if (at != buckets_.end() && at->tokens == bucket.tokens) return;
+  plan::moe::Problem p = context_.problem;
+  p.tokens = bucket.tokens;
+  bucket.plan = plan::moe::plan_layer(p, loader_.card(), {.only_implemented = true, .explain = false});
+  bucket.pair = load_pair(bucket.plan.gate_up.chosen.candidate, bucket.plan.down.chosen.candidate, bucket.tokens);
+  buckets_.insert(at, std::move(bucket));
+}
+
 PlannedPair ExpertKernels::load_pair(const plan::moe::Candidate& gate_up, const plan::moe::Candidate& down,
                                      int64_t tokens) {
   plan::moe::Problem p = context_.problem;

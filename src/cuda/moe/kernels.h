@@ -55,6 +55,9 @@ class ExpertKernels {
   // The smallest bucket that holds that many tokens (1 to max_tokens).
   const PlannedBucket& bucket(int64_t tokens) const;
 
+  // On a card that only counts, where nothing is planned ahead: there is a bucket for that many tokens, the planner's.
+  void plan_for(int64_t tokens);
+
   // A layer of any two compatible candidates, for the tuner: loads, and tests if so wanted. Nothing, with the reason on
   // stderr, when a kernel fails its test.
   std::optional<PlannedPair> pair(const plan::moe::Candidate& gate_up, const plan::moe::Candidate& down,

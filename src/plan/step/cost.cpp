@@ -1,21 +1,25 @@
-// What the operations around the experts cost. Every constant is fitted to kernels measured on one H200 (docs/kernels:
-// products, attention, delta; tests/plan/step_test.cpp has the figures). On another card times that bytes decide follow
-// its bandwidth, times that instructions decide its SMs x clock, starts its nodes and latency.
+// What operations cost. Constants are fitted to kernels measured on an H200, by themselves (docs/kernels) and in whole
+// steps (docs/cuda.md); docs/plan.md has each with its source. On another card times that bytes decide follow its
+// bandwidth, times that instructions decide its SMs x clock, starts its nodes and latency.
 #include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
 #include "base/math.h"
+#include "plan/moe/plan.h"
 #include "plan/step/step.h"
 
 namespace fourfold::plan::step {
 namespace {
 
 struct Rates {
-  double bytes;   // per us, streaming reads
-  double matrix;  // flops per us, bf16, long loads
-  double slower;  // instructions: this card's time over an H200's
-  double start;   // a node with a grid that waits for the one before it, us
+  double bytes;       // per us, streaming reads
+  double h200_bytes;  // of the card that was measured
+  double matrix;      // flops per us, bf16, long loads
+  double slower;      // instructions: this card's time over an H200's
+  double node;        // a node that waits for nothing, us
+  double start;       // a node with a grid that waits for the one before it and for its first reads
+  double sms;
   bool wgmma;
 };
 
@@ -23,135 +27,198 @@ Rates rates_of(const Gpu& gpu) {
   const Gpu& h200 = find_gpu("h200");
   const Arch& arch = arch_of(gpu);
   return {.bytes = reachable_reads(gpu) * 1e6,
+          .h200_bytes = reachable_reads(h200) * 1e6,
           .matrix = reachable_bf16(gpu, arch.wgmma, true) * 1e6,
           .slower = h200.sms * h200.clock_ghz / (gpu.sms * gpu.clock_ghz),
+          .node = gpu.graph_node_us,
           .start = gpu.graph_node_us + 1.3 * gpu.latency_us / h200.latency_us,
+          .sms = static_cast<double>(gpu.sms),
           .wgmma = arch.wgmma};
 }
 
-Op finish(Op op, const Rates& r, double us) {
-  const double memory = op.bytes / r.bytes, matrix = op.flops / r.matrix;
-  op.floor_us = std::max(memory, matrix);
-  op.us = std::max(us, op.floor_us);
-  op.bound = op.us > 2 * op.floor_us ? "start" : memory > matrix ? "memory" : "matrix";
-  return op;
+double number(int64_t value) { return static_cast<double>(value); }
+
+bool runs(const Work& work, std::string_view kernel) {
+  return !work.launches.empty() && work.launches.front().kernel.find(kernel) != std::string::npos;
+}
+
+// Of 1 to 16 rows a launch: weights stream, each further row costs a part of that, its own way to every SM, and beyond
+// eight rows a second column tile.
+double rows_us(const Work& work, const Rates& r) {
+  const Extent& e = work.extent;
+  const double launches = number(std::max<int64_t>(1, static_cast<int64_t>(work.launches.size())));
+  const double rows = std::ceil(number(e.rows) / launches);
+  const double weights = number(e.outputs) * number(e.inputs), each = work.bytes / weights;
+  // Beside a kernel in a chain of its own kind (1.85 us): its matrix, its tables and its code are others' every time.
+  constexpr double kOther = 0.5;
+  constexpr double kFurtherRow = 0.05, kSecondTile = 1.4;
+  constexpr double kNvfp4Rate = 3.8e6;  // bytes per us of an H200's instructions
+  constexpr double kRowBytes = 55e3;    // of x to an SM, per us
+  const bool codes = each < 1.8, nvfp4 = each < 0.8;
+  double more = (1 + kFurtherRow * (rows - 1)) * (rows > 8 && codes ? kSecondTile : 1) - 1;
+  double us = work.bytes / r.bytes + more * work.bytes / r.h200_bytes * r.slower;
+  if (nvfp4) us = std::max(us, work.bytes / kNvfp4Rate * r.slower);
+  us += r.start + kOther + 2 * rows * number(e.inputs) / kRowBytes * r.slower * r.sms / 132;
+  if (e.norm_in_front) us += 1.4 * rows;
+  return us * launches;
+}
+
+double product_us(const Work& work, const Rates& r) {
+  const Extent& e = work.extent;
+  if (runs(work, "gemm_rows")) return rows_us(work, r);
+  const double weights = number(e.outputs) * number(e.inputs), memory = work.bytes / r.bytes;
+  // Up to 64 rows: weights that become bf16 and meet them, us of an H200 each; and rings that fill and drain, sums of
+  // split columns that meet.
+  constexpr double kMiddleWeight = 0.52e-6, kWideWeight = 0.276e-6, kWideRow = 0.00115e-6;
+  constexpr double kMiddleFixed = 3.8, kFewFixed = 7.4, kFixed = 10;
+  if (runs(work, "gemm_middle")) {
+    return r.start + kMiddleFixed * r.slower + std::max(memory, weights * kMiddleWeight * r.slower);
+  }
+  if (runs(work, "gemm_wide") && e.rows <= 64) {
+    const double issued = weights * (kWideWeight + kWideRow * number(e.rows));
+    return r.start + kFewFixed * r.slower + std::max(memory, issued * r.slower);
+  }
+  // Items of 128 x 128, dealt out to the SMs; where they come out uneven the last round is half hidden.
+  const double reached = r.wgmma ? 0.82 : 0.42;
+  const double items = number(ceil_div(e.outputs, int64_t{128}) * ceil_div(e.rows, int64_t{128}));
+  const double item = 2.0 * 128 * 128 * number(e.inputs) * r.sms / (r.matrix * reached);
+  const double turns = items < r.sms ? items / r.sms : (items / r.sms + std::ceil(items / r.sms)) / 2;
+  return r.start + kFixed * r.slower + std::max(memory, item * turns);
+}
+
+double attention_us(const Work& work, const Rates& r, double nodes) {
+  const Extent& e = work.extent;
+  const double d = number(e.head_dim);
+  if (e.whole) {
+    const double tokens = number(e.rows), context = number(e.context) - tokens;
+    // Long contexts reach 0.94 of the sustained rate, 8k from its beginning 0.8: the diagonal and the ends of blocks.
+    const double reached =
+        r.wgmma && !e.fp8_cache ? 0.80 + 0.14 * context / (context + 2 * tokens) : 0.39 * (r.wgmma ? 0.62 : 1);
+    const double prepare = 4 + tokens * number(e.heads + 2 * e.kv_heads) * d * 1.36e-6 * r.slower;
+    return prepare + work.flops / (r.matrix * reached) + nodes * r.start;
+  }
+  // A CTA has a split of at least 128 positions of one sequence; what it begins and ends with takes as long as copying
+  // that many, and is hidden only by another CTA of its SM.
+  const double sequences = number(std::max<int64_t>(e.sequences, 1)), rows = number(e.rows) / sequences;
+  const double splits = std::clamp(std::ceil(number(e.context) / 128), 1.0, 64.0);
+  const bool two = sequences >= 17;
+  const double turns = splits * sequences * number(e.kv_heads) / (r.sms * (two ? 2 : 1));
+  constexpr double kTurn = 5, kHidden = 1.6, kSplit = 0.04, kOnce = 2.9, kFp8Once = 3.9;
+  const double memory = work.bytes / (r.bytes * (e.fp8_cache ? 0.72 : 0.97));
+  return nodes * r.start + (e.fp8_cache ? kFp8Once : kOnce) * r.slower + memory + kSplit * splits * r.slower +
+         std::max(0.0, turns - 1) * kTurn / (two ? kHidden : 1) * r.slower + 2 * (rows - 1) * r.slower;
+}
+
+double delta_us(const Work& work, const Rates& r, double nodes) {
+  const Extent& e = work.extent;
+  const double tokens = number(e.rows), heads = number(e.heads);
+  if (e.whole) return 8 + tokens * (0.0215 + 0.0016 * heads) * r.slower;
+  // States are read and written in place: from 17 sequences on at 0.81 of plain reads, otherwise a CTA reads all of its
+  // state and then writes it. Rows of a sequence follow each other, and write a state each.
+  const double sequences = number(std::max<int64_t>(e.sequences, 1)), each = tokens / sequences;
+  const double rate = r.bytes * (sequences >= 17 ? 0.81 : 0.72);
+  const double memory = work.bytes * (1 + each) / 2 / rate;
+  const double serial = work.bytes / sequences / rate + 2.05 * (each - 1) * r.slower;
+  return nodes * r.start + 1.5 * r.slower + std::max(memory, serial);
+}
+
+// One shot: every rank sends its part to each other one.
+double reduce_us(const Work& work, const Machine& machine) {
+  const double n = number(machine.ranks), bytes = 2 * number(work.extent.rows) * number(work.extent.outputs);
+  // NVLink, measured by words: 3.1 us for 8 KB and 0.26 TB/s of the link's 0.39; more ranks as published for one shot.
+  // PCIe: 5, 15, 28 us published for 8 KB on 2, 4, 8 ranks; a link of 5.0 x16 copies 50 GB/s, through the host half.
+  double once = 0, rate = 0;
+  switch (machine.link) {
+    case Link::kNvlink:
+      once = 3.05 + 0.19 * (n - 2), rate = 0.26e6;
+      break;
+    case Link::kPeer:
+      once = 3.6 * n, rate = 0.65 * 0.05e6;
+      break;
+    case Link::kHost:
+      once = 12 + 6 * n, rate = 0.65 * 0.025e6;
+      break;
+  }
+  return once + bytes * (n - 1) / rate;
+}
+
+double experts_us(const Work& work, const Machine& machine, double* floor) {
+  moe::Problem p = *work.experts;
+  // Whole experts: the rank with most picks. Few rows choose fewer experts here; many are as if fewer had come.
+  if (work.extent.all_experts > p.experts) {
+    const double all = number(p.tokens * p.top_k);
+    const double picks = all / number(machine.ranks) * busiest_share(all, machine.ranks);
+    if (p.tokens < 8) {
+      p.top_k = std::lround(picks / number(p.tokens));
+    } else {
+      p.tokens = std::lround(picks / number(p.top_k));
+    }
+    p.top_k = std::clamp<int64_t>(p.top_k, 1, p.experts);
+    p.tokens = std::max<int64_t>(p.tokens, 1);
+  }
+  // The planner's clock falls within a layer; behind others of a long step it has fallen.
+  constexpr int64_t kLong = 1024;
+  Gpu gpu = machine.gpu;
+  if (work.extent.rows >= kLong) {
+    gpu.clock_ghz = gpu.sustained_ghz;
+    gpu.bf16_tflops = gpu.bf16_sustained_tflops;
+  }
+  const moe::LayerPlan layer = moe::plan_layer(p, gpu, {.only_implemented = true, .explain = false});
+  *floor = layer.floor_us;
+  return layer.predicted_us;
 }
 
 }  // namespace
 
-Op product_cost(const Gpu& gpu, std::string name, Format format, int64_t rows, int64_t n, int64_t k, bool norm) {
-  const Rates r = rates_of(gpu);
-  const double weights = static_cast<double>(n) * static_cast<double>(k), x = static_cast<double>(rows);
-  const double weight_bytes = weights * bytes_per_weight(format);
-  Op op{.name = std::move(name), .count = 1, .nodes = 1};
-  op.bytes = weight_bytes + x * 2 * static_cast<double>(n + k);
-  op.flops = 2 * weights * x;
-  double us;
-  if (rows <= 16) {
-    // NVFP4 is bound by instructions at 3.8 TB/s of an H200's 4.55, twice that with two column tiles; each further row
-    // costs its way through shared memory and the tiles.
-    const double memory = op.bytes / r.bytes;
-    const double issue = format == Format::kNvfp4 ? weight_bytes / 3.8e6 * r.slower * (rows > 8 ? 2 : 1) : 0;
-    us = r.start + std::max(memory, issue) + (x - 1) * (0.35 + 2.6e-9 * weights) * r.slower;
-    if (norm) us += 1.4 * x;
-  } else {
-    const double reached = r.wgmma ? 0.82 : 0.42;
-    us = 10 * r.slower + r.start + std::max(op.bytes / r.bytes, op.flops / (r.matrix * reached));
-  }
-  return finish(std::move(op), r, us);
-}
-
-Op attention_cost(const Gpu& gpu, const Model& model, const Shape& shape, int64_t rows) {
-  const Rates r = rates_of(gpu);
-  const double kv = static_cast<double>(std::max<int64_t>(1, model.kv_heads / shape.ranks));
-  const double heads = static_cast<double>(model.heads) / static_cast<double>(shape.ranks);
-  const double d = static_cast<double>(model.head_dim);
-  const double element = shape.fp8_cache ? 1 : 2, context = static_cast<double>(shape.context);
-  Op op{.name = "attention", .count = 1, .nodes = 2};
-  if (shape.prefill) {
-    const double tokens = static_cast<double>(rows), pairs = tokens * (context + (tokens + 1) / 2);
-    op.flops = 4 * heads * d * pairs;
-    op.bytes = 2 * kv * d * element * (context + tokens) + 6 * tokens * heads * d;
-    // Long contexts reach 0.97 of the sustained rate, 8k from its beginning 0.85: the diagonal and the ends of blocks.
-    const double reached =
-        r.wgmma && !shape.fp8_cache ? 0.85 + 0.12 * context / (context + 2 * tokens) : 0.39 * (r.wgmma ? 0.62 : 1);
-    const double prepare = 4 + tokens * (heads + 2 * kv) * d * 3.4e-7 * r.slower * 4;
-    return finish(std::move(op), r, prepare + op.flops / (r.matrix * reached) + 2 * r.start);
-  }
-  const double sequences = static_cast<double>(shape.tokens), each = static_cast<double>(rows) / sequences;
-  op.flops = 4 * heads * d * static_cast<double>(rows) * context;
-  op.bytes = 2 * kv * d * element * context * sequences + 4 * static_cast<double>(rows) * heads * d;
-  const double memory = op.bytes / (r.bytes * (shape.fp8_cache ? 0.72 : 1));
-  // Two nodes; splits of many sequences do not end together; further rows of a sequence are another row tile each four.
-  const double us = 2 * r.start + (shape.fp8_cache ? 6.2 : 4.2) * r.slower +
-                    memory * (1 + 0.25 * std::min(1.0, (sequences - 1) / 32)) + 2 * (each - 1) * r.slower;
-  return finish(std::move(op), r, us);
-}
-
-Op delta_cost(const Gpu& gpu, const Model& model, const Shape& shape, int64_t rows) {
-  const Rates r = rates_of(gpu);
-  const double heads = static_cast<double>(model.value_heads) / static_cast<double>(shape.ranks);
-  const double key = static_cast<double>(model.key_dim), value = static_cast<double>(model.value_dim);
-  const double state = 4 * heads * key * value;
-  Op op{.name = shape.prefill ? "delta rule, chunks" : "delta rule", .count = 1};
-  const double tokens = static_cast<double>(rows);
-  if (shape.prefill) {
-    op.nodes = 3;
-    // Inputs, what the scan takes of them, outputs; products of chunks of 64 with split operands.
-    op.bytes = tokens * heads * (2 * 3 * value + 2 * value) + 2 * state;
-    op.flops = tokens * heads * (8 * key * value + 4 * 64 * (key + value));
-    return finish(std::move(op), r, 8 + tokens * (0.0277 + 0.00207 * heads) * r.slower);
-  }
-  op.nodes = 1;
-  const double sequences = static_cast<double>(shape.tokens), each = tokens / sequences;
-  op.bytes = sequences * state * (1 + each) + 8 * tokens * heads * value;
-  op.flops = tokens * heads * 6 * key * value;
-  // A pass that reads and writes in place reaches 0.83 of plain reads; rows of a sequence follow each other.
-  const double memory = op.bytes / (r.bytes * 0.83);
-  const double serial = 2 * state / (r.bytes * 0.83) + 2.05 * (each - 1) * r.slower;
-  return finish(std::move(op), r, r.start + 1.5 * r.slower + std::max(memory, serial));
-}
-
-Op norm_cost(const Gpu& gpu, int64_t rows, int64_t hidden) {
-  const Rates r = rates_of(gpu);
-  Op op{.name = "norm", .count = 1, .nodes = 1};
-  op.bytes = static_cast<double>(rows) * static_cast<double>(hidden) * (4 + 2 + 4 + 2);
-  return finish(std::move(op), r, gpu.graph_node_us + 0.85 * r.slower + op.bytes / r.bytes);
-}
-
-Op router_cost(const Gpu& gpu, const Model& model, int64_t rows) {
-  const Rates r = rates_of(gpu);
-  Op op = product_cost(gpu, "router and choice", Format::kBf16, rows, model.experts + 1, model.hidden);
-  const double choice = 4.6 * r.slower + 0.002 * static_cast<double>(rows) * r.slower;
-  return finish(op, r, op.us + choice);
-}
-
-Op all_reduce_cost(const Gpu& gpu, int64_t ranks, Link link, int64_t rows, int64_t hidden) {
-  const Rates r = rates_of(gpu);
-  const double bytes = 2 * static_cast<double>(rows) * static_cast<double>(hidden), n = static_cast<double>(ranks);
-  // One-shot in a graph, published: NVLink 2.6, 2.9, 3.7 us for 8 KB on 2, 4, 8 ranks and 9, 15, 19 for 1 MB; PCIe 5,
-  // 15, 28 for 8 KB. Large sums in two shots at the link's rate (NVLink 389 GB/s measured, PCIe 5.0 x16 about 50,
-  // through the host half of that).
-  double latency, rate;
-  switch (link) {
-    case Link::kNvlink:
-      latency = 2.2 + 0.19 * n, rate = 0.389e6;
+Op price(const Work& work, const Machine& machine) {
+  const Rates r = rates_of(machine.gpu);
+  Op op = {.name = work.name,
+           .count = 1,
+           .nodes = static_cast<int64_t>(work.launches.size()),
+           .bytes = work.bytes,
+           .flops = work.flops};
+  const double nodes = number(op.nodes), memory = op.bytes / r.bytes, matrix = op.flops / r.matrix;
+  op.floor_us = std::max(memory, matrix);
+  switch (work.extent.kind) {
+    case Kind::kProduct:
+      op.us = product_us(work, r);
       break;
-    case Link::kPeer:
-      latency = 1.2 + 3.5 * n, rate = 0.05e6;
+    case Kind::kAttention:
+      op.us = attention_us(work, r, nodes);
       break;
-    case Link::kHost:
-    default:
-      latency = 12 + 6 * n, rate = 0.025e6;
+    case Kind::kDelta:
+      op.us = delta_us(work, r, nodes);
+      break;
+    case Kind::kExperts:
+      op.us = experts_us(work, machine, &op.floor_us);
+      break;
+    case Kind::kNorm:
+      op.us = r.node + 0.85 * r.slower + memory / 0.83;
+      break;
+    case Kind::kChoice:
+      op.us = r.start + (0.1 + 0.0015 * number(work.extent.rows)) * r.slower;
+      break;
+    case Kind::kSample:
+      op.us = nodes * (r.start + 1 * r.slower) + 2 * memory;
+      break;
+    case Kind::kReduce:
+      op.us = reduce_us(work, machine);
+      op.bound = "link";
+      break;
+    case Kind::kGather: {
+      Work part = work;
+      part.extent.outputs = 2 * work.extent.inputs;  // fp32
+      op.us = reduce_us(part, machine) + 2;          // with flags
+      op.bound = "link";
+      break;
+    }
+    case Kind::kOther:
+      op.us = nodes * (r.node + 0.85 * r.slower) + memory / 0.83;
       break;
   }
-  Op op{.name = "all-reduce, residual, norm", .count = 1, .nodes = 1};
-  op.bytes = 3 * bytes;
-  const double one_shot = bytes * std::sqrt(n - 1) / (0.42 * rate), two_shot = 2 * bytes * (n - 1) / n / rate;
-  Op done = finish(op, r, latency + std::min(one_shot, latency + two_shot));
-  done.floor_us = std::min(done.us, two_shot);
-  done.bound = done.us > 2 * done.floor_us ? "start" : "link";
-  return done;
+  op.us = std::max(op.us, op.floor_us);
+  if (op.bound.empty()) op.bound = op.us > 2 * op.floor_us ? "start" : memory > matrix ? "memory" : "matrix";
+  return op;
 }
 
 }  // namespace fourfold::plan::step

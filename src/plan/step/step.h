@@ -1,7 +1,7 @@
-// A whole step of a model on cards that are not here: the operations of the schedule (docs/kernels), each with bytes,
-// flops, its floor and a predicted time, added up. Expert layers come from the planner itself (plan/moe); the other
-// operations from cost models that were fitted to kernels measured on one H200 (step/cost.cpp) and are carried to other
-// cards by bandwidth, clock, SMs and the cost of a node: predictions, not measurements.
+// A whole step of a model on cards that are not here: each operation that a backend would launch (work.h) with its
+// floor and a predicted time, added up. Expert layers come from the planner itself (plan/moe); the other operations
+// from cost models that were fitted to kernels measured on an H200 (cost.cpp) and are carried to other cards by
+// bandwidth, clock, SMs and the cost of a node: predictions, not measurements.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,11 @@
 
 #include "plan/arch.h"
 #include "plan/moe/problem.h"
+#include "plan/step/work.h"
 
 namespace fourfold::plan::step {
 
 enum class Format { kNvfp4, kFp8, kBf16 };
-std::string_view to_string(Format format);
-double bytes_per_weight(Format format);  // scales included
-
-// What of a model decides the time of a step. Sizes in elements.
-struct Model {
-  std::string name;
-  int64_t hidden = 0, vocabulary = 0;
-  int64_t attention_layers = 0, delta_layers = 0;
-  int64_t heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, conv_taps = 0;  // delta rule
-  int64_t experts = 0, top_k = 0, expert_width = 0, shared_width = 0;                 // 0 experts: dense
-  int64_t dense_width = 0;
-
-  int64_t layers() const { return attention_layers + delta_layers; }
-};
 
 // Formats by part of the model, as published checkpoints mix them.
 struct Mix {
@@ -57,6 +43,15 @@ struct Shape {
   Link link = Link::kNvlink;
   bool by_expert = false;  // ranks have whole experts instead of a part of each
 };
+// Error, naming the field, for a shape that no step has. Whether ranks divide a model: model/shard.h.
+void check(const Shape& shape);
+
+// What a step runs on.
+struct Machine {
+  Gpu gpu;
+  int64_t ranks = 1;
+  Link link = Link::kNvlink;
+};
 
 struct Op {
   std::string name;
@@ -64,8 +59,15 @@ struct Op {
   int64_t nodes = 0;  // of a graph, each time
   double bytes = 0, flops = 0;
   double floor_us = 0, us = 0;  // each time
-  std::string_view bound = "";  // "memory", "matrix", "start"
+  std::string_view bound = "";  // "memory", "matrix", "start", "link"
 };
+// Of one operation, with count 1.
+Op price(const Work& work, const Machine& machine);
+
+// Microseconds that the card waits: for a graph to start; for the host between steps that begin before the tokens of
+// the one before are known; and where they have to be. A host that has waited for longer than kEagerWait asks every 50.
+inline constexpr double kPartStart = 10, kHostBetween = 22, kHostTurn = 59;
+inline constexpr double kEagerWait = 2000, kLateAnswer = 50;
 
 // A layer's experts on several ranks, both ways: the width of each cut, or whole experts shared out. Cut, all ranks do
 // the same; whole, the step waits for the rank with most of the picks.
@@ -73,44 +75,32 @@ struct ExpertSplit {
   double columns_us = 0, whole_us = 0;
   double busiest = 1;  // picks of the busiest rank over an equal share, expected for uniform routing
 };
+// Picks of the rank that has most over an equal share, when so many of all fall on `ranks`.
+double busiest_share(double picks, int64_t ranks);
 
 struct StepPlan {
-  Model model;
-  Mix mix;
+  std::string model, mix, formats;  // for people
   Shape shape;
   Gpu gpu;
-  std::vector<Op> ops = {};
-  double predicted_us = 0, floor_us = 0;
-  double weight_bytes = 0;   // weight_bytes()
+  std::vector<Op> ops;       // each as often as the step has it, in the order of their first
+  double card_us = 0;        // of all of them, what lies between kernels included
+  double host_us = 0;        // that the card waits for the host
+  double predicted_us = 0;   // both
+  double floor_us = 0;       // bytes over bandwidth, or flops over the sustained rate
+  int64_t nodes = 0;         // launches
+  double weight_bytes = 0;   // on the rank that has most
   ExpertSplit experts = {};  // of the trunk, with several ranks and experts
-  int64_t nodes = 0;
   // Tokens that a step brings at least: one for each sequence, or all of a prefill.
   double tokens_per_s() const { return static_cast<double>(shape.tokens) * 1e6 / predicted_us; }
 };
 
-// Error, naming the field, for a shape that no kernel takes or ranks that do not divide the heads.
-StepPlan plan_step(const Model& model, const Mix& mix, const Shape& shape, const Gpu& gpu);
-
-// Of the rank that has most, as model/shard.h splits a model: heads (key heads fewer than the ranks are held by
-// several), widths padded to 16, the head's rows; embedding, routers and norms are held by all. Without the MTP head
-// and vectors.
-double weight_bytes(const Model& model, const Mix& mix, const Shape& shape);
+// Prices of all that a step launches. What is about model, weights and experts is the caller's.
+StepPlan add_up(std::span<const Work> works, const Shape& shape, const Gpu& gpu);
 
 std::string to_text(const StepPlan& plan);
-// {model, mix, gpu, tokens, context, predicted_us, floor_us, tokens_per_s, weight_bytes, nodes, ops[{name, count,
-// nodes, us, floor_us, bytes, flops, bound}]}
+// {model, mix, gpu, arch, ranks, link, tokens, context, prefill, drafts, kv_cache, predicted_us, card_us, host_us,
+// floor_us, tokens_per_s, nodes, weight_bytes, experts_columns_us, experts_whole_us, ops[{name, count, nodes, us,
+// total_us, floor_us, bytes, flops, bound}]}
 std::string to_json(const StepPlan& plan);
-
-// ---- the cost models, one call each; step/cost.cpp has what they were fitted to
-
-// y[rows][n] = x[rows][k] W^T. `norm`: the RMS norm in front runs in the same kernel.
-Op product_cost(const Gpu& gpu, std::string name, Format format, int64_t rows, int64_t n, int64_t k, bool norm = false);
-Op attention_cost(const Gpu& gpu, const Model& model, const Shape& shape, int64_t rows);
-Op delta_cost(const Gpu& gpu, const Model& model, const Shape& shape, int64_t rows);
-Op norm_cost(const Gpu& gpu, int64_t rows, int64_t hidden);
-// Softmax, top-k and the choice, behind the router's product.
-Op router_cost(const Gpu& gpu, const Model& model, int64_t rows);
-// Sum over ranks with residual and norm, of rows of `hidden` bf16 values.
-Op all_reduce_cost(const Gpu& gpu, int64_t ranks, Link link, int64_t rows, int64_t hidden);
 
 }  // namespace fourfold::plan::step

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <set>
 
 #include "base/check.h"
 #include "base/console.h"
@@ -14,18 +15,14 @@ namespace {
 
 std::optional<memory::Plan> on_card(
     const BackendArgs& backend, const MemoryArgs& args, const Planned& planned,
-    const std::function<memory::Plan(const memory::Demand&, const cuda::CardMemory&, double)>& make) {
+    const std::function<memory::Plan(const memory::Demand&, const memory::Cards&, double)>& make) {
   const auto on_cpu = [&]() -> std::optional<memory::Plan> {
-    if (args.utilization && backend.ranks > 1) {
-      fail("--gpu-memory-utilization {}: for a model on one GPU, found --tensor-parallel-size {}", *args.utilization,
-           backend.ranks);
-    }
     if (args.utilization) {
       fail("--gpu-memory-utilization {}: the model runs on the CPU, wanted --device cuda", *args.utilization);
     }
     return std::nullopt;
   };
-  if (backend.ranks > 1 || device_name(backend) == "cpu") return on_cpu();
+  if (device_name(backend) == "cpu") return on_cpu();
   // Where no card can be taken at all, nothing is read for it.
   if (!chosen_device(backend, planned.dummy != nullptr ? 0 : 1)) return on_cpu();
   std::unique_ptr<model::Checkpoint> checkpoint;
@@ -40,6 +37,8 @@ std::optional<memory::Plan> on_card(
   if (!device) return on_cpu();
   memory::Demand demand;
   demand.cuda = cuda_options(backend, *device);
+  demand.ranks = backend.ranks;
+  demand.by_expert = backend.by_expert;
   demand.model = planned.model;
   demand.model.mtp = planned.mtp;
   demand.engine = planned.engine;
@@ -50,7 +49,11 @@ std::optional<memory::Plan> on_card(
     return model::shapes_of(dummy_config(*planned.dummy, planned.mtp), dummy_formats(*planned.dummy));
   };
   try {
-    return make(demand, cuda::card_memory(*device), args.utilization.value_or(memory::kUtilization));
+    memory::Cards cards = {cuda::card_memory(*device)};
+    for (int64_t rank = 1; rank < backend.ranks; ++rank) {
+      cards.push_back(cuda::card_memory(chosen_device(backend, weight_bytes, rank).value()));
+    }
+    return make(demand, cards, args.utilization.value_or(memory::kUtilization));
   } catch (const memory::NotEnough& error) {
     eprint("{}", error.table());
     fail("--device {}: {}", device_name(backend), error.what());
@@ -76,20 +79,29 @@ std::optional<memory::Plan> require_memory(const BackendArgs& backend, const Mem
 std::optional<memory::Plan> largest_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned,
                                            const memory::Wishes& wishes, int64_t most_sequences, int64_t positions) {
   return on_card(backend, args, planned,
-                 [&](const memory::Demand& demand, const cuda::CardMemory& card, double utilization) {
-                   return memory::largest(demand, wishes, most_sequences, positions, card, utilization);
+                 [&](const memory::Demand& demand, const memory::Cards& cards, double utilization) {
+                   return memory::largest(demand, wishes, most_sequences, positions, cards, utilization);
                  });
 }
 
 uint64_t taken_since(const memory::Plan& plan) {
-  const cuda::DeviceMemory memory = cuda::card_memory(plan.device).memory;
-  const uint64_t used = memory.total - std::min(memory.free, memory.total);
-  return used - std::min(used, plan.in_use);
+  uint64_t taken = 0;
+  std::set<int> seen;
+  for (const memory::Plan::Share& share : plan.ranks) {
+    if (!seen.insert(share.device).second) continue;
+    const cuda::DeviceMemory memory = cuda::card_memory(share.device).memory;
+    const uint64_t used = memory.total - std::min(memory.free, memory.total);
+    taken += used - std::min(used, share.in_use);
+  }
+  return taken;
 }
 
 std::string taken_text(const memory::Plan& plan) {
-  return fmt::format("memory of {}: {:.3f} of {:.3f} GB planned are taken\n", plan.card,
-                     static_cast<double>(taken_since(plan)) * 1e-9, static_cast<double>(plan.planned) * 1e-9);
+  uint64_t planned = 0;
+  for (const memory::Plan::Share& share : plan.ranks) planned += share.planned;
+  const std::string ranks = plan.ranks.size() > 1 ? fmt::format(", {} ranks", plan.ranks.size()) : "";
+  return fmt::format("memory of {}{}: {:.3f} of {:.3f} GB planned are taken\n", plan.ranks[0].card, ranks,
+                     static_cast<double>(taken_since(plan)) * 1e-9, static_cast<double>(planned) * 1e-9);
 }
 
 }  // namespace fourfold::cmd

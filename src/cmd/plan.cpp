@@ -1,5 +1,6 @@
 // fourfold plan: what would run for an expert layer, or for a whole step, on a card, and why. Pure arithmetic, needs no
 // GPU.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
@@ -9,6 +10,7 @@
 #include "base/check.h"
 #include "base/console.h"
 #include "base/json.h"
+#include "base/math.h"
 #include "cmd/arguments.h"
 #include "cmd/card_memory.h"
 #include "cmd/commands.h"
@@ -73,6 +75,28 @@ Shapes shapes_of(const Options& o, const char* wanted_by) {
   return shapes;
 }
 
+double gb(uint64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
+
+// What of each card's memory a model takes that does such steps and no larger ones.
+memory::Plan memory_of_step(const Options& o, const Shapes& shapes) {
+  const int64_t rows = o.prefill ? o.tokens : o.tokens * (o.drafts + 1);
+  memory::Demand demand;
+  demand.shapes = shapes.make;
+  demand.model.mtp = o.drafts > 0;
+  demand.cuda.fp8_cache = o.cache == "fp8";
+  demand.ranks = o.shape.ranks;
+  demand.by_expert = o.by_expert;
+  engine::EngineOptions& engine = demand.engine;
+  engine.drafts = static_cast<int32_t>(o.drafts);
+  engine.max_sequences = o.prefill ? 1 : o.tokens;
+  engine.max_context = o.context + (o.prefill ? std::max<int64_t>(o.tokens, 2) : 2 * (o.drafts + 1));
+  engine.max_step_tokens = rows;
+  engine.cache_tokens = engine.max_sequences * round_up(engine.max_context, engine.page_size);
+  engine.prefix_cache = false;
+  return memory::plan(demand, {memory::published_card(o.shape.card())},
+                      o.memory_args.utilization.value_or(memory::kUtilization));
+}
+
 std::string step_text(const Options& o) {
   if (o.cache != "bf16" && o.cache != "fp8") fail("--kv-cache-dtype '{}': wanted bf16 or fp8", printable(o.cache));
   const Shapes shapes = shapes_of(o, "--step");
@@ -90,7 +114,15 @@ std::string step_text(const Options& o) {
   plan.model = shapes.name;
   plan.mix = shapes.mix;
   plan.formats = shapes.formats;
-  return o.json ? to_json(plan) + "\n" : to_text(plan);
+  const memory::Plan memory = memory_of_step(o, shapes);
+  if (!o.json) {
+    return to_text(plan) + fmt::format("memory: {:.2f} GB planned{}, {:.2f} may be taken: {}\n", gb(memory.planned()),
+                                       o.shape.ranks > 1 ? " on each card" : "", gb(memory.budget()),
+                                       memory.fits() ? "it fits" : "it does not fit");
+  }
+  Json out = Json::parse(to_json(plan));
+  out["memory"] = {{"planned", memory.planned()}, {"budget", memory.budget()}, {"fits", memory.fits()}};
+  return out.dump() + "\n";
 }
 
 std::string memory_text(const Options& o) {
@@ -100,11 +132,13 @@ std::string memory_text(const Options& o) {
   demand.cuda.fp8_cache = o.cache == "fp8";
   demand.shapes = shapes.make;
   demand.engine.drafts = static_cast<int32_t>(o.drafts);
+  demand.ranks = o.shape.ranks;
+  demand.by_expert = o.by_expert;
   const int64_t positions = shapes.positions;
   if (o.max_context > positions) fail("--max-model-len is {}, the model has {} positions", o.max_context, positions);
-  const memory::Plan plan =
-      memory::largest(demand, {o.max_context, o.sequences, o.cache_tokens}, 64, positions,
-                      memory::published_card(o.shape.card()), o.memory_args.utilization.value_or(memory::kUtilization));
+  const memory::Plan plan = memory::largest(demand, {o.max_context, o.sequences, o.cache_tokens}, 64, positions,
+                                            {memory::published_card(o.shape.card())},
+                                            o.memory_args.utilization.value_or(memory::kUtilization));
   if (o.json) return memory::json(plan).dump(2) + "\n";
   return fmt::format("{}{} sequences at once, {} positions each at most, {} in all\n", memory::text(plan),
                      plan.engine.max_sequences, plan.engine.max_context, plan.engine.cache_tokens);
@@ -206,7 +240,7 @@ void add_plan(Command& app) {
                    "List every kernel that the model needs: operation, shared memory, registers");
   add_store_option(command, o.store);
   command.need("--store", "--kernels");
-  for (const char* name : {"--enable-expert-parallel", "--context", "--prefill", "--link"}) {
+  for (const char* name : {"--context", "--prefill", "--link"}) {
     command.need(name, "--step");
   }
   command.add_flag("--memory", o.memory, "What weights, caches and work spaces take of the card's memory");
@@ -220,7 +254,7 @@ void add_plan(Command& app) {
       .range(1, int64_t{1} << 30)
       .group(memory);
   add_memory_options(command, o.memory_args);
-  for (const char* name : {"--max-model-len", "--max-num-seqs", "--kv-cache-tokens", "--gpu-memory-utilization"}) {
+  for (const char* name : {"--max-model-len", "--max-num-seqs", "--kv-cache-tokens"}) {
     command.need(name, "--memory");
   }
   command.exclude("--step", "--memory");
@@ -233,8 +267,11 @@ void add_plan(Command& app) {
     if (!options->mix.empty() && !options->step && !options->kernels && !options->memory) {
       fail("--mix: wanted --step, --kernels or --memory with it");
     }
-    if (!options->directory.empty() && !options->step && !options->memory) {
-      fail("{}: wanted --step or --memory with it", printable(options->directory));
+    if (!options->step && !options->memory) {
+      const char* needs = "wanted --step or --memory with it";
+      if (!options->directory.empty()) fail("{}: {}", printable(options->directory), needs);
+      if (options->by_expert) fail("--enable-expert-parallel: {}", needs);
+      if (options->memory_args.utilization) fail("--gpu-memory-utilization: {}", needs);
     }
     std::string text;
     try {

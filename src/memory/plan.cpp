@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "engine/options.h"
+#include "model/ranked.h"
 
 namespace fourfold::memory {
 namespace {
@@ -40,59 +41,42 @@ int64_t least_cache(const engine::EngineOptions& engine) {
 
 }  // namespace
 
-uint64_t Plan::budget() const {
+uint64_t Plan::Share::budget() const {
   const auto all = static_cast<uint64_t>(utilization * static_cast<double>(total));
-  return all > in_use ? all - in_use : 0;
+  const uint64_t taken = in_use + others;
+  return all > taken ? all - taken : 0;
 }
 
-Plan plan(const Demand& demand, const cuda::CardMemory& card, double utilization) {
-  Plan out;
+const Plan::Share& Plan::tightest() const {
+  const auto room = [](const Share& share) {
+    return static_cast<int64_t>(share.budget()) - static_cast<int64_t>(share.planned);
+  };
+  return *std::min_element(ranks.begin(), ranks.end(),
+                           [&](const Share& a, const Share& b) { return room(a) < room(b); });
+}
+
+namespace {
+
+// What a rank's backend has counted.
+Plan::Share share_of(const ops::Backend& backend, const cuda::CardMemory& card, int device, double utilization,
+                     const std::function<std::string(cuda::MemoryKind)>& note) {
+  Plan::Share out;
   out.card = card.info.name;
-  out.device = demand.cuda.device;
+  out.device = device;
   out.total = card.memory.total;
   out.in_use = card.memory.total - std::min(card.memory.free, card.memory.total);
   out.utilization = utilization;
-
-  const std::shared_ptr<ops::Backend> backend = cuda::make_counting_backend(demand.cuda, card.info, card.memory.total);
-  engine::EngineOptions engine = with_rows(demand.engine);
-  if (demand.least_cache) engine.cache_tokens = least_cache(engine);
-  model::ModelOptions options = demand.model;
-  options.progress = {};
-  if (options.max_step_tokens == 0) options.max_step_tokens = engine.max_step_tokens;
-  if (options.max_logit_rows == 0) options.max_logit_rows = engine::logit_rows(engine);
-  const std::unique_ptr<model::WeightSource> shapes = demand.shapes();
-  options.mtp = options.mtp && shapes->config().mtp_layers > 0;
-  const std::unique_ptr<model::Model> model = model::load_model(*shapes, backend, options);
-  out.engine = engine::resolve(engine, *model);
-  const engine::Sizes sizes = engine::sizes_of(out.engine, *model);
-  model::Caches caches =
-      model->make_caches(sizes.pages + demand.more_pages, sizes.step.page_size, sizes.slots + demand.more_slots);
-  const std::unique_ptr<ops::Stepper> stepper = model->make_stepper(sizes.step, caches);
-  out.token_bytes = static_cast<uint64_t>(model->cache_bytes_per_token());
-  out.state_bytes = static_cast<uint64_t>(model->state_bytes_per_slot());
-
-  const cuda::MemoryCounts counts = cuda::memory_of(*backend);
-  uint64_t buffers = 0;
+  const cuda::MemoryCounts counts = cuda::memory_of(backend);
+  uint64_t buffers = 0, weights = 0;
   for (size_t i = 0; i < cuda::kMemoryKinds; ++i) {
     const auto kind = static_cast<cuda::MemoryKind>(i);
     const uint64_t bytes = counts.of[i].bytes;
     buffers += bytes;
-    if (bytes == 0) continue;
-    std::string note;
-    if (kind == cuda::MemoryKind::kKeysAndValues) {
-      note = fmt::format("{} positions of {} bytes", (sizes.pages + demand.more_pages) * sizes.step.page_size,
-                         out.token_bytes);
-    } else if (kind == cuda::MemoryKind::kStates) {
-      note = fmt::format("{} of {:.1f} MB", sizes.slots + demand.more_slots, gb(out.state_bytes) * 1e3);
-    } else if (kind == cuda::MemoryKind::kActivations || kind == cuda::MemoryKind::kWorkspaces) {
-      note = fmt::format("{} rows a step", sizes.step.rows);
-    }
-    out.items.push_back({cuda::memory_kind_name(kind), bytes, std::move(note)});
+    if (kind <= cuda::MemoryKind::kWeightsF32) weights += bytes;
+    if (bytes > 0) out.items.push_back({cuda::memory_kind_name(kind), bytes, note(kind)});
   }
   out.items.push_back({"kernels and graphs", cuda::kBesideBuffers, "at most"});
   // What weights are loaded through has gone when there are caches.
-  uint64_t weights = 0;
-  for (size_t i = 0; i <= static_cast<size_t>(cuda::MemoryKind::kWeightsF32); ++i) weights += counts.of[i].bytes;
   const uint64_t rounding = counts.taken - buffers;
   const uint64_t taken = std::max(counts.taken, weights + rounding + cuda::kLoadingBytes);
   out.items.push_back({"whole pages", taken - buffers,
@@ -101,45 +85,138 @@ Plan plan(const Demand& demand, const cuda::CardMemory& card, double utilization
   return out;
 }
 
+}  // namespace
+
+Plan plan(const Demand& demand, const Cards& cards, double utilization) {
+  const auto ranks = static_cast<size_t>(demand.ranks);
+  FF_ASSERT(ranks >= 1 && (cards.size() == ranks || cards.size() == 1));
+  const bool alike = cards.size() != ranks;
+  const auto card_of = [&](size_t rank) -> const cuda::CardMemory& { return cards[alike ? 0 : rank]; };
+  const auto device_of = [&](size_t rank) {
+    return ranks == 1 ? demand.cuda.device : alike ? static_cast<int>(rank) : cards[rank].device;
+  };
+
+  std::vector<std::shared_ptr<ops::Backend>> backends(ranks);
+  const auto make_backend = [&](const std::shared_ptr<ranks::Member>& member) {
+    const size_t rank = member == nullptr ? 0 : static_cast<size_t>(member->rank());
+    cuda::CudaOptions options = demand.cuda;
+    options.member = member;
+    options.device = device_of(rank);
+    const cuda::CardMemory& card = card_of(rank);
+    return backends[rank] = cuda::make_counting_backend(options, card.info, card.memory.total);
+  };
+  engine::EngineOptions engine = with_rows(demand.engine);
+  if (demand.least_cache) engine.cache_tokens = least_cache(engine);
+  model::ModelOptions options = demand.model;
+  options.progress = {};
+  if (options.max_step_tokens == 0) options.max_step_tokens = engine.max_step_tokens;
+  if (options.max_logit_rows == 0) options.max_logit_rows = engine::logit_rows(engine);
+  const std::unique_ptr<model::WeightSource> shapes = demand.shapes();
+  options.mtp = options.mtp && shapes->config().mtp_layers > 0;
+  const std::unique_ptr<model::Model> model =
+      model::load_model(*shapes, make_backend, {.ranks = demand.ranks, .by_expert = demand.by_expert}, options);
+  Plan out;
+  out.engine = engine::resolve(engine, *model);
+  const engine::Sizes sizes = engine::sizes_of(out.engine, *model);
+  const int64_t pages = sizes.pages + demand.more_pages, slots = sizes.slots + demand.more_slots;
+  model::Caches caches = model->make_caches(pages, sizes.step.page_size, slots);
+  const std::unique_ptr<ops::Stepper> stepper = model->make_stepper(sizes.step, caches);
+  // Ranks have equal shares of these.
+  const uint64_t token_bytes = static_cast<uint64_t>(model->cache_bytes_per_token()) / ranks;
+  const uint64_t state_bytes = static_cast<uint64_t>(model->state_bytes_per_slot()) / ranks;
+
+  const auto note = [&](cuda::MemoryKind kind) -> std::string {
+    if (kind == cuda::MemoryKind::kKeysAndValues) {
+      return fmt::format("{} positions of {} bytes", pages * sizes.step.page_size, token_bytes);
+    }
+    if (kind == cuda::MemoryKind::kStates) return fmt::format("{} of {:.1f} MB", slots, gb(state_bytes) * 1e3);
+    if (kind == cuda::MemoryKind::kActivations || kind == cuda::MemoryKind::kWorkspaces) {
+      return fmt::format("{} rows a step", sizes.step.rows);
+    }
+    return "";
+  };
+  uint64_t most = 1;  // ranks of one card
+  for (size_t i = 0; i < ranks; ++i) {
+    out.ranks.push_back(share_of(*backends[i], card_of(i), device_of(i), utilization, note));
+  }
+  for (Plan::Share& share : out.ranks) {
+    uint64_t here = 0;
+    for (const Plan::Share& other : out.ranks) {
+      if (other.device != share.device) continue;
+      ++here;
+      share.others += other.planned;
+    }
+    share.others -= share.planned;
+    most = std::max(most, here);
+  }
+  out.token_bytes = token_bytes * most;
+  out.state_bytes = state_bytes * most;
+  return out;
+}
+
 std::string text(const Plan& plan) {
-  std::string out = fmt::format("memory of {}: {:.2f} GB, {:.2f} in use; {:.0f} % may be taken\n", plan.card,
-                                gb(plan.total), gb(plan.in_use), 100 * plan.utilization);
-  for (const Plan::Item& item : plan.items) {
+  const Plan::Share& share = plan.tightest();
+  const size_t count = plan.ranks.size();
+  const auto rank = static_cast<size_t>(&share - plan.ranks.data());
+  std::string out = fmt::format(
+      "memory of {}{}: {:.2f} GB, {:.2f} in use{}; {:.0f} % may be taken\n", share.card,
+      count > 1 ? fmt::format(", rank {} of {}", rank, count) : "", gb(share.total), gb(share.in_use),
+      share.others > 0 ? fmt::format(", {:.2f} for other ranks", gb(share.others)) : "", 100 * share.utilization);
+  for (const Plan::Item& item : share.items) {
     out +=
         fmt::format("  {:<20}{:>10.3f} GB{}{}\n", item.name, gb(item.bytes), item.note.empty() ? "" : "  ", item.note);
   }
-  out += fmt::format("  {:<20}{:>10.3f} GB\n", "together", gb(plan.planned));
-  if (plan.fits()) return out + fmt::format("  {:<20}{:>10.3f} GB\n", "left", gb(plan.left()));
-  return out + fmt::format("  {:<20}{:>10.3f} GB\n", "there is", gb(plan.budget()));
+  out += fmt::format("  {:<20}{:>10.3f} GB\n", "together", gb(share.planned));
+  out += share.fits() ? fmt::format("  {:<20}{:>10.3f} GB\n", "left", gb(share.left()))
+                      : fmt::format("  {:<20}{:>10.3f} GB\n", "there is", gb(share.budget()));
+  for (size_t i = 0; i < count; ++i) {
+    if (i == rank) continue;
+    const Plan::Share& other = plan.ranks[i];
+    out += fmt::format("  {:<20}{:>10.3f} GB  of {:.3f} on device {}\n", fmt::format("rank {}", i), gb(other.planned),
+                       gb(other.budget()), other.device);
+  }
+  return out;
 }
 
-Json json(const Plan& plan) {
-  Json out = {{"card", plan.card},
-              {"total", plan.total},
-              {"in_use", plan.in_use},
-              {"utilization", plan.utilization},
-              {"budget", plan.budget()},
-              {"planned", plan.planned},
-              {"left", plan.left()},
-              {"max_model_len", plan.engine.max_context},
-              {"max_num_seqs", plan.engine.max_sequences},
-              {"kv_cache_tokens", plan.engine.cache_tokens},
-              {"items", Json::array()}};
-  for (const Plan::Item& item : plan.items) {
+namespace {
+
+Json share_json(const Plan::Share& share) {
+  Json out = {{"card", share.card},       {"total", share.total},
+              {"in_use", share.in_use},   {"utilization", share.utilization},
+              {"budget", share.budget()}, {"planned", share.planned},
+              {"left", share.left()},     {"items", Json::array()}};
+  for (const Plan::Item& item : share.items) {
     out["items"].push_back({{"name", item.name}, {"bytes", item.bytes}, {"note", item.note}});
   }
   return out;
 }
 
-Plan require(const Demand& demand, const cuda::CardMemory& card, double utilization) {
-  Plan asked = plan(demand, card, utilization);
+}  // namespace
+
+Json json(const Plan& plan) {
+  Json out = share_json(plan.tightest());
+  out["max_model_len"] = plan.engine.max_context;
+  out["max_num_seqs"] = plan.engine.max_sequences;
+  out["kv_cache_tokens"] = plan.engine.cache_tokens;
+  if (plan.ranks.size() == 1) return out;
+  for (size_t i = 0; i < plan.ranks.size(); ++i) {
+    Json rank = share_json(plan.ranks[i]);
+    rank["rank"] = i;
+    rank["device"] = plan.ranks[i].device;
+    out["ranks"].push_back(std::move(rank));
+  }
+  return out;
+}
+
+Plan require(const Demand& demand, const Cards& cards, double utilization) {
+  Plan asked = plan(demand, cards, utilization);
   if (asked.fits()) return asked;
   const auto fits = [&](int64_t context, int64_t sequences) {
     Demand other = demand;
     other.engine.max_context = context;
     other.engine.max_sequences = sequences;
     if (other.engine.cache_tokens > 0) other.engine.cache_tokens = std::max(context, other.engine.cache_tokens);
-    return plan(other, card, utilization).fits();
+    return plan(other, cards, utilization).fits();
   };
   const int64_t context = demand.engine.max_context, sequences = demand.engine.max_sequences;
   // In whole pages.
@@ -160,7 +237,7 @@ Plan require(const Demand& demand, const cuda::CardMemory& card, double utilizat
   }
   throw NotEnough(fmt::format("a context of {} with {} at once takes {:.3f} GB of {}, wanted at most {:.3f} GB; what "
                               "fits: {}",
-                              context, sequences, gb(asked.planned), asked.card, gb(asked.budget()), best),
+                              context, sequences, gb(asked.planned()), asked.tightest().card, gb(asked.budget()), best),
                   text(asked));
 }
 
@@ -185,8 +262,8 @@ cuda::CardMemory published_card(const plan::Gpu& gpu) {
   return card;
 }
 
-Plan largest(Demand demand, const Wishes& wishes, int64_t most_sequences, int64_t positions,
-             const cuda::CardMemory& card, double utilization) {
+Plan largest(Demand demand, const Wishes& wishes, int64_t most_sequences, int64_t positions, const Cards& cards,
+             double utilization) {
   engine::EngineOptions& engine = demand.engine;
   // What can be given up is given up in turns: the context to a usual length, then sequences, then both.
   engine.max_context = wishes.context > 0 ? wishes.context : positions;
@@ -195,7 +272,7 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t most_sequences, int64_
   engine.cache_tokens = wishes.cache_tokens;
   demand.least_cache = wishes.cache_tokens == 0;
   for (;;) {
-    if (plan(demand, card, utilization).fits()) break;
+    if (plan(demand, cards, utilization).fits()) break;
     const bool shorter = wishes.context == 0 && engine.max_context > kLeastContext;
     const bool fewer = wishes.sequences == 0 && engine.max_sequences > 1;
     if (shorter && (engine.max_context > kSensibleContext || !fewer)) {
@@ -203,11 +280,11 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t most_sequences, int64_
     } else if (fewer) {
       engine.max_sequences /= 2;
     } else {
-      return require(demand, card, utilization);
+      return require(demand, cards, utilization);
     }
   }
   // The rest: a quarter to states that prompts begin with, the others to keys and values.
-  Plan found = plan(demand, card, utilization);
+  Plan found = plan(demand, cards, utilization);
   uint64_t rest = found.left();
   engine.cache_tokens = found.engine.cache_tokens;
   demand.least_cache = false;
@@ -227,15 +304,15 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t most_sequences, int64_
     engine.cache_tokens = std::min<int64_t>(engine.cache_tokens, int64_t{1} << 30);
   }
   // Whole pages of the driver: what was the last bit of the rest may be a little too much.
-  found = plan(demand, card, utilization);
+  found = plan(demand, cards, utilization);
   while (!found.fits() && engine.cache_tokens > least_cache(engine) && wishes.cache_tokens == 0) {
-    const uint64_t over = found.planned - found.budget();
+    const uint64_t over = found.planned() - found.budget();
     const auto tokens = static_cast<int64_t>(over / found.token_bytes) + engine.page_size;
     engine.cache_tokens =
         std::max(engine.cache_tokens - tokens / engine.page_size * engine.page_size, least_cache(engine));
-    found = plan(demand, card, utilization);
+    found = plan(demand, cards, utilization);
   }
-  return found.fits() ? found : require(demand, card, utilization);
+  return found.fits() ? found : require(demand, cards, utilization);
 }
 
 }  // namespace fourfold::memory

@@ -62,7 +62,7 @@ TEST_P(HostMemoryPlan, IsWhatIsAllocated) {
   {
     model::Checkpoint checkpoint(demo());
     const engine::EngineOptions options = engine_options(c.context, c.sequences, c.drafts);
-    const memory::Plan plan = memory::plan(demand_of(checkpoint, options, c.fp8), cuda::card_memory(0));
+    const memory::Plan plan = memory::plan(demand_of(checkpoint, options, c.fp8), {cuda::card_memory(0)});
     EXPECT_EQ(live(), Live{}) << "planning takes no memory";
     EXPECT_EQ(calls(Call::kAllocate), 0);
     const std::shared_ptr<ops::Backend> backend = cuda::make_backend(cuda_options(c.fp8));
@@ -77,12 +77,12 @@ TEST_P(HostMemoryPlan, IsWhatIsAllocated) {
       for (size_t i = 0; i < cuda::kMemoryKinds; ++i) {
         const std::string name = cuda::memory_kind_name(static_cast<cuda::MemoryKind>(i));
         uint64_t planned = 0;
-        for (const memory::Plan::Item& item : plan.items) planned += item.name == name ? item.bytes : 0;
+        for (const memory::Plan::Item& item : plan.ranks[0].items) planned += item.name == name ? item.bytes : 0;
         EXPECT_EQ(counts.of[i].bytes, planned) << name << ' ' << when;
         buffers += counts.of[i].bytes;
       }
       EXPECT_EQ(live().bytes, buffers) << "the ledger is not what the driver has";
-      EXPECT_LE(peak_bytes(), plan.planned);
+      EXPECT_LE(peak_bytes(), plan.planned());
     };
     compare("before");
     for (int i = 0; i < 2; ++i) {
@@ -108,6 +108,57 @@ INSTANTIATE_TEST_SUITE_P(Sizes, HostMemoryPlan,
                                          PlanCase{"Fp8Many", 2048, 8, 0, true}),
                          [](const auto& parameter) { return parameter.param.name; });
 
+// Of a model that is split: byte for byte what each rank allocates, on cards of their own and on one for both.
+TEST(HostMemoryRanks, EachRankIsWhatItAllocates) {
+  for (const bool one_card : {false, true}) {
+    SCOPED_TRACE(one_card ? "one card" : "two cards");
+    HostCard installed = two_cards();
+    if (one_card) installed.devices = 1;
+    install(installed);
+    {
+      model::Checkpoint checkpoint(demo());
+      engine::EngineOptions options = engine_options(128, 2, 0);
+      memory::Demand demand = demand_of(checkpoint, options);
+      demand.ranks = 2;
+      demand.cuda.exchange_bytes = 1 << 18;
+      memory::Cards cards;
+      for (int rank = 0; rank < 2; ++rank) cards.push_back(cuda::card_memory(one_card ? 0 : rank));
+      const memory::Plan plan = memory::plan(demand, cards);
+      EXPECT_EQ(calls(Call::kAllocate), 0);
+      ASSERT_EQ(plan.ranks.size(), 2u);
+      std::vector<std::shared_ptr<ops::Backend>> backends(2);
+      const model::BackendFactory factory = rank_backends(one_card);
+      const auto keep = [&](const std::shared_ptr<ranks::Member>& member) {
+        return backends[static_cast<size_t>(member->rank())] = factory(member);
+      };
+      model::ModelOptions model;
+      model.max_step_tokens = options.max_step_tokens;
+      model.max_logit_rows = engine::logit_rows(options);
+      {
+        const auto engine =
+            engine::make_engine(model::load_model(checkpoint, keep, {.ranks = 2}, std::move(model)), options);
+        uint64_t all = 0;
+        for (size_t rank = 0; rank < 2; ++rank) {
+          const memory::Plan::Share& share = plan.ranks[rank];
+          const cuda::MemoryCounts counts = cuda::memory_of(*backends[rank]);
+          for (size_t i = 0; i < cuda::kMemoryKinds; ++i) {
+            const std::string name = cuda::memory_kind_name(static_cast<cuda::MemoryKind>(i));
+            uint64_t planned = 0;
+            for (const memory::Plan::Item& item : share.items) planned += item.name == name ? item.bytes : 0;
+            EXPECT_EQ(counts.of[i].bytes, planned) << name << " of rank " << rank;
+            all += counts.of[i].bytes;
+          }
+          EXPECT_EQ(share.device, one_card ? 0 : static_cast<int>(rank));
+          EXPECT_EQ(share.others, one_card ? plan.ranks[1 - rank].planned : 0);
+        }
+        EXPECT_EQ(live().bytes, all) << "the ledgers are not what the driver has";
+      }
+      backends.clear();
+    }
+    EXPECT_EQ(live(), Live{});
+  }
+}
+
 class HostMemoryLimits : public testing::Test {
  protected:
   void SetUp() override { install({}); }
@@ -122,11 +173,11 @@ class HostMemoryLimits : public testing::Test {
 TEST_F(HostMemoryLimits, WhatDoesNotFitIsRefusedWithWhatDoes) {
   model::Checkpoint checkpoint(demo());
   memory::Demand demand = demand_of(checkpoint, engine_options(2048, 64, 0));
-  const memory::Plan all = memory::plan(demand, card(uint64_t{8} << 30), 1.0);
+  const memory::Plan all = memory::plan(demand, {card(uint64_t{8} << 30)}, 1.0);
   EXPECT_TRUE(all.fits());
-  const cuda::CardMemory little = card(all.planned - (all.planned - cuda::kBesideBuffers) / 3);
+  const cuda::CardMemory little = card(all.planned() - (all.planned() - cuda::kBesideBuffers) / 3);
   try {
-    memory::require(demand, little, 1.0);
+    memory::require(demand, {little}, 1.0);
     FAIL() << "it fits";
   } catch (const memory::NotEnough& error) {
     const std::string text = error.what();
@@ -138,15 +189,15 @@ TEST_F(HostMemoryLimits, WhatDoesNotFitIsRefusedWithWhatDoes) {
     ASSERT_TRUE(at != std::string::npos && fewer != std::string::npos) << text;
     const int64_t count = std::stoll(text.substr(text.rfind(' ', fewer - 1) + 1));
     demand.engine.max_sequences = count;
-    EXPECT_TRUE(memory::plan(demand, little, 1.0).fits()) << count;
+    EXPECT_TRUE(memory::plan(demand, {little}, 1.0).fits()) << count;
     demand.engine.max_sequences = count + 1;
-    EXPECT_FALSE(memory::plan(demand, little, 1.0).fits()) << count;
+    EXPECT_FALSE(memory::plan(demand, {little}, 1.0).fits()) << count;
     demand.engine.max_sequences = 64;
     demand.engine.max_context = std::stoll(text.substr(at + 19));
-    EXPECT_TRUE(memory::plan(demand, little, 1.0).fits()) << demand.engine.max_context;
+    EXPECT_TRUE(memory::plan(demand, {little}, 1.0).fits()) << demand.engine.max_context;
   }
   // A card that the weights alone fill.
-  EXPECT_THROW(memory::require(demand, card(uint64_t{600} << 20), 1.0), memory::NotEnough);
+  EXPECT_THROW(memory::require(demand, {card(uint64_t{600} << 20)}, 1.0), memory::NotEnough);
 }
 
 TEST_F(HostMemoryLimits, TheLargestSizesFillTheCardAndAreKeptWhereTheyWereAskedFor) {
@@ -156,22 +207,54 @@ TEST_F(HostMemoryLimits, TheLargestSizesFillTheCardAndAreKeptWhereTheyWereAskedF
   for (const double gigabytes : {1.5, 2.0, 4.0, 8.0}) {
     const cuda::CardMemory memory = card(static_cast<uint64_t>(gigabytes * 1073741824.0));
     SCOPED_TRACE(gigabytes);
-    const memory::Plan plan = memory::largest(demand, {}, 64, positions, memory, 0.95);
+    const memory::Plan plan = memory::largest(demand, {}, 64, positions, {memory}, 0.95);
     EXPECT_TRUE(plan.fits());
     EXPECT_GE(plan.engine.cache_tokens, plan.engine.max_context);
     EXPECT_LE(plan.engine.cache_tokens,
               std::max(plan.engine.max_sequences * plan.engine.max_context, plan.engine.max_context));
-    const memory::Plan kept = memory::largest(demand, {.context = 512, .sequences = 3}, 64, positions, memory, 0.95);
+    const memory::Plan kept = memory::largest(demand, {.context = 512, .sequences = 3}, 64, positions, {memory}, 0.95);
     EXPECT_EQ(kept.engine.max_context, 512);
     EXPECT_EQ(kept.engine.max_sequences, 3);
     EXPECT_TRUE(kept.fits());
     const memory::Plan cache =
-        memory::largest(demand, {.context = 512, .sequences = 3, .cache_tokens = 1024}, 64, positions, memory, 0.95);
+        memory::largest(demand, {.context = 512, .sequences = 3, .cache_tokens = 1024}, 64, positions, {memory}, 0.95);
     EXPECT_EQ(cache.engine.cache_tokens, 1024);
   }
   EXPECT_THROW(
-      memory::largest(demand, {.context = 512, .sequences = 1000}, 64, positions, card(uint64_t{1500} << 20), 0.95),
+      memory::largest(demand, {.context = 512, .sequences = 1000}, 64, positions, {card(uint64_t{1500} << 20)}, 0.95),
       memory::NotEnough);
+}
+
+// Ranks that share a card share its memory, and a rank alone on a small one is who decides.
+TEST_F(HostMemoryLimits, EveryRankMustFit) {
+  model::Checkpoint checkpoint(demo());
+  memory::Demand demand = demand_of(checkpoint, engine_options(512, 4, 0));
+  demand.ranks = 2;
+  demand.cuda.exchange_bytes = 1 << 18;
+  const auto with = [&](uint64_t first, uint64_t second, bool shared) {
+    memory::Cards cards = {card(first), card(second)};
+    cards[1].device = shared ? 0 : 1;
+    return memory::plan(demand, cards, 1.0);
+  };
+  const uint64_t enough = uint64_t{8} << 30;
+  const memory::Plan apart = with(enough, enough, false);
+  EXPECT_TRUE(apart.fits());
+  const uint64_t one = apart.planned();
+  EXPECT_TRUE(with(one, one, false).fits());
+  const memory::Plan small = with(enough, one - 1, false);
+  EXPECT_FALSE(small.fits());
+  EXPECT_EQ(small.tightest().device, 1);
+  EXPECT_NE(memory::text(small).find("rank 1 of 2"), std::string::npos) << memory::text(small);
+  EXPECT_EQ(memory::json(small).at("ranks").size(), 2u);
+  // Both on one: together they take twice as much.
+  EXPECT_FALSE(with(one, one, true).fits());
+  EXPECT_TRUE(with(2 * one, 2 * one, true).fits());
+  // Cards that are alike; what was asked for is kept, and caches take the rest of each.
+  const memory::Plan largest = memory::largest(demand, {.context = 512, .sequences = 2}, 2,
+                                               checkpoint.config().max_positions, {card(enough)}, 1.0);
+  EXPECT_TRUE(largest.fits());
+  EXPECT_EQ(largest.engine.max_context, 512);
+  EXPECT_EQ(largest.ranks[1].device, 1);
 }
 
 TEST_F(HostMemoryLimits, FormatsAreToldApart) {
@@ -190,11 +273,11 @@ TEST_F(HostMemoryLimits, FormatsAreToldApart) {
     };
     demand.engine = engine_options(1024, 2, 0);
     HostCard host;
-    return memory::plan(demand, {device_info(host), {uint64_t{100} << 30, uint64_t{100} << 30}});
+    return memory::plan(demand, {{device_info(host), {uint64_t{100} << 30, uint64_t{100} << 30}}});
   };
   const auto bytes = [](const memory::Plan& plan, const std::string& name) {
     uint64_t sum = 0;
-    for (const memory::Plan::Item& item : plan.items) sum += item.name == name ? item.bytes : 0;
+    for (const memory::Plan::Item& item : plan.ranks[0].items) sum += item.name == name ? item.bytes : 0;
     return sum;
   };
   const memory::Plan fp8 = random(ops::Format::kFp8), bf16 = random(ops::Format::kBf16);

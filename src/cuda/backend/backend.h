@@ -67,6 +67,7 @@ extern const uint64_t kLoadingBytes;
 struct CardMemory {
   jit::DeviceInfo info;
   DeviceMemory memory;  // now, with the program's context in it
+  int device = 0;       // its number
 };
 CardMemory card_memory(int device);
 

@@ -397,7 +397,7 @@ const Device& device_of(const ops::Backend& backend) { return dynamic_cast<const
 
 CardMemory card_memory(int device) {
   const Device opened(device);
-  return {opened.info(), opened.memory()};
+  return {opened.info(), opened.memory(), device};
 }
 
 std::string refusal_of(int device, uint64_t weight_bytes) {

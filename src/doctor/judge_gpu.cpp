@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <optional>
 
 #include "base/check.h"
 #include "doctor/finding.h"
@@ -196,27 +198,81 @@ class Judge {
         "a GPU or a program on it has failed", "look the number up in NVIDIA's list of Xid errors");
   }
 
+  // GB/s of the narrower of two devices' PCIe links, where both are known.
+  std::optional<double> slot_gb_per_s(const Facts& peer) const {
+    const std::vector<Facts> managed = gpu_.list("nvidia_smi");
+    std::optional<double> least;
+    for (const char* end : {"from", "to"}) {
+      const double index = peer.number(end).value_or(-1);
+      const auto device =
+          std::find_if(managed.begin(), managed.end(), [&](const Facts& one) { return one.number("index") == index; });
+      if (device == managed.end()) return std::nullopt;
+      const auto generation = device->number("pcie_link_gen_max"), width = device->number("pcie_link_width_current");
+      if (!generation || !width) return std::nullopt;
+      const double link = link_gb_per_s(*generation, *width);
+      least = least ? std::min(*least, link) : link;
+    }
+    return least;
+  }
+
   void peers() {
-    bool wrong = false;
+    bool sound = true;
+    int direct = 0, ways = 0;
+    std::map<std::string, std::pair<double, double>> rates;  // by link: the slowest and the fastest
     for (const Facts& peer : probe_.list("peers")) {
+      ++ways;
       const std::string pair =
           fmt::format("from GPU {:.0f} to {:.0f}", peer.number("from").value_or(-1), peer.number("to").value_or(-1));
+      const auto measured = peer.number("gb_per_s");
+      const std::string link = peer.flag("direct") == false ? "through the host" : peer.text("link").value_or("direct");
+      if (measured) {
+        const auto [at, first] = rates.try_emplace(link, *measured, *measured);
+        if (!first) at->second = {std::min(at->second.first, *measured), std::max(at->second.second, *measured)};
+      }
       if (const double bytes = peer.number("wrong_bytes").value_or(0); bytes > 0) {
-        wrong = true;
+        sound = false;
         add("gpu.peer-copy", Level::kError, fmt::format("{}: {:.0f} bytes of a copy arrived wrong", pair, bytes),
             "several GPUs compute nonsense together",
             "add iommu=pt to the kernel's command line (or turn the IOMMU and ACS off in the BIOS); until then "
             "NCCL_P2P_DISABLE=1");
-      } else if (peer.flag("direct") == false) {
-        add("gpu.peer-access", wsl2_ ? Level::kNote : Level::kWarning, fmt::format("{}: no direct copies", pair),
-            "copies between them go through the host's memory",
-            wsl2_ ? "Linux itself instead of WSL2" : "a driver that allows them; on some cards there is none");
+        continue;
       }
+      if (peer.flag("direct") == false) {
+        sound = false;
+        add("gpu.peer-access", wsl2_ ? Level::kNote : Level::kWarning, fmt::format("{}: no direct copies", pair),
+            "no model can be split over the two (--tensor-parallel-size), whose kernels reach each other's memory",
+            wsl2_ ? "Linux itself instead of WSL2" : "a driver that allows them; on some cards there is none");
+        continue;
+      }
+      ++direct;
+      const auto slot = link == "PCIe" ? slot_gb_per_s(peer) : std::nullopt;
+      if (measured && slot && *measured < 0.5 * *slot) {
+        sound = false;
+        add("gpu.peer-speed", Level::kWarning,
+            fmt::format("{}: {:.1f} GB/s over links for {:.1f}", pair, *measured, *slot),
+            "sums between the ranks of a prompt take longer by as much",
+            "look for a slower switch or bridge between the slots (nvidia-smi topo -m), the IOMMU and ACS");
+      }
+    }
+    if (direct > 0 && direct == ways && sound) {
+      std::string found;
+      for (const auto& [link, range] : rates) {
+        found += fmt::format("; {}, {:.0f}", link, range.first);
+        if (range.second - range.first >= 1) found += fmt::format(" to {:.0f}", range.second);
+        found += " GB/s";
+      }
+      add("gpu.links", Level::kGood,
+          fmt::format("{} way{} between GPUs: direct copies, every byte arrived{}", ways, ways == 1 ? "" : "s", found));
     }
     bool translated = false;
     for (const Facts& device : gpu_.list("pci"))
       translated = translated || device.text("iommu").value_or("").starts_with("DMA");
-    if (translated && gpu_.list("pci").size() > 1 && !wrong) {
+    if (!translated || gpu_.list("pci").size() < 2) return;
+    // What was measured counts for more than what is usual.
+    if (direct > 0 && direct == ways && sound) {
+      add("gpu.iommu", Level::kNote, "the IOMMU translates the GPUs' addresses; copies between them are whole and fast",
+          "on many such machines they are not", "iommu=pt on the kernel's command line, if that changes");
+    } else if (direct == ways) {
       add("gpu.iommu", Level::kWarning, "the IOMMU translates the GPUs' addresses",
           "copies between GPUs are slow or wrong on such machines", "add iommu=pt to the kernel's command line");
     }

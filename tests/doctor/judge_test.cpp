@@ -100,7 +100,9 @@ TEST(Judge, OneThingWrongIsOneComplaint) {
       {R"({"gpu":{"nvidia_smi":[{"name":"g","ecc_errors_uncorrected_volatile_total":2}]}})", "gpu.ecc", "error"},
       {R"({"gpu":{"nvidia_smi":[{"name":"g","memory_used":40000,"memory_total":80000}]}})", "gpu.processes", "warning"},
       {R"({"gpu":{"xid":[79]}})", "gpu.xid", "warning"},
-      {R"({"gpu":{"pci":[{"iommu":"DMA-FQ"},{"iommu":"identity"}]}})", "gpu.iommu", "warning"},
+      {R"({"gpu":{"pci":[{"iommu":"DMA-FQ"},{"iommu":"identity"}]}})", "gpu.iommu", "note"},
+      {R"({"gpu":{"pci":[{"iommu":"DMA-FQ"},{"iommu":"identity"}]},"probes":{"gpu":{"peers":[]}}})", "gpu.iommu",
+       "warning"},
       {R"({"probes":{"gpu":{"peers":[{"from":0,"to":1,"direct":false}]}}})", "gpu.peer-access", "warning"},
       {R"({"probes":{"gpu":{"peers":[{"from":0,"to":1,"wrong_bytes":1}]}}})", "gpu.peer-copy", "error"},
       {R"({"model":{"problems":["a tensor is missing"]}})", "model.problem", "error"},
@@ -113,6 +115,32 @@ TEST(Judge, OneThingWrongIsOneComplaint) {
     facts.merge_patch(Json::parse(one.patch));
     EXPECT_EQ(complaints(judge(facts)), (std::map<std::string, std::string>{{one.id, one.level}})) << one.patch;
   }
+}
+
+// What links do is said where nothing is wrong with them, and a slow one is named.
+TEST(Judge, LinksAreReportedAsMeasured) {
+  Json facts = sound();
+  Json& smi = facts["gpu"]["nvidia_smi"];
+  smi.push_back(smi[0]);
+  smi[1]["index"] = 1;
+  Json& peers = facts["probes"]["gpu"]["peers"];
+  peers = Json::parse(R"([{"from":0,"to":1,"direct":true,"link":"PCIe","gb_per_s":50,"wrong_bytes":0},
+                          {"from":1,"to":0,"direct":true,"link":"PCIe","gb_per_s":48,"wrong_bytes":0}])");
+  const auto evidence = [&](const char* id) -> std::string {
+    for (const Finding& finding : judge(facts)) {
+      if (finding.id == id) return finding.evidence;
+    }
+    return "";
+  };
+  EXPECT_EQ(evidence("gpu.links"), "2 ways between GPUs: direct copies, every byte arrived; PCIe, 48 to 50 GB/s");
+  EXPECT_EQ(complaints(judge(facts)), (std::map<std::string, std::string>{}));
+  peers[1]["gb_per_s"] = 12;
+  EXPECT_EQ(complaints(judge(facts)), (std::map<std::string, std::string>{{"gpu.peer-speed", "warning"}}));
+  EXPECT_EQ(evidence("gpu.peer-speed"), "from GPU 1 to 0: 12.0 GB/s over links for 63.0");
+  EXPECT_EQ(evidence("gpu.links"), "");
+  // NVLink has nothing to do with the slots.
+  peers[0]["link"] = peers[1]["link"] = "NVLink";
+  EXPECT_EQ(complaints(judge(facts)), (std::map<std::string, std::string>{}));
 }
 
 TEST(Judge, AModelThatFitsNowhereIsAnError) {

@@ -89,7 +89,7 @@ memory::Plan memory_of_step(const Options& o, const Shapes& shapes) {
   engine::EngineOptions& engine = demand.engine;
   engine.drafts = static_cast<int32_t>(o.drafts);
   engine.max_sequences = o.prefill ? 1 : o.tokens;
-  engine.max_context = o.context + (o.prefill ? std::max<int64_t>(o.tokens, 2) : 2 * (o.drafts + 1));
+  engine.max_context = std::max<int64_t>(2, o.context + (o.prefill ? o.tokens : o.drafts > 0 ? 2 * o.drafts + 2 : 1));
   engine.max_step_tokens = rows;
   engine.cache_tokens = engine.max_sequences * round_up(engine.max_context, engine.page_size);
   engine.prefix_cache = false;

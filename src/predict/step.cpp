@@ -94,7 +94,8 @@ Launched launched_by(const Request& request) {
   const plan::step::Shape& shape = request.shape;
   check(shape);
   const std::unique_ptr<model::WeightSource> source = request.shapes();
-  const int64_t end = shape.context + (shape.prefill ? shape.tokens : 2 * (shape.drafts + 1));
+  // With drafts a step goes before the one that counts.
+  const int64_t end = shape.context + (shape.prefill ? shape.tokens : shape.drafts > 0 ? 2 * (shape.drafts + 1) : 1);
   if (end > source->config().max_positions) {
     fail("context: {} positions with the step's own, the model has {}", end, source->config().max_positions);
   }

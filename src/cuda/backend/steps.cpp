@@ -33,7 +33,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     const auto rehearse = [&] {
       body({limits.rows, limits.logit_rows, limits.lanes, limits.drafts, limits.drafts > 0}, rehearsal);
     };
-    load_asked_for(rehearse);
+    if (!card_->device.only_counts()) load_asked_for(rehearse);
     rehearse();
   } catch (...) {
     planning_ = false;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/file.h"
 #include "base/interrupt.h"
 #include "base/json.h"
@@ -33,7 +34,10 @@
 #include "cuda/device/loader.h"
 #include "engine/engine.h"
 #include "measure/trace.h"
+#include "model/checkpoint.h"
 #include "model/model.h"
+#include "model/shape_source.h"
+#include "predict/step.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -209,6 +213,31 @@ void print_engine(const Options& options, const EngineFigures& engine, const std
   }
 }
 
+// What `plan --step` says of such a step on this card; nothing, with the reason on stderr, where it cannot.
+std::optional<plan::step::StepPlan> predict_step(const Options& options, const plan::Gpu& card,
+                                                 const plan::step::Shape& shape) {
+  if (!options.backend.emulate.empty()) return std::nullopt;  // another card's kernels, slower than on either
+  predict::Request request = {.shapes = {}, .shape = shape, .gpu = card};
+  request.shape.fp8_cache = options.backend.kv_cache == "fp8";
+  request.shape.ranks = options.backend.ranks;
+  request.shape.by_expert = options.backend.by_expert;
+  // Cards of data centres are taken to have NVLink.
+  const bool nvlink = card.arch == "sm_80" || card.arch == "sm_90a" || card.arch == "sm_100a";
+  request.shape.link = nvlink ? plan::step::Link::kNvlink : plan::step::Link::kPeer;
+  try {
+    std::shared_ptr<model::Checkpoint> checkpoint;
+    if (!options.directory.empty()) checkpoint = std::make_shared<model::Checkpoint>(options.directory);
+    request.shapes = [&]() -> std::unique_ptr<model::WeightSource> {
+      if (checkpoint != nullptr) return model::shapes_of(*checkpoint);
+      return model::shapes_of(dummy_config(options.dummy), dummy_formats(options.dummy));
+    };
+    return predict::predict(request);
+  } catch (const Error& error) {
+    warn(fmt::format("no prediction: {}", error.what()));
+    return std::nullopt;
+  }
+}
+
 // On a GPU: operation by operation, then through the engine, which replays what the first part launched one by one.
 void run_on_card(const Options& options, int device, Driver& driver, chat::LoadedModel& loaded, int32_t drafts,
                  const std::optional<memory::Plan>& plan) {
@@ -217,9 +246,12 @@ void run_on_card(const Options& options, int device, Driver& driver, chat::Loade
   figures.model = loaded.name;
   figures.backend = loaded.model->backend().description();
   figures.load_seconds = loaded.seconds;
-  const auto add = [&](std::string title, int64_t position, int64_t count) {
+  const plan::Gpu gpu = cuda::device_of(loaded.model->backend()).gpu();
+  const auto add = [&](std::string title, int64_t position, int64_t count, bool prefill) {
     if (std::optional<ops::OperationTimes> times = driver.time(position, count)) {
       figures.steps.push_back({std::move(title), count, *std::move(times)});
+      figures.steps.back().predicted =
+          predict_step(options, gpu, {.tokens = count, .context = position, .prefill = prefill});
     }
   };
   std::vector<measure::Track> tracks;
@@ -231,12 +263,13 @@ void run_on_card(const Options& options, int device, Driver& driver, chat::Loade
   };
   trace("card, a decoded token", options.prompt, 1);
   trace("card, a prompt's chunk", options.prompt - chunk, chunk);
-  add(fmt::format("decode, 1 token after {}", options.prompt), options.prompt, 1);
-  add(fmt::format("prefill, {} tokens after {}", chunk, options.prompt - chunk), options.prompt - chunk, chunk);
+  add(fmt::format("decode, 1 token after {}", options.prompt), options.prompt, 1, false);
+  add(fmt::format("prefill, {} tokens after {}", chunk, options.prompt - chunk), options.prompt - chunk, chunk, true);
   if (options.users > 0) {
     const auto title = fmt::format("decode, a token for each of {} sequences after {}", options.users, options.prompt);
     if (std::optional<ops::OperationTimes> times = driver.time_users(options.prompt, options.users)) {
       figures.steps.push_back({title, options.users, *std::move(times)});
+      figures.steps.back().predicted = predict_step(options, gpu, {.tokens = options.users, .context = options.prompt});
     }
   }
   {

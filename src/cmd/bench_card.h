@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
 #include "measure/ceilings.h"
 #include "ops/ops.h"
+#include "plan/step/step.h"
 
 namespace fourfold::cmd {
 
@@ -16,6 +18,7 @@ struct CardStep {
   std::string title;  // "decode, 1 row after 128 positions"
   int64_t tokens = 0;
   ops::OperationTimes times;
+  std::optional<plan::step::StepPlan> predicted = {};
 };
 
 struct CardFigures {
@@ -29,8 +32,9 @@ struct CardFigures {
 double floor_us(const ops::OperationTime& op, const measure::Ceilings& ceilings);
 
 void print_card(const CardFigures& figures);
-// {model, backend, load_seconds, read_tb_per_s, matrix_tflops, steps[{title, tokens, us, parts_us, floor_us,
-// tokens_per_s, operations[{name, count, us, floor_us, fraction, bytes, flops}]}]}
+// {model, backend, load_seconds, read_tb_per_s, matrix_tflops, steps[{title, tokens, us, predicted_us, parts_us,
+// floor_us, tokens_per_s, operations[{name, count, us, predicted_us, floor_us, fraction, bytes, flops}]}]}; what was
+// not predicted is missing.
 Json card_json(const CardFigures& figures);
 
 }  // namespace fourfold::cmd

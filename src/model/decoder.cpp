@@ -64,7 +64,8 @@ class DecoderModel : public Model {
   void add_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& norm,
                 const ops::Tensor& next);
   // The head; every rank gets all logits.
-  void score(const ops::Tensor& hidden, const ops::Tensor& logits);
+  void score(const ops::Tensor& hidden, const ops::Tensor& logits) { score(*decoder_.head, hidden, logits); }
+  void score(const ops::Matrix& head, const ops::Tensor& hidden, const ops::Tensor& logits);
   void project(const ops::Batch& batch, const ops::Tensor& hidden, const ops::Tensor& logits);
   // The layers on `tokens` rows; their output under the final norm goes to hidden_.
   void run_trunk(int64_t tokens, Caches& caches, const LayerObserver& observer);
@@ -174,10 +175,10 @@ void DecoderModel::add_norm(const ops::Tensor& residual, const ops::Tensor& delt
   backend_->reduce_add_rms_norm(residual, delta, norm, eps, next);
 }
 
-void DecoderModel::score(const ops::Tensor& hidden, const ops::Tensor& logits) {
+void DecoderModel::score(const ops::Matrix& head, const ops::Tensor& hidden, const ops::Tensor& logits) {
   const int64_t first = decoder_.first_token;
-  const ops::Tensor mine = logits.slice_cols(first, first + decoder_.head->rows());
-  backend_->linear(hidden, *decoder_.head, mine);
+  const ops::Tensor mine = logits.slice_cols(first, first + head.rows());
+  backend_->linear(hidden, head, mine);
   if (options_.shard.ranks() > 1) backend_->gather_columns(mine, logits);
 }
 
@@ -300,7 +301,7 @@ void DecoderModel::draft(const ops::StepShape& shape, ops::StepScope& scope, Cac
     backend_->rms_norm(residual, mtp.layer.input_norm, eps, x);
     run_layer(context, mtp.layer, residual, x, delta_.slice_rows(0, rows), mtp.final_norm, hidden);
     const ops::Tensor logits = mtp_logits_.slice_rows(0, rows);
-    score(hidden, logits);
+    score(mtp.head != nullptr ? *mtp.head : *decoder_.head, hidden, logits);
     scope.draft(pass, logits);
   }
 }

@@ -64,6 +64,8 @@ struct Layer {
 struct MtpHead {
   ops::Vector embedding_norm, hidden_norm, final_norm;
   std::unique_ptr<ops::Matrix> fc;  // [hidden, 2 x hidden]: embedding half first
+  // What drafts are chosen with, the rank's rows; null: the decoder's head (draft_head.h).
+  std::unique_ptr<ops::Matrix> head;
   Layer layer;
 };
 

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "model/draft_head.h"
 #include "model/layer.h"
 #include "model/shard.h"
 
@@ -175,6 +176,7 @@ class Builder {
   Decoder build(const ModelOptions& options) {
     Decoder decoder;
     decoder.config = config_;
+    const bool drafts = options.mtp && config_.mtp_layers > 0;
     decoder.first_token = vocabulary_.begin;
     decoder.kv = {config_.attention_layers(), kv_heads_.size, config_.head_dim, 0, 0};
     decoder.states = {config_.delta_net_layers(),
@@ -188,12 +190,11 @@ class Builder {
       const MatrixSource table = source_.matrix("embed_tokens", config_.vocabulary, config_.hidden);
       decoder.embedding = backend_.load_table(table);
       if (config_.tied_head) {
-        const MatrixSource head = take_rows(table, vocabulary_);
-        decoder.head = backend_.load_matrix(std::span(&head, 1));
+        load_head(take_rows(table, vocabulary_), drafts, decoder);
       }
       source_.release(table);
     }
-    const int64_t total = config_.layers + (options.mtp && config_.mtp_layers > 0 ? 1 : 0);
+    const int64_t total = config_.layers + (drafts ? 1 : 0);
     int64_t attention_layer = 0, delta_net_layer = 0;
     for (int64_t i = 0; i < config_.layers; ++i) {
       const bool attention = config_.layer_kinds[static_cast<size_t>(i)] == LayerKind::kAttention;
@@ -202,13 +203,18 @@ class Builder {
       if (options.progress) options.progress(i + 1, total);
     }
     decoder.final_norm = norm("norm", config_.hidden);
-    if (!config_.tied_head) decoder.head = matrix({{"lm_head", config_.vocabulary, {vocabulary_}}}, config_.hidden);
-    if (options.mtp && config_.mtp_layers > 0) {
+    if (!config_.tied_head) {
+      const MatrixSource stored = source_.matrix("lm_head", config_.vocabulary, config_.hidden);
+      load_head(take_rows(stored, vocabulary_), drafts, decoder);
+      source_.release(stored);
+    }
+    if (drafts) {
       auto mtp = std::make_unique<MtpHead>();
       mtp->embedding_norm = norm("mtp.pre_fc_norm_embedding", config_.hidden);
       mtp->hidden_norm = norm("mtp.pre_fc_norm_hidden", config_.hidden);
       mtp->final_norm = norm("mtp.norm", config_.hidden);
       mtp->fc = matrix({{"mtp.fc", config_.hidden}}, 2 * config_.hidden);
+      mtp->head = std::move(draft_head_);
       mtp->layer = layer("mtp.layers.0", true, decoder.kv.layers++, true);
       decoder.mtp = std::move(mtp);
       if (options.progress) options.progress(total, total);
@@ -217,6 +223,14 @@ class Builder {
   }
 
  private:
+  void load_head(const MatrixSource& head, bool drafts, Decoder& decoder) {
+    decoder.head = backend_.load_matrix(std::span(&head, 1));
+    if (!drafts) return;
+    if (const std::optional<MatrixSource> copy = draft_head_of(head)) {
+      draft_head_ = backend_.load_matrix(std::span(&*copy, 1));
+    }
+  }
+
   // Rows of the head are shared out in whole panels of the CPU's and whole fragments of a GPU's kernels.
   static constexpr int64_t kVocabularyUnit = 16;
 
@@ -451,6 +465,7 @@ class Builder {
   const Shard shard_;
   Part heads_, kv_heads_, key_heads_, value_heads_;  // the rank's
   Part vocabulary_;                                  // of the head
+  std::unique_ptr<ops::Matrix> draft_head_;          // until there is an MTP head
 };
 
 }  // namespace

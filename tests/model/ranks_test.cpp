@@ -210,8 +210,9 @@ TEST(RanksMemory, EachKeepsItsPartAndNoMore) {
     const auto two = kept(config, {.ranks = 2, .by_expert = by_expert});
     for (const CountingBackend::Bytes& rank : two) EXPECT_EQ(rank.table, one[0].table);
     EXPECT_EQ(two[0].matrices + two[1].matrices, one[0].matrices + whole);
-    // Of the vocabulary of 97, one has 48 rows and the other 49.
-    EXPECT_EQ(two[1].matrices - two[0].matrices, 64);
+    // Of the vocabulary of 97, one has 48 rows and the other 49, of the head and of the copy that drafts are chosen
+    // with.
+    EXPECT_EQ(two[1].matrices - two[0].matrices, 2 * 64);
     EXPECT_EQ(two[0].experts, two[1].experts);
     // Each matrix has a scale of its own, four bytes.
     const int64_t scales = by_expert ? 0 : layers * 6 * 3 * 4;

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "cpu/host/isa.h"
 
@@ -54,8 +56,12 @@ class CeilingMeter {
 using ReadLoop = float (*)(const void* data, int64_t bytes);
 std::span<const ReadLoop> read_loops(Isa isa);
 
-// The last-level cache as the system reports it, in bytes; 0 when unknown.
+// The last-level caches of the processors that this process may run on, together, in bytes; 0 when unknown. Large
+// processors have several, each for some of the cores, of which a process on few processors has one.
 long long last_level_cache_bytes();
+// The same of processors (numbers as Linux has them), where sys/devices/system/cpu of `root` tells; 0 where it does
+// not.
+long long last_level_cache_bytes(const std::vector<int>& processors, const std::string& root);
 inline constexpr long long kUnknownCacheBytes = 32 << 20;  // what is taken for it where it is unknown
 
 // Bytes per second that `threads` threads read from memory together, out of a buffer that is larger than the caches:

@@ -1,14 +1,19 @@
 #include "cpu/ceilings.h"
 
+#include <fmt/format.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <fstream>
 #include <limits>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/interrupt.h"
@@ -89,10 +94,42 @@ std::span<const ReadLoop> read_loops(Isa isa) {
   return kPlain;
 }
 
+long long last_level_cache_bytes(const std::vector<int>& processors, const std::string& root) {
+  std::map<std::string, long long> caches;  // of the highest level, by the processors that share one
+  int highest = 0;
+  for (const int processor : processors) {
+    for (int index = 0;; ++index) {
+      const std::string cache = fmt::format("{}sys/devices/system/cpu/cpu{}/cache/index{}/", root, processor, index);
+      int level = 0;
+      long long kib = 0;
+      std::string type, unit, shared;
+      if (!(std::ifstream(cache + "level") >> level)) break;
+      std::ifstream(cache + "type") >> type;
+      // "32768K"; the kernel writes no other unit
+      if (type == "Instruction" || !(std::ifstream(cache + "size") >> kib >> unit) || unit != "K") continue;
+      std::ifstream(cache + "shared_cpu_list") >> shared;
+      if (level < highest) continue;
+      if (level > highest) caches.clear();
+      highest = level;
+      caches[shared.empty() ? std::to_string(processor) : shared] = kib << 10;
+    }
+  }
+  long long bytes = 0;
+  for (const auto& [processors_of, size] : caches) bytes += size;
+  return bytes;
+}
+
 long long last_level_cache_bytes() {
-  long long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+  std::vector<int> processors;
+  cpu_set_t set;
+  const bool known = ::sched_getaffinity(0, sizeof set, &set) == 0;
+  for (int i = 0; known && i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(i, &set)) processors.push_back(i);
+  }
+  long long bytes = last_level_cache_bytes(processors, "/");
+  if (bytes <= 0) bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
   if (bytes <= 0) bytes = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return bytes > 0 ? bytes : 0;
+  return std::max(bytes, 0ll);
 }
 
 double Ceilings::peak(Isa isa) const {

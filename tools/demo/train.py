@@ -41,10 +41,10 @@ def load_tokenizer(path):
 
 
 def make_rows(job):
-    """One worker's share: generates conversations and packs them into rows of ROW + 2 tokens.
+    """One worker's share, (seed, conversations, split): generates conversations and packs them into rows of ROW + 2 tokens.
     Returns tokens int16, document int16, kind uint8 (0 padding, 1 read, 2 written by the model)."""
-    seed, count = job
-    pairs = list(data.texts(seed, "train", count))
+    seed, count, split = job
+    pairs = list(data.texts(seed, split, count))
     prompts = TOKENIZER.encode_batch_fast([p for p, _ in pairs])
     answers = TOKENIZER.encode_batch_fast([c for _, c in pairs])
     size = ROW + 2
@@ -238,12 +238,16 @@ def summary(score, drafts, items):
 
 
 @torch.no_grad()
-def activation_ranges(m, tokens, document):
-    """Largest input magnitude per quantised linear, for the checkpoint's input_scale: {path: value or list per expert}."""
+def activation_ranges(m, run):
+    """Largest input magnitude per quantised linear while `run()` uses the model, for the checkpoint's input_scale: {path: value or list per expert}."""
     ranges, hooks = {}, []
+
+    def note(name, value):
+        ranges[name] = torch.maximum(ranges[name], value) if name in ranges else value
+
     for name, module in m.named_modules():
         if isinstance(module, demo.Linear) and module.quantise:
-            hooks.append(module.register_forward_pre_hook(lambda mod, args, n=name: ranges.__setitem__(n, args[0].abs().max().item())))
+            hooks.append(module.register_forward_pre_hook(lambda mod, args, n=name: note(n, args[0].abs().amax().float())))
         elif isinstance(module, demo.Experts):
             def look(mod, args, n=name):
                 x = args[0]
@@ -253,15 +257,15 @@ def activation_ranges(m, tokens, document):
                 h = (F.silu(gu[..., :mod.i]) * gu[..., mod.i:]).abs().amax(-1)
                 xin = x.float().abs().amax(-1, keepdim=True).expand_as(weight)
                 flat = tuple(range(x.dim() - 1))
-                ranges[n + ".in"] = torch.where(chosen, xin, 0).amax(flat).tolist()
-                ranges[n + ".hidden"] = torch.where(chosen, h, 0).amax(flat).tolist()
-                ranges[n + ".shared"] = x.abs().max().item()
+                note(n + ".in", torch.where(chosen, xin, 0).amax(flat))
+                note(n + ".hidden", torch.where(chosen, h, 0).amax(flat))
+                note(n + ".shared", x.abs().amax().float())
             hooks.append(module.register_forward_pre_hook(look))
-    with torch.autocast("cuda", torch.bfloat16):
-        m.hidden(tokens, document)
+    with torch.autocast(next(m.parameters()).device.type, torch.bfloat16):
+        run()
     for h in hooks:
         h.remove()
-    return ranges
+    return {name: value.tolist() for name, value in ranges.items()}
 
 
 def save_weights(m, out):
@@ -322,7 +326,7 @@ def main():
     context = multiprocessing.get_context("fork")
     pool = context.Pool(args.workers)
     per_job = 3000
-    jobs = [(args.seed * 100000 + i, per_job) for i in range(max(1, args.total_rows * ROW // (150 * per_job)))]
+    jobs = [(args.seed * 100000 + i, per_job, "train") for i in range(max(1, args.total_rows * ROW // (150 * per_job)))]
     feed = Feed(pool, jobs)
 
     torch.manual_seed(args.seed)
@@ -419,7 +423,9 @@ def main():
             for (question, thinking), ids in zip(asked, outputs):
                 f.write(f"{question}\n  {'think' if thinking else 'direct'}: {TOKENIZER.decode(ids, skip_special_tokens=False)}\n")
     part = feed.parts[0]
-    results["ranges"] = activation_ranges(rounded_copy(m), torch.from_numpy(part[0][:64, :ROW]).long().cuda(), torch.from_numpy(part[1][:64, :ROW]).long().cuda())
+    rounded = rounded_copy(m)
+    tokens, document = (torch.from_numpy(x[:64, :ROW]).long().cuda() for x in part[:2])
+    results["ranges"] = activation_ranges(rounded, lambda: rounded.hidden(tokens, document))
     with open(os.path.join(args.out, "results.json"), "w") as f:
         json.dump(results, f, indent=1)
     say("done")

@@ -3,7 +3,7 @@ import json
 import os
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from .model import nvfp4_parts
 
@@ -121,6 +121,14 @@ def config_json(c, eos, quantised, plain):
     return config, quantisation
 
 
+def drafter_tensors(model, out):
+    out("mtp.fc.weight", model.mtp_fc.weight, "plain")
+    out("mtp.pre_fc_norm_embedding.weight", model.mtp_norm_embedding, "plain")
+    out("mtp.pre_fc_norm_hidden.weight", model.mtp_norm_hidden, "plain")
+    out("mtp.norm.weight", model.mtp_norm, "plain")
+    layer_tensors(model.mtp_layer, "mtp.layers.0.", out)
+
+
 def write(model, directory, token_ids, quantised, input_scales=None):
     out = Collector(quantised, input_scales)
     out(PREFIX + "embed_tokens.weight", model.embed, "plain")
@@ -128,11 +136,7 @@ def write(model, directory, token_ids, quantised, input_scales=None):
     out("lm_head.weight", model.lm_head, "plain")
     for i, layer in enumerate(model.layers):
         layer_tensors(layer, f"{PREFIX}layers.{i}.", out)
-    out("mtp.fc.weight", model.mtp_fc.weight, "plain")
-    out("mtp.pre_fc_norm_embedding.weight", model.mtp_norm_embedding, "plain")
-    out("mtp.pre_fc_norm_hidden.weight", model.mtp_norm_hidden, "plain")
-    out("mtp.norm.weight", model.mtp_norm, "plain")
-    layer_tensors(model.mtp_layer, "mtp.layers.0.", out)
+    drafter_tensors(model, out)
     os.makedirs(directory, exist_ok=True)
     save_file({k: v.contiguous() for k, v in out.tensors.items()}, os.path.join(directory, "model.safetensors"), metadata={"format": "pt"})
     config, quantisation = config_json(model.c, token_ids, quantised, out.plain)
@@ -144,3 +148,47 @@ def write(model, directory, token_ids, quantised, input_scales=None):
             with open(os.path.join(directory, name), "w") as f:
                 json.dump(value, f, indent=2)
                 f.write("\n")
+
+
+class Reader:
+    """The other way: called as a Collector is, it fills the model's parameters from a checkpoint's tensors, NVFP4 as what it stands for."""
+
+    def __init__(self, file):
+        self.tensors = load_file(file)
+
+    @torch.no_grad()
+    def __call__(self, name, tensor, how):
+        module = name[:-len(".weight")]
+        value = self.tensors[name]
+        if module + ".weight_scale" in self.tensors:
+            grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+            codes = torch.stack((value & 15, value >> 4), -1).flatten(1).long()
+            scale = self.tensors[module + ".weight_scale"].float() * self.tensors[module + ".weight_scale_2"]
+            value = (grid[codes].unflatten(-1, (-1, 16)) * scale.unsqueeze(-1)).flatten(1)
+        tensor.copy_(value.float().reshape(tensor.shape))
+
+    def pair(self, gate_name, up_name, gate, up):
+        self(gate_name, gate, "quantise")
+        self(up_name, up, "quantise")
+
+
+def read(model, file):
+    """Fills `model` with what write() wrote."""
+    reader = Reader(file)
+    reader(PREFIX + "embed_tokens.weight", model.embed, "plain")
+    reader(PREFIX + "norm.weight", model.norm, "plain")
+    reader("lm_head.weight", model.lm_head, "plain")
+    for i, layer in enumerate(model.layers):
+        layer_tensors(layer, f"{PREFIX}layers.{i}.", reader)
+    drafter_tensors(model, reader)
+
+
+def replace_drafter(model, file, input_scales):
+    """Writes the MTP head anew into a checkpoint in NVFP4; all other tensors keep their bytes."""
+    out = Collector(True, input_scales)
+    drafter_tensors(model, out)
+    tensors = load_file(file)
+    assert set(out.tensors) == {name for name in tensors if name.startswith("mtp.")}
+    tensors.update({k: v.contiguous() for k, v in out.tensors.items()})
+    save_file(tensors, file + ".new", metadata={"format": "pt"})
+    os.replace(file + ".new", file)

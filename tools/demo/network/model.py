@@ -325,23 +325,37 @@ class Model(nn.Module):
     def head(self, x, work):
         return F.linear(x.to(work), self.lm_head.to(work)).float()
 
-    def hidden(self, tokens, document, work=torch.bfloat16):
-        """tokens, document [B,T] (document: which packed conversation a token belongs to) -> (trunk hidden after the norm, MTP hidden, balance).
-        MTP slot t reads token t+1; its last slot of a row is meaningless."""
+    @staticmethod
+    def places(document):
+        """document [B,T] (which packed conversation a token belongs to) -> (is it the first of its conversation, its position, what it attends to)."""
         first = torch.ones_like(document, dtype=torch.bool)
         first[:, 1:] = document[:, 1:] != document[:, :-1]
-        index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        index = torch.arange(document.shape[1], device=document.device).expand_as(document)
         position = index - torch.where(first, index, 0).cummax(1).values
         mask = ((document.unsqueeze(1) == document.unsqueeze(2)) & (index[:1].unsqueeze(1) <= index[:1].unsqueeze(2))).unsqueeze(1)
+        return first, position, mask
+
+    def trunk(self, tokens, document, work=torch.bfloat16):
+        """tokens, document [B,T] -> (hidden after the norm, the layers' balance together)."""
+        first, position, mask = self.places(document)
         x = self.embed[tokens].float()
         balance = 0
         for layer in self.layers:
             x, b = layer(x, position, mask, first, work)
             balance = balance + b
-        h = rms(x, self.norm)
-        following = self.embed[tokens.roll(-1, 1)].float()
-        r = self.mtp_fc(torch.cat((rms(following, self.mtp_norm_embedding), rms(h, self.mtp_norm_hidden)), -1).to(work)).float()
-        m, b = self.mtp_layer(r, position, mask, first, work)
+        return rms(x, self.norm), balance
+
+    def mtp_input(self, following, h, work=torch.bfloat16):
+        """What the MTP layer starts from: tokens [B,T], each the one behind the position whose hidden state after the norm is h [B,T,H]."""
+        embedding = rms(self.embed[following].float(), self.mtp_norm_embedding)
+        return self.mtp_fc(torch.cat((embedding, rms(h, self.mtp_norm_hidden)), -1).to(work)).float()
+
+    def hidden(self, tokens, document, work=torch.bfloat16):
+        """tokens, document [B,T] -> (trunk hidden after the norm, MTP hidden, balance).
+        MTP slot t reads token t+1; its last slot of a row is meaningless."""
+        first, position, mask = self.places(document)
+        h, balance = self.trunk(tokens, document, work)
+        m, b = self.mtp_layer(self.mtp_input(tokens.roll(-1, 1), h, work), position, mask, first, work)
         return h, rms(m, self.mtp_norm), (balance + b) / (len(self.layers) + 1)
 
     @torch.no_grad()

@@ -38,8 +38,8 @@ struct Result {
   double us = 0;                      // a sum with residual and norm behind it
   double alone_us = 0;                // residual and norm of one rank's delta
   double bytes = 0;                   // of deltas that a rank reads from others
-  std::array<double, 2> by_way = {};  // on cards: us as that of kWays goes
-  std::optional<double> nccl_us;      // of the sum alone
+  std::array<double, 5> by_way = {};  // on cards: us as that of kWays goes; 0: it does not
+  std::optional<double> nccl_us;      // of NCCL's sum alone
 };
 
 // One rank: its backend, and rows to sum.
@@ -80,23 +80,24 @@ class Rank {
 
 // The same on cards: each of a graph of many, replayed, on all ranks at once. What a rank has to itself is timed beside
 // the others' doing the same.
-double measure_on_cards(ranks::Threads& threads, const std::vector<std::unique_ptr<Rank>>& ranks, int64_t tokens,
-                        void (Rank::*call)()) {
+// Nothing where the host takes part in sums.
+std::optional<double> measure_on_cards(ranks::Threads& threads, const std::vector<std::unique_ptr<Rank>>& ranks,
+                                       int64_t tokens, void (Rank::*call)()) {
   constexpr int kCalls = 40;
   throw_if_interrupted();
   const std::vector<int32_t> rows(static_cast<size_t>(tokens), 0), pages = {0};
-  double us = 0;
+  std::optional<double> us;
   threads.run([&](int64_t rank) {
     Rank& r = *ranks[static_cast<size_t>(rank)];
     ops::Sequence sequence;
     sequence.count = static_cast<int32_t>(tokens);
     sequence.pages = pages;
+    (r.*call)();  // ranks have found out how they reach each other
     const auto times = r.backend().time_operations([&] {
       r.backend().begin_step({rows, std::span(&sequence, 1), {}});
       for (int i = 0; i < kCalls; ++i) (r.*call)();
     });
-    FF_ASSERT(times.has_value());
-    if (rank == 0) us = times->microseconds / kCalls;
+    if (rank == 0 && times) us = times->microseconds / kCalls;
   });
   return us;
 }
@@ -120,8 +121,13 @@ double measure(ranks::Threads& threads, const std::vector<std::unique_ptr<Rank>>
 }
 
 // On cards: ways besides the one that a model's sums go, and what stands beside them.
-constexpr std::array<std::pair<cuda::SumWay, std::string_view>, 2> kWays = {
-    {{cuda::SumWay::kFlags, "flags"}, {cuda::SumWay::kWords, "words"}}};
+// NCCL last: a rank that cannot join ends the group.
+constexpr std::array<cuda::SumWay, 5> kWays = {cuda::SumWay::kFlags, cuda::SumWay::kWords, cuda::SumWay::kTwoShot,
+                                               cuda::SumWay::kHost, cuda::SumWay::kNccl};
+
+std::string key_of(cuda::SumWay way) {
+  return way == cuda::SumWay::kTwoShot ? "two_shot" : std::string(cuda::name_of(way));
+}
 
 class Bench {
  public:
@@ -134,7 +140,6 @@ class Bench {
   void run() {
     make(rank_backends(o_.backend));
     on_cards_ = backends_[0]->gpu().has_value();
-    description_ = backends_[0]->description();
     for (const auto& backend : backends_) devices_.push_back(backend->gpu().value_or(0));
     for (const int64_t tokens : parse_tokens(o_.tokens)) {
       Result result;
@@ -147,13 +152,14 @@ class Bench {
       });
       results_.push_back(result);
     }
+    description_ = backends_[0]->description();  // by now with how they reach each other
     if (on_cards_) {
       for (size_t way = 0; way < kWays.size() && !group_->failed(); ++way) {
         try {
           time_way(way);
         } catch (const Error& error) {  // the others' figures stand
           if (!group_->failed()) throw;
-          eprint("fourfold: sums by {}: {}\n", kWays[way].second, error.what());
+          eprint("fourfold: sums by {}: {}\n", cuda::name_of(kWays[way]), error.what());
         }
       }
       release();
@@ -187,7 +193,8 @@ class Bench {
   }
 
   double time(int64_t tokens, void (Rank::*call)()) {
-    return on_cards_ ? measure_on_cards(threads_, ranks_, tokens, call) : measure(threads_, ranks_, o_.seconds, call);
+    const auto on_cards = on_cards_ ? measure_on_cards(threads_, ranks_, tokens, call) : std::nullopt;
+    return on_cards ? *on_cards : measure(threads_, ranks_, o_.seconds, call);
   }
 
   void time_way(size_t way) {
@@ -197,7 +204,7 @@ class Bench {
       options.device = devices_[static_cast<size_t>(member->rank())];
       options.threads = 1;
       options.member = member;
-      options.sums = kWays[way].first;
+      options.sums = cuda::SumTable(kWays[way]);
       return cuda::make_backend(options);
     });
     for (Result& result : results_) {
@@ -225,8 +232,10 @@ class Bench {
     for (const Result& r : results_) {
       rows.push_back({{"tokens", r.tokens}, {"us", r.us}, {"alone_us", r.alone_us}, {"bytes", r.bytes}});
       if (!on_cards_) continue;
-      for (size_t i = 0; i < kWays.size(); ++i) rows.back()[fmt::format("{}_us", kWays[i].second)] = r.by_way[i];
-      if (r.nccl_us) rows.back()["nccl_us"] = *r.nccl_us;
+      for (size_t i = 0; i < kWays.size(); ++i) {
+        if (r.by_way[i] > 0) rows.back()[fmt::format("{}_us", key_of(kWays[i]))] = r.by_way[i];
+      }
+      if (r.nccl_us) rows.back()["nccl_sum_us"] = *r.nccl_us;
     }
     Json out = {{"backend", description_},
                 {"ranks", o_.backend.ranks},
@@ -242,16 +251,16 @@ class Bench {
     fmt::print("{}: sums of rows of {} over {}, with residual and norm\n\n", description_, o_.hidden, memory());
     fmt::print("{:>8}{:>12}{:>12}{:>16}{:>10}", "rows", "us", "KB read", "one rank's, us", "GB/s");
     if (on_cards_) {
-      for (const auto& way : kWays) fmt::print("{:>12}", fmt::format("{}, us", way.second));
-      if (!nccl_.empty()) fmt::print("{:>12}", "NCCL, us");
+      for (const cuda::SumWay way : kWays) fmt::print("{:>14}", fmt::format("{}, us", cuda::name_of(way)));
+      if (!nccl_.empty()) fmt::print("{:>16}", "NCCL's sum, us");
     }
     fmt::print("\n");
     for (const Result& r : results_) {
       fmt::print("{:>8}{:>12.2f}{:>12.1f}{:>16.2f}{:>10.2f}", r.tokens, r.us, r.bytes / 1024, r.alone_us,
                  r.bytes / r.us * 1e-3);
       if (on_cards_) {
-        for (const double us : r.by_way) fmt::print("{:>12.2f}", us);
-        if (r.nccl_us) fmt::print("{:>12.2f}", *r.nccl_us);
+        for (const double us : r.by_way) fmt::print("{:>14}", us > 0 ? fmt::format("{:.2f}", us) : "-");
+        if (r.nccl_us) fmt::print("{:>16.2f}", *r.nccl_us);
       }
       fmt::print("\n");
     }
@@ -259,11 +268,11 @@ class Bench {
       fmt::print("\ncopies from card to card: {:.1f} GB/s, {:.1f} each way at once\n", link_->one_way * 1e-9,
                  link_->each_of_both * 1e-9);
     }
-    if (!nccl_.empty()) fmt::print("NCCL {}: sums alone, without residual and norm\n", nccl_);
+    if (!nccl_.empty()) fmt::print("NCCL {}: its sum alone, without residual and norm\n", nccl_);
     if (!no_nccl_.empty()) fmt::print("NCCL: {}\n", no_nccl_);
   }
 
-  std::string_view memory() const { return on_cards_ ? "peer memory" : "shared memory"; }
+  std::string_view memory() const { return on_cards_ ? "the cards' memory" : "shared memory"; }
 
   const Options& o_;
   const std::shared_ptr<ranks::Group> group_;

@@ -112,6 +112,16 @@ std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes,
   return index;
 }
 
+cuda::SumTable sum_table() {
+  const auto sums = env("FOURFOLD_SUMS");
+  if (!sums) return {};
+  try {
+    return cuda::SumTable::parse(*sums);
+  } catch (const Error& error) {
+    fail("FOURFOLD_SUMS={}", error.what());
+  }
+}
+
 cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
   cuda::CudaOptions options;
   options.device = device;
@@ -119,10 +129,7 @@ cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
   if (args.kv_cache == "float16") fail("--kv-cache-dtype float16: a GPU has bf16 and fp8");
   options.fp8_cache = args.kv_cache == "fp8";
   options.emulate = args.emulate;
-  if (const auto way = env("FOURFOLD_SUMS")) {
-    if (*way != "flags" && *way != "words") fail("FOURFOLD_SUMS={}: wanted flags or words", *way);
-    options.sums = *way == "flags" ? cuda::SumWay::kFlags : cuda::SumWay::kWords;
-  }
+  options.sums = sum_table();
   return options;
 }
 

@@ -15,6 +15,7 @@
 #include "cmd/card_memory.h"
 #include "cmd/commands.h"
 #include "cmd/kernel_list.h"
+#include "cmd/model_options.h"
 #include "cmd/options.h"
 #include "cmd/shape_options.h"
 #include "cuda/device/build.h"
@@ -115,12 +116,16 @@ std::string step_text(const Options& o) {
   plan.mix = shapes.mix;
   plan.formats = shapes.formats;
   const memory::Plan memory = memory_of_step(o, shapes);
+  // Without peer copies NCCL or the host take their place (docs/ranks.md).
+  const std::string sums = o.shape.ranks < 2 ? "" : o.link == "host" ? "nccl or host" : sum_table().text(o.shape.ranks);
   if (!o.json) {
-    return to_text(plan) + fmt::format("memory: {:.2f} GB planned{}, {:.2f} may be taken: {}\n", gb(memory.planned()),
-                                       o.shape.ranks > 1 ? " on each card" : "", gb(memory.budget()),
-                                       memory.fits() ? "it fits" : "it does not fit");
+    return to_text(plan) + (sums.empty() ? "" : fmt::format("sums over ranks: {}\n", sums)) +
+           fmt::format("memory: {:.2f} GB planned{}, {:.2f} may be taken: {}\n", gb(memory.planned()),
+                       o.shape.ranks > 1 ? " on each card" : "", gb(memory.budget()),
+                       memory.fits() ? "it fits" : "it does not fit");
   }
   Json out = Json::parse(to_json(plan));
+  if (!sums.empty()) out["sums"] = sums;
   out["memory"] = {{"planned", memory.planned()}, {"budget", memory.budget()}, {"fits", memory.fits()}};
   return out.dump() + "\n";
 }

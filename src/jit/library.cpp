@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "base/env.h"
+
 namespace fourfold::jit {
 
 std::optional<SharedLibrary> SharedLibrary::open(const std::vector<std::filesystem::path>& candidates,
@@ -32,5 +34,20 @@ SharedLibrary::~SharedLibrary() {
 }
 
 void* SharedLibrary::symbol(const char* name) const { return ::dlsym(handle_, name); }
+
+std::vector<std::filesystem::path> site_packages() {
+  std::vector<std::filesystem::path> list;
+  // PREFIX/lib/python3.X/site-packages for every X that exists.
+  const auto add = [&list](const std::filesystem::path& prefix) {
+    std::error_code ignored;
+    for (std::filesystem::directory_iterator it(prefix / "lib", ignored), end; !ignored && it != end;
+         it.increment(ignored)) {
+      if (it->path().filename().string().starts_with("python3")) list.push_back(it->path() / "site-packages");
+    }
+  };
+  if (const auto venv = env("VIRTUAL_ENV")) add(*venv);
+  if (const auto home = env("HOME")) add(std::filesystem::path(*home) / ".local");
+  return list;
+}
 
 }  // namespace fourfold::jit

@@ -38,4 +38,7 @@ class SharedLibrary {
   std::filesystem::path path_;
 };
 
+// Folders in which pip has installed packages: of the active virtual environment, then of the user.
+std::vector<std::filesystem::path> site_packages();
+
 }  // namespace fourfold::jit

@@ -31,14 +31,6 @@ void add_site_packages(const fs::path& site, std::vector<fs::path>* out) {
   }
 }
 
-// PREFIX/lib/python3.X/site-packages for every X that exists.
-void add_prefix(const fs::path& prefix, std::vector<fs::path>* out) {
-  std::error_code ignored;
-  for (fs::directory_iterator it(prefix / "lib", ignored), end; !ignored && it != end; it.increment(ignored)) {
-    if (it->path().filename().string().starts_with("python3")) add_site_packages(it->path() / "site-packages", out);
-  }
-}
-
 }  // namespace
 
 std::vector<fs::path> nvrtc_candidates() {
@@ -55,8 +47,7 @@ std::vector<fs::path> nvrtc_candidates() {
   if (const auto home = env("CUDA_HOME")) add_toolkit(*home);
   list.insert(list.end(), {"libnvrtc.so.13", "libnvrtc.so.12"});
   add_toolkit("/usr/local/cuda");
-  if (const auto venv = env("VIRTUAL_ENV")) add_prefix(*venv, &list);
-  if (const auto home = env("HOME")) add_prefix(fs::path(*home) / ".local", &list);
+  for (const fs::path& site : site_packages()) add_site_packages(site, &list);
   add_site_packages(cache_directory() / "nvrtc", &list);
   return list;
 }

@@ -10,8 +10,8 @@ namespace fourfold::measure {
 
 class Nccl {
  public:
-  // Opens libnccl.so.2 where the system finds it, and joins these devices. Null where there is none; *why says what was
-  // tried. Error when it does not work.
+  // Joins these devices by the library of jit::Nccl. Null where there is none; *why says what was tried. Error when it
+  // does not work.
   static std::unique_ptr<Nccl> open(const std::vector<int>& devices, std::string* why);
   ~Nccl();
   Nccl(const Nccl&) = delete;

@@ -193,11 +193,12 @@ void Service::load() {
   set_phase("opening the checkpoint");
   chat::LoadedModel loaded =
       chat::load_model(options_.directory, options_.make_backend, std::move(options), options_.ranks);
-  served->backend = loaded.model->backend().description();
+  const ops::Backend& backend = loaded.model->backend();
   set_phase("making the caches");
   served->max_sequences = engine.max_sequences;
   served->drafts = engine.drafts;
   served->engine = engine::make_engine(std::move(loaded.model), engine);
+  served->backend = backend.description();  // by now with how ranks reach each other
   served->cache_tokens = served->engine->stats().pages_total * engine.page_size;
   metrics_.set_page_size(engine.page_size);
   model_ = std::move(served);

@@ -309,21 +309,112 @@ TEST(HostRanksMeet, SumsAreTimedOnAllRanksAtOnce) {
   EXPECT_EQ(live(), Live{});
 }
 
-// Peer memory is believed when copies have arrived.
-TEST(HostRanksMeet, PeerMemoryThatIsNoneIsAnError) {
+// Every way of summing gives the same bits, also what takes the place of peer memory that does not work, which is said.
+TEST(HostRanksMeet, EveryWayHasTheSameLogits) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
-  for (const bool copies : {false, true}) {
+  struct WayCase {
+    const char* sums;  // asked for; empty: not
+    bool peers = true, copies = true;
+    int nccl = 0;
+    bool nccl_refuses = false, nccl_loses = false;
+    const char *way, *warning = "";
+  };
+  model::ModelConfig config = model::read_config(demo());
+  config.mtp_layers = 0;
+  model::set_layers(config, 4);
+  const auto weights = model::make_random_weights(config, 1);
+  const std::vector<Step> steps = {{5}, {1}};
+  std::vector<float> want;
+  for (const WayCase& c : {
+           WayCase{.sums = "", .nccl = 22703, .way = "peer memory (words)"},
+           WayCase{.sums = "flags", .way = "peer memory (flags)"},
+           WayCase{.sums = "words,two-shot:1K", .way = "peer memory (words, two-shot from 1 KB)"},
+           WayCase{.sums = "host", .peers = false, .way = "sums over host"},
+           WayCase{.sums = "", .peers = false, .nccl = 22703, .way = "NCCL 2.27.3", .warning = "no peer access"},
+           WayCase{.sums = "", .copies = false, .way = "host memory", .warning = "not all arrived"},
+           WayCase{.sums = "",
+           .peers = false,
+           .nccl = 22703,
+           .nccl_refuses = true,
+           .way = "host memory",
+           .warning = "ncclCommInitRank"},
+           WayCase{.sums = "",
+           .peers = false,
+           .nccl = 22703,
+           .nccl_loses = true,
+           .way = "host memory",
+           .warning = "sent by NCCL 2.27.3"},
+       }) {
     HostCard card = two_cards();
-    (copies ? card.peers : card.peer_copies) = false;
+    card.peers = c.peers;
+    card.peer_copies = c.copies;
+    card.nccl = c.nccl;
+    card.nccl_refuses = c.nccl_refuses;
+    card.nccl_loses = c.nccl_loses;
     install(card);
+    cuda::CudaOptions options = cuda_options();
+    if (*c.sums != 0) options.sums = cuda::SumTable::parse(c.sums);
+    testing::internal::CaptureStderr();
+    {
+      model::ModelOptions limits;
+      limits.max_step_tokens = limits.max_logit_rows = 64;
+      const auto model = model::load_model(*weights, rank_backends(false, 100000, options), {.ranks = 2}, limits);
+      const std::vector<float> logits = logits_of(*model, steps);
+      if (want.empty()) want = logits;
+      EXPECT_TRUE(logits == want) << c.way;
+      EXPECT_NE(model->backend().description().find(c.way), std::string::npos) << model->backend().description();
+    }
+    const std::string warned = testing::internal::GetCapturedStderr();
+    EXPECT_NE(warned.find(c.warning), std::string::npos) << warned;
+    EXPECT_EQ(warned.empty(), *c.warning == 0) << warned;
+    if (*c.warning != 0) {
+      EXPECT_NE(warned.find("GPU 0 (NVIDIA H200)"), std::string::npos) << warned;
+      EXPECT_NE(warned.find("GPU 1 (NVIDIA H200)"), std::string::npos) << warned;
+    }
+    EXPECT_EQ(nccl_calls() > 0, std::string(c.way).find("NCCL") != std::string::npos || c.nccl_loses);
+    EXPECT_EQ(live(), Live{}) << c.way;
+  }
+}
+
+// What was asked for and does not work is an error.
+TEST(HostRanksMeet, AWayThatWasAskedForIsNotReplaced) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  for (const auto& [sums, peers, cause] : {std::tuple{"words", false, "no peer access"},
+                                           {"two-shot", true, "not all arrived"},
+                                           {"nccl", true, "no NCCL"}}) {
+    HostCard card = two_cards();
+    card.peers = peers;
+    card.peer_copies = false;
+    install(card);
+    cuda::CudaOptions options = cuda_options();
+    options.sums = cuda::SumTable::parse(sums);
     try {
-      logits_of(*load(rank_backends(), {.ranks = 2}), {{1}});
+      logits_of(*load(rank_backends(false, 100000, options), {.ranks = 2}), {{1}});
       FAIL() << "nobody noticed";
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find(copies ? "no peer access" : "not all arrived"), std::string::npos)
-          << error.what();
+      EXPECT_NE(std::string(error.what()).find(cause), std::string::npos) << error.what();
     }
     EXPECT_EQ(live(), Live{});
+  }
+}
+
+TEST(SumWays, AreChosenBySize) {
+  using cuda::SumTable;
+  using cuda::SumWay;
+  const SumTable measured;
+  EXPECT_FALSE(measured.asked());
+  for (const int64_t bytes : {8 << 10, 1 << 20, 64 << 20}) EXPECT_EQ(measured.way(2, bytes), SumWay::kWords);
+  const SumTable table = SumTable::parse("words,two-shot:4M,nccl:64M");
+  EXPECT_TRUE(table.asked());
+  EXPECT_EQ(table.way(4, (4 << 20) - 1), SumWay::kWords);
+  EXPECT_EQ(table.way(4, 4 << 20), SumWay::kTwoShot);
+  EXPECT_EQ(table.way(4, 65 << 20), SumWay::kNccl);
+  EXPECT_TRUE(table.has(4, SumWay::kNccl));
+  EXPECT_FALSE(table.has(4, SumWay::kHost));
+  EXPECT_EQ(table.text(4), "words, two-shot from 4 MB, nccl from 64 MB");
+  for (const char* bad : {"", "word", "words:4M", "words,nccl", "words,nccl:4M,host:4M", "words,nccl:4G",
+                          "words,nccl:0", "words,", "words,nccl:99999999999999999999"}) {
+    EXPECT_THROW(SumTable::parse(bad), Error) << bad;
   }
 }
 

@@ -223,6 +223,44 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
 
 // ---- ranks
 
+// Without peer memory: steps are recorded with NCCL where its version allows, and not with an older one or through the
+// host. The tokens are those over peer memory.
+TEST(HostRanksFaults, StepsGoOnWithoutPeerMemory) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  model::ModelConfig config = model::read_config(demo());
+  config.mtp_layers = 0;
+  model::set_layers(config, 4);
+  const auto weights = model::make_random_weights(config, 1);
+  const engine::EngineOptions options = engine_options();
+  std::vector<int32_t> want;
+  std::vector<int64_t> gathers;
+  for (const int nccl : {-1, 22703, 20800, 0}) {
+    HostCard card = two_cards();
+    card.peers = nccl < 0;
+    card.nccl = std::max(nccl, 0);
+    install(card);
+    testing::internal::CaptureStderr();
+    {
+      auto model = model::load_model(*weights, rank_backends(), {.ranks = 2}, model_options(options));
+      const auto engine = engine::make_engine(std::move(model), options);
+      engine::Request request = request_of(3);
+      request.max_tokens = 6;
+      const Answer answer = read(*engine->submit(std::move(request)));
+      EXPECT_EQ(answer.error, "");
+      EXPECT_EQ(answer.tokens.size(), 6u);
+      if (want.empty()) want = answer.tokens;
+      EXPECT_EQ(answer.tokens, want);
+    }
+    EXPECT_EQ(testing::internal::GetCapturedStderr().empty(), nccl < 0);
+    gathers.push_back(nccl_calls());
+    EXPECT_EQ(live(), Live{});
+  }
+  EXPECT_EQ(gathers[0], 0);
+  EXPECT_GT(gathers[1], 0);
+  EXPECT_LT(gathers[1], gathers[2]) << "what is replayed is not called again";
+  EXPECT_EQ(gathers[3], 0);
+}
+
 // A rank that fails, and one whose kernels never come: everybody hears why, and nothing is left.
 TEST(HostRanksFaults, ARankThatFailsOrHangsEndsEveryRequest) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";

@@ -30,8 +30,11 @@ struct HostCard {
   // Several cards of this kind, in one space of addresses; kernels of ranks that wait for each other run when those of
   // all ranks are next on their streams, in turns.
   int devices = 1;
-  bool peers = true;        // cards have access to each other
-  bool peer_copies = true;  // what is copied to another card arrives
+  bool peers = true;          // cards have access to each other
+  bool peer_copies = true;    // what is copied to another card arrives
+  int nccl = 0;               // version of NCCL, 22703 for 2.27.3; 0: there is none
+  bool nccl_refuses = false;  // no rank can join
+  bool nccl_loses = false;    // what it should bring
   // A rank whose kernel has waited so long for the others' runs it without them; 0: never.
   std::chrono::milliseconds lone_after{0};
 };
@@ -89,7 +92,7 @@ inline constexpr int kLaunchFailed = 719;  // CUDA_ERROR_LAUNCH_FAILED: every la
 struct Live {
   int64_t allocations = 0;
   uint64_t bytes = 0;
-  int64_t host_allocations = 0, modules = 0, streams = 0, events = 0, graphs = 0;
+  int64_t host_allocations = 0, modules = 0, streams = 0, events = 0, graphs = 0, communicators = 0;
   bool operator==(const Live&) const = default;
 };
 
@@ -99,6 +102,7 @@ void install(const HostCard& card);
 Live live();
 uint64_t peak_bytes();
 int64_t calls(Call call);  // since install()
+int64_t nccl_calls();      // its gathers, recorded or not
 // The nth call from now (1: the next) fails with `result`, once; 0: none does.
 void fail_call(Call call, int64_t nth, int result);
 // Kernels of that rank do not come to meetings; -1: all come.

@@ -2,18 +2,34 @@
 
 #include "executor/cuda.h"
 #include "kernels/comm/reduce.cuh"
+#include "kernels/comm/two_shot.cuh"
 #include "kernels/comm/words.cuh"
 
 namespace fourfold::comm {
+namespace {
 
-void reduce_kernel(const ReduceArgs& args, bool words) {
+template <int Pieces>
+void reduce(const ReduceArgs& args, Way way) {
+  switch (way) {
+    case Way::kFlags:
+      return reduce_norm_rows<Pieces>(args);
+    case Way::kWords:
+      return reduce_norm_words<Pieces>(args);
+    case Way::kTwoShot:
+      return reduce_norm_two_shot<Pieces>(args);
+  }
+}
+
+}  // namespace
+
+void reduce_kernel(const ReduceArgs& args, Way way) {
   switch (norm::norm_pieces(args.norm.columns)) {
     case 1:
-      return words ? reduce_norm_words<1>(args) : reduce_norm_rows<1>(args);
+      return reduce<1>(args, way);
     case 2:
-      return words ? reduce_norm_words<2>(args) : reduce_norm_rows<2>(args);
+      return reduce<2>(args, way);
     default:
-      return words ? reduce_norm_words<4>(args) : reduce_norm_rows<4>(args);
+      return reduce<4>(args, way);
   }
 }
 

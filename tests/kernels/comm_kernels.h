@@ -5,7 +5,9 @@
 
 namespace fourfold::comm {
 
-// With as many pieces as the columns want; with flags, or by words.
-void reduce_kernel(const ReduceArgs& args, bool words);
+enum class Way { kFlags, kWords, kTwoShot };
+
+// With as many pieces as the columns want.
+void reduce_kernel(const ReduceArgs& args, Way way);
 
 }  // namespace fourfold::comm

@@ -1,6 +1,6 @@
-// The sum over ranks (comm/reduce.cuh, words.cuh) on the host executor: ranks are CTAs of one launch that run in turns,
-// each with memory of its own that the others reach; what separates two sums on cards, the end of a kernel, is a
-// barrier here.
+// The sum over ranks (comm/reduce.cuh, words.cuh, two_shot.cuh) on the host executor: ranks are CTAs of one launch that
+// run in turns, each with memory of its own that the others reach; what separates two sums on cards, the end of a
+// kernel, is a barrier here.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,8 +27,13 @@ using executor::schedules;
 struct Shape {
   int ranks, rows, columns, sums;
   int ctas = rows;
-  bool words = false;
+  Way way = Way::kFlags;
+  bool mixed = false;  // by words and in two shots in turns
+  bool words() const { return way != Way::kFlags; }
+  Way way_of(int sum) const { return mixed ? (sum % 3 == 1 ? Way::kWords : Way::kTwoShot) : way; }
 };
+constexpr Way kAllWays[] = {Way::kFlags, Way::kWords, Way::kTwoShot};
+constexpr const char* kNames[] = {"with flags", "by words", "in two shots"};
 
 struct Rank {
   std::vector<std::vector<uint16_t>> deltas;  // by sum
@@ -110,7 +115,7 @@ class Sums {
       if (static_cast<int>(blockIdx.y) == absent_) return;
       for (int s = 0; s < shape_.sums; ++s) {
         if (s > 0) __syncthreads();
-        reduce_kernel(args_[blockIdx.y * static_cast<size_t>(shape_.sums) + static_cast<size_t>(s)], shape_.words);
+        reduce_kernel(args_[blockIdx.y * static_cast<size_t>(shape_.sums) + static_cast<size_t>(s)], shape_.way_of(s));
       }
     });
   }
@@ -126,7 +131,7 @@ class Sums {
     for (const Rank& rank : ranks_) {
       if (*rank.report != 0) return "a rank was given up";
       if (std::memcmp(rank.residual, want.data(), want.size() * sizeof(float)) != 0) return "another residual";
-      const unsigned* uses = rank.uses + (shape_.words ? shape_.rows + 1 : 0);
+      const unsigned* uses = rank.uses + (shape_.words() ? shape_.rows + 1 : 0);
       for (int row = 0; row < shape_.rows; ++row) {
         if (uses[row] != static_cast<unsigned>(shape_.sums)) return "another count of sums";
         const float* x = want.data() + row * shape_.columns;
@@ -179,12 +184,12 @@ TEST(RankSum, EveryRankHasTheSumInTheOrderOfRanks) {
   for (const Shape& shape : {Shape{2, 1, 2048, 3}, Shape{2, 3, 400, 4}, Shape{2, 5, 400, 3, 2}, Shape{2, 4, 2048, 3, 1},
                              Shape{2, 9, 400, 3, 2}, Shape{3, 2, 4096, 2}, Shape{4, 2, 512, 5}, Shape{4, 3, 64, 4, 2},
                              Shape{2, 1, 5120, 2}, Shape{8, 1, 64, 3}}) {
-    for (const bool words : {false, true}) {
+    for (const Way way : kAllWays) {
       Shape each = shape;
-      each.words = words;
+      each.way = way;
       for (const Options& options : schedules(3, ++seed)) {
         EXPECT_EQ(complaint(options, each), "") << shape.ranks << " ranks, " << shape.rows << " rows, " << shape.columns
-                                                << " columns" << (words ? ", by words" : "");
+                                                << " columns, " << kNames[static_cast<int>(way)];
       }
     }
   }
@@ -192,16 +197,16 @@ TEST(RankSum, EveryRankHasTheSumInTheOrderOfRanks) {
 
 // A rank that does not come is noticed after the patience, once: later sums wait for nobody.
 TEST(RankSum, ARankThatDoesNotComeIsGivenUp) {
-  for (const bool words : {false, true}) {
+  for (const Way way : kAllWays) {
     Shape shape{3, 2, 256, 1};
-    shape.words = words;
+    shape.way = way;
     Sums sums(Options{}, shape, 1, 200);
     for (int step = 0; step < 3; ++step) sums.run();
     for (const size_t r : {0, 2}) {
       const Rank& rank = sums.ranks()[r];
       EXPECT_EQ(*rank.report, 2u);
       for (int other = 0; other < 3; ++other) EXPECT_EQ(rank.absent[other], other == 1 ? 1u : 0u);
-      for (int row = 0; row < 2; ++row) EXPECT_EQ(rank.uses[words ? 3 + row : row], 3u) << "the sums ended";
+      for (int row = 0; row < 2; ++row) EXPECT_EQ(rank.uses[shape.words() ? 3 + row : row], 3u) << "the sums ended";
     }
     EXPECT_EQ(*sums.ranks()[1].report, 0u);
   }
@@ -209,30 +214,47 @@ TEST(RankSum, ARankThatDoesNotComeIsGivenUp) {
 
 // What a word that is not there looks like may be what a rank has to send: a number that is none arrives as one.
 TEST(RankSum, WordsOfAllOnesArrive) {
-  Shape shape{2, 1, 256, 3};
-  shape.words = true;
-  Sums sums(Options{}, shape);
-  sums.set_delta(1, 0, 6, 0xffff);
-  sums.set_delta(1, 0, 7, 0xffff);
-  sums.run();
-  for (const Rank& rank : sums.ranks()) {
-    EXPECT_EQ(*rank.report, 0u);
-    for (int i = 0; i < 16; ++i) EXPECT_EQ(std::isnan(rank.residual[i]), i == 6 || i == 7);
+  for (const Way way : {Way::kWords, Way::kTwoShot}) {
+    Shape shape{2, 1, 256, 3};
+    shape.way = way;
+    Sums sums(Options{}, shape);
+    sums.set_delta(1, 0, 6, 0xffff);
+    sums.set_delta(1, 0, 7, 0xffff);
+    sums.run();
+    for (const Rank& rank : sums.ranks()) {
+      EXPECT_EQ(*rank.report, 0u);
+      for (int i = 0; i < 16; ++i) EXPECT_EQ(std::isnan(rank.residual[i]), i == 6 || i == 7);
+    }
+  }
+}
+
+// One after the other in the same memory.
+TEST(RankSum, WaysByWordsAndInTwoShotsTakeTurns) {
+  unsigned seed = 100;
+  for (Shape shape : {Shape{2, 3, 400, 7}, Shape{4, 5, 64, 7, 2}, Shape{3, 1, 2048, 5}}) {
+    shape.way = Way::kTwoShot;
+    shape.mixed = true;
+    for (const Options& options : schedules(4, ++seed)) {
+      EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows";
+    }
   }
 }
 
 // Nothing that orders is there for nothing.
 TEST(RankSum, EveryLostWaitIsCaught) {
   if (!Device::checks_plain_accesses()) GTEST_SKIP() << "half of the order is not seen in sanitizer builds";
-  for (const bool words : {false, true}) {
+  for (const Way way : kAllWays) {
     Shape shape{2, 2, 512, 4};
-    shape.words = words;
-    if (words) shape.ctas = 1;  // sums of squares of two rows, too
+    shape.way = way;
+    if (shape.words()) shape.ctas = 1;  // sums of squares of two rows, too
     std::set<executor::SeenSite> seen;
     ASSERT_EQ(complaint(Options{}, shape, &seen), "");
     int tried = 0;
     for (const auto& [op, file, line] : seen) {
-      if (op == Op::kShuffle || (file != "reduce.cuh" && file != "meeting.cuh" && file != "words.cuh")) continue;
+      if (op == Op::kShuffle ||
+          (file != "reduce.cuh" && file != "meeting.cuh" && file != "words.cuh" && file != "two_shot.cuh")) {
+        continue;
+      }
       const Mutation mutation{Mutation::Kind::kDrop, op, file, line, 0};
       std::string found;
       for (Options options : schedules(9)) {
@@ -243,7 +265,7 @@ TEST(RankSum, EveryLostWaitIsCaught) {
       ++tried;
     }
     // The kernel before, three barriers, flag and wait; the kernel before, a barrier, what is sent and what is taken.
-    EXPECT_GE(tried, words ? 4 : 5);
+    EXPECT_GE(tried, way == Way::kWords ? 4 : 5);
   }
 }
 

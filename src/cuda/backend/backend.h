@@ -9,15 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "cuda/backend/sum_ways.h"
 #include "cuda/device/device.h"
 #include "ops/ops.h"
 #include "plan/step/work.h"
 #include "ranks/group.h"
 
 namespace fourfold::cuda {
-
-// How parts of a sum get from card to card (docs/kernels/comm.md): each row with a flag, or every word its own flag.
-enum class SumWay { kBySize, kFlags, kWords };
 
 struct CudaOptions {
   int device = 0;
@@ -33,7 +31,7 @@ struct CudaOptions {
   // Of a model that is split over cards: this rank. Null: the model is whole.
   std::shared_ptr<ranks::Member> member;
   uint64_t exchange_bytes = uint64_t{128} << 20;  // that each rank has for the others' parts of sums
-  SumWay sums = SumWay::kBySize;
+  SumTable sums;                                  // how they get from card to card
   // Of a kernel, for another rank. Less than what the ranks' threads have for each other (ranks::kPatience), so that
   // who did not come is said by whom waited.
   std::chrono::nanoseconds patience = std::chrono::seconds(5);

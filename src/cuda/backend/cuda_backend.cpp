@@ -229,7 +229,8 @@ void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::s
   build_tables(batch);
   stepping_ = true;
   carry(carried);
-  if (PartGraphs::Key key = tables_.shape(); options_.graphs && !key.empty()) {
+  if (PartGraphs::Key key = tables_.shape();
+      options_.graphs && !key.empty() && (ranks_ == nullptr || ranks_->records())) {
     key.push_back(static_cast<int64_t>(part));
     key.push_back(static_cast<int64_t>(batch.logit_rows.size()));
     // What is recorded may not wait for room in these.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/math.h"
 #include "base/random.h"
 #include "cuda/backend/sources.h"
@@ -17,8 +18,9 @@ namespace {
 constexpr std::chrono::minutes kPreparation{3};
 // What is copied each way to see that copies arrive.
 constexpr uint64_t kProbeBytes = 1 << 20;
-// SumWay::kBySize: sums of more rows have flags.
-constexpr int64_t kMostRowsByWords = 1 << 20;
+// Of what goes through the host at once.
+constexpr uint64_t kHostPiece = uint64_t{8} << 20;
+constexpr int64_t kMostGridRows = 65535;
 // Of CTAs that wait, on a card with several ranks, all of them together: the others' kernels need room to run.
 constexpr int kSharedCtas = 16;
 
@@ -32,6 +34,9 @@ std::vector<uint8_t> pattern(int64_t from, int64_t to, uint64_t bytes) {
   }
   return out;
 }
+
+// Of an entry among those for rows of 1, 2 and 4 pieces.
+int size_of(int pieces) { return pieces == 1 ? 0 : pieces == 2 ? 1 : 2; }
 
 }  // namespace
 
@@ -50,6 +55,7 @@ struct CardRanks::Memory {
 struct CardRanks::Introduction {
   std::shared_ptr<Memory> memory;
   int device = 0, sms = 0;
+  std::string name;
 };
 
 CardRanks::CardRanks(std::shared_ptr<Card> card, const CudaOptions& options)
@@ -57,10 +63,13 @@ CardRanks::CardRanks(std::shared_ptr<Card> card, const CudaOptions& options)
       member_(options.member),
       device_(options.device),
       exchange_bytes_(options.exchange_bytes),
-      way_(options.sums),
+      table_(options.sums),
+      over_peers_(table_.has(count(), SumWay::kWords) || table_.has(count(), SumWay::kFlags) ||
+                  table_.has(count(), SumWay::kTwoShot)),
       patience_(options.patience) {
   if (count() > comm::kMostRanks) fail("{} ranks on GPUs, wanted at most {}", count(), comm::kMostRanks);
   kernels_ = card_->loader.load(reduce_source());
+  if (table_.has(count(), SumWay::kTwoShot)) two_shot_ = card_->loader.load(two_shot_source());
   report_ = PinnedBuffer(card_->device, sizeof(uint32_t), "report of ranks that did not come", jit::kHostMapped);
   std::memset(report_.data(), 0, sizeof(uint32_t));
 }
@@ -68,8 +77,15 @@ CardRanks::CardRanks(std::shared_ptr<Card> card, const CudaOptions& options)
 CardRanks::~CardRanks() = default;
 
 std::string CardRanks::description() const {
-  return fmt::format("rank {} of {}, sums over {}", member_->rank(), count(),
-                     shared_card_ ? "memory of one card" : "peer memory");
+  std::string way;
+  if (replaced_) {
+    way = fmt::format("{} (peer memory does not work)", (nccl_ ? nccl_ : host_)->name());
+  } else if (over_peers_) {
+    way = fmt::format("{} ({})", shared_card_ ? "memory of one card" : "peer memory", table_.text(count()));
+  } else {
+    way = table_.text(count());
+  }
+  return fmt::format("rank {} of {}, sums over {}", member_->rank(), count(), way);
 }
 
 void CardRanks::meet() { member_->meet_with(0, kPreparation); }
@@ -82,13 +98,83 @@ bool CardRanks::prepare(int64_t columns) {
   if (!memory_.empty() && columns <= exchange_.columns) return false;
   card_->stream.synchronize();
   allocate(columns);
-  const std::string wrong = found_wrong();
-  const std::vector<std::string> all = member_->meet_with(wrong, kPreparation);
-  for (const std::string& each : all) {
-    if (!each.empty()) fail("ranks on GPUs reach each other through peer memory: {}", each);
+  if (over_peers_ && !replaced_) {
+    const std::string why = unreachable();
+    if (!why.empty() && table_.asked()) fail("ranks on GPUs reach each other's memory: {}", why);
+    if (!why.empty()) fall_back(why);
   }
+  if (card_->device.only_counts()) {
+    if (table_.has(count(), SumWay::kNccl) || table_.has(count(), SumWay::kHost)) load_gathered();
+    return true;
+  }
+  if (table_.has(count(), SumWay::kNccl) && nccl_ == nullptr) {
+    const std::string why = open_nccl();
+    if (!why.empty()) fail("sums over ranks by NCCL: {}", why);
+  }
+  if (table_.has(count(), SumWay::kHost) && host_ == nullptr) {
+    load_gathered();
+    host_ = make_host_blocks(card_, member_, kHostPiece);
+  }
+  records_ = host_ == nullptr && (nccl_ == nullptr || nccl_->records());
   return true;
 }
+
+void CardRanks::fall_back(const std::string& why) {
+  const std::string no_nccl = open_nccl();
+  if (no_nccl.empty()) {
+    replaced_ = SumWay::kNccl;
+  } else {
+    load_gathered();
+    host_ = make_host_blocks(card_, member_, kHostPiece);
+    replaced_ = SumWay::kHost;
+  }
+  if (member_->rank() != 0) return;
+  eprint("fourfold: warning: {}; sums over ranks go through {}, {}{}\n", why, (nccl_ ? nccl_ : host_)->name(),
+         nccl_ ? "slower than peer memory for small ones"
+               : "which is slow: every sum waits for the host, and steps are not recorded as graphs",
+         no_nccl.empty() ? "" : fmt::format(" ({})", no_nccl));
+}
+
+std::string CardRanks::open_nccl() {
+  std::string why;
+  nccl_ = make_nccl_blocks(card_, member_, &why);
+  if (nccl_ == nullptr) return why;
+  load_gathered();
+  // Believed as peer memory is: each rank's pattern has come to all.
+  const uint64_t bytes =
+      std::min(kProbeBytes, static_cast<uint64_t>(exchange_.parts_bytes()) / static_cast<uint64_t>(count())) / 16 * 16;
+  const int64_t rank = member_->rank();
+  std::string wrong;
+  try {
+    cuda::Buffer source(card_->device, bytes, "pattern for other ranks");
+    source.upload(card_->stream, pattern(rank, rank, bytes));
+    const Memory& mine = *memory_[static_cast<size_t>(rank)];
+    bring(nccl_.get(), source.address(), bytes);
+    std::vector<uint8_t> found(bytes * static_cast<uint64_t>(count()));
+    mine.buffer.download(card_->stream, found.data(), found.size(), 0);
+    card_->stream.synchronize();
+    for (int64_t from = 0; from < count() && wrong.empty(); ++from) {
+      const std::vector<uint8_t> wanted = pattern(from, from, bytes);
+      if (std::equal(wanted.begin(), wanted.end(), found.begin() + from * static_cast<int64_t>(bytes))) continue;
+      wrong = fmt::format("of {} bytes that {} sent by {} to {} not all arrived", bytes, card_of(from), nccl_->name(),
+                          card_of(rank));
+    }
+  } catch (const Error& error) {
+    wrong = error.what();
+  }
+  for (const std::string& each : member_->meet_with(wrong, kPreparation)) {
+    if (each.empty()) continue;
+    nccl_.reset();
+    return each;
+  }
+  return "";
+}
+
+void CardRanks::load_gathered() {
+  if (gathered_.empty()) gathered_ = card_->loader.load(gathered_source());
+}
+
+std::string CardRanks::card_of(int64_t rank) const { return names_[static_cast<size_t>(rank)]; }
 
 void CardRanks::allocate(int64_t columns) {
   meet();  // nobody writes to what there was
@@ -112,24 +198,42 @@ void CardRanks::allocate(int64_t columns) {
                       "filling memory");
   card_->stream.synchronize();
   const std::vector<Introduction> all =
-      member_->meet_with(Introduction{mine, device_, card_->device.info().sms}, kPreparation);
+      member_->meet_with(Introduction{mine, device_, card_->device.info().sms,
+                                      fmt::format("GPU {} ({})", device_, card_->device.info().name)},
+                         kPreparation);
+  devices_.clear();
+  names_.clear();
   int sms = card_->device.info().sms;
   shared_card_ = false;
   for (size_t i = 0; i < all.size(); ++i) {
     memory_.push_back(all[i].memory);
+    devices_.push_back(all[i].device);
+    names_.push_back(all[i].name);
     sms = std::min(sms, all[i].sms);
     for (size_t j = 0; j < i; ++j) shared_card_ = shared_card_ || all[i].device == all[j].device;
   }
   sms_ = sms;
-  std::string why;
-  bool reached = true;
-  for (size_t i = 0; i < all.size() && reached; ++i) {
-    if (all[i].device == device_) continue;
-    reached = card_->device.driver().enable_peer(device_, all[i].device, &why);
+}
+
+std::string CardRanks::unreachable() {
+  std::string wrong;
+  for (size_t i = 0; i < devices_.size() && wrong.empty(); ++i) {
+    if (devices_[i] == device_) continue;
+    std::string why;
+    if (!card_->device.driver().enable_peer(device_, devices_[i], &why)) {
+      wrong = fmt::format("{} does not reach the memory of {}: {}", card_of(member_->rank()),
+                          card_of(static_cast<int64_t>(i)), why);
+    }
   }
-  for (const std::string& each : member_->meet_with(why, kPreparation)) {
-    if (!each.empty()) fail("ranks on GPUs reach each other's memory: {}", each);
-  }
+  const auto first = [&] {
+    for (const std::string& each : member_->meet_with(wrong, kPreparation)) {
+      if (!each.empty()) return each;
+    }
+    return std::string();
+  };
+  if (const std::string found = first(); !found.empty()) return found;
+  wrong = found_wrong();
+  return first();
 }
 
 std::string CardRanks::found_wrong() {
@@ -166,8 +270,8 @@ std::string CardRanks::found_wrong() {
       card_->stream.synchronize();
       if (found == wanted) continue;
       const auto at = std::mismatch(found.begin(), found.end(), wanted.begin()).first - found.begin();
-      wrong = fmt::format("of {} bytes that rank {} {} into the memory of rank {} not all arrived: byte {} differs",
-                          bytes, from, slot == 0 ? "stored" : "copied", rank, at);
+      wrong = fmt::format("of {} bytes that {} {} into the memory of {} not all arrived: byte {} differs", bytes,
+                          card_of(from), slot == 0 ? "stored" : "copied", card_of(rank), at);
     }
   }
   return wrong;
@@ -206,10 +310,15 @@ unsigned CardRanks::grid(int64_t items, int ctas_of_sm) const {
 
 void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap) {
   FF_ASSERT(args.columns <= exchange_.columns && args.delta != nullptr);
-  const int pieces = norm::norm_pieces(args.columns), size = pieces == 1 ? 0 : pieces == 2 ? 1 : 2;
-  const bool words = way_ == SumWay::kWords || (way_ == SumWay::kBySize && rows <= kMostRowsByWords);
-  const Kernel& kernel = kernels_[static_cast<size_t>((words ? kWords1 : kReduce1) + size)];
-  const int ctas = words ? comm::words_ctas(pieces) : comm::reduce_ctas(pieces);
+  const SumWay way = way_of(rows * args.columns * 2);
+  if (way == SumWay::kNccl || way == SumWay::kHost) {
+    return reduce_gathered(way == SumWay::kNccl ? nccl_.get() : host_.get(), args, rows);
+  }
+  const int pieces = norm::norm_pieces(args.columns), size = size_of(pieces);
+  const Kernel& kernel = way == SumWay::kTwoShot
+                             ? two_shot_[static_cast<size_t>(size)]
+                             : kernels_[static_cast<size_t>((way == SumWay::kWords ? kWords1 : kReduce1) + size)];
+  const int ctas = way == SumWay::kFlags ? comm::reduce_ctas(pieces) : comm::words_ctas(pieces);
   for (int64_t first = 0; first < rows; first += exchange_.rows) {
     comm::ReduceArgs part = {};
     part.peers = peers();
@@ -223,11 +332,77 @@ void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap
   }
 }
 
+// Blocks of all ranks into this one's memory, one behind the other.
+void CardRanks::bring(RankBlocks* blocks, DeviceAddress from, uint64_t bytes) {
+  const Memory& mine = *memory_[static_cast<size_t>(member_->rank())];
+  FF_ASSERT(bytes % 16 == 0 && bytes * static_cast<uint64_t>(count()) <= mine.buffer.bytes());
+  if (blocks != nullptr) blocks->all_gather(from, mine.buffer.address(), bytes);  // null: a card that only counts
+}
+
+void CardRanks::copy_columns(const void* from, int64_t from_stride, void* to, int64_t to_stride, int64_t words,
+                             int64_t rows) {
+  const comm::CopyColumnsArgs args = {static_cast<const unsigned*>(from), static_cast<unsigned*>(to), from_stride,
+                                      to_stride, static_cast<int>(words)};
+  const auto ctas = std::min<int64_t>(ceil_div(words, int64_t{4} * comm::kGatherThreads), 64);
+  launch(card_->stream, gathered_[kCopyColumns], {static_cast<unsigned>(ctas), static_cast<unsigned>(rows)},
+         Overlap::kNone, args);
+}
+
+void CardRanks::reduce_gathered(RankBlocks* blocks, const norm::NormArgs& args, int64_t rows) {
+  const Memory& mine = *memory_[static_cast<size_t>(member_->rank())];
+  const DeviceAddress packed = mine.buffer.address() + static_cast<uint64_t>(exchange_.words_at());
+  const Kernel& kernel = gathered_[static_cast<size_t>(kGathered1 + size_of(norm::norm_pieces(args.columns)))];
+  const int64_t at_once = std::min<int64_t>(exchange_.rows, kMostGridRows);
+  for (int64_t first = 0; first < rows; first += at_once) {
+    comm::GatheredArgs part = {};
+    part.norm = args;
+    part.norm.residual += first * args.residual_stride;
+    if (part.norm.residual_out != nullptr) part.norm.residual_out += first * args.residual_stride;
+    part.norm.out += first * args.out_stride;
+    part.ranks = exchange_.ranks;
+    part.rows = static_cast<int>(std::min(rows - first, at_once));
+    part.parts = mine.buffer.as<const unsigned short>();
+    const auto* delta = args.delta + first * args.delta_stride;
+    auto from = static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(delta));
+    if (args.delta_stride != args.columns && part.rows > 1) {
+      FF_ASSERT(args.delta_stride % 2 == 0);
+      copy_columns(delta, args.delta_stride / 2, device_pointer<void>(packed), args.columns / 2, args.columns / 2,
+                   part.rows);
+      from = packed;
+    }
+    bring(blocks, from, static_cast<uint64_t>(part.rows) * static_cast<uint64_t>(args.columns) * 2);
+    launch(card_->stream, kernel, {static_cast<unsigned>(part.rows)}, Overlap::kNone, part);
+  }
+}
+
+void CardRanks::gather_blocks(RankBlocks* blocks, const ops::Tensor& part, const ops::Tensor& out,
+                              const std::vector<int>& first) {
+  int64_t widest = 0;
+  for (size_t i = 0; i + 1 < first.size(); ++i) widest = std::max<int64_t>(widest, first[i + 1] - first[i]);
+  widest = round_up(widest, 4);
+  const Memory& mine = *memory_[static_cast<size_t>(member_->rank())];
+  auto* brought = mine.buffer.as<unsigned>();
+  void* packed = mine.buffer.as<unsigned char>() + exchange_.words_at();
+  const int64_t at_once = std::min<int64_t>(exchange_.parts_bytes() / (widest * 4 * count()), kMostGridRows);
+  if (at_once == 0) fail("logits of {} columns a rank: no room to gather a row", widest);
+  for (int64_t row = 0; row < out.rows; row += at_once) {
+    const int64_t rows = std::min(at_once, out.rows - row);
+    copy_columns(part.f32(row), part.stride, packed, widest, part.cols, rows);
+    bring(blocks, static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(packed)),
+          static_cast<uint64_t>(rows * widest * 4));
+    for (size_t rank = 0; rank + 1 < first.size(); ++rank) {
+      copy_columns(brought + static_cast<int64_t>(rank) * rows * widest, widest, out.f32(row) + first[rank], out.stride,
+                   first[rank + 1] - first[rank], rows);
+    }
+  }
+}
+
 void CardRanks::gather(const ops::Tensor& part, const ops::Tensor& out, Overlap overlap) {
   const std::vector<int>& first = columns_of(part.cols, out.cols);
   FF_ASSERT(is_float(part) && is_float(out) && part.rows == out.rows);
   const auto rank = static_cast<size_t>(member_->rank());
   FF_ASSERT(first[rank + 1] - first[rank] == part.cols);
+  if (!over_peers_ || replaced_) return gather_blocks(nccl_ ? nccl_.get() : host_.get(), part, out, first);
   comm::GatherColumnsArgs args = {};
   args.peers = peers();
   args.part_stride = part.stride;

@@ -1,6 +1,6 @@
 // A rank of a model whose ranks are cards (docs/ranks.md): the memory that the ranks have for each other, and what they
-// do together, as launches on the rank's stream. Nothing waits for the host within a step, and everything can be
-// recorded.
+// do together, as launches on the rank's stream. Over peer memory nothing waits for the host within a step, and
+// everything can be recorded. Where peer memory does not work NCCL takes its place, without it the host.
 //
 // All ranks call the same in the same order. What is not planned for (prepare()) meets the other ranks on the host
 // first, because memory that is allocated or freed, and kernels that are loaded, wait for kernels that run; planned
@@ -11,12 +11,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cpu/step/host_stepper.h"
 #include "cuda/backend/backend.h"
 #include "cuda/backend/memory.h"
+#include "cuda/backend/rank_blocks.h"
 #include "kernels/comm/reduce_args.h"
 #include "ops/tensor.h"
 #include "ranks/group.h"
@@ -33,15 +35,17 @@ class CardRanks {
 
   int64_t count() const { return member_->ranks(); }
   int64_t rank() const { return member_->rank(); }
-  // "rank 0 of 2, sums over peer memory"
+  // "rank 0 of 2, sums over peer memory (words)"
   std::string description() const;
+  // What it launches can be recorded; otherwise the host takes part in sums.
+  bool records() const { return records_; }
 
   // For a stepper of each rank, which they all make: rank 0's.
   std::shared_ptr<cpu::StepOrder> order();
   // Before what is not planned is launched: all ranks are here.
   void meet();
-  // There is memory for sums of rows of so many columns, and ranks have seen that they reach each other's. Waits for
-  // the stream. An Error says why they cannot.
+  // There is memory for sums of rows of so many columns, and ranks have seen that they reach each other's, or that what
+  // takes its place works; rank 0 warns of that. Waits for the stream. An Error where a way that was asked for fails.
   // True: it is elsewhere than before, and what was recorded is of no use.
   bool prepare(int64_t columns);
   // Of which column of `out` columns each rank's part begins, and `out`; the first time for these numbers ranks meet.
@@ -58,8 +62,22 @@ class CardRanks {
   struct Introduction;
 
   void allocate(int64_t columns);
+  // Why ranks do not reach each other's memory, the same on all; empty: they do.
+  std::string unreachable();
   // What is wrong with the memory of others as this rank reaches it and they reach this one's; empty: nothing.
   std::string found_wrong();
+  // Opens NCCL, or says why not: the same on all ranks.
+  std::string open_nccl();
+  // Peer memory does not work.
+  void fall_back(const std::string& why);
+  std::string card_of(int64_t rank) const;  // "GPU 1 (NVIDIA H200)"
+  SumWay way_of(int64_t bytes) const { return replaced_ ? *replaced_ : table_.way(count(), bytes); }
+  void load_gathered();
+  void bring(RankBlocks* blocks, DeviceAddress from, uint64_t bytes);
+  void reduce_gathered(RankBlocks* blocks, const norm::NormArgs& args, int64_t rows);
+  void gather_blocks(RankBlocks* blocks, const ops::Tensor& part, const ops::Tensor& out,
+                     const std::vector<int>& first);
+  void copy_columns(const void* from, int64_t from_stride, void* to, int64_t to_stride, int64_t words, int64_t rows);
   comm::Peers peers() const;
   unsigned grid(int64_t items, int ctas_of_sm) const;
 
@@ -67,7 +85,8 @@ class CardRanks {
   std::shared_ptr<ranks::Member> member_;
   const int device_;
   const uint64_t exchange_bytes_;
-  const SumWay way_;
+  const SumTable table_;
+  const bool over_peers_;  // of the table's ways any
   const std::chrono::nanoseconds patience_;
   std::vector<std::shared_ptr<Memory>> memory_;  // of all ranks, in order; empty before prepare()
   comm::Exchange exchange_ = {};
@@ -76,7 +95,14 @@ class CardRanks {
   cuda::Buffer counts_;  // Peers::uses, absent
   PinnedBuffer report_;
   std::map<std::pair<int64_t, int64_t>, std::vector<int>> columns_;
-  std::vector<Kernel> kernels_;  // reduce_source()
+  std::vector<int> devices_;  // of the ranks
+  std::vector<std::string> names_;
+  std::optional<SumWay> replaced_;           // the table's ways: peer memory does not work
+  std::unique_ptr<RankBlocks> nccl_, host_;  // where they are used
+  bool records_ = true;
+  std::vector<Kernel> kernels_;   // reduce_source()
+  std::vector<Kernel> two_shot_;  // where the table has it
+  std::vector<Kernel> gathered_;  // with nccl_ or host_
 };
 
 }  // namespace fourfold::cuda

@@ -187,6 +187,23 @@ plan::KernelSource reduce_source() {
            {"fourfold::comm::peer_copy", comm::kGatherThreads}}};
 }
 
+plan::KernelSource two_shot_source() {
+  return {"two_shot",
+          "#include \"kernels/comm/two_shot.cuh\"\n",
+          {{"fourfold::comm::reduce_norm_two_shot<1>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_two_shot<2>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_two_shot<4>", norm::kRowThreads}}};
+}
+
+plan::KernelSource gathered_source() {
+  return {"gathered",
+          "#include \"kernels/comm/gathered.cuh\"\n",
+          {{"fourfold::comm::add_gathered_parts<1>", norm::kRowThreads},
+           {"fourfold::comm::add_gathered_parts<2>", norm::kRowThreads},
+           {"fourfold::comm::add_gathered_parts<4>", norm::kRowThreads},
+           {"fourfold::comm::copy_columns", comm::kGatherThreads}}};
+}
+
 plan::KernelSource step_source() {
   return {"step_rows",
           "#include \"kernels/step/rows.cuh\"\n#include \"kernels/gemm/repack.cuh\"\n"

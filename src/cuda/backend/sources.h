@@ -61,6 +61,11 @@ plan::KernelSource norm_source();
 // side by side, copies (docs/kernels/comm.md).
 enum ReduceEntry { kReduce1, kReduce2, kReduce4, kWords1, kWords2, kWords4, kGatherColumns, kPeerCopy };
 plan::KernelSource reduce_source();
+// Sums in two shots, by rows' columns as above.
+plan::KernelSource two_shot_source();
+// Of parts that NCCL or the host has brought: sums by columns as above, and columns of rows put elsewhere.
+enum GatheredEntry { kGathered1, kGathered2, kGathered4, kCopyColumns };
+plan::KernelSource gathered_source();
 
 enum StepEntry { kRound, kAdd, kGate, kShared, kRepackUnits, kRouteRows, kCopyTables };
 plan::KernelSource step_source();

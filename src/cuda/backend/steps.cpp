@@ -258,6 +258,7 @@ void CudaBackend::carry(std::span<const cpu::CarriedRow> carried) {
 }
 
 std::optional<ops::OperationTimes> CudaBackend::time_operations(const std::function<void()>& forward) {
+  if (ranks_ != nullptr && !ranks_->records()) return std::nullopt;
   ops::OperationTimes times;
   with_timer(forward, [&](OpTimer& timer, const std::function<void()>& run) { times = timer.measure(run); });
   return times;
@@ -273,6 +274,7 @@ void CudaBackend::with_timer(const std::function<void()>& forward,
                              const std::function<void(OpTimer& timer, const std::function<void()>& run)>& measure) {
   const DeadlineScope many_steps(card_->device, kDeviceDeadline);
   forward();  // everything is loaded and there is room for it
+  if (ranks_ != nullptr && !ranks_->records()) fail("times on the card: {} cannot be recorded", ranks_->description());
   settle_norm();
   card_->stream.synchronize();
   OpTimer timer(*card_);

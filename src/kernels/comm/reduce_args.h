@@ -76,6 +76,21 @@ struct GatherColumnsArgs {
 inline constexpr int kGatherThreads = 256;
 FOURFOLD_HD constexpr int words_of_piece(const Exchange& exchange) { return exchange.columns / 2; }
 
+// Sums whose parts are in this rank's own memory: [ranks][rows][norm.columns] bf16, norm.delta unused.
+struct GatheredArgs {
+  norm::NormArgs norm;
+  const unsigned short* parts;
+  int ranks;
+  int rows;
+};
+// to[row][i] = from[row][i] for words of 4 bytes.
+struct CopyColumnsArgs {
+  const unsigned* from;
+  unsigned* to;
+  long long from_stride, to_stride;  // words
+  int words;                         // of a row
+};
+
 // to[i] = from[i], 16 bytes each, any grid of kGatherThreads.
 struct PeerCopyArgs {
   const void* from;

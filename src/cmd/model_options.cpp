@@ -48,6 +48,7 @@ void add_backend_options(Command& command, BackendArgs& args) {
                      "auto, cpu, cuda or cuda:N (default: FOURFOLD_DEVICE, or auto: a GPU that holds the model)");
   command.add_option("--emulate", args.emulate,
                      "Run the kernels of this card (as plan --gpu names it) on the GPU: a check, no measurement");
+  command.add_flag("--self-test", args.self_test, "Test every kernel on the GPU before the first step");
   command.add_option("--threads", args.threads, "Compute threads (default: FOURFOLD_THREADS, or all processors)")
       .range(1, 1024);
   command.add_option("--isa", args.isa, "Instruction set: " + cpu::family_isa_names() + " (default: the best)");
@@ -130,6 +131,7 @@ cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
   options.fp8_cache = args.kv_cache == "fp8";
   options.emulate = args.emulate;
   options.sums = sum_table();
+  if (args.self_test) options.test_kernels = true;
   return options;
 }
 
@@ -151,6 +153,7 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t wei
       fail("--device {}: {}", device_name(args), error.what());
     }
   }
+  if (args.self_test) fail("--self-test: the model runs on the CPU, wanted --device cuda");
   if (!args.emulate.empty()) fail("--emulate {}: the model runs on the CPU, wanted --device cuda", args.emulate);
   if (args.kv_cache != "auto" && args.kv_cache != "float16") {
     fail("--kv-cache-dtype {}: a CPU has float16; wanted that, auto, or --device cuda", args.kv_cache);

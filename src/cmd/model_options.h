@@ -24,11 +24,12 @@ struct BackendArgs {
   std::string device;  // empty: FOURFOLD_DEVICE, or auto
   std::string kv_cache = "auto";
   std::string emulate;  // a card whose kernels are to run on the GPU
+  bool self_test = false;
   int threads = 0;
   int64_t ranks = 1;
   bool by_expert = false;
 };
-// --device, --emulate, --threads, --isa, --activations, --kv-cache-dtype, --tensor-parallel-size,
+// --device, --emulate, --self-test, --threads, --isa, --activations, --kv-cache-dtype, --tensor-parallel-size,
 // --enable-expert-parallel
 void add_backend_options(Command& command, BackendArgs& args);
 // Makes the backend, or one for each rank, which share the threads; on the CPU, with a warning, where nobody asked for

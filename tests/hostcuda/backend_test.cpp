@@ -218,13 +218,11 @@ TEST_P(HostModel, HasTheReferencesLogits) {
 INSTANTIATE_TEST_SUITE_P(
     Pieces, HostModel,
     testing::Values(
-        Case{.name = "Tokens", .steps = {{3}, {1}, {1}}, .again = true},                      //
-        Case{.name = "Piece", .steps = {{20}, {1}}, .again = true},                           //
-        Case{.name = "OneByOne", .steps = {{5}, {1}}, .overlap = false, .wide = false},       //
-        Case{.name = "Chunks", .steps = {{33, 0}, {70, 1}, {17, 1}}},                         //
-        Case{.name = "Mixed", .steps = {{20, 1, 3, 0}, {1, 18, 2, 1}}},                       //
-        Case{.name = "MixedNarrow", .steps = {{20, 1, 3, 0}, {1, 18, 2, 1}}, .wide = false},  //
-        Case{.name = "Fp8Cache", .steps = {{19, 2}, {1, 17}, {1, 3}}, .fp8 = true},           //
+        Case{.name = "Tokens", .steps = {{3}, {1}, {1}}, .again = true},                 //
+        Case{.name = "OneByOne", .steps = {{5}, {1}}, .overlap = false, .wide = false},  //
+        Case{.name = "Chunks", .steps = {{33, 0}, {70, 1}, {17, 1}}},                    //
+        Case{.name = "Mixed", .steps = {{20, 1, 3, 0}, {1, 18, 2, 1}}, .again = true},   //
+        Case{.name = "Fp8Cache", .steps = {{19, 2}, {1, 17}, {1, 3}}, .fp8 = true},      //
         // The kernels of other architectures: mma.sync, other tiles, no bulk copies on the first one.
         Case{.name = "Ampere", .steps = {{20, 3}, {1, 17}}, .card = ampere_card(), .rows = 32},
         Case{.name = "EmulatedBlackwell", .steps = {{20, 3}, {1, 17}}, .emulate = "rtx-pro-6000", .rows = 32},

@@ -14,7 +14,9 @@
 #include "cuda/backend/sources.h"
 #include "cuda/device/device.h"
 #include "cuda/moe/sources.h"
+#include "hostcuda/broken.h"
 #include "hostcuda/problems.h"
+#include "jit/sources.h"
 #include "plan/buckets.h"
 
 namespace fourfold::hostcuda {
@@ -39,6 +41,7 @@ std::vector<plan::KernelSource> all_sources() {
     }
   }
   for (const int formats : {1, 2}) all.push_back(cuda::plain_source(plan::find_arch("sm_90a"), formats, formats));
+  for (plan::KernelSource& source : replacements()) all.push_back(std::move(source));
   for (const ExpertCase& c : expert_cases()) {
     // As the planner will see the card.
     const plan::Gpu gpu = c.emulate.empty() ? cuda::gpu_row_of(device_info(c.card)) : plan::find_gpu(c.emulate);
@@ -78,6 +81,29 @@ void write_if_changed(const std::filesystem::path& path, const std::string& text
   std::ofstream(path) << text;
 }
 
+// A header with its text changed beside the file that includes it.
+std::string broken_file(const std::filesystem::path& directory, const BrokenKernel& broken, size_t number) {
+  std::string header;
+  for (const jit::EmbeddedSource& source : jit::embedded_sources()) {
+    if (source.name == broken.header) header = source.text;
+  }
+  const size_t at = header.find(broken.from);
+  if (at == std::string::npos || header.find(broken.from, at + 1) != std::string::npos) {
+    fail("{} does not have once: {}", broken.header, broken.from);
+  }
+  header.replace(at, std::string(broken.from).size(), broken.to);
+  const std::filesystem::path path = std::filesystem::absolute(directory / fmt::format("broken_{}.cuh", number));
+  write_if_changed(path, header);
+  std::string text;
+  for (const char* name : broken.renamed) text += fmt::format("#define {0} {0}_broken_{1}\n", name, number);
+  text += fmt::format("#include \"{}\"\n", path.string());
+  text += fmt::format("static const fourfold::hostcuda::HostModule module_{}(R\"source({})source\", {{\n", number,
+                      broken.marked(broken.source.text));
+  text += fmt::format("    fourfold::hostcuda::host_kernel<&{}>(\"{}\"),\n}});\n", broken.expression(),
+                      broken.expression());
+  return text;
+}
+
 }  // namespace
 }  // namespace fourfold::hostcuda
 
@@ -85,18 +111,24 @@ int main(int count, char** arguments) try {
   using namespace fourfold;
   if (count != 3) fail("usage: generate DIRECTORY COUNT");
   const auto files = static_cast<size_t>(std::atoi(arguments[2]));
-  std::vector<std::string> texts(
-      files,
+  const std::string beginning =
       "#include \"executor/cuda.h\"\n#include \"hostcuda/registry.h\"\n"
-      "// The kernels' headers want the wrappers first.\n#include \"kernels/ptx/sm90.cuh\"\n");
+      "// The kernels' headers want the wrappers first.\n#include \"kernels/ptx/sm90.cuh\"\n";
+  std::vector<std::string> texts(files, beginning);
+  // Each kernel once, whatever else its source has.
   std::set<std::string> seen;
-  for (const plan::KernelSource& source : hostcuda::all_sources()) {
-    std::string name = source.text;
-    for (const plan::KernelEntry& entry : source.entries) name += entry.expression;
-    if (!seen.insert(std::move(name)).second) continue;
-    texts[seen.size() % files] += hostcuda::file_of(source, seen.size());
+  size_t number = 0;
+  for (plan::KernelSource& source : hostcuda::all_sources()) {
+    std::erase_if(source.entries,
+                  [&](const plan::KernelEntry& entry) { return !seen.insert(source.text + entry.expression).second; });
+    if (source.entries.empty()) continue;
+    ++number;
+    texts[number % files] += hostcuda::file_of(source, number);
   }
-  for (size_t i = 0; i < files; ++i) {
+  for (const hostcuda::BrokenKernel& broken : hostcuda::broken_kernels()) {
+    texts.push_back(beginning + hostcuda::broken_file(arguments[1], broken, ++number));
+  }
+  for (size_t i = 0; i < texts.size(); ++i) {
     hostcuda::write_if_changed(std::filesystem::path(arguments[1]) / fmt::format("kernels_{}.cpp", i), texts[i]);
   }
   return 0;

@@ -86,8 +86,8 @@ TEST_P(HostLayer, PassesItsSelfTestAndIsRightForEveryBatch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cards, HostLayer,
-                         testing::Values(LayerCase{"Hopper", 0}, LayerCase{"Blackwell", 1}, LayerCase{"Ampere", 2},
-                                         LayerCase{"EmulatedBlackwell", 3}),
+                         testing::Values(LayerCase{"Hopper", 0}, LayerCase{"Blackwell", 3}, LayerCase{"Ampere", 4},
+                                         LayerCase{"EmulatedBlackwell", 5}),
                          [](const auto& parameter) { return parameter.param.name; });
 
 }  // namespace

@@ -32,9 +32,13 @@ CudaBackend::CudaBackend(const CudaOptions& options)
                                options.emulate.empty() ? nullptr : &plan::find_gpu(options.emulate))) {}
 
 CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card)
+    : CudaBackend(options, card, plan::arch_of(card->loader.card()), card->device.info().sms) {}
+
+CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card, Target target, int sms)
     : options_(options),
       card_(std::move(card)),
-      arch_(plan::arch_of(card_->loader.card())),
+      arch_(std::move(target)),
+      sms_(sms),
       pool_(options.threads),
       overlap_(options.overlap ? Overlap::kProgrammatic : Overlap::kNone),
       step_uploads_(*card_),
@@ -45,8 +49,7 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card)
       copies_(*card_),
       graphs_(*card_, kMostGraphs) {
   card_->loading_threads = options.threads;
-  const jit::DeviceInfo& info = card_->device.info();
-  arrived_ = cuda::Buffer(card_->device, static_cast<uint64_t>(info.sms * gemm::kWideWarps) * sizeof(int), "counters");
+  arrived_ = cuda::Buffer(card_->device, static_cast<uint64_t>(sms_ * gemm::kWideWarps) * sizeof(int), "counters");
   arrived_.fill(card_->stream, 0);
   const std::vector<float> scales(2, 1.0f);
   ones_ = cuda::Buffer(card_->device, 128, "scales of the cache");
@@ -85,6 +88,7 @@ const std::vector<Kernel>& CudaBackend::loaded(const plan::KernelSource& source)
   if (found == nullptr) {
     owned_.push_back(std::make_unique<std::vector<Kernel>>(card_->loader.load(source)));
     found = owned_.back().get();
+    for (size_t i = 0; i < found->size(); ++i) expressions_[(*found)[i].name] = source.entries[i].expression;
   }
   return *found;
 }
@@ -114,7 +118,7 @@ void CudaBackend::load_known() {
   for (const RowsWay& way : ways_) {
     sources.push_back(rows_source(arch_, way));
     const auto same = [&](const plan::KernelSource& s) { return s.name == wide_source(arch_, way.formats).name; };
-    if (options_.wide && std::none_of(sources.begin(), sources.end(), same)) {
+    if (options_.wide && has_wide(arch_, way.formats) && std::none_of(sources.begin(), sources.end(), same)) {
       sources.push_back(wide_source(arch_, way.formats));
     }
   }
@@ -464,7 +468,7 @@ const CudaBackend::ProductKernels& CudaBackend::product_kernels(const RowsWay& w
   ProductKernels& found = products_[way];
   if (found.few == nullptr) {
     found.few = &loaded(rows_source(arch_, way));
-    if (options_.wide) found.many = &loaded(wide_source(arch_, way.formats));
+    if (options_.wide && has_wide(arch_, way.formats)) found.many = &loaded(wide_source(arch_, way.formats));
   }
   return found;
 }
@@ -473,9 +477,9 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
                           int64_t rows, int64_t weight_bytes, const ops::Tensor& out) {
   const RowsWay way = rows_way(arch_, formats, rows, x.cols);
   const ProductKernels& kernels = product_kernels(way);
-  if (options_.wide && arch_.wgmma && (planning_ || x.rows > kFewRows)) {
+  if (options_.wide && wide_by_wgmma(arch_, formats) && (planning_ || x.rows > kFewRows)) {
     const gemm::WideTile most = {formats, 128, 0};
-    const int sms = card_->device.info().sms;
+    const int sms = sms_;
     scratch(wide_partial_,
             std::max<int64_t>(gemm::wide_partial_bytes(most, sms),
                               gemm::middle_partial_bytes(sms * middle_tile(arch_, formats).ctas)),
@@ -493,7 +497,7 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
     if (normed) take_along(none);
     return;
   }
-  if (options_.wide && x.rows > kFewRows && !stays_with_few(arch_, matrix, formats, x.rows, card_->device.info().sms)) {
+  if (options_.wide && x.rows > kFewRows && !stays_with_few(arch_, matrix, formats, x.rows, sms_)) {
     return wide_product(x, matrix, formats, *kernels.many, out);
   }
   for (int64_t first = 0; first < x.rows;) {
@@ -514,7 +518,7 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
     if (normed) take_along(args);
     Kernel kernel = (*kernels.few)[entry];
     kernel.smem_bytes = gemm::rows_map(tile, tokens, args.panel_units).total;
-    const int grid = gemm::rows_grid(tile, matrix.tiles, card_->device.info().sms);
+    const int grid = gemm::rows_grid(tile, matrix.tiles, sms_);
     launch(card_->stream, kernel, {static_cast<unsigned>(grid)}, overlap_, args);
     first += tokens;
   }
@@ -549,7 +553,7 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   args.x_stride = x.stride;
   args.out = out.data;
   args.out_stride = out.stride;
-  if (!arch_.wgmma) {
+  if (!wide_by_wgmma(arch_, formats)) {
     const int grid = gemm::dense_grid(dense_tile(arch_, formats, entry), matrix, args.tokens);
     launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, args);
     return;
@@ -558,7 +562,7 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   const ptx::TensorMap rows =
       row_pieces(card_->device, address_of(x.data), static_cast<uint64_t>(x.rows), static_cast<uint64_t>(x.cols),
                  static_cast<uint64_t>(x.stride * x.element_bytes()), static_cast<unsigned>(copied));
-  const int sms = card_->device.info().sms;
+  const int sms = sms_;
   args.partial = wide_partial_.as<float>();
   args.arrived = arrived_.as<int>();
   if (entry == kMiddle) {
@@ -651,7 +655,7 @@ void CudaBackend::plain_experts(const PlainExperts& experts, const ops::Tensor& 
                           card_->experts,
                           kernels,
                           experts,
-                          card_->device.info().sms,
+                          sms_,
                           overlap_,
                           plain_tables_.address(),
                           plain_hidden_.address(),

@@ -33,6 +33,8 @@ class CudaBackend : public ops::Backend {
  public:
   explicit CudaBackend(const CudaOptions& options);
   CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card);
+  // With kernels chosen for `target`, which are launched as on a card of so many SMs: for their self-tests.
+  CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card, Target target, int sms);
   ~CudaBackend() override;
 
   std::string description() const override;
@@ -83,6 +85,7 @@ class CudaBackend : public ops::Backend {
 
  private:
   struct Rehearsal;
+  friend class KernelTests;
   // All that layers of one shape of experts share.
   struct ExpertSet {
     std::unique_ptr<ExpertKernels> kernels;
@@ -118,6 +121,8 @@ class CudaBackend : public ops::Backend {
   void load_known();
   // The same for all that `rehearse`, a planned body, asks for.
   void load_asked_for(const std::function<void()>& rehearse);
+  // Tests the kernels that `rehearse` asked for, disables wrong ones, and asks again, until all are right.
+  void test_kernels(const std::function<void()>& rehearse);
   // At least `bytes` of memory; grows outside of steps that were planned.
   DeviceAddress scratch(cuda::Buffer& buffer, int64_t bytes, const char* what);
   // Rows that an operation must have memory for: those of the batch, or all when it is planned.
@@ -187,7 +192,8 @@ class CudaBackend : public ops::Backend {
   CudaOptions options_;
   std::shared_ptr<Card> card_;
   std::unique_ptr<CardRanks> ranks_;  // null: there is one
-  const plan::Arch& arch_;            // that kernels are chosen for
+  Target arch_;                       // that kernels are chosen for
+  const int sms_;                     // that launches are made for
   ThreadPool pool_;
   Overlap overlap_;
   Uploads step_uploads_, row_uploads_, block_uploads_, sample_uploads_, carry_uploads_;
@@ -212,6 +218,7 @@ class CudaBackend : public ops::Backend {
 
   std::set<RowsWay> ways_;  // of the stacks that were loaded
   std::map<std::string, const std::vector<Kernel>*> by_name_;
+  std::map<std::string, std::string> expressions_;  // of loaded kernels, by their names
   std::map<RowsWay, ProductKernels> products_;
   std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, prefill_, delta_;
   std::map<std::array<int64_t, 5>, ExpertSet> experts_;  // by count, choices, sizes, slices of the shared one

@@ -23,7 +23,9 @@ namespace fourfold::cuda {
 struct Card {
   // `emulate`: null, or the card whose kernels are to run here (LoadOptions).
   Card(int index, const std::filesystem::path& store_directory, const plan::Gpu* emulate = nullptr)
-      : device(index), stream(device), store(store_directory), load{.emulate = emulate}, loader(device, store, load) {}
+      : Card(index, store_directory, LoadOptions{.emulate = emulate}) {}
+  Card(int index, const std::filesystem::path& store_directory, const LoadOptions& options)
+      : device(index), stream(device), store(store_directory), load(options), loader(device, store, load) {}
   // One that is only counted on.
   Card(const jit::DeviceInfo& info, uint64_t memory, const std::filesystem::path& store_directory,
        const plan::Gpu* emulate = nullptr)

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "kernels/comm/reduce_args.h"
 #include "kernels/gemm/repack_args.h"
 #include "kernels/norm/norm_args.h"
@@ -19,13 +21,32 @@ namespace {
 constexpr int64_t kLargeShared = 224 * 1024, kMiddleShared = 160 * 1024;
 constexpr int kMostPasses = 4;  // over a matrix's weights, where x does not fit
 
-// The first of an operation's tiles that fits.
-template <typename Tile, typename Fits>
-std::optional<Tile> first_fit(const std::vector<Tile>& tiles, const Fits& fits) {
+bool right(const Target& arch, const std::string& expression) { return !arch.wrong.contains(expression); }
+
+bool all_right(const Target& arch, const plan::KernelSource& source) {
+  return std::all_of(source.entries.begin(), source.entries.end(),
+                     [&](const plan::KernelEntry& entry) { return right(arch, entry.expression); });
+}
+
+// The first of an operation's tiles that fits and whose kernels, as `expressions` names them, are not wrong.
+template <typename Tile, typename Fits, typename Expressions>
+std::optional<Tile> first_fit(const Target& arch, const std::vector<Tile>& tiles, const Fits& fits,
+                              const Expressions& expressions) {
   for (const Tile& tile : tiles) {
-    if (tile.legal() && fits(tile)) return tile;
+    if (!tile.legal() || !fits(tile)) continue;
+    if (arch.wrong.empty()) return tile;
+    const std::vector<std::string> all = expressions(tile);
+    if (std::all_of(all.begin(), all.end(), [&](const std::string& each) { return right(arch, each); })) return tile;
   }
   return std::nullopt;
+}
+
+// A source whose kernels are not the first ones of their lists has a name of its own.
+void name_apart(const Target& arch, plan::KernelSource& source) {
+  if (arch.wrong.empty()) return;
+  std::string all;
+  for (const plan::KernelEntry& entry : source.entries) all += entry.expression + "\n";
+  source.name += fmt::format("_{:016x}", checksum(std::as_bytes(std::span(all))));
 }
 
 }  // namespace
@@ -34,7 +55,9 @@ unsigned shared_of(const plan::Arch& arch, int ctas) {
   return static_cast<unsigned>(std::min(arch.smem_per_block, arch.smem_per_sm / ctas - arch.smem_reserved));
 }
 
-RowsWay rows_way(const plan::Arch& arch, int formats, int64_t rows, int64_t columns) {
+namespace {
+
+RowsWay first_way(const Target& arch, int formats, int64_t rows, int64_t columns) {
   constexpr int kBf16 = 1 << static_cast<int>(gemm::Weights::kBf16), kFp8 = 1 << static_cast<int>(gemm::Weights::kFp8);
   const int pieces = norm::norm_pieces(static_cast<int>(columns));
   const int norm = pieces == 1 || pieces == 2 ? pieces : 0;
@@ -52,6 +75,22 @@ RowsWay rows_way(const plan::Arch& arch, int formats, int64_t rows, int64_t colu
   return {formats, 4, 2, slots, 1, norm, slots};
 }
 
+}  // namespace
+
+RowsWay rows_way(const Target& arch, int formats, int64_t rows, int64_t columns) {
+  if (arch.way) return *arch.way;
+  const RowsWay first = first_way(arch, formats, rows, columns);
+  if (arch.wrong.empty()) return first;
+  std::vector<RowsWay> ways = {first, first};
+  ways.back().norm_pieces = 0;
+  for (const int strip_warps : {8, 4}) ways.push_back({formats, strip_warps, 8 / strip_warps, 2, 1, 0, 1});
+  for (const RowsWay& way : ways) {
+    if (all_right(arch, rows_source(arch, way))) return way;
+  }
+  fail("products of few rows: every kernel is wrong, the last one {}",
+       rows_source(arch, ways.back()).entries[kRows8].expression);
+}
+
 gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry) {
   return {way.formats,
           entry == kRows16 ? 2 : 1,
@@ -63,7 +102,7 @@ gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry) {
           gemm::RowsLast::kNothing};
 }
 
-int rows_at_once(const plan::Arch& arch, const RowsWay& way, int units, int tokens) {
+int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens) {
   const auto whole = [&](int rows) {
     const gemm::RowsTile tile = rows_tile(way, rows > 8 ? kRows16 : kRows8);
     return gemm::panel_units(tile, units, rows, shared_of(arch, tile.ctas)) == units;
@@ -76,7 +115,7 @@ int rows_at_once(const plan::Arch& arch, const RowsWay& way, int units, int toke
   return tokens;
 }
 
-plan::KernelSource rows_source(const plan::Arch& arch, const RowsWay& way) {
+plan::KernelSource rows_source(const Target& arch, const RowsWay& way) {
   plan::KernelSource source;
   source.name = fmt::format("rows_{}_w{}x{}_s{}_c{}_n{}", way.formats, way.strip_warps, way.teams, way.slots, way.ctas,
                             way.norm_pieces);
@@ -94,59 +133,49 @@ plan::KernelSource rows_source(const plan::Arch& arch, const RowsWay& way) {
   return source;
 }
 
-WideEntry wide_entry(const plan::Arch& arch, int formats, int64_t rows, const gemm::Matrix& matrix) {
+WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix) {
   // Few items are dealt out evenly; where there are many, x is brought to twice as many weights at once.
-  constexpr int kMiddleMost = 256;
-  if (!arch.wgmma && rows <= 32) return kMiddle;
-  if (arch.wgmma && rows <= gemm::kMiddleRows && matrix.tiles <= kMiddleMost) return kMiddle;
+  const bool wgmma = wide_by_wgmma(arch, formats);
+  if (!wgmma && rows <= 32) return kMiddle;
+  if (wgmma && rows <= gemm::kMiddleRows && matrix.tiles <= arch.most_middle_tiles) return kMiddle;
   return rows > 64 && (formats & gemm::kCells) == 0 ? kWideMany : kWideFew;
 }
 
 // As many stages as there is room for, up to 200 kB.
-gemm::WideTile wide_tile(const plan::Arch& arch, int formats, WideEntry entry) {
+gemm::WideTile wide_tile(const Target& arch, int formats, WideEntry entry) {
   gemm::WideTile t = {formats, entry == kWideFew ? 64 : 128, 2};
   while (gemm::wide_map({t.formats, t.tokens, t.stages + 1}).total <= shared_of(arch)) ++t.stages;
   return t;
 }
 
 // About 100 kB: two have room on an SM.
-gemm::MiddleTile middle_tile(const plan::Arch& arch, int formats) {
+gemm::MiddleTile middle_tile(const Target& arch, int formats) {
   gemm::MiddleTile t = {formats, 3, 2};
   if (gemm::middle_map({formats, 4, 2}).total <= shared_of(arch, 2)) t.stages = 4;
   return t;
 }
 
 // 128 tokens where there are many: a warp's accumulators are then 64 registers, with cells twice as many.
-gemm::DenseTile dense_tile(const plan::Arch& arch, int formats, WideEntry entry) {
+gemm::DenseTile dense_tile(const Target& arch, int formats, WideEntry entry) {
   gemm::DenseTile t = {formats, entry == kMiddle ? 32 : entry == kWideFew ? 64 : 128, entry == kMiddle ? 8 : 4, 4, 1};
   t.ctas = t.tokens <= 64 && !t.cells() ? 2 : 1;
   while (t.stages > 2 && gemm::dense_map(t).total > shared_of(arch, t.ctas)) --t.stages;
   return t;
 }
 
-bool stays_with_few(const plan::Arch& arch, const gemm::Matrix& matrix, int formats, int64_t rows, int sms) {
+bool stays_with_few(const Target& arch, const gemm::Matrix& matrix, int formats, int64_t rows, int sms) {
   constexpr int64_t kOne = 16, kMost = 64;  // of one launch, and of four
-  if (arch.wgmma || rows > kMost) return false;
+  if (!has_wide(arch, formats)) return true;
+  if (wide_by_wgmma(arch, formats) || rows > kMost) return false;
   if (rows <= kOne) return true;
   const gemm::DenseTile tile = dense_tile(arch, formats, wide_entry(arch, formats, rows, matrix));
   return 2 * gemm::dense_grid(tile, matrix, static_cast<int>(rows)) < sms;
 }
 
-plan::KernelSource wide_source(const plan::Arch& arch, int formats) {
+namespace {
+
+plan::KernelSource wgmma_source(const Target& arch, int formats) {
   plan::KernelSource source;
-  if (!arch.wgmma) {
-    source.name = fmt::format("dense_{}", formats);
-    source.text = "#include \"kernels/gemm/dense.cuh\"\n";
-    for (const WideEntry entry : {kMiddle, kWideFew, kWideMany}) {
-      if (entry == kWideMany && (formats & gemm::kCells) != 0) continue;
-      const gemm::DenseTile t = dense_tile(arch, formats, entry);
-      source.entries.push_back(
-          {fmt::format("fourfold::gemm::gemm_dense<fourfold::gemm::DenseTileOf<{}, {}, {}, {}, {}>>", t.formats,
-                       t.tokens, t.row_warps, t.stages, t.ctas),
-           gemm::kDenseThreads, static_cast<int64_t>(gemm::dense_map(t).total), t.ctas > 1});
-    }
-    return source;
-  }
   source.name = fmt::format("wide_{}", formats);
   source.text = "#include \"kernels/gemm/middle_sm90.cuh\"\n";
   const gemm::MiddleTile middle = middle_tile(arch, formats);
@@ -161,6 +190,34 @@ plan::KernelSource wide_source(const plan::Arch& arch, int formats) {
                               gemm::kWideThreads, static_cast<int64_t>(gemm::wide_map(t).total)});
   }
   return source;
+}
+
+plan::KernelSource mma_source(const Target& arch, int formats) {
+  plan::KernelSource source;
+  source.name = fmt::format("dense_{}", formats);
+  source.text = "#include \"kernels/gemm/dense.cuh\"\n";
+  for (const WideEntry entry : {kMiddle, kWideFew, kWideMany}) {
+    if (entry == kWideMany && (formats & gemm::kCells) != 0) continue;
+    const gemm::DenseTile t = dense_tile(arch, formats, entry);
+    source.entries.push_back({fmt::format("fourfold::gemm::gemm_dense<fourfold::gemm::DenseTileOf<{}, {}, {}, {}, {}>>",
+                                          t.formats, t.tokens, t.row_warps, t.stages, t.ctas),
+                              gemm::kDenseThreads, static_cast<int64_t>(gemm::dense_map(t).total), t.ctas > 1});
+  }
+  return source;
+}
+
+}  // namespace
+
+bool wide_by_wgmma(const Target& arch, int formats) {
+  return arch.wgmma && (arch.wrong.empty() || all_right(arch, wgmma_source(arch, formats)));
+}
+
+bool has_wide(const Target& arch, int formats) {
+  return arch.wrong.empty() || wide_by_wgmma(arch, formats) || all_right(arch, mma_source(arch, formats));
+}
+
+plan::KernelSource wide_source(const Target& arch, int formats) {
+  return wide_by_wgmma(arch, formats) ? wgmma_source(arch, formats) : mma_source(arch, formats);
 }
 
 plan::KernelSource norm_source() {
@@ -229,7 +286,35 @@ plan::KernelSource sample_source() {
            {"fourfold::step::verify_drafts", step::kVerifyThreads}}};
 }
 
-attn::DecodeTile attention_tile(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8, AttentionEntry entry) {
+namespace {
+
+std::string decode_expression(const attn::DecodeTile& t) {
+  return fmt::format(
+      "fourfold::attn::attention_decode<fourfold::attn::DecodeTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>>",
+      t.head_dim, t.rotary_dim, t.row_tiles, t.key_groups, t.parts, t.blocks, t.stages, t.fp8, t.bulk, t.ctas);
+}
+
+std::string prefill_expression(const attn::PrefillTile& t) {
+  return fmt::format("fourfold::attn::attention_prefill_{}<fourfold::attn::PrefillTileOf<{}, {}, {}, {}, {}, {}, {}>>",
+                     t.wgmma ? "wgmma" : "mma", t.head_dim, t.rotary_dim, t.warps, t.keys, t.stages, t.fp8, t.wgmma);
+}
+
+std::string recurrent_expression(const gdn::RecurrentTile& t) {
+  return fmt::format("fourfold::gdn::delta_recurrent<fourfold::gdn::RecurrentTileOf<{}, {}, {}, {}, {}, {}>>",
+                     t.key_dim, t.value_dim, t.rows, t.warps, t.ctas, t.float32);
+}
+
+// Of preparing, scanning and scaling.
+std::vector<std::string> chunk_expressions(const gdn::ChunkTile& t) {
+  const std::string name = fmt::format("fourfold::gdn::ChunkTileOf<{}, {}, {}, {}, {}, {}, {}>", t.key_dim, t.value_dim,
+                                       t.chunk, t.columns, t.helpers, t.bulk, t.float32);
+  return {fmt::format("fourfold::gdn::delta_prepare<{}>", name), fmt::format("fourfold::gdn::delta_scan<{}>", name),
+          fmt::format("fourfold::gdn::delta_scale<{}>", name)};
+}
+
+}  // namespace
+
+attn::DecodeTile attention_tile(const Target& arch, int head_dim, int rotary_dim, bool fp8, AttentionEntry entry) {
   struct Shape {
     int row_tiles, key_groups, parts, blocks, stages, ctas;
   };
@@ -254,33 +339,35 @@ attn::DecodeTile attention_tile(const plan::Arch& arch, int head_dim, int rotary
     tiles.push_back(
         {head_dim, rotary_dim, s.row_tiles, s.key_groups, s.parts, s.blocks, s.stages, fp8, arch.bulk_copy, s.ctas});
   }
-  const auto tile =
-      first_fit(tiles, [&](const attn::DecodeTile& t) { return attn::decode_map(t).total <= shared_of(arch, t.ctas); });
+  const auto tile = first_fit(
+      arch, tiles, [&](const attn::DecodeTile& t) { return attn::decode_map(t).total <= shared_of(arch, t.ctas); },
+      [](const attn::DecodeTile& t) { return std::vector{decode_expression(t)}; });
+  if (!tile && !arch.wrong.empty()) {
+    fail("attention of few rows: every kernel is wrong, the last one {}", decode_expression(tiles.back()));
+  }
   if (!tile) {
     fail("attention: heads of {}, {} of them rotate; wanted 64, 128 or 256 and a multiple of 16", head_dim, rotary_dim);
   }
   return *tile;
 }
 
-plan::KernelSource attention_source(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8) {
+plan::KernelSource attention_source(const Target& arch, int head_dim, int rotary_dim, bool fp8) {
   plan::KernelSource source;
   source.name = fmt::format("attention_{}_{}{}", head_dim, rotary_dim, fp8 ? "_fp8" : "");
   source.text = "#include \"kernels/attn/decode.cuh\"\n#include \"kernels/attn/prefill_prepare.cuh\"\n";
   for (const AttentionEntry entry : {kAttendFew, kAttendMany, kAttendBatch}) {
     const attn::DecodeTile t = attention_tile(arch, head_dim, rotary_dim, fp8, entry);
-    source.entries.push_back(
-        {fmt::format(
-             "fourfold::attn::attention_decode<fourfold::attn::DecodeTileOf<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>>",
-             t.head_dim, t.rotary_dim, t.row_tiles, t.key_groups, t.parts, t.blocks, t.stages, t.fp8, t.bulk, t.ctas),
-         static_cast<unsigned>(t.threads()), static_cast<int64_t>(attn::decode_map(t).total), t.ctas > 1});
+    source.entries.push_back({decode_expression(t), static_cast<unsigned>(t.threads()),
+                              static_cast<int64_t>(attn::decode_map(t).total), t.ctas > 1});
   }
   source.entries.push_back({fmt::format("fourfold::attn::attention_combine<{}>", head_dim), attn::kCombineThreads});
   source.entries.push_back(
       {fmt::format("fourfold::attn::attention_prepare<{}, {}, {}>", head_dim, rotary_dim, fp8), attn::kPrepareThreads});
+  name_apart(arch, source);
   return source;
 }
 
-std::optional<attn::PrefillTile> prefill_tile(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8) {
+std::optional<attn::PrefillTile> prefill_tile(const Target& arch, int head_dim, int rotary_dim, bool fp8) {
   struct Shape {
     int warps, keys, stages;
     bool wgmma;
@@ -292,28 +379,45 @@ std::optional<attn::PrefillTile> prefill_tile(const plan::Arch& arch, int head_d
     if (arch.name == "sm_80" && !fp8 && s.keys > 16) continue;  // NVRTC 13.0 spills there
     tiles.push_back({head_dim, rotary_dim, s.warps, s.keys, s.stages, fp8, s.wgmma});
   }
-  return first_fit(tiles, [&](const attn::PrefillTile& t) { return attn::prefill_map(t).total <= shared_of(arch); });
+  return first_fit(
+      arch, tiles, [&](const attn::PrefillTile& t) { return attn::prefill_map(t).total <= shared_of(arch); },
+      [](const attn::PrefillTile& t) { return std::vector{prefill_expression(t)}; });
 }
 
-plan::KernelSource prefill_source(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8) {
+plan::KernelSource prefill_source(const Target& arch, int head_dim, int rotary_dim, bool fp8) {
   const attn::PrefillTile t = prefill_tile(arch, head_dim, rotary_dim, fp8).value();
-  return {
+  plan::KernelSource source = {
       fmt::format("prefill_{}_{}{}", head_dim, rotary_dim, fp8 ? "_fp8" : ""),
       fmt::format("#include \"kernels/attn/prefill_{}.cuh\"\n", t.wgmma ? "sm90" : "mma"),
-      {{fmt::format("fourfold::attn::attention_prefill_{}<fourfold::attn::PrefillTileOf<{}, {}, {}, {}, {}, {}, {}>>",
-                    t.wgmma ? "wgmma" : "mma", t.head_dim, t.rotary_dim, t.warps, t.keys, t.stages, t.fp8, t.wgmma),
-        static_cast<unsigned>(t.threads()), static_cast<int64_t>(attn::prefill_map(t).total)}}};
+      {{prefill_expression(t), static_cast<unsigned>(t.threads()), static_cast<int64_t>(attn::prefill_map(t).total)}}};
+  name_apart(arch, source);
+  return source;
 }
 
-gdn::RecurrentTile recurrent_tile(const plan::Arch& arch, int key_dim, int value_dim, DeltaEntry entry) {
-  // Two CTAs of an SM have 64 registers for a thread, which is four too few.
-  if (entry == kDeltaOne) return {key_dim, value_dim, 1, 16, arch.wgmma ? 2 : 1, false};
-  // Two panels a warp, one after the other: reads and writes of a CTA overlap.
-  if (entry == kDeltaBatch) return {key_dim, value_dim, 1, 8, 2, false};
-  return {key_dim, value_dim, gdn::kRecurrentRows, 16, 1, false};
+gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim, DeltaEntry entry) {
+  const auto tile = [&](int rows, int warps, int ctas) {
+    return gdn::RecurrentTile{key_dim, value_dim, rows, warps, ctas, false};
+  };
+  std::vector<gdn::RecurrentTile> tiles;
+  if (entry == kDeltaOne) {
+    // Two CTAs of an SM have 64 registers for a thread, which is four too few.
+    tiles = {tile(1, 16, arch.wgmma ? 2 : 1), tile(1, 8, 2)};
+  } else if (entry == kDeltaBatch) {
+    // Two panels a warp, one after the other: reads and writes of a CTA overlap.
+    tiles = {tile(1, 8, 2), tile(1, 16, arch.wgmma ? 2 : 1)};
+  } else {
+    tiles = {tile(gdn::kRecurrentRows, 16, 1)};
+  }
+  const auto all = [](const gdn::RecurrentTile&) { return true; };
+  const auto expressions = [](const gdn::RecurrentTile& t) { return std::vector{recurrent_expression(t)}; };
+  const auto found = first_fit(arch, tiles, all, expressions);
+  if (!found && !arch.wrong.empty()) {
+    fail("delta rule: every kernel is wrong, the last one {}", recurrent_expression(tiles.back()));
+  }
+  return found.value_or(tiles.front());  // that it is legal is for whoever makes a source of it
 }
 
-std::optional<gdn::ChunkTile> chunk_tile(const plan::Arch& arch, int key_dim, int value_dim) {
+std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int value_dim) {
   struct Shape {
     int chunk, columns;
   };
@@ -321,12 +425,15 @@ std::optional<gdn::ChunkTile> chunk_tile(const plan::Arch& arch, int key_dim, in
   for (const Shape& s : {Shape{64, 32}, Shape{32, 32}, Shape{32, 16}}) {
     tiles.push_back({key_dim, value_dim, s.chunk, s.columns, true, arch.bulk_copy, false});
   }
-  return first_fit(tiles, [&](const gdn::ChunkTile& t) {
-    return std::max(gdn::scan_map(t).total, gdn::prepare_map(t).total) <= shared_of(arch);
-  });
+  return first_fit(
+      arch, tiles,
+      [&](const gdn::ChunkTile& t) {
+        return std::max(gdn::scan_map(t).total, gdn::prepare_map(t).total) <= shared_of(arch);
+      },
+      chunk_expressions);
 }
 
-plan::KernelSource delta_source(const plan::Arch& arch, int key_dim, int value_dim) {
+plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim) {
   plan::KernelSource source;
   source.name = fmt::format("delta_{}_{}", key_dim, value_dim);
   source.text = "#include \"kernels/gdn/recurrent.cuh\"\n";
@@ -336,22 +443,18 @@ plan::KernelSource delta_source(const plan::Arch& arch, int key_dim, int value_d
       fail("delta rule: heads of {} keys and {} values; wanted multiples of 16 up to {}", key_dim, value_dim,
            gdn::kMostDim);
     }
-    source.entries.push_back(
-        {fmt::format("fourfold::gdn::delta_recurrent<fourfold::gdn::RecurrentTileOf<{}, {}, {}, {}, {}, {}>>",
-                     t.key_dim, t.value_dim, t.rows, t.warps, t.ctas, t.float32),
-         static_cast<unsigned>(t.threads()), static_cast<int64_t>(gdn::recurrent_map(t).total)});
+    source.entries.push_back({recurrent_expression(t), static_cast<unsigned>(t.threads()),
+                              static_cast<int64_t>(gdn::recurrent_map(t).total)});
   }
-  const std::optional<gdn::ChunkTile> chunks = chunk_tile(arch, key_dim, value_dim);
-  if (!chunks) return source;
-  source.text += "#include \"kernels/gdn/chunk_scan.cuh\"\n";
-  const gdn::ChunkTile& t = *chunks;
-  const std::string name = fmt::format("fourfold::gdn::ChunkTileOf<{}, {}, {}, {}, {}, {}, {}>", t.key_dim, t.value_dim,
-                                       t.chunk, t.columns, t.helpers, t.bulk, t.float32);
-  source.entries.push_back({fmt::format("fourfold::gdn::delta_prepare<{}>", name), gdn::kPrepareThreads,
-                            static_cast<int64_t>(gdn::prepare_map(t).total)});
-  source.entries.push_back({fmt::format("fourfold::gdn::delta_scan<{}>", name), static_cast<unsigned>(t.scan_threads()),
-                            static_cast<int64_t>(gdn::scan_map(t).total)});
-  source.entries.push_back({fmt::format("fourfold::gdn::delta_scale<{}>", name), gdn::kScaleThreads});
+  if (const std::optional<gdn::ChunkTile> t = chunk_tile(arch, key_dim, value_dim)) {
+    source.text += "#include \"kernels/gdn/chunk_scan.cuh\"\n";
+    const std::vector<std::string> expressions = chunk_expressions(*t);
+    source.entries.push_back({expressions[0], gdn::kPrepareThreads, static_cast<int64_t>(gdn::prepare_map(*t).total)});
+    source.entries.push_back(
+        {expressions[1], static_cast<unsigned>(t->scan_threads()), static_cast<int64_t>(gdn::scan_map(*t).total)});
+    source.entries.push_back({expressions[2], gdn::kScaleThreads});
+  }
+  name_apart(arch, source);
   return source;
 }
 

@@ -6,6 +6,8 @@
 #include <compare>
 #include <cstdint>
 #include <optional>
+#include <set>
+#include <string>
 
 #include "cuda/moe/sources.h"
 #include "kernels/attn/decode_tile.h"
@@ -31,27 +33,41 @@ struct RowsWay {
   int slots_of_16;  // of the tile for more than 8 rows
   auto operator<=>(const RowsWay&) const = default;
 };
-RowsWay rows_way(const plan::Arch& arch, int formats, int64_t rows, int64_t columns);
+
+// What kernels are chosen for: an architecture, without those that were found to be wrong there.
+struct Target : plan::Arch {
+  Target(const plan::Arch& arch) : plan::Arch(arch) {}  // NOLINT: an architecture is one
+  std::set<std::string> wrong;                          // as plan::KernelEntry::expression has them
+  // For self-tests: how every matrix is taken, and the row tiles up to which gemm_middle is.
+  std::optional<RowsWay> way;
+  int most_middle_tiles = 256;
+};
+
+// The first of them whose kernels are not wrong; an Error when all are.
+RowsWay rows_way(const Target& arch, int formats, int64_t rows, int64_t columns);
 // Entries: one for up to 8 rows, one for up to 16, and up to 8 with a norm in front.
 enum RowsEntry { kRows8, kRows16, kRowsNorm };
 gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry);
-plan::KernelSource rows_source(const plan::Arch& arch, const RowsWay& way);
+plan::KernelSource rows_source(const Target& arch, const RowsWay& way);
 // Rows of x that a launch takes of `tokens`: fewer where all would lie in shared memory one panel of columns after the
 // other, for every row tile again, and four launches can do without.
-int rows_at_once(const plan::Arch& arch, const RowsWay& way, int units, int tokens);
+int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens);
 
 // Products of more rows, by wgmma or mma.sync. Entries: up to 64 rows of a matrix that is no head, up to 64 rows, and
 // many; with cells one for the latter two.
 enum WideEntry { kMiddle, kWideFew, kWideMany };
-WideEntry wide_entry(const plan::Arch& arch, int formats, int64_t rows, const gemm::Matrix& matrix);
+// Whether those of wgmma are taken; and whether there are any.
+bool wide_by_wgmma(const Target& arch, int formats);
+bool has_wide(const Target& arch, int formats);
+WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix);
 // Where the architecture has wgmma:
-gemm::WideTile wide_tile(const plan::Arch& arch, int formats, WideEntry entry);
-gemm::MiddleTile middle_tile(const plan::Arch& arch, int formats);
+gemm::WideTile wide_tile(const Target& arch, int formats, WideEntry entry);
+gemm::MiddleTile middle_tile(const Target& arch, int formats);
 // Elsewhere; kMiddle is up to 32 rows there.
-gemm::DenseTile dense_tile(const plan::Arch& arch, int formats, WideEntry entry);
-plan::KernelSource wide_source(const plan::Arch& arch, int formats);
+gemm::DenseTile dense_tile(const Target& arch, int formats, WideEntry entry);
+plan::KernelSource wide_source(const Target& arch, int formats);
 // Whether so few rows go through the kernel for few all the same, 16 a launch: that for many has too few CTAs.
-bool stays_with_few(const plan::Arch& arch, const gemm::Matrix& matrix, int formats, int64_t rows, int sms);
+bool stays_with_few(const Target& arch, const gemm::Matrix& matrix, int formats, int64_t rows, int sms);
 
 // Norms of rows of up to 2048, 4096 and 8192 columns, embeddings, rows picked out.
 enum NormEntry { kNorm1, kNorm2, kNorm4, kEmbed, kGather };
@@ -83,17 +99,17 @@ inline constexpr int kManySequences = 17;
 // alone.
 enum AttentionEntry { kAttendFew, kAttendMany, kAttendBatch, kAttendCombine, kAttendPrepare };
 // `fp8`: the cache's keys and values are e4m3, otherwise bf16.
-attn::DecodeTile attention_tile(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8, AttentionEntry entry);
-plan::KernelSource attention_source(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8);
+attn::DecodeTile attention_tile(const Target& arch, int head_dim, int rotary_dim, bool fp8, AttentionEntry entry);
+plan::KernelSource attention_source(const Target& arch, int head_dim, int rotary_dim, bool fp8);
 
 // Many rows of a sequence, behind kAttendPrepare; none: heads for which no tile has room.
 enum PrefillEntry { kPrefill };
-std::optional<attn::PrefillTile> prefill_tile(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8);
-plan::KernelSource prefill_source(const plan::Arch& arch, int head_dim, int rotary_dim, bool fp8);
+std::optional<attn::PrefillTile> prefill_tile(const Target& arch, int head_dim, int rotary_dim, bool fp8);
+plan::KernelSource prefill_source(const Target& arch, int head_dim, int rotary_dim, bool fp8);
 
 enum DeltaEntry { kDeltaOne, kDeltaFew, kDeltaBatch, kDeltaPrepare, kDeltaScan, kDeltaScale };
-gdn::RecurrentTile recurrent_tile(const plan::Arch& arch, int key_dim, int value_dim, DeltaEntry entry);
-std::optional<gdn::ChunkTile> chunk_tile(const plan::Arch& arch, int key_dim, int value_dim);
-plan::KernelSource delta_source(const plan::Arch& arch, int key_dim, int value_dim);
+gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim, DeltaEntry entry);
+std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int value_dim);
+plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim);
 
 }  // namespace fourfold::cuda

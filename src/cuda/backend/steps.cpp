@@ -35,6 +35,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     };
     if (!card_->device.only_counts()) load_asked_for(rehearse);
     rehearse();
+    if (options_.test_kernels && !card_->device.only_counts()) test_kernels(rehearse);
   } catch (...) {
     planning_ = false;
     throw;
@@ -107,7 +108,7 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   sample_bytes_ = rows * (sizeof(step::SampleRow) + words * sizeof(uint32_t)) + (uint64_t{1} << 16);
   sample_uploads_.prepare(sample_bytes_);
   carry_uploads_.prepare(static_cast<uint64_t>(limits.lanes) * (sizeof(step::CarriedToken) + 8 * sizeof(int)));
-  const auto parts = rows + static_cast<uint64_t>(card_->device.info().sms);
+  const auto parts = rows + static_cast<uint64_t>(sms_);
   sample_parts_ = cuda::Buffer(card_->device, parts * sizeof(step::SamplePart), "choices of tokens");
   const uint64_t results = rows * (1 + 2 * (1 + step::kMostLogprobs)) * sizeof(int);
   for (Choices& choices : choices_) {
@@ -191,7 +192,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     args.logits = args.adjusted = const_cast<float*>(logits.f32());
     args.stride = logits.stride;
     args.rows = static_cast<int>(count);
-    args.splits = step::sample_splits(vocabulary, args.rows, card_->device.info().sms);
+    args.splits = step::sample_splits(vocabulary, args.rows, sms_);
     args.samples = device_pointer<const step::SampleRow>(tables + at_samples);
     args.biases = device_pointer<const step::Bias>(tables + at_biases);
     args.banned = device_pointer<const int>(tables + at_banned);

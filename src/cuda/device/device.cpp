@@ -290,10 +290,8 @@ void launch_raw(const Stream& stream, const Kernel& kernel, Grid grid, Overlap o
   attribute.value.flag = 1;
   // Architectures before sm_90 have no such launches, and their kernels no wait.
   const bool early = stream.take_overlap() && overlap == Overlap::kProgrammatic && stream.device().info().major >= 9;
-  if (stream.device().only_counts()) {
-    if (const Device::LaunchNote& note = stream.device().launch_note()) note(kernel, grid, early);
-    return;
-  }
+  if (const Device::LaunchNote& note = stream.device().launch_note()) note(kernel, grid, early);
+  if (stream.device().only_counts()) return;
   const jit::LaunchConfig config = {{grid.x, grid.y, grid.z}, {kernel.threads, 1, 1},       kernel.smem_bytes,
                                     stream.handle(),          early ? &attribute : nullptr, early ? 1u : 0u};
   const int result = stream.device().driver().call().launch_with(&config, kernel.function, arguments, nullptr);

@@ -56,7 +56,8 @@ class Device {
   const jit::Driver& driver() const { return driver_; }
   DeviceMemory memory() const;  // memory_of_device()
   bool only_counts() const { return own_driver_ != nullptr; }
-  // On a card that only counts, launches do nothing but this; `early`: before the launch ahead of it has ended.
+  // Called before each launch; on a card that only counts launches do nothing else. `early`: it may start before the
+  // launch ahead of it has ended.
   using LaunchNote = std::function<void(const Kernel& kernel, const Grid& grid, bool early)>;
   void set_launch_note(LaunchNote note) const { launch_note_ = std::move(note); }
   const LaunchNote& launch_note() const { return launch_note_; }

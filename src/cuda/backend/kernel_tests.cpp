@@ -1,0 +1,600 @@
+#include "cuda/backend/kernel_tests.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "base/random.h"
+#include "cpu/backend.h"
+#include "cpu/host/routing.h"
+#include "cuda/backend/tensors.h"
+#include "cuda/gemm/packed_matrix.h"
+#include "cuda/moe/reference.h"
+#include "kernels/gdn/tables.h"
+#include "nvfp4/number.h"
+
+namespace fourfold::cuda {
+namespace {
+
+using ops::Format;
+
+constexpr int kSms = 3;  // so few that a CTA has several items in turn
+constexpr int64_t kPage = 16;
+// Of the norm of a head's outputs: bf16 operands and results; e4m3 keys and values.
+constexpr double kAttentionError = 0.02, kAttentionErrorFp8 = 0.05;
+// The outputs' norm divides by what the state's terms leave, which can be little of them.
+constexpr double kDeltaError = 0.1;
+
+std::vector<float> bf16_normals(Random& random, int64_t count, double scale = 1) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& v : values) v = nvfp4::bf16_to_float(nvfp4::float_to_bf16(static_cast<float>(scale * random.normal())));
+  return values;
+}
+
+// A tensor in memory of its own; on the card poisoned, or filled.
+struct Rows {
+  std::unique_ptr<ops::Buffer> buffer;
+  ops::Tensor tensor;
+};
+Rows empty_rows(CudaBackend& backend, const Stream& stream, int64_t rows, int64_t cols, bool floats = false) {
+  Rows r;
+  r.buffer = backend.allocate(rows * cols * (floats ? 4 : 2));
+  static_cast<DeviceBuffer&>(*r.buffer).buffer().fill(stream, 0xff);
+  r.tensor = floats ? ops::Backend::floats(*r.buffer, rows, cols) : backend.tensor(*r.buffer, rows, cols);
+  return r;
+}
+Rows rows_of(CudaBackend& backend, const Stream& stream, const std::vector<float>& values, int64_t cols,
+             bool floats = false) {
+  Rows r = empty_rows(backend, stream, static_cast<int64_t>(values.size()) / cols, cols, floats);
+  cuda::Buffer& buffer = static_cast<DeviceBuffer&>(*r.buffer).buffer();
+  if (floats) {
+    buffer.upload(stream, values);
+  } else {
+    std::vector<uint16_t> halves;
+    for (const float v : values) halves.push_back(nvfp4::float_to_bf16(v));
+    buffer.upload(stream, halves);
+  }
+  return r;
+}
+Rows host_rows(ops::Backend& reference, const std::vector<float>& values, int64_t cols) {
+  Rows r;
+  r.buffer = reference.allocate(static_cast<int64_t>(values.size()) * 4);
+  std::memcpy(r.buffer->data(), values.data(), values.size() * 4);
+  r.tensor = ops::Backend::floats(*r.buffer, static_cast<int64_t>(values.size()) / cols, cols);
+  return r;
+}
+std::vector<float> read(ops::Backend& backend, const ops::Tensor& x) {
+  std::vector<float> values(static_cast<size_t>(x.rows * x.cols));
+  backend.read(x, values);
+  return values;
+}
+
+// Empty, or the first piece of `width` values whose difference is too large for its norm.
+std::string compare_pieces(const std::vector<float>& got, const std::vector<float>& want, int64_t cols, int64_t width,
+                           double allowed) {
+  for (size_t at = 0; at < want.size(); at += static_cast<size_t>(width)) {
+    double difference = 0, norm = 0;
+    for (size_t i = at; i < at + static_cast<size_t>(width); ++i) {
+      const double d = static_cast<double>(got[i]) - static_cast<double>(want[i]);
+      difference += d * d;
+      norm += static_cast<double>(want[i]) * static_cast<double>(want[i]);
+    }
+    if (std::sqrt(difference) <= allowed * std::sqrt(norm) + 1e-30) continue;
+    return fmt::format("row {}, columns from {} on are off by {:.3g} of their norm, {:.3g} allowed",
+                       at / static_cast<size_t>(cols), at % static_cast<size_t>(cols), std::sqrt(difference / norm),
+                       allowed);
+  }
+  return "";
+}
+
+std::string compare_each(const std::vector<float>& got, const std::vector<float>& want, const std::vector<float>& bound,
+                         int64_t cols) {
+  for (size_t at = 0; at < want.size(); ++at) {
+    if (std::fabs(got[at] - want[at]) <= bound[at]) continue;
+    return fmt::format("row {}, column {} is {}, wanted {} within {}", at / static_cast<size_t>(cols),
+                       at % static_cast<size_t>(cols), got[at], want[at], bound[at]);
+  }
+  return "";
+}
+
+// A weight with codes and scales of every value.
+struct Weight {
+  ops::MatrixSource source;
+  std::vector<uint8_t> bytes, block_scales;
+  std::vector<float> grid;
+};
+std::unique_ptr<Weight> make_weight(Random& random, gemm::Weights format, bool cells, int64_t rows, int64_t columns) {
+  auto w = std::make_unique<Weight>();
+  ops::MatrixSource& m = w->source;
+  m.name = "self-test";
+  m.rows = rows;
+  m.columns = columns;
+  const auto bytes = [&](int64_t count, auto&& each) {
+    std::vector<uint8_t> all(static_cast<size_t>(count));
+    for (uint8_t& b : all) b = each();
+    return all;
+  };
+  // No NaN.
+  const auto e4m3 = [&] { return static_cast<uint8_t>(random.below(127) | random.below(2) << 7); };
+  if (format == gemm::Weights::kNvfp4) {
+    m.format = Format::kNvfp4;
+    w->bytes = bytes(rows * columns / 2, [&] { return static_cast<uint8_t>(random.below(256)); });
+    // Zero, the ends of subnormals and normals, and all between them.
+    constexpr uint8_t kEnds[] = {0x00, 0x01, 0x07, 0x08, 0x7e};
+    w->block_scales = bytes(rows * columns / 16, [&] {
+      return random.below(4) == 0 ? kEnds[random.below(std::size(kEnds))] : static_cast<uint8_t>(random.below(127));
+    });
+    m.block_scales = w->block_scales.data();
+    m.tensor_scale = 0.0037f;
+  } else if (format == gemm::Weights::kFp8) {
+    m.format = Format::kFp8;
+    w->bytes = bytes(rows * columns, e4m3);
+    m.scale_rows = cells ? 32 : 1;
+    m.scale_columns = cells ? 128 : columns;
+    const int64_t count =
+        (rows + m.scale_rows - 1) / m.scale_rows * ((columns + m.scale_columns - 1) / m.scale_columns);
+    for (int64_t i = 0; i < count; ++i) {
+      w->grid.push_back(static_cast<float>(std::exp2(random.uniform(-12.0, 0.0))));
+    }
+    m.grid_scales = w->grid.data();
+  } else {
+    m.format = Format::kBf16;
+    for (int64_t i = 0; i < rows * columns; ++i) {
+      const uint16_t v = nvfp4::float_to_bf16(static_cast<float>(random.normal()));
+      w->bytes.push_back(static_cast<uint8_t>(v & 255));
+      w->bytes.push_back(static_cast<uint8_t>(v >> 8));
+    }
+  }
+  m.data = w->bytes.data();
+  return w;
+}
+
+// Rows of sequences in a step.
+struct Step {
+  std::vector<int32_t> tokens;
+  std::vector<ops::Sequence> sequences;
+};
+
+}  // namespace
+
+std::map<std::string, std::string> blamed(std::vector<KernelCase> cases) {
+  std::map<std::string, int64_t> right;  // cases
+  for (const KernelCase& c : cases) {
+    if (!c.wrong.empty()) continue;
+    for (const std::string& kernel : std::set<std::string>(c.kernels.begin(), c.kernels.end())) ++right[kernel];
+  }
+  std::erase_if(cases, [](const KernelCase& c) { return c.wrong.empty(); });
+  std::map<std::string, std::string> all;
+  while (!cases.empty()) {
+    std::string most;
+    int64_t most_cases = 0;
+    for (const KernelCase& c : cases) {
+      for (const std::string& kernel : c.kernels) {
+        if (right.contains(kernel)) continue;
+        const int64_t count = std::count_if(cases.begin(), cases.end(), [&](const KernelCase& other) {
+          return std::find(other.kernels.begin(), other.kernels.end(), kernel) != other.kernels.end();
+        });
+        if (count > most_cases) most = kernel, most_cases = count;
+      }
+    }
+    if (most_cases == 0) {  // what is right elsewhere as well: the one that has shown it least
+      int64_t least = INT64_MAX;
+      for (const std::string& kernel : cases.front().kernels) {
+        if (right[kernel] < least) most = kernel, least = right[kernel];
+      }
+    }
+    all[most] = cases.front().wrong;
+    for (const KernelCase& c : cases) {
+      if (std::find(c.kernels.begin(), c.kernels.end(), most) == c.kernels.end()) continue;
+      all[most] = c.wrong;
+      break;
+    }
+    std::erase_if(cases, [&](const KernelCase& c) {
+      return c.kernels.empty() || std::find(c.kernels.begin(), c.kernels.end(), most) != c.kernels.end();
+    });
+  }
+  return all;
+}
+
+KernelTests::KernelTests(const CudaBackend& backend) : of_(backend) {
+  cpu::CpuOptions options;
+  options.isa = cpu::Isa::kReference;
+  reference_ = cpu::make_backend(options);
+  of_.card_->device.set_launch_note(
+      [this](const Kernel& kernel, const Grid&, bool) { launched_.push_back(kernel.name); });
+}
+KernelTests::~KernelTests() { of_.card_->device.set_launch_note({}); }
+
+CudaBackend& KernelTests::on(const RowsWay* way, int most_middle_tiles) {
+  CudaOptions options = of_.options_;
+  options.self_test = options.test_kernels = options.graphs = false;
+  options.member = nullptr;
+  options.threads = 1;
+  Target target = of_.arch_;
+  if (way != nullptr) target.way = *way;
+  target.most_middle_tiles = most_middle_tiles;
+  tested_.reset();
+  tested_ = std::make_unique<CudaBackend>(options, of_.card_, std::move(target), kSms);
+  tested_->reserve({256, 32, 256, kPage});
+  launched_.clear();
+  return *tested_;
+}
+
+void KernelTests::note(const std::string& wrong) { cases_.push_back({std::exchange(launched_, {}), wrong}); }
+
+std::vector<KernelCase> KernelTests::run() {
+  norms();
+  std::set<RowsWay> ways;
+  for (const auto& entry : of_.products_) ways.insert(entry.first);
+  for (const RowsWay& way : ways) products(way);
+  for (const auto& entry : of_.attention_) attention(entry.first.first, entry.first.second);
+  for (const auto& entry : of_.delta_) delta_rule(entry.first.first, entry.first.second);
+  routes();
+  tested_.reset();
+  return std::move(cases_);
+}
+
+// ---- products
+
+struct KernelTests::Product {
+  int formats;
+  int64_t rows = 0, columns;
+  std::vector<std::unique_ptr<Weight>> weights;
+  std::vector<float> dense;  // all rows, dequantised
+  std::vector<float> x;      // most rows of it
+
+  Product(Random& random, int formats_, std::vector<int64_t> part_rows, int64_t columns_, int64_t tokens)
+      : formats(formats_), columns(columns_) {
+    size_t next = 0;
+    for (const gemm::Weights format : {gemm::Weights::kNvfp4, gemm::Weights::kFp8, gemm::Weights::kBf16}) {
+      if ((formats >> static_cast<int>(format) & 1) == 0) continue;
+      weights.push_back(
+          make_weight(random, format, (formats & gemm::kCells) != 0, part_rows[next++ % part_rows.size()], columns));
+      rows += weights.back()->source.rows;
+    }
+    dense.resize(static_cast<size_t>(rows * columns));
+    int64_t at = 0;
+    for (const auto& w : weights) {
+      for (int64_t r = 0; r < w->source.rows; ++r)
+        ops::dequantize(w->source, r, &dense[static_cast<size_t>(at++ * columns)]);
+    }
+    x = bf16_normals(random, tokens * columns);
+  }
+};
+
+void KernelTests::products_of(const Product& p, CudaBackend& backend, const std::vector<int64_t>& token_counts,
+                              bool normed) {
+  const Stream& stream = of_.card_->stream;
+  std::vector<ops::MatrixSource> sources;
+  for (const auto& w : p.weights) sources.push_back(w->source);
+  const PackedMatrix packed = pack_stack(sources);
+  cuda::Buffer buffer(of_.card_->device, packed.size, "self-test");
+  buffer.upload(stream, packed.bytes);
+  const gemm::Matrix matrix = packed.at(buffer.as<uint8_t>());
+  const ops::Vector ones = backend.load_vector(std::vector<float>(static_cast<size_t>(p.columns), 1.5f));
+  for (const int64_t tokens : token_counts) {
+    const bool floats = tokens % 2 == 0;
+    std::vector<float> x(p.x.begin(), p.x.begin() + tokens * p.columns);
+    backend.begin_step({});
+    launched_.clear();
+    Rows in, residual;
+    if (normed) {
+      residual = rows_of(backend, stream, x, p.columns, true);
+      in = empty_rows(backend, stream, tokens, p.columns);
+      backend.rms_norm(residual.tensor, ones, 1e-6f, in.tensor);
+    } else {
+      in = rows_of(backend, stream, x, p.columns);
+    }
+    const Rows out = empty_rows(backend, stream, tokens, p.rows, floats);
+    backend.product("", in.tensor, matrix, p.formats, p.rows, 0, out.tensor);
+    const std::vector<float> got = read(backend, out.tensor);
+    if (normed) {
+      x = read(backend, in.tensor);  // as it was rounded
+      std::vector<float> want(x.size()), bound(x.size());
+      for (int64_t t = 0; t < tokens; ++t) {
+        const auto at = static_cast<size_t>(t * p.columns);
+        double squares = 0;
+        for (int64_t c = 0; c < p.columns; ++c)
+          squares += std::pow(static_cast<double>(p.x[at + static_cast<size_t>(c)]), 2);
+        const double scale = 1.5 / std::sqrt(squares / static_cast<double>(p.columns) + 1e-6);
+        for (size_t i = at; i < at + static_cast<size_t>(p.columns); ++i) {
+          want[i] = static_cast<float>(static_cast<double>(p.x[i]) * scale);
+          bound[i] = std::fabs(want[i]) * kRoundError + 1e-30f;
+        }
+      }
+      if (const std::string wrong = compare_each(x, want, bound, p.columns); !wrong.empty()) {
+        note("the norm in front, " + wrong);
+        continue;
+      }
+    }
+    std::vector<float> want, bound;
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t r = 0; r < p.rows; ++r) {
+        const Dot d =
+            dot(&p.dense[static_cast<size_t>(r * p.columns)], &x[static_cast<size_t>(t * p.columns)], p.columns);
+        want.push_back(d.value);
+        bound.push_back(2 * kDotError * d.magnitude + (floats ? 0.0f : kRoundError * std::fabs(d.value)) + 1e-30f);
+      }
+    }
+    note(compare_each(got, want, bound, p.rows));
+  }
+}
+
+void KernelTests::products(const RowsWay& way) {
+  Random random(20261);
+  // Every warp's ring goes round, and a part of a step is left.
+  int64_t units = 0;
+  for (const gemm::Weights format : {gemm::Weights::kBf16, gemm::Weights::kFp8, gemm::Weights::kNvfp4}) {
+    if ((way.formats >> static_cast<int>(format) & 1) == 0) continue;
+    const int64_t round = int64_t{way.strip_warps} * (way.slots + 1) * gemm::step_units(format) + 1;
+    units = std::max(units, round);
+  }
+  const Product few(random, way.formats, {85, 21, 5}, 64 * units + 16, 7);
+  products_of(few, on(&way), {1, 4, 7}, false);
+  if (way.norm_pieces > 0) {
+    const Product normed(random, way.formats, {37, 21, 5}, 2048 * way.norm_pieces - 48, 2);
+    products_of(normed, on(&way), {1, 2}, true);
+  }
+  const Product many(random, way.formats, {277, 70, 75}, 64 * 13 + 16, 150);
+  products_of(many, on(&way), {16, 40, 150}, false);
+  // As a head is taken.
+  if (wide_by_wgmma(of_.arch_, way.formats)) products_of(many, on(&way, 0), {20}, false);
+}
+
+// ---- rows
+
+void KernelTests::norms() {
+  Random random(20262);
+  const Stream& stream = of_.card_->stream;
+  CudaBackend& backend = on();
+  constexpr int64_t kRows = 5;
+  for (const int64_t columns : {1032, 3080, 7176}) {
+    const std::vector<float> residual = bf16_normals(random, kRows * columns, 30),
+                             delta = bf16_normals(random, kRows * columns), weight = bf16_normals(random, columns);
+    backend.begin_step({});
+    launched_.clear();
+    const Rows on_card = rows_of(backend, stream, residual, columns, true),
+               added = rows_of(backend, stream, delta, columns), out = empty_rows(backend, stream, kRows, columns);
+    const ops::Vector weights = backend.load_vector(weight);
+    backend.add_rms_norm(on_card.tensor, added.tensor, weights, 1e-6f, out.tensor);
+    const std::vector<float> sums = read(backend, on_card.tensor), got = read(backend, out.tensor);
+    std::vector<float> want_sums, want, sum_bound, bound;
+    for (size_t i = 0; i < residual.size(); ++i) {
+      want_sums.push_back(residual[i] + delta[i]);
+      sum_bound.push_back(std::fabs(want_sums[i]) * 1e-6f);
+    }
+    for (int64_t t = 0; t < kRows; ++t) {
+      double squares = 0;
+      for (int64_t c = 0; c < columns; ++c)
+        squares += std::pow(static_cast<double>(want_sums[static_cast<size_t>(t * columns + c)]), 2);
+      const double scale = 1 / std::sqrt(squares / static_cast<double>(columns) + 1e-6);
+      for (int64_t c = 0; c < columns; ++c) {
+        const double value = static_cast<double>(want_sums[static_cast<size_t>(t * columns + c)]) * scale *
+                             static_cast<double>(weight[static_cast<size_t>(c)]);
+        want.push_back(static_cast<float>(value));
+        bound.push_back(static_cast<float>(std::fabs(value)) * kRoundError + 1e-30f);
+      }
+    }
+    std::string wrong = compare_each(sums, want_sums, sum_bound, columns);
+    if (wrong.empty()) wrong = compare_each(got, want, bound, columns);
+    note(wrong);
+    backend.add(on_card.tensor, added.tensor);
+    for (size_t i = 0; i < want_sums.size(); ++i) want_sums[i] = sums[i] + delta[i];
+    note(compare_each(read(backend, on_card.tensor), want_sums, sum_bound, columns));
+  }
+}
+
+void KernelTests::routes() {
+  Random random(20263);
+  const Stream& stream = of_.card_->stream;
+  constexpr int kTokens = 9, kExperts = 67, kTopK = 5;
+  const std::vector<float> logits = bf16_normals(random, kTokens * kExperts, 2);
+  CudaBackend& backend = on();
+  const Rows in = rows_of(backend, stream, logits, kExperts, true);
+  cuda::Buffer ids(of_.card_->device, kTokens * kTopK * 4, "self-test"),
+      weights(of_.card_->device, kTokens * kTopK * 4, "self-test");
+  ids.fill(stream, 0xff);
+  weights.fill(stream, 0xff);
+  gemm::RouteArgs args = {};
+  args.logits = in.tensor.f32();
+  args.logits_stride = kExperts;
+  args.tokens = kTokens;
+  args.experts = args.here = kExperts;
+  args.top_k = args.width = kTopK;
+  args.renormalize = 1;
+  args.gate = -1;
+  args.ids = ids.as<int>();
+  args.weights = weights.as<float>();
+  launched_.clear();
+  launch(stream, (*backend.step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(kTokens))}, backend.overlap_,
+         args);
+  const std::vector<int> got = ids.download<int>(stream, kTokens * kTopK);
+  const std::vector<float> got_weights = weights.download<float>(stream, kTokens * kTopK);
+  std::vector<int> want(got.size());
+  std::vector<float> want_weights(got.size()), bound(got.size(), 1e-5f);
+  for (size_t t = 0; t < kTokens; ++t) {
+    cpu::select_experts(&logits[t * kExperts], kExperts, kTopK, true, &want[t * kTopK], &want_weights[t * kTopK]);
+  }
+  std::string wrong = compare_each(got_weights, want_weights, bound, kTopK);
+  // Equal logits have equal weights, and the lower expert comes first.
+  if (got != want) wrong = "other experts than those with the largest logits";
+  note(wrong);
+}
+
+// ---- mixers
+
+void KernelTests::attention(int64_t head_dim, int64_t rotary_dim) {
+  constexpr int64_t kHeads = 8, kKvHeads = 2, kPagesEach = 12;
+  const Stream& stream = of_.card_->stream;
+  Random random(20264);
+  const bool fp8 = of_.options_.fp8_cache;
+  // What an e4m3 cache rounds is small then: scores that are, values that are such numbers.
+  const std::vector<float> q_weights = bf16_normals(random, head_dim, 1.5),
+                           k_weights = bf16_normals(random, head_dim, fp8 ? 0.25 : 1.5);
+  // Rows of each sequence in step after step: few rows, behind a long piece, many sequences, whole pieces.
+  const std::vector<std::vector<std::vector<int>>> scripts = {
+      {{5}, {13}, {1}},
+      {{150}, {1}, {6}},
+      {std::vector<int>(kManySequences, 1), std::vector<int>(kManySequences, 1)},
+      {{70, 19}, {1, 3}}};
+  for (const auto& script : scripts) {
+    CudaBackend& backend = on();
+    ops::AttentionParams params;
+    params.heads = kHeads;
+    params.kv_heads = kKvHeads;
+    params.head_dim = head_dim;
+    params.rotary_dim = rotary_dim;
+    params.rope_theta = 1e7f;
+    params.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+    params.norm_eps = 1e-6f;
+    params.gated = true;
+    ops::AttentionParams host = params;
+    const ops::Vector q_norm = backend.load_vector(q_weights), k_norm = backend.load_vector(k_weights);
+    const ops::Vector host_q = reference_->load_vector(q_weights), host_k = reference_->load_vector(k_weights);
+    params.q_norm = &q_norm, params.k_norm = &k_norm, host.q_norm = &host_q, host.k_norm = &host_k;
+    const auto count = static_cast<int64_t>(script[0].size());
+    const ops::KvCacheShape shape = {2, kKvHeads, head_dim, count * kPagesEach + 1, kPage};
+    const auto cache = backend.make_kv_cache(shape), host_cache = reference_->make_kv_cache(shape);
+    std::vector<std::vector<int32_t>> pages(static_cast<size_t>(count));
+    for (int64_t s = 0; s < count; ++s) {
+      for (int64_t p = kPagesEach; p > 0; --p)
+        pages[static_cast<size_t>(s)].push_back(static_cast<int32_t>(p * count - s));
+    }
+    std::vector<int32_t> positions(static_cast<size_t>(count));
+    for (const std::vector<int>& rows : script) {
+      Step step;
+      for (size_t s = 0; s < rows.size(); ++s) {
+        ops::Sequence sequence;
+        sequence.first = static_cast<int32_t>(step.tokens.size());
+        sequence.count = rows[s];
+        sequence.position = positions[s];
+        sequence.pages = pages[s];
+        step.sequences.push_back(sequence);
+        step.tokens.insert(step.tokens.end(), static_cast<size_t>(rows[s]), 0);
+        positions[s] += rows[s];
+      }
+      const auto tokens = static_cast<int64_t>(step.tokens.size());
+      const int64_t q_cols = 2 * kHeads * head_dim, kv_cols = kKvHeads * head_dim, cols = q_cols + 2 * kv_cols;
+      std::vector<float> qkv = bf16_normals(random, tokens * cols);
+      for (int64_t i = 0; fp8 && i < tokens * cols; ++i) {
+        float& value = qkv[static_cast<size_t>(i)];
+        if (i % cols >= cols - kv_cols) value = nvfp4::e4m3_to_float(nvfp4::float_to_e4m3(value));
+      }
+      const auto attend = [&](ops::Backend& b, const ops::AttentionParams& p, const ops::Tensor& in, ops::KvCache& kv,
+                              const ops::Tensor& out) {
+        b.begin_step({step.tokens, step.sequences, {}});
+        b.attention(p, in.slice_cols(0, q_cols), in.slice_cols(q_cols, q_cols + kv_cols),
+                    in.slice_cols(q_cols + kv_cols, cols), kv, 1, out);
+        return read(b, out);
+      };
+      const Rows in = rows_of(backend, stream, qkv, cols), out = empty_rows(backend, stream, tokens, kHeads * head_dim);
+      const Rows host_in = host_rows(*reference_, qkv, cols),
+                 host_out = host_rows(*reference_, std::vector<float>(static_cast<size_t>(tokens * kHeads * head_dim)),
+                                      kHeads * head_dim);
+      launched_.clear();
+      const std::vector<float> got = attend(backend, params, in.tensor, *cache, out.tensor);
+      note(compare_pieces(got, attend(*reference_, host, host_in.tensor, *host_cache, host_out.tensor),
+                          kHeads * head_dim, head_dim, fp8 ? kAttentionErrorFp8 : kAttentionError));
+    }
+  }
+}
+
+void KernelTests::delta_rule(int64_t key_dim, int64_t value_dim) {
+  constexpr int64_t kKeyHeads = 2, kValueHeads = 4;
+  const Stream& stream = of_.card_->stream;
+  Random random(20265);
+  ops::StateCacheShape shape;
+  shape.layers = 2;
+  shape.key_heads = kKeyHeads;
+  shape.value_heads = kValueHeads;
+  shape.key_dim = key_dim;
+  shape.value_dim = value_dim;
+  shape.conv_taps = gdn::kTaps;
+  const std::vector<float> conv = bf16_normals(random, shape.conv_channels() * gdn::kTaps, 0.5),
+                           a_log = bf16_normals(random, kValueHeads), dt_bias = bf16_normals(random, kValueHeads),
+                           norm = bf16_normals(random, value_dim);
+  const std::vector<std::vector<std::vector<int>>> scripts = {
+      {{1}, {1}},
+      {{5}, {16}, {1}},
+      {std::vector<int>(kManySequences, 1), std::vector<int>(kManySequences, 1)},
+      {{150, 20}, {1, 2}}};
+  for (const auto& script : scripts) {
+    CudaBackend& backend = on();
+    const auto count = static_cast<int64_t>(script[0].size());
+    shape.slots = 2 * count;
+    const auto states = backend.make_state_cache(shape), host_states = reference_->make_state_cache(shape);
+    const auto parameters = [&](ops::Backend& b) {
+      return std::array{b.load_vector(conv), b.load_vector(a_log), b.load_vector(dt_bias), b.load_vector(norm)};
+    };
+    const auto vectors = parameters(backend), host_vectors = parameters(*reference_);
+    const auto params = [&](const auto& v) {
+      return ops::DeltaNetParams{kKeyHeads, kValueHeads, key_dim, value_dim, gdn::kTaps,
+                                 1e-6f,     &v[0],       &v[1],   &v[2],     &v[3]};
+    };
+    std::vector<int32_t> positions(static_cast<size_t>(count)), slots(static_cast<size_t>(count));
+    for (size_t s = 0; s < slots.size(); ++s) slots[s] = static_cast<int32_t>(s);
+    for (const std::vector<int>& rows : script) {
+      Step step;
+      for (size_t s = 0; s < rows.size(); ++s) {
+        ops::Sequence sequence;
+        sequence.first = static_cast<int32_t>(step.tokens.size());
+        sequence.count = rows[s];
+        sequence.position = positions[s];
+        sequence.state_in = slots[s];
+        slots[s] = static_cast<int32_t>((slots[s] + count) % (2 * count));
+        sequence.state_out = std::span(&slots[s], 1);
+        step.sequences.push_back(sequence);
+        step.tokens.insert(step.tokens.end(), static_cast<size_t>(rows[s]), 0);
+        positions[s] += rows[s];
+      }
+      const auto tokens = static_cast<int64_t>(step.tokens.size());
+      const int64_t channels = shape.conv_channels(), width = kValueHeads * value_dim,
+                    cols = channels + width + 2 * kValueHeads;
+      const std::vector<float> values = bf16_normals(random, tokens * cols);
+      const auto run = [&](ops::Backend& b, const ops::DeltaNetParams& p, const ops::Tensor& in, ops::StateCache& cache,
+                           const ops::Tensor& out) {
+        b.begin_step({step.tokens, step.sequences, {}});
+        b.delta_net(p, in.slice_cols(0, channels), in.slice_cols(channels, channels + width),
+                    in.slice_cols(channels + width, cols - kValueHeads), in.slice_cols(cols - kValueHeads, cols), cache,
+                    1, out);
+        return read(b, out);
+      };
+      const Rows in = rows_of(backend, stream, values, cols), out = empty_rows(backend, stream, tokens, width);
+      const Rows host_in = host_rows(*reference_, values, cols),
+                 host_out = host_rows(*reference_, std::vector<float>(static_cast<size_t>(tokens * width)), width);
+      launched_.clear();
+      const std::vector<float> got = run(backend, params(vectors), in.tensor, *states, out.tensor);
+      note(compare_pieces(got, run(*reference_, params(host_vectors), host_in.tensor, *host_states, host_out.tensor),
+                          width, value_dim, kDeltaError));
+    }
+  }
+}
+
+// ---- the backend's side
+
+void CudaBackend::test_kernels(const std::function<void()>& rehearse) {
+  constexpr int kMostRounds = 8;
+  const std::string device = card_->device.info().name;
+  for (int round = 0;; ++round) {
+    card_->stream.synchronize();
+    const auto wrong = blamed(KernelTests(*this).run());
+    if (wrong.empty()) return;
+    for (const auto& [kernel, reason] : wrong) {
+      const auto expression = expressions_.find(kernel);
+      const std::string name = expression == expressions_.end() ? kernel : expression->second;
+      const bool first_time = arch_.wrong.insert(name).second;
+      // A kernel without tiles has no other one beside it.
+      const bool replaced = name.find("Tile") != std::string::npos;
+      if (!first_time || !replaced || round == kMostRounds) {
+        fail("kernel {} failed its self-test on {}: {}; nothing takes its place", name, device, reason);
+      }
+      report_fallback(name, "failed its self-test on", device, reason);
+    }
+    load_asked_for(rehearse);
+    rehearse();
+  }
+}
+
+}  // namespace fourfold::cuda

@@ -1,0 +1,86 @@
+// Kernels that are broken on purpose: a text of a header is changed, the kernel that results has another name, and a
+// source asks for it by a comment. generate.cpp writes them.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "cuda/backend/sources.h"
+
+namespace fourfold::hostcuda {
+
+struct BrokenKernel {
+  const char* name;
+  plan::KernelSource source;
+  size_t entry;
+  const char *header, *from, *to;
+  std::vector<const char*> renamed;  // what the header defines that the sound one defines, too
+
+  const std::string& expression() const { return source.entries[entry].expression; }
+  std::string marked(const std::string& text) const { return fmt::format("{}// broken: {}\n", text, name); }
+};
+
+inline std::vector<BrokenKernel> broken_kernels() {
+  const cuda::Target arch = plan::find_arch("sm_90a");
+  return {
+      // A warp's sums of every other row are lost.
+      {"rows",
+       cuda::rows_source(arch, cuda::rows_way(arch, 4, 256, 256)),
+       cuda::kRows8,
+       "kernels/gemm/rows.cuh",
+       "y[1] += from[w * tokens * 16 + 8];",
+       "if (w + 1 < T.strip_warps) y[1] += from[w * tokens * 16 + 8];",
+       {"rows_detail", "gemm_rows"}},
+      // Half of the rows are off by an eighth.
+      {"middle",
+       cuda::wide_source(arch, 4),
+       cuda::kMiddle,
+       "kernels/gemm/middle_sm90.cuh",
+       "const float high = factors[8] *",
+       "const float high = 1.125f * factors[8] *",
+       {"middle_detail", "gemm_middle"}},
+      // What was summed before a larger score came keeps its weight.
+      {"decode",
+       cuda::attention_source(arch, 256, 64, false),
+       cuda::kAttendFew,
+       "kernels/attn/decode.cuh",
+       "if (__any_sync(kAll, shrink[0] < 1.0f || shrink[1] < 1.0f)) {",
+       "if (__any_sync(kAll, shrink[0] < 1.0f || shrink[1] < 1.0f) && first < 0) {",
+       {"decode_detail", "attention_decode"}},
+      // Another gate.
+      {"recurrent",
+       cuda::delta_source(arch, 128, 128),
+       cuda::kDeltaOne,
+       "kernels/gdn/recurrent.cuh",
+       "make_float2(expf(log_decay(a, a_log, dt_bias)), sigmoid(b))",
+       "make_float2(expf(log_decay(a, a_log, dt_bias)), sigmoid(a - b))",
+       {"recurrent_detail", "delta_recurrent"}},
+      // Squares of a warp's first lane alone.
+      {"norm",
+       cuda::norm_source(),
+       cuda::kNorm1,
+       "kernels/norm/norm.cuh",
+       "squares = warp_sum(squares);",
+       "",
+       {"norm_rows", "embed_rows", "gather_rows"}},
+  };
+}
+
+// What takes the place of those, besides what the build lists anyway.
+inline std::vector<plan::KernelSource> replacements() {
+  std::vector<plan::KernelSource> all;
+  for (const BrokenKernel& broken : broken_kernels()) {
+    cuda::Target arch = plan::find_arch("sm_90a");
+    arch.wrong = {broken.expression()};
+    const std::string name = broken.name;
+    if (name == "rows") all.push_back(cuda::rows_source(arch, cuda::rows_way(arch, 4, 256, 256)));
+    if (name == "middle") all.push_back(cuda::wide_source(arch, 4));
+    if (name == "decode") all.push_back(cuda::attention_source(arch, 256, 64, false));
+    if (name == "recurrent") all.push_back(cuda::delta_source(arch, 128, 128));
+  }
+  return all;
+}
+
+}  // namespace fourfold::hostcuda

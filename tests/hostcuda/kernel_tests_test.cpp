@@ -1,0 +1,160 @@
+// Self-tests of the backend's kernels on the host driver: sound kernels pass, those that are broken on purpose are
+// found, blamed by name and replaced.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "base/check.h"
+#include "base/random.h"
+#include "cuda/backend/kernel_tests.h"
+#include "hostcuda/broken.h"
+#include "hostcuda/testing.h"
+
+namespace fourfold::hostcuda {
+namespace {
+
+// What a model of such parts asks for when its stepper is made.
+struct Parts {
+  bool products = false, attention = false, delta = false;
+  bool fp8_cache = false;
+};
+
+void make_stepper(const Parts& parts, const cuda::LoadOptions& load) {
+  cuda::CudaOptions options = cuda_options(true, parts.fp8_cache);
+  options.test_kernels = true;
+  cuda::CudaBackend backend(options, std::make_shared<cuda::Card>(0, kernel_store(), load));
+  constexpr int64_t kRows = 32, kColumns = 256, kWidth = 2 * 512 + 2 * 256;
+  std::vector<uint8_t> codes(kColumns * kColumns / 2, 0x21), scales(kColumns * kColumns / 16, 0x38);
+  ops::MatrixSource source;
+  source.name = "weights";
+  source.format = ops::Format::kNvfp4;
+  source.rows = source.columns = kColumns;
+  source.data = codes.data();
+  source.block_scales = scales.data();
+  std::unique_ptr<ops::Matrix> matrix;
+  if (parts.products) matrix = backend.load_matrix(std::span(&source, 1));
+  const auto x = backend.allocate(kRows * 4096), y = backend.allocate(kRows * 4096);
+  std::unique_ptr<ops::KvCache> kv;
+  if (parts.attention) kv = backend.make_kv_cache({1, 1, 256, 8, 16});
+  std::unique_ptr<ops::StateCache> states;
+  ops::StateCacheShape shape;
+  shape.layers = 1;
+  shape.slots = 2;
+  shape.key_heads = shape.value_heads = 1;
+  shape.key_dim = shape.value_dim = 128;
+  shape.conv_taps = 4;
+  if (parts.delta) states = backend.make_state_cache(shape);
+  const auto body = [&](const ops::StepShape& step, ops::StepScope&) {
+    const ops::Tensor in = backend.tensor(*x, step.rows, kWidth).slice_cols(0, kColumns);
+    if (parts.products) backend.linear(in, *matrix, backend.tensor(*y, step.rows, kColumns));
+    const ops::Tensor all = backend.tensor(*x, step.rows, kWidth);
+    if (parts.attention) {
+      ops::AttentionParams p;
+      p.heads = 2;
+      p.kv_heads = 1;
+      p.head_dim = 256;
+      p.rotary_dim = 64;
+      p.rope_theta = 1e7f;
+      p.gated = true;
+      backend.attention(p, all.slice_cols(0, 1024), all.slice_cols(1024, 1280), all.slice_cols(1280, 1536), *kv, 0,
+                        backend.tensor(*y, step.rows, 512));
+    }
+    if (parts.delta) {
+      ops::DeltaNetParams p;
+      p.key_heads = p.value_heads = 1;
+      p.key_dim = p.value_dim = 128;
+      p.conv_taps = 4;
+      backend.delta_net(p, all.slice_cols(0, 384), all.slice_cols(384, 512), all.slice_cols(512, 513),
+                        all.slice_cols(513, 514), *states, 0, backend.tensor(*y, step.rows, 128));
+    }
+  };
+  ops::StepLimits limits;
+  limits.lanes = 2;
+  limits.rows = limits.logit_rows = kRows;
+  limits.context = 64;
+  limits.page_size = 16;
+  limits.vocabulary = 256;
+  backend.make_stepper(limits, kv.get(), body);
+}
+
+struct SoundCase {
+  const char* name;
+  Parts parts;
+  HostCard card = {};
+  const char* emulate = "";
+};
+void PrintTo(const SoundCase& c, std::ostream* out) { *out << c.name; }
+class HostKernelTests : public testing::TestWithParam<SoundCase> {};
+
+TEST_P(HostKernelTests, SoundKernelsPass) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  const SoundCase& c = GetParam();
+  install(c.card);
+  const size_t before = cuda::fallbacks().size();
+  cuda::LoadOptions load;
+  if (*c.emulate != 0) load.emulate = &plan::find_gpu(c.emulate);
+  make_stepper(c.parts, load);
+  EXPECT_EQ(cuda::fallbacks().size(), before);
+  std::printf("%ld launches, at most %.1f MB\n", static_cast<long>(calls(Call::kLaunch)),
+              static_cast<double>(peak_bytes()) / 1e6);
+  EXPECT_EQ(live(), Live{});
+}
+
+INSTANTIATE_TEST_SUITE_P(Parts, HostKernelTests,
+                         testing::Values(SoundCase{"Hopper", {true, true, true}},
+                                         SoundCase{"HopperFp8Cache", {false, true, false, true}},
+                                         SoundCase{"Ampere", {true, true, true}, ampere_card()},
+                                         SoundCase{"Blackwell", {true, true, true}, {}, "rtx-pro-6000"}),
+                         [](const auto& parameter) { return parameter.param.name; });
+
+class HostKernelFaults : public testing::TestWithParam<size_t> {};
+
+TEST_P(HostKernelFaults, AreBlamedByNameAndReplaced) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  const BrokenKernel broken = broken_kernels()[GetParam()];
+  install({});
+  const size_t before = cuda::fallbacks().size();
+  cuda::LoadOptions load;
+  load.rewrite = [&](jit::KernelRequest& request) {
+    const std::vector<std::string>& all = request.compile.expressions;
+    if (std::find(all.begin(), all.end(), broken.expression()) == all.end()) return;
+    request.compile.sources.text = broken.marked(request.compile.sources.text);
+  };
+  const std::string name = broken.name;
+  const Parts parts = {name == "rows" || name == "middle", name == "decode", name == "recurrent"};
+  if (name == "norm") {  // nothing takes its place
+    try {
+      make_stepper(parts, load);
+      FAIL() << "nobody noticed";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(broken.expression() + " failed its self-test"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(live(), Live{});
+    return;
+  }
+  testing::internal::CaptureStderr();
+  make_stepper(parts, load);
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_NE(text.find("kernel " + broken.expression() + " failed its self-test"), std::string::npos) << text;
+  ASSERT_EQ(cuda::fallbacks().size(), before + 1) << text;
+  EXPECT_EQ(cuda::fallbacks().back().kernel, broken.expression());
+  EXPECT_EQ(live(), Live{});
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HostKernelFaults, testing::Range<size_t>(0, broken_kernels().size()),
+                         [](const auto& parameter) { return std::string(broken_kernels()[parameter.param].name); });
+
+// Who is blamed: not what a right case has, then what most wrong cases have.
+TEST(KernelBlame, IsOnWhatTheWrongCasesHaveAndTheRightOnesHaveNot) {
+  using cuda::blamed;
+  using Names = std::map<std::string, std::string>;
+  EXPECT_EQ(blamed({{{"tables", "few", "sum"}, ""}, {{"tables", "many", "sum"}, "x"}}), (Names{{"many", "x"}}));
+  EXPECT_EQ(blamed({{{"few", "sum"}, "x"}, {{"many", "sum"}, "y"}}), (Names{{"sum", "x"}}));
+  EXPECT_EQ(blamed({{{"few"}, "x"}, {{"many"}, "y"}}), (Names{{"few", "x"}, {"many", "y"}}));
+  EXPECT_EQ(blamed({{{"few", "sum"}, ""}, {{"many", "sum"}, ""}, {{"few", "sum"}, "z"}}), (Names{{"few", "z"}}));
+  EXPECT_EQ(blamed({{{"few"}, ""}}), Names{});
+}
+
+}  // namespace
+}  // namespace fourfold::hostcuda

@@ -23,6 +23,8 @@ size_t text_bytes(const Json& object, const char* name) {
   return found != object.end() && found->is_string() ? found->get_ref<const std::string&>().size() : 0;
 }
 
+bool is_plain(char c) { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\'; }
+
 }  // namespace
 
 int64_t RequestRecord::delivered() const {
@@ -56,6 +58,7 @@ void AnswerReader::line(std::string_view line, double time) {
     done_ = true;
     return;
   }
+  if (like_before(line, time)) return;
   try {
     event(line, time);
   } catch (const Error& error) {
@@ -91,15 +94,48 @@ void AnswerReader::event(std::string_view data, double time) {
       }
     }
   }
-  if (content + other > 0) {
-    if (record_.first < 0) record_.first = time;
-    if (content > 0 && record_.first_content < 0) record_.first_content = time;
-    record_.pieces.push_back(time);
-    record_.bytes += static_cast<int64_t>(content + other);
-  }
+  if (content + other > 0) piece(content, other, time);
   if (const auto finish = choice.find("finish_reason"); finish != choice.end() && finish->is_string()) {
     record_.finish = finish->get<std::string>();
+  } else if (const auto found = json.find("usage"); found == json.end() || found->is_null()) {
+    learn(data, choice, content, other);
   }
+}
+
+void AnswerReader::piece(size_t content, size_t other, double time) {
+  if (record_.first < 0) record_.first = time;
+  if (content > 0 && record_.first_content < 0) record_.first_content = time;
+  record_.pieces.push_back(time);
+  record_.bytes += static_cast<int64_t>(content + other);
+}
+
+// Most events of a stream are the one before with another text. Those are not parsed: a client that takes a processor
+// from the server measures itself.
+bool AnswerReader::like_before(std::string_view data, double time) {
+  if (before_.empty() || data.size() <= before_.size() + after_.size() || !data.starts_with(before_) ||
+      !data.ends_with(after_)) {
+    return false;
+  }
+  const std::string_view text = data.substr(before_.size(), data.size() - before_.size() - after_.size());
+  // Escapes, and what is not ASCII, are for the parser.
+  if (!std::all_of(text.begin(), text.end(), is_plain)) return false;
+  piece(text.size(), 0, time);
+  return true;
+}
+
+// Of an event that was one text of the answer, and nothing else: what stands around it, if that can be told.
+void AnswerReader::learn(std::string_view data, const Json& choice, size_t content, size_t other) {
+  before_.clear();
+  const Json* delta = choice.contains("delta") ? &choice["delta"] : &choice;
+  const char* name = delta == &choice ? "text" : "content";
+  if (content == 0 || other > 0 || !delta->is_object() || text_bytes(*delta, name) != content) return;
+  const std::string& text = delta->at(name).get_ref<const std::string&>();
+  if (text.empty() || !std::all_of(text.begin(), text.end(), is_plain)) return;
+  const std::string quoted = fmt::format("\"{}\"", text);
+  const size_t at = data.find(quoted);
+  if (at == std::string_view::npos || data.find(quoted, at + 1) != std::string_view::npos) return;
+  before_ = data.substr(0, at + 1);
+  after_ = data.substr(at + quoted.size() - 1);
 }
 
 void AnswerReader::usage(const Json& usage) {

@@ -41,10 +41,15 @@ class AnswerReader {
   void line(std::string_view line, double time);
   void event(std::string_view data, double time);
   void usage(const Json& usage);
+  bool like_before(std::string_view data, double time);
+  void learn(std::string_view data, const Json& choice, size_t content, size_t other);
+  void piece(size_t content, size_t other, double time);
 
   RequestRecord& record_;
   std::string line_;
   bool done_ = false;
+  // The last event that was text and nothing else, around its text.
+  std::string before_, after_;
 };
 
 }  // namespace fourfold::bench

@@ -20,6 +20,7 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using ErrorCode = boost::system::error_code;
+using Clock = std::chrono::steady_clock;
 
 std::string request_text(const HttpCall& call) {
   std::string text = fmt::format("{} {}{} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nAccept: */*\r\n", call.method,
@@ -68,6 +69,7 @@ class Transfer final : public HttpTransfer {
         return self->end(fmt::format("cannot connect to {}: {}", self->call_.url.authority(), error.message()));
       ErrorCode ignored;
       self->socket_.set_option(tcp::no_delay(true), ignored);
+      self->socket_.non_blocking(true, ignored);
       self->call_.url.tls ? self->handshake() : self->write();
     });
   }
@@ -104,8 +106,19 @@ class Transfer final : public HttpTransfer {
     });
   }
 
+  // What comes is read where it is there: one call of the system for each piece of a stream.
   void read() {
     if (ended_) return;
+    if (!tls_) {
+      socket_.async_wait(tcp::socket::wait_read, [self = self()](ErrorCode error) {
+        if (self->ended_) return;
+        size_t count = 0;
+        if (!error) count = self->socket_.read_some(asio::buffer(self->buffer_), error);
+        if (error == asio::error::would_block || error == asio::error::try_again) return self->read();
+        self->take(error, count);
+      });
+      return;
+    }
     with_stream([this](auto& stream) {
       stream.async_read_some(asio::buffer(buffer_),
                              [self = self()](ErrorCode error, size_t count) { self->take(error, count); });
@@ -122,15 +135,18 @@ class Transfer final : public HttpTransfer {
     reader_.feed(std::string_view(buffer_.data(), count), body);
     if (!body.empty() && handlers_.piece) handlers_.piece(body);
     if (reader_.done() || reader_.failed()) return end("");
-    wait();
+    last_ = Clock::now();
     read();
   }
 
+  // One timer, which looks again when something has come since.
   void wait() {
-    timer_.expires_after(call_.silence);
+    timer_.expires_at(last_ + call_.silence);
     timer_.async_wait([weak = weak_from_this()](ErrorCode error) {
       const auto self = std::static_pointer_cast<Transfer>(weak.lock());
-      if (!error && self) self->end(fmt::format("nothing came for {} s", self->call_.silence.count()));
+      if (error || !self || self->ended_) return;
+      if (Clock::now() < self->last_ + self->call_.silence) return self->wait();
+      self->end(fmt::format("nothing came for {} s", self->call_.silence.count()));
     });
   }
 
@@ -152,6 +168,7 @@ class Transfer final : public HttpTransfer {
   tcp::socket socket_;
   std::optional<asio::ssl::stream<tcp::socket&>> tls_;
   asio::steady_timer timer_;
+  Clock::time_point last_ = Clock::now();  // when something came
   ResponseReader reader_;
   std::string request_;
   std::array<char, 16384> buffer_{};

@@ -309,6 +309,7 @@ void EngineImpl::settle() {
   if (!outcome.error.empty()) throw Error(outcome.error);
   FF_ASSERT(outcome.lanes.size() == oldest.work.size());
   for (size_t i = 0; i < oldest.work.size(); ++i) take_tokens(oldest.work[i], outcome.lanes[i]);
+  if (options_.notified) options_.notified();
   if (in_flight_ > 1) supply_masks(flight(1));
   for (size_t i = 0; i < oldest.work.size(); ++i) scheduler_.record(oldest.work[i], outcome.lanes[i]);
   measure(oldest, outcome);
@@ -471,6 +472,7 @@ void EngineImpl::tell_endings() {
     } catch (...) {  // of its notify: the event is in the stream, and there is nobody to tell
     }
   }
+  if (!endings_.empty() && options_.notified) options_.notified();
   endings_.clear();
 }
 

@@ -70,7 +70,8 @@ struct Request {
   CacheHints cache;
   int32_t drafts = -1;  // -1: as EngineOptions::drafts; 0 .. 5: at most as many as the engine was made for
   // Called on the engine thread after events were added to the stream; must be quick. For callers that wait for many
-  // streams at once; a caller of EventStream::next() needs none. If it throws, its request ends with kError.
+  // streams at once (see EngineOptions::notified); a caller of EventStream::next() needs none. If it throws, its
+  // request ends with kError.
   std::function<void()> notify;
 };
 
@@ -155,6 +156,9 @@ struct EngineOptions {
   // take, at least 16. Pages of keys and values are kept as long as nobody else needs them.
   int64_t cached_states = 0;
   std::shared_ptr<CacheObserver> cache_observer = nullptr;  // null: nobody is told
+  // Called on the engine thread behind the calls of Request::notify that belong together, those of one step: who
+  // gathers what they tell can pass it on at once. Must be quick, and not throw.
+  std::function<void()> notified = nullptr;
 };
 
 // Rows of logits that a model must have been built for (ModelOptions::max_logit_rows).

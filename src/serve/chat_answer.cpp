@@ -10,6 +10,12 @@ namespace {
 
 std::string event_line(const Json& json) { return "data: " + dump(json) + "\n\n"; }
 
+Json content_of(const text::OutputEvent& event, const std::string& text) {
+  if (event.kind == Kind::kReasoning) return {{"reasoning", text}, {"reasoning_content", text}};
+  if (event.kind == Kind::kContent) return {{"content", text}};
+  return {{"tool_calls", Json::array({{{"index", event.index}, {"function", {{"arguments", text}}}}})}};
+}
+
 }  // namespace
 
 ChatAnswer::ChatAnswer(const chat::ChatText& text, ChatAnswerOptions options)
@@ -66,12 +72,11 @@ void ChatAnswer::emit(size_t index, const std::vector<text::OutputEvent>& events
     if (!options_.fields.stream) continue;
     switch (event.kind) {
       case Kind::kReasoning:
-        if (options_.include_reasoning) {
-          delta(index, {{"reasoning", event.text}, {"reasoning_content", event.text}}, nullptr, out);
-        }
+        if (options_.include_reasoning) text_delta(index, event, out);
         break;
       case Kind::kContent:
-        delta(index, {{"content", event.text}}, nullptr, out);
+      case Kind::kToolCallArguments:
+        text_delta(index, event, out);
         break;
       case Kind::kToolCallBegin:
         delta(index,
@@ -81,15 +86,26 @@ void ChatAnswer::emit(size_t index, const std::vector<text::OutputEvent>& events
                                             {"function", {{"name", event.name}, {"arguments", ""}}}}})}},
               nullptr, out);
         break;
-      case Kind::kToolCallArguments:
-        delta(index,
-              {{"tool_calls", Json::array({{{"index", event.index}, {"function", {{"arguments", event.text}}}}})}},
-              nullptr, out);
-        break;
       case Kind::kToolCallEnd:
         break;
     }
   }
+}
+
+// A piece of text: where nothing but the text differs from the piece before, the rest of the line is there already.
+void ChatAnswer::text_delta(size_t index, const text::OutputEvent& event, std::string& out) {
+  Choice& choice = choices_[index];
+  if (!choice.logprobs.empty() || options_.fields.continuous_usage) {
+    return delta(index, content_of(event, event.text), nullptr, out);
+  }
+  if (choice.line.empty() || choice.line_kind != event.kind || choice.line_call != event.index) {
+    std::string line;
+    delta(index, content_of(event, TextLine::place()), nullptr, line);
+    choice.line.set(line);
+    choice.line_kind = event.kind;
+    choice.line_call = event.index;
+  }
+  choice.line.append(event.text, out);
 }
 
 void ChatAnswer::delta(size_t index, Json content, const std::string* finish, std::string& out) {

@@ -8,6 +8,7 @@
 #include "chat/answer.h"
 #include "serve/generation_fields.h"
 #include "serve/generation_job.h"
+#include "serve/text_line.h"
 
 namespace fourfold::serve {
 
@@ -42,9 +43,13 @@ class ChatAnswer final : public AnswerForm {
     std::string finish;
     int64_t tokens = 0, reasoning_tokens = 0;
     bool begun = false, reasoning = false, one_call = false;
+    TextLine line = {};  // of the kind of delta that was sent last, and its call
+    text::OutputEvent::Kind line_kind = text::OutputEvent::Kind::kContent;
+    size_t line_call = 0;
   };
 
   void emit(size_t index, const std::vector<text::OutputEvent>& events, std::string& out);
+  void text_delta(size_t index, const text::OutputEvent& event, std::string& out);
   void delta(size_t index, Json content, const std::string* finish, std::string& out);
   Json usage() const;
 

@@ -91,8 +91,23 @@ bool CompletionAnswer::token(size_t index, const engine::Event& event, std::stri
   add_text(choice, choice.stream.push(event.token));
   choice.offset += count_characters(std::string_view(choice.stream.text()).substr(before));
   if (choice.stream.stop()) choice.stop_reason = *choice.stream.stop();
-  if (options_.fields.stream && !choice.text.empty()) chunk(index, nullptr, out);
+  if (options_.fields.stream && !choice.text.empty()) text_chunk(index, out);
   return !choice.stream.stop();
+}
+
+// A piece of text: where nothing but the text differs from the piece before, the rest of the line is there already.
+void CompletionAnswer::text_chunk(size_t index, std::string& out) {
+  Choice& choice = choices_[index];
+  if (options_.logprobs || options_.fields.continuous_usage) return chunk(index, nullptr, out);
+  if (choice.line.empty()) {
+    const std::string text = std::exchange(choice.text, TextLine::place());
+    std::string line;
+    chunk(index, nullptr, line);
+    choice.line.set(line);
+    choice.text = text;
+  }
+  choice.line.append(choice.text, out);
+  choice.text.clear();
 }
 
 void CompletionAnswer::chunk(size_t index, const std::string* finish, std::string& out) {

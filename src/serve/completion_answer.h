@@ -9,6 +9,7 @@
 #include "chat/answer.h"
 #include "serve/generation_fields.h"
 #include "serve/generation_job.h"
+#include "serve/text_line.h"
 
 namespace fourfold::serve {
 
@@ -50,11 +51,13 @@ class CompletionAnswer final : public AnswerForm {
     std::string finish;
     int64_t tokens = 0;
     bool begun = false;
+    TextLine line = {};  // of a piece in the middle
   };
 
   void echo(size_t index, const engine::Event& event);
   void add_logprob(Choice& choice, int32_t token, const std::vector<engine::TokenLogprob>* logprobs) const;
   void add_text(Choice& choice, const std::vector<text::OutputEvent>& events);
+  void text_chunk(size_t index, std::string& out);
   void chunk(size_t index, const std::string* finish, std::string& out);
   Json usage() const;
 

@@ -48,7 +48,7 @@ void GenerationJob::submit() {
     part.request.notify = [weak = weak_from_this()] {
       const auto job = weak.lock();
       if (!job || job->woken_.exchange(true)) return;
-      job->call_->exchange->post([weak] {
+      job->service_.deliveries().add(job->call_->exchange, [weak] {
         if (const auto held = weak.lock()) held->pump();
       });
     };
@@ -136,8 +136,8 @@ void GenerationJob::pump() {
     }
   }
   if (ended_) return;
+  if (unfinished_ == 0) return complete(out);
   send(out);
-  if (unfinished_ == 0) complete();
 }
 
 void GenerationJob::take(size_t index, const engine::Event& event, std::string& out) {
@@ -201,9 +201,8 @@ void GenerationJob::client_gone() {
   end();
 }
 
-void GenerationJob::complete() {
+void GenerationJob::complete(std::string& out) {
   ended_ = true;
-  std::string out;
   form_->complete(out);
   if (stream_) {
     send(out);

@@ -59,7 +59,7 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   void take(size_t index, const engine::Event& event, std::string& out);
   void tick();
   void client_gone();
-  void complete();
+  void complete(std::string& out);
   void fail(const ApiError& error);
   void end();
   void send(std::string& out);

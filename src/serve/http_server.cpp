@@ -8,6 +8,7 @@
 #include <atomic>
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/bind_executor.hpp>
+#include <boost/asio/dispatch.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
@@ -16,6 +17,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
+#include <charconv>
 #include <condition_variable>
 #include <ctime>
 #include <mutex>
@@ -64,6 +66,13 @@ size_t raise_descriptor_limit() {
     ::getrlimit(RLIMIT_NOFILE, &limit);
   }
   return static_cast<size_t>(limit.rlim_cur);
+}
+
+// What the network does is short, and each thread more is one that takes turns with those that compute.
+int threads_of(const HttpServerOptions& options) {
+  constexpr unsigned kMany = 8;
+  if (options.threads > 0) return options.threads;
+  return std::thread::hardware_concurrency() < kMany ? 1 : 2;
 }
 
 class Connection;
@@ -157,6 +166,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void post(F&& work) {
     asio::post(socket_.get_executor(), std::forward<F>(work));
   }
+  template <typename F>
+  void dispatch(F&& work) {
+    asio::dispatch(socket_.get_executor(), std::forward<F>(work));
+  }
 
   // ---- of the exchange that is current; its number says who asks
 
@@ -181,7 +194,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void write(uint64_t exchange, std::string_view piece) {
     if (!is_current(exchange) || !streaming_ || piece.empty() || head_only_) return;
     if (http_1_0_) return send(piece);
-    send(fmt::format("{:x}\r\n", piece.size()), piece, "\r\n");
+    char size[24];
+    const auto end = std::to_chars(size, size + 16, piece.size(), 16).ptr;
+    std::copy_n("\r\n", 2, end);
+    send(std::string_view(size, static_cast<size_t>(end + 2 - size)), piece, "\r\n");
   }
 
   void end(uint64_t exchange) {
@@ -431,6 +447,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (!out_.empty() || !raw_.empty()) return flush();
     sending_ = false;
     if (sending_now_.capacity() > kReadBytes) sending_now_ = {};
+    // In the middle of a stream there is nothing to be done about it, mostly.
+    if (busy_ && !drained_) return no_deadline();
     post([self = shared_from_this()] { self->sent(); });
   }
 
@@ -520,6 +538,9 @@ class ExchangeImpl final : public Exchange, public std::enable_shared_from_this<
   const HttpRequest& request() const override { return request_; }
   void post(std::function<void()> work) override {
     connection_->post([self = shared_from_this(), work = std::move(work)] { work(); });
+  }
+  void dispatch(std::function<void()> work) override {
+    connection_->dispatch([self = shared_from_this(), work = std::move(work)] { work(); });
   }
   void respond(HttpResponse response) override { connection_->respond(number_, std::move(response)); }
   void begin(int status, Headers headers) override { connection_->begin(number_, status, headers); }
@@ -667,7 +688,7 @@ HttpServer::HttpServer(const HttpServerOptions& options, Handler handler, Refuse
       std::clamp<size_t>(descriptors > 128 ? descriptors - 128 : 1, 1, options.max_connections);
   shared_->listen();
   asio::post(shared_->strand, [this] { shared_->accept(); });
-  for (int i = 0; i < std::max(options.threads, 1); ++i) {
+  for (int i = 0; i < threads_of(options); ++i) {
     shared_->threads.emplace_back([this] {
       for (;;) {
         try {

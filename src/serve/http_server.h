@@ -21,14 +21,16 @@ namespace fourfold::serve {
 
 // One request and its answer.
 //
-// post() may be called from any thread and never blocks; everything else only from the handler or from posted work,
-// which run one at a time for each exchange. Work that is posted holds on to the exchange by itself.
-// An exchange that is dropped without an answer answers 500.
+// post() may be called from any thread and never blocks, dispatch() from posted work of any exchange of the same
+// network; everything else only from the handler or from posted work, which run one at a time for each exchange. Work
+// that is posted holds on to the exchange by itself. An exchange that is dropped without an answer answers 500.
 class Exchange {
  public:
   virtual ~Exchange() = default;
   virtual const HttpRequest& request() const = 0;
   virtual void post(std::function<void()> work) = 0;
+  // As post(), and at once where nothing else of this exchange is being done.
+  virtual void dispatch(std::function<void()> work) = 0;
 
   // A whole answer. What is said to an exchange that was answered, or whose client is gone, is lost.
   virtual void respond(HttpResponse response) = 0;
@@ -55,7 +57,7 @@ struct HttpServerOptions {
   uint16_t port = 0;                      // 0: any that is free
   std::string unix_socket;                // a path: listens there, and on no port
   std::shared_ptr<const TlsContext> tls;  // null: without
-  int threads = 2;
+  int threads = 0;                        // 0: one, and two where there are eight processors or more
   size_t max_connections = 16384;
   HttpLimits limits;
   size_t bodies = size_t{512} << 20;  // bytes of all bodies that are being read together

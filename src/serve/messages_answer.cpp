@@ -51,7 +51,17 @@ bool MessagesAnswer::token(size_t, const engine::Event& event, std::string& out)
 void MessagesAnswer::open(Block block, Json start, std::string& out) {
   close(out);
   block_ = block;
+  line_.clear();
   out += event_line({{"type", "content_block_start"}, {"index", blocks_++}, {"content_block", std::move(start)}});
+}
+
+void MessagesAnswer::text_delta(const char* type, const char* name, const std::string& text, std::string& out) {
+  if (line_.empty()) {
+    std::string line;
+    delta({{"type", type}, {name, TextLine::place()}}, line);
+    line_.set(line);
+  }
+  line_.append(text, out);
 }
 
 void MessagesAnswer::delta(Json content, std::string& out) {
@@ -76,18 +86,18 @@ void MessagesAnswer::emit(const std::vector<text::OutputEvent>& events, std::str
         if (block_ != Block::kThinking) {
           open(Block::kThinking, {{"type", "thinking"}, {"thinking", ""}, {"signature", ""}}, out);
         }
-        delta({{"type", "thinking_delta"}, {"thinking", event.text}}, out);
+        text_delta("thinking_delta", "thinking", event.text, out);
         break;
       case Kind::kContent:
         if (block_ != Block::kText) open(Block::kText, {{"type", "text"}, {"text", ""}}, out);
-        delta({{"type", "text_delta"}, {"text", event.text}}, out);
+        text_delta("text_delta", "text", event.text, out);
         break;
       case Kind::kToolCallBegin:
         open(Block::kToolUse, {{"type", "tool_use"}, {"id", event.id}, {"name", event.name}, {"input", Json::object()}},
              out);
         break;
       case Kind::kToolCallArguments:
-        delta({{"type", "input_json_delta"}, {"partial_json", event.text}}, out);
+        text_delta("input_json_delta", "partial_json", event.text, out);
         break;
       case Kind::kToolCallEnd:
         close(out);

@@ -8,6 +8,7 @@
 #include "chat/answer.h"
 #include "serve/generation_fields.h"
 #include "serve/generation_job.h"
+#include "serve/text_line.h"
 
 namespace fourfold::serve {
 
@@ -37,6 +38,7 @@ class MessagesAnswer final : public AnswerForm {
 
   void emit(const std::vector<text::OutputEvent>& events, std::string& out);
   void open(Block block, Json start, std::string& out);
+  void text_delta(const char* type, const char* name, const std::string& text, std::string& out);
   void delta(Json content, std::string& out);
   void close(std::string& out);
   Json usage() const;
@@ -45,6 +47,7 @@ class MessagesAnswer final : public AnswerForm {
   const MessagesAnswerOptions options_;
   chat::AnswerStream stream_;
   Block block_ = Block::kNone;  // the one that is open
+  TextLine line_;               // of its deltas
   int64_t blocks_ = 0;          // so far, the open one included
   int64_t tokens_ = 0, cached_tokens_ = 0;
   bool one_call_ = false;

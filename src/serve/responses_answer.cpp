@@ -76,6 +76,7 @@ void ResponsesAnswer::open(Item kind, Json item, std::string& out) {
   close(true, out);
   open_ = kind;
   piece_.clear();
+  line_.clear();
   item["status"] = "in_progress";
   output_.push_back(std::move(item));
   event({{"type", "response.output_item.added"}, {"output_index", output_.size() - 1}, {"item", output_.back()}}, out);
@@ -89,12 +90,19 @@ void ResponsesAnswer::open(Item kind, Json item, std::string& out) {
 
 void ResponsesAnswer::delta(const char* type, const std::string& piece, std::string& out) {
   piece_ += piece;
-  Json json = in_place();
-  json["type"] = type;
-  if (open_ != Item::kCall) json["content_index"] = 0;
-  if (open_ == Item::kMessage) json["logprobs"] = Json::array();
-  json["delta"] = piece;
-  event(std::move(json), out);
+  if (!options_.fields.stream) return;
+  if (line_.empty()) {
+    Json json = in_place();
+    json["type"] = type;
+    if (open_ != Item::kCall) json["content_index"] = 0;
+    if (open_ == Item::kMessage) json["logprobs"] = Json::array();
+    json["delta"] = TextLine::place();
+    std::string line = event_line(json);
+    line.resize(line.rfind('}'));
+    line_.set(line);
+  }
+  line_.append(piece, out);
+  out += fmt::format(",\"sequence_number\":{}}}\n\n", sequence_++);
 }
 
 void ResponsesAnswer::close(bool complete, std::string& out) {

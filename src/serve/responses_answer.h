@@ -9,6 +9,7 @@
 #include "chat/answer.h"
 #include "serve/generation_fields.h"
 #include "serve/generation_job.h"
+#include "serve/text_line.h"
 
 namespace fourfold::serve {
 
@@ -53,6 +54,7 @@ class ResponsesAnswer final : public AnswerForm {
   int32_t think_end_ = -1;
   Item open_ = Item::kNone;
   Json output_ = Json::array();  // the items; the last one is open or complete
+  TextLine line_;                // of its deltas, up to their number
   std::string piece_;            // the text of the one that is open
   int64_t sequence_ = 0, tokens_ = 0, reasoning_tokens_ = 0, cached_tokens_ = 0;
   bool reasoning_ = false, one_call_ = false, length_ = false;

@@ -169,6 +169,7 @@ void Service::load() {
 
   engine::EngineOptions engine = options_.engine;
   engine.max_context = served->context;
+  engine.notified = [this] { deliveries_.pass(); };
   engine.max_step_tokens = std::max(std::min(engine.max_step_tokens, served->context), engine.max_sequences);
   if (engine.drafts > 0 && served->config.mtp_layers == 0) {
     fourfold::fail("--speculative-config asks for {} drafts, but {} has no MTP head", engine.drafts,

@@ -20,6 +20,7 @@
 #include "model/config.h"
 #include "serve/api_error.h"
 #include "serve/api_keys.h"
+#include "serve/deliveries.h"
 #include "serve/http_server.h"
 #include "serve/metrics.h"
 #include "serve/response_store.h"
@@ -123,6 +124,8 @@ class Service {
   // An ApiError 404 where `asked` is no name of the model.
   void require_name(const std::optional<std::string>& asked) const;
   Metrics& metrics() { return metrics_; }
+  // What the engine has for streams; passed on behind each of its steps.
+  Deliveries& deliveries() { return deliveries_; }
   ResponseStore& stored_responses() { return stored_responses_; }
   void set_network(const HttpServer* network) { network_ = network; }
   HttpServerStats network_stats() const;
@@ -146,6 +149,7 @@ class Service {
 
   ServiceOptions options_;
   Metrics metrics_;
+  Deliveries deliveries_;
   ResponseStore stored_responses_;
   std::unique_ptr<ServedModel> model_;
   std::atomic<bool> ready_{false}, draining_{false}, stopped_{false}, stop_loading_{false};

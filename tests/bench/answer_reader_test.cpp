@@ -73,5 +73,24 @@ TEST(AnswerReader, AnswersThatAreNotWholeHaveDeliveredNothing) {
   EXPECT_NE(read(text + data(R"({"error":{"message":"broken"}})"), 64).error.find("broken"), std::string::npos);
 }
 
+// Events like the one before are not parsed; whatever differs in more than a plain text is.
+TEST(AnswerReader, EventsThatAreLikeTheOneBeforeAndThoseThatAreNot) {
+  const auto chunk = [](const char* text, const char* more = R"(,"finish_reason":null)") {
+    return data(fmt::format(R"({{"choices":[{{"index":0,"text":"{}"{}}}]}})", text, more));
+  };
+  const std::string stream = chunk("one") + chunk("three") + chunk(R"(a\"b)") + chunk(R"(\u00e9)") + chunk("") +
+                             chunk("four") + chunk(R"(x"},{"y":"z)") + chunk("end", R"(,"finish_reason":"stop")") +
+                             data(R"({"choices":[],"usage":{"completion_tokens":8}})") + "data: [DONE]\n\n";
+  for (const size_t cut : {1, 7, 4096}) {
+    const RequestRecord record = read(stream, cut);
+    EXPECT_TRUE(record.good()) << record.error;
+    EXPECT_EQ(record.bytes, 3 + 5 + 3 + 2 + 4 + 1 + 3);
+    EXPECT_EQ(record.pieces.size(), 7u);
+    EXPECT_EQ(record.finish, "stop");
+    EXPECT_EQ(record.delivered(), 8);
+  }
+  EXPECT_FALSE(read(chunk("one") + chunk("two\x01") + chunk("end", R"(,"finish_reason":"stop")"), 64).good());
+}
+
 }  // namespace
 }  // namespace fourfold::bench

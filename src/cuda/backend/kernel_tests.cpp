@@ -13,6 +13,7 @@
 #include "cuda/gemm/packed_matrix.h"
 #include "cuda/moe/reference.h"
 #include "kernels/gdn/tables.h"
+#include "kernels/step/rows_args.h"
 #include "nvfp4/number.h"
 
 namespace fourfold::cuda {
@@ -226,6 +227,8 @@ void KernelTests::note(const std::string& wrong) { cases_.push_back({std::exchan
 
 std::vector<KernelCase> KernelTests::run() {
   norms();
+  embeddings();
+  gates();
   std::set<RowsWay> ways;
   for (const auto& entry : of_.products_) ways.insert(entry.first);
   for (const RowsWay& way : ways) products(way);
@@ -383,6 +386,89 @@ void KernelTests::norms() {
     backend.add(on_card.tensor, added.tensor);
     for (size_t i = 0; i < want_sums.size(); ++i) want_sums[i] = sums[i] + delta[i];
     note(compare_each(read(backend, on_card.tensor), want_sums, sum_bound, columns));
+  }
+}
+
+void KernelTests::embeddings() {
+  Random random(20266);
+  const Stream& stream = of_.card_->stream;
+  constexpr int64_t kTable = 37, kColumns = 272;
+  const std::vector<int32_t> tokens = {36, 0, 17, 36, 1};
+  constexpr int64_t kRows = 5;
+  ops::Sequence sequence;
+  sequence.count = kRows;
+  // The card may be full: small tables need little to be loaded through.
+  struct SmallBlocks {
+    Card& card;
+    uint64_t before = std::exchange(card.loading_block, uint64_t{64} << 10);
+    ~SmallBlocks() { card.loading_block = before; }
+  } const small{*of_.card_};
+  for (const gemm::Weights format : {gemm::Weights::kNvfp4, gemm::Weights::kFp8, gemm::Weights::kBf16}) {
+    CudaBackend& backend = on();
+    const auto weight = make_weight(random, format, true, kTable, kColumns);
+    const auto table = backend.load_table(weight->source);
+    std::vector<float> want(static_cast<size_t>(kRows * kColumns)), exact, rounded;
+    for (size_t t = 0; t < tokens.size(); ++t) {
+      ops::dequantize(weight->source, tokens[t], &want[t * static_cast<size_t>(kColumns)]);
+    }
+    for (const float v : want) {
+      exact.push_back(std::fabs(v) * 1e-6f);
+      rounded.push_back(std::fabs(v) * kRoundError);
+    }
+    launched_.clear();
+    backend.begin_step({tokens, std::span(&sequence, 1), {}});
+    const Rows out = empty_rows(backend, stream, kRows, kColumns, true),
+               half = empty_rows(backend, stream, kRows, kColumns);
+    backend.embed(*table, out.tensor);
+    const std::vector<float> got = read(backend, out.tensor);
+    note(compare_each(got, want, exact, kColumns));
+    backend.embed(*table, half.tensor);
+    note(compare_each(read(backend, half.tensor), want, rounded, kColumns));
+    // Rows of it, picked out.
+    const std::vector<int32_t> picked = {4, 0, 3};
+    const Rows some = empty_rows(backend, stream, 3, kColumns, true);
+    backend.gather_rows(out.tensor, picked, some.tensor);
+    std::vector<float> of_these;
+    for (const int32_t row : picked) {
+      of_these.insert(of_these.end(), got.begin() + row * kColumns, got.begin() + (row + 1) * kColumns);
+    }
+    note(compare_each(read(backend, some.tensor), of_these, std::vector<float>(of_these.size()), kColumns));
+  }
+}
+
+void KernelTests::gates() {
+  Random random(20267);
+  const Stream& stream = of_.card_->stream;
+  constexpr int64_t kRows = 3;
+  const auto sigmoid = [](float x) { return 1 / (1 + std::exp(-x)); };
+  for (const int64_t columns : {101, 2056}) {  // single elements; whole pieces, of more than one CTA
+    const int pieces = columns % 8 == 0 ? 1 : 0, count = static_cast<int>(columns);
+    CudaBackend& backend = on();
+    const Grid grid = {static_cast<unsigned>(kRows), static_cast<unsigned>(step::rows_ctas(count))};
+    const std::vector<float> both = bf16_normals(random, kRows * 2 * columns, 8),
+                             before = bf16_normals(random, kRows * columns), logits = bf16_normals(random, kRows, 3);
+    const Rows in = rows_of(backend, stream, both, 2 * columns), out = empty_rows(backend, stream, kRows, columns);
+    launched_.clear();
+    const step::GateArgs gate = {bf16(in.tensor), 2 * columns, bf16_out(out.tensor), columns, count, pieces};
+    launch(stream, (*backend.step_)[kGate], grid, backend.overlap_, gate);
+    std::vector<float> want, bound, sums, sum_bound;
+    for (int64_t t = 0; t < kRows; ++t) {
+      for (int64_t c = 0; c < columns; ++c) {
+        const float g = both[static_cast<size_t>(t * 2 * columns + c)],
+                    up = both[static_cast<size_t>(t * 2 * columns + columns + c)],
+                    old = before[static_cast<size_t>(t * columns + c)];
+        want.push_back(g * sigmoid(g) * up);
+        bound.push_back(std::fabs(want.back()) * kRoundError + 1e-6f);
+        sums.push_back(old + sigmoid(logits[static_cast<size_t>(t)]) * g);
+        sum_bound.push_back((std::fabs(old) + std::fabs(g)) * kRoundError);
+      }
+    }
+    note(compare_each(read(backend, out.tensor), want, bound, columns));
+    const Rows sum = rows_of(backend, stream, before, columns), weights = rows_of(backend, stream, logits, 1, true);
+    const step::SharedArgs shared = {
+        bf16(in.tensor), 2 * columns, weights.tensor.f32(), 1, bf16_out(sum.tensor), columns, count, pieces};
+    launch(stream, (*backend.step_)[kShared], grid, backend.overlap_, shared);
+    note(compare_each(read(backend, sum.tensor), sums, sum_bound, columns));
   }
 }
 

@@ -35,6 +35,8 @@ class KernelTests {
   void products(const RowsWay& way);
   void products_of(const Product& problem, CudaBackend& backend, const std::vector<int64_t>& tokens, bool normed);
   void norms();
+  void embeddings();
+  void gates();
   void routes();
   void attention(int64_t head_dim, int64_t rotary_dim);
   void delta_rule(int64_t key_dim, int64_t value_dim);

@@ -67,6 +67,14 @@ void add_backend_options(Command& command, BackendArgs& args) {
       .show_default();
   command.add_flag("--enable-expert-parallel", args.by_expert, "Ranks have whole experts instead of a part of each");
   command.need("--enable-expert-parallel", "--tensor-parallel-size");
+  command
+      .add_option(
+          "--check-sums", args.check_sums,
+          "Ranks compare a checksum of their sums after every so many steps (0: never); where they differ every "
+          "request ends with an error")
+      .range(0, 1 << 20)
+      .show_default();
+  command.need("--check-sums", "--tensor-parallel-size");
 }
 
 cpu::Isa chosen_isa(const BackendArgs& args) {
@@ -146,6 +154,7 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t wei
   if (const std::optional<int> device = chosen_device(args, weight_bytes, rank)) {
     cuda::CudaOptions options = cuda_options(args, *device);
     options.member = member;
+    options.check_sums = args.check_sums;
     if (ranks > 1) options.threads = threads;
     try {
       return cuda::make_backend(options);
@@ -162,6 +171,7 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t wei
   options.isa = chosen_isa(args);
   options.threads = ranks > 1 ? threads : args.threads;
   options.member = member;
+  options.check_sums = args.check_sums;
   options.nvfp4_activations = args.activations == "nvfp4";
   return cpu::make_backend(options);
 }

@@ -28,9 +28,10 @@ struct BackendArgs {
   int threads = 0;
   int64_t ranks = 1;
   bool by_expert = false;
+  int64_t check_sums = 0;
 };
 // --device, --emulate, --self-test, --threads, --isa, --activations, --kv-cache-dtype, --tensor-parallel-size,
-// --enable-expert-parallel
+// --enable-expert-parallel, --check-sums
 void add_backend_options(Command& command, BackendArgs& args);
 // Makes the backend, or one for each rank, which share the threads; on the CPU, with a warning, where nobody asked for
 // the GPU and it has no kernels for the model.

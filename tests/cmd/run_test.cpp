@@ -334,7 +334,8 @@ TEST_F(Cmd, BenchModelPrintsBothCeilings) {
 TEST_F(Cmd, AModelRunsOnSeveralRanks) {
   const std::string ask = "run " + demo_ + " --json --temperature 0 --no-think 'What is 17 + 25?' --threads 2";
   const Json one = run_json(ask);
-  for (const char* ranks : {" --tensor-parallel-size 2", " --tensor-parallel-size 2 --enable-expert-parallel"}) {
+  for (const char* ranks :
+       {" --tensor-parallel-size 2 --check-sums 1", " --tensor-parallel-size 2 --enable-expert-parallel"}) {
     EXPECT_EQ(run_json(ask + ranks).at("content"), one.at("content")) << ranks;
   }
   const std::string logits = "logits " + demo_ + " - " + path("logits.safetensors").string();

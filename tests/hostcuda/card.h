@@ -97,9 +97,10 @@ class Card {
   std::recursive_mutex mutex;
   Live live;
   uint64_t peak = 0;
-  std::string error;    // not empty: nothing works any more
-  int64_t gathers = 0;  // NCCL's
-  int held_rank = -1;   // whose kernels do not come to meetings
+  std::string error;       // not empty: nothing works any more
+  int64_t gathers = 0;     // NCCL's
+  int64_t corrupt_in = 0;  // sums until one is wrong
+  int held_rank = -1;      // whose kernels do not come to meetings
   int64_t calls[static_cast<size_t>(Call::kCount)] = {};
   int64_t hang_in = 0;  // launches until nothing ends
   bool hangs = false;
@@ -425,6 +426,11 @@ class Card {
     how.grid.y = static_cast<unsigned>(together.size());
     how.resident = static_cast<int>(how.grid.x * how.grid.y);
     device_->launch(how, [&] { meetings[blockIdx.y]->kernel->run(pointers[blockIdx.y].data()); });
+    if (first->kernel->expression.find("comm::reduce_norm_") != std::string::npos && together.size() > 1 &&
+        corrupt_in > 0 && --corrupt_in == 0) {
+      auto& args = *static_cast<comm::ReduceArgs*>(pointers[1][0]);
+      reinterpret_cast<uint32_t*>(args.norm.residual_out)[3] ^= 1u << 14;
+    }
     last_ = together.size() == 1 ? together[0] : nullptr;
     return true;
   }

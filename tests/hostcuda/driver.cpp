@@ -340,6 +340,10 @@ void hold_meetings_of(int rank) {
   const std::lock_guard lock(card().mutex);
   card().held_rank = rank;
 }
+void corrupt_sum(int64_t nth) {
+  const std::lock_guard lock(card().mutex);
+  card().corrupt_in = nth;
+}
 void hang_launch(int64_t nth) {
   const std::lock_guard lock(card().mutex);
   card().hang_in = nth;

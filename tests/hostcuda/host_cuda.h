@@ -107,6 +107,9 @@ int64_t nccl_calls();      // its gathers, recorded or not
 void fail_call(Call call, int64_t nth, int result);
 // Kernels of that rank do not come to meetings; -1: all come.
 void hold_meetings_of(int rank);
+// In the nth sum over ranks from now (1: the next) one bit of rank 1's result is another, one that the sums behind it
+// do not round away. 0: in none.
+void corrupt_sum(int64_t nth);
 // From the nth launch on (1: the next) nothing ends any more: asking says so, and what waits without a limit of its own
 // (freeing, above all) would wait for ever: such calls are counted, and return. 0: everything goes on.
 void hang_launch(int64_t nth);

@@ -23,6 +23,7 @@
 #include "model/random_weights.h"
 #include "model/ranked.h"
 #include "model/ranked_stepper.h"
+#include "ranks/checks.h"
 #include "small_config.h"
 
 namespace fourfold::model {
@@ -469,6 +470,35 @@ TEST(RanksGroup, EveryoneSeesWhatEveryoneShows) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
+}
+
+// A check is due after every so many steps; where ranks differ all of them hear it.
+TEST(RanksGroup, SumsThatDifferAreAnErrorOnEveryRank) {
+  const auto group = std::make_shared<ranks::Group>(3);
+  std::vector<std::string> errors(3);
+  std::atomic<int> checked{0};
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      ranks::SumChecks checks(std::make_shared<ranks::Member>(group, rank), 2);
+      std::vector<float> values = {1, 2, 3, 4, 5, 6};
+      for (int step = 1; step <= 4; ++step) {
+        if (step == 4 && rank == 1) values[4] = std::nextafter(5.0f, 6.0f);
+        if (!checks.due()) continue;
+        ++checked;
+        try {
+          checks.compare(ranks::checksum_of({values.data(), ops::DType::kF32, 2, 3, 3}));
+        } catch (const Error& error) {
+          errors[static_cast<size_t>(rank)] = error.what();
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(checked, 6);
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("after step 4 rank 1 has other bits than rank 0"), std::string::npos) << error;
+  }
 }
 
 TEST(RanksGroup, TheFirstCauseStays) {

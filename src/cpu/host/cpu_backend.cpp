@@ -8,6 +8,7 @@
 #include "cpu/host/parallel.h"
 #include "cpu/memory/stored_matrix.h"
 #include "cpu/step/host_stepper.h"
+#include "ranks/checks.h"
 
 namespace fourfold::cpu {
 namespace {
@@ -155,6 +156,7 @@ void CpuBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Ten
                                      float eps, const ops::Tensor& out) {
   if (options_.member == nullptr) return Backend::reduce_add_rms_norm(residual, delta, weight, eps, out);
   FF_ASSERT(residual.rows == out.rows && residual.cols == out.cols && weight.count == residual.cols);
+  last_sum_ = residual;
   const std::span<const ops::Tensor> deltas = options_.member->meet(delta);
   for (const ops::Tensor& each : deltas) FF_ASSERT(residual.rows == each.rows && residual.cols == each.cols);
   const double cost = (0.3 + 0.2 * static_cast<double>(deltas.size())) * static_cast<double>(residual.cols);
@@ -199,6 +201,12 @@ std::unique_ptr<ops::Stepper> CpuBackend::make_stepper(const ops::StepLimits& li
   parts.gather = [this](const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out) {
     gather_rows(x, rows, out);
   };
+  if (options_.member != nullptr && options_.check_sums > 0) {
+    const auto checks = std::make_shared<ranks::SumChecks>(options_.member, options_.check_sums);
+    parts.end = [this, checks](bool failed) {
+      if (!failed && checks->due() && last_sum_.data != nullptr) checks->compare(ranks::checksum_of(last_sum_));
+    };
+  }
   parts.body = std::move(body);
   parts.pool = &pool_;
   parts.row_bucket = options_.row_bucket;

@@ -86,6 +86,7 @@ class CpuBackend : public ops::Backend {
   ops::KvCacheShape kv_shape_;
   ops::StateCacheShape state_shape_;
   ops::Batch batch_;
+  ops::Tensor last_sum_;  // over ranks, the residual
   bool states_begun_ = false;
 };
 

@@ -16,6 +16,7 @@ struct CpuOptions {
   // Otherwise, with no `isa` asked for, that is an Error.
   bool allow_reference = false;
   std::shared_ptr<ranks::Member> member;  // the rank that the backend computes for; null: the only one
+  int64_t check_sums = 0;                 // not 0: steps from one comparison of the ranks' sums to the next
   bool nvfp4_activations = false;  // W4A4 numerics: inputs of matrices with an input scale are quantised to NVFP4
   int64_t row_bucket = 1;          // HostStepParts::row_bucket
   // Where loops begin a second round; smaller in tests, which reach it.

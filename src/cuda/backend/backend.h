@@ -35,6 +35,7 @@ struct CudaOptions {
   // Of a model that is split over cards: this rank. Null: the model is whole.
   std::shared_ptr<ranks::Member> member;
   uint64_t exchange_bytes = uint64_t{128} << 20;  // that each rank has for the others' parts of sums
+  int64_t check_sums = 0;                         // not 0: steps from one comparison of the ranks' sums to the next
   SumTable sums;                                  // how they get from card to card
   // Of a kernel, for another rank. Less than what the ranks' threads have for each other (ranks::kPatience), so that
   // who did not come is said by whom waited.

@@ -55,7 +55,10 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
   ones_ = cuda::Buffer(card_->device, 128, "scales of the cache");
   ones_.upload(card_->stream, scales);
   loaded(step_source());
-  if (options_.member != nullptr && options_.member->ranks() > 1) ranks_ = std::make_unique<CardRanks>(card_, options_);
+  if (options_.member != nullptr && options_.member->ranks() > 1) {
+    ranks_ = std::make_unique<CardRanks>(card_, options_);
+    if (options_.check_sums > 0) checks_ = std::make_unique<ranks::SumChecks>(options_.member, options_.check_sums);
+  }
 }
 
 CudaBackend::~CudaBackend() {
@@ -408,6 +411,7 @@ void CudaBackend::meet_ranks(int64_t columns) {
 void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& weight,
                                       float eps, const ops::Tensor& out) {
   if (ranks_ == nullptr) return Backend::reduce_add_rms_norm(residual, delta, weight, eps, out);
+  last_sum_ = residual;
   if (replaying()) return;
   settle_norm();
   FF_ASSERT(residual.rows == out.rows && residual.cols == out.cols && residual.rows == delta.rows &&
@@ -435,6 +439,11 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
   args.out = bf16_out(out);
   args.out_stride = out.stride;
   ranks_->reduce(args, out.rows, overlap_);
+}
+
+void CudaBackend::check_sums() {
+  if (checks_ == nullptr || !checks_->due() || last_sum_.data == nullptr) return;
+  checks_->compare(ranks_->checksum(last_sum_, std::min(last_sum_.rows, tables_.rows)));
 }
 
 void CudaBackend::gather_columns(const ops::Tensor& part, const ops::Tensor& out) {

@@ -26,6 +26,7 @@
 #include "cuda/moe/layer.h"
 #include "kernels/norm/norm_args.h"
 #include "plan/step/work.h"
+#include "ranks/checks.h"
 
 namespace fourfold::cuda {
 
@@ -164,6 +165,7 @@ class CudaBackend : public ops::Backend {
   void settle();  // the stream was waited for
   // Before an operation between ranks is launched.
   void meet_ranks(int64_t columns);
+  void check_sums();  // behind a step
   void build_tables(const ops::Batch& batch);
   // Launches from here on find their tables: at once, or when the part's graph is launched.
   void send_tables();
@@ -191,9 +193,11 @@ class CudaBackend : public ops::Backend {
 
   CudaOptions options_;
   std::shared_ptr<Card> card_;
-  std::unique_ptr<CardRanks> ranks_;  // null: there is one
-  Target arch_;                       // that kernels are chosen for
-  const int sms_;                     // that launches are made for
+  std::unique_ptr<CardRanks> ranks_;          // null: there is one
+  std::unique_ptr<ranks::SumChecks> checks_;  // where they are asked for
+  ops::Tensor last_sum_;                      // of ranks, the residual
+  Target arch_;                               // that kernels are chosen for
+  const int sms_;                             // that launches are made for
   ThreadPool pool_;
   Overlap overlap_;
   Uploads step_uploads_, row_uploads_, block_uploads_, sample_uploads_, carry_uploads_;

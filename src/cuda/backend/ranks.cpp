@@ -70,6 +70,10 @@ CardRanks::CardRanks(std::shared_ptr<Card> card, const CudaOptions& options)
   if (count() > comm::kMostRanks) fail("{} ranks on GPUs, wanted at most {}", count(), comm::kMostRanks);
   kernels_ = card_->loader.load(reduce_source());
   if (table_.has(count(), SumWay::kTwoShot)) two_shot_ = card_->loader.load(two_shot_source());
+  if (options.check_sums > 0) {
+    checksum_ = card_->loader.load(checksum_source());
+    checksum_place_ = cuda::Buffer(card_->device, 16, "checksum of sums");
+  }
   report_ = PinnedBuffer(card_->device, sizeof(uint32_t), "report of ranks that did not come", jit::kHostMapped);
   std::memset(report_.data(), 0, sizeof(uint32_t));
 }
@@ -421,6 +425,20 @@ void CardRanks::gather(const ops::Tensor& part, const ops::Tensor& out, Overlap 
     launch(card_->stream, kernels_[kGatherColumns], {grid(int64_t{args.rows} * args.pieces, comm::kGatherCtas)},
            overlap, args);
   }
+}
+
+uint64_t CardRanks::checksum(const ops::Tensor& sum, int64_t rows) {
+  FF_ASSERT(is_float(sum) && rows <= sum.rows);
+  checksum_place_.fill(card_->stream, 0);
+  comm::ChecksumArgs args = {};
+  args.words = reinterpret_cast<const unsigned*>(sum.f32());
+  args.stride = sum.stride;
+  args.columns = static_cast<int>(sum.cols);
+  args.sum = checksum_place_.as<unsigned long long>();
+  if (rows > 0) launch(card_->stream, checksum_[0], {static_cast<unsigned>(rows)}, Overlap::kNone, args);
+  const uint64_t found = checksum_place_.download<uint64_t>(card_->stream, 1)[0];
+  check();
+  return found;
 }
 
 void CardRanks::check() const {

@@ -54,6 +54,8 @@ class CardRanks {
   // ops::Backend::reduce_add_rms_norm, gather_columns.
   void reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap);
   void gather(const ops::Tensor& part, const ops::Tensor& out, Overlap overlap);
+  // Of rows of fp32 on the card; the stream is waited for.
+  uint64_t checksum(const ops::Tensor& sum, int64_t rows);
   // The stream was waited for: an Error where a rank did not come.
   void check() const;
 
@@ -103,6 +105,8 @@ class CardRanks {
   std::vector<Kernel> kernels_;   // reduce_source()
   std::vector<Kernel> two_shot_;  // where the table has it
   std::vector<Kernel> gathered_;  // with nccl_ or host_
+  std::vector<Kernel> checksum_;  // where sums are checked
+  cuda::Buffer checksum_place_;
 };
 
 }  // namespace fourfold::cuda

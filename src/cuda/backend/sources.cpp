@@ -252,6 +252,12 @@ plan::KernelSource two_shot_source() {
            {"fourfold::comm::reduce_norm_two_shot<4>", norm::kRowThreads}}};
 }
 
+plan::KernelSource checksum_source() {
+  return {"checksum",
+          "#include \"kernels/comm/checksum.cuh\"\n",
+          {{"fourfold::comm::checksum_rows", comm::kGatherThreads}}};
+}
+
 plan::KernelSource gathered_source() {
   return {"gathered",
           "#include \"kernels/comm/gathered.cuh\"\n",

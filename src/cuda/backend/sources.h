@@ -79,6 +79,7 @@ enum ReduceEntry { kReduce1, kReduce2, kReduce4, kWords1, kWords2, kWords4, kGat
 plan::KernelSource reduce_source();
 // Sums in two shots, by rows' columns as above.
 plan::KernelSource two_shot_source();
+plan::KernelSource checksum_source();  // of a sum's bits
 // Of parts that NCCL or the host has brought: sums by columns as above, and columns of rows put elsewhere.
 enum GatheredEntry { kGathered1, kGathered2, kGathered4, kCopyColumns };
 plan::KernelSource gathered_source();

@@ -66,6 +66,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   parts.end = [this](bool failed) {
     const HostSpan span("end of a part");
     failed ? abandon_part() : end_part();
+    if (!failed) check_sums();
   };
   parts.copy_page = [kv](int32_t from, int32_t to) {
     if (kv != nullptr) kv->copy_page(from, to);

@@ -91,6 +91,20 @@ struct CopyColumnsArgs {
   int words;                         // of a row
 };
 
+// Of rows of words of 4 bytes: *sum += that of each word and its place.
+struct ChecksumArgs {
+  const unsigned* words;
+  long long stride;  // words
+  int columns;
+  unsigned long long* sum;
+};
+FOURFOLD_HD constexpr unsigned long long checksum_of(long long place, unsigned word) {
+  unsigned long long z = static_cast<unsigned long long>(place) << 32 | word;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+  return z ^ z >> 31;
+}
+
 // to[i] = from[i], 16 bytes each, any grid of kGatherThreads.
 struct PeerCopyArgs {
   const void* from;

@@ -3,6 +3,7 @@
 Run by .ci/run in a virtual environment with packages/pypi-serve.txt.
 """
 import json
+import os
 import random
 import re
 import socket
@@ -13,7 +14,7 @@ import unittest
 import anthropic
 import openai
 
-from server import QUESTION, Server, demo_task
+from server import QUESTION, ROOT, Server, demo_task
 
 
 class ServeTest(unittest.TestCase):
@@ -476,6 +477,10 @@ class ServeTest(unittest.TestCase):
                 self.assertRegex(name, r"^(vllm:|fourfold_|process_)[a-z_0-9]+$")
                 self.assertEqual(name.endswith("_total"), kind == "counter", line)
                 self.assertIn(f"# HELP {name} ", "\n".join(lines))
+        with open(os.path.join(ROOT, "packages/grafana.json")) as file:
+            shown = set(re.findall(r"\b(?:vllm:|fourfold_|process_)[a-z_0-9]+", file.read()))
+        self.assertGreater(len(shown), 20)
+        self.assertEqual(shown - {line.split("{")[0] for line in lines}, set(), "on the dashboard, and not in /metrics")
 
     def test_clients_that_vanish_cancel(self):
         for stream in (False, True):

@@ -128,7 +128,8 @@ INSTANTIATE_TEST_SUITE_P(Steps, HostEngine,
 std::unique_ptr<engine::Engine> small_engine(std::chrono::milliseconds deadline = cuda::kStepDeadline) {
   model::ModelConfig config = model::read_config(demo());
   config.mtp_layers = 0;
-  model::set_layers(config, 4);
+  config.layer_kinds = {model::LayerKind::kDeltaNet, model::LayerKind::kAttention};
+  config.layers = 2;
   const auto weights = model::make_random_weights(config, 1);
   const engine::EngineOptions options = engine_options();
   return engine::make_engine(

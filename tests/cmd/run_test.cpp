@@ -411,11 +411,14 @@ TEST_F(Cmd, AChatHasEditingAndAHistory) {
   type("thrown away");
   ASSERT_TRUE(wait_for("away", at)) << seen.substr(at);
   at = seen.size();
-  type("\x03");  // Ctrl-C throws away what was typed
-  ASSERT_TRUE(wait_for_prompt(at)) << seen.substr(at);
+  type("\x03");  // Ctrl-C throws away what was typed: a line ends, then there is a prompt; until then it may be drawn
+                 // again
+  ASSERT_TRUE(wait_for("\n", at)) << seen.substr(at);
+  ASSERT_TRUE(wait_for_prompt(seen.find('\n', at))) << seen.substr(at);
   at = seen.size();
   type("/reset\r");
-  ASSERT_TRUE(wait_for_prompt(at)) << seen.substr(at);
+  ASSERT_TRUE(wait_for("\n", at)) << seen.substr(at);
+  ASSERT_TRUE(wait_for_prompt(seen.find('\n', at))) << seen.substr(at);
   at = seen.size();
   type("What is 8 times 7?\r");
   ASSERT_TRUE(wait_for("= 56", at)) << seen.substr(at);

@@ -260,6 +260,46 @@ TEST(HostRanksFaults, StepsGoOnWithoutPeerMemory) {
   EXPECT_EQ(gathers[3], 0);
 }
 
+// A bit of one rank's memory: nobody's tokens differ, but a checksum does, where it is asked for. Afterwards the next
+// engine works. It is the last step that goes wrong: behind another one a rank may wait for the one that has stopped,
+// which on a card its patience ends and here is a deadlock.
+TEST(HostRanksFaults, AWrongSumEndsEveryRequestWhereSumsAreChecked) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  model::ModelConfig config = model::read_config(demo());
+  config.mtp_layers = 0;
+  model::set_layers(config, 4);
+  const auto weights = model::make_random_weights(config, 1);
+  const engine::EngineOptions options = engine_options();
+  install(two_cards());
+  engine::Request one_step = request_of(3);
+  one_step.max_tokens = 1;
+  for (const int every : {1, 0}) {
+    cuda::CudaOptions base = cuda_options();
+    base.check_sums = every;
+    const auto start = [&] {
+      return engine::make_engine(
+          model::load_model(*weights, rank_backends(false, 100000, base), {.ranks = 2}, model_options(options)),
+          options);
+    };
+    {
+      const auto engine = start();
+      corrupt_sum(4);  // of 8 in a step
+      const std::string error = read(*engine->submit(one_step)).error;
+      if (every == 0) {
+        EXPECT_EQ(error, "");
+      } else {
+        EXPECT_NE(error.find("after step 1 rank 1 has other bits than rank 0"), std::string::npos) << error;
+        EXPECT_THROW(engine->submit(one_step), engine::Refused);
+      }
+    }
+    EXPECT_EQ(live(), Live{});
+    if (every == 0) continue;
+    const auto engine = start();
+    EXPECT_EQ(read(*engine->submit(one_step)).error, "");
+  }
+  EXPECT_EQ(live(), Live{});
+}
+
 // A rank that fails, and one whose kernels never come: everybody hears why, and nothing is left.
 TEST(HostRanksFaults, ARankThatFailsOrHangsEndsEveryRequest) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";

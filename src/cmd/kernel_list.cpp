@@ -10,6 +10,7 @@
 #include "model/random_weights.h"
 #include "model/shape_source.h"
 #include "plan/step/step.h"
+#include "predict/step.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -55,7 +56,7 @@ ModelKernels::ModelKernels(const plan::Gpu& card, const std::string& model, cons
   for (const plan::step::Mix& each : plan::step::mixes()) {
     if (!mix.empty() && plan::step::find_mix(mix).name != each.name) continue;
     for (const bool blocks : {false, true}) {
-      rehearse(*model::shapes_of(config, formats_of(each), blocks), list_);
+      rehearse(*model::shapes_of(config, predict::formats_of(each), blocks), list_);
     }
   }
 }

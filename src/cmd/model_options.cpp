@@ -19,6 +19,7 @@
 #include "model/inventory.h"
 #include "model/random_weights.h"
 #include "plan/step/step.h"
+#include "predict/step.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -197,44 +198,9 @@ void add_dummy_options(Command& command, DummyArgs& args) {
   command.need("--vocab", "--dummy");
 }
 
-namespace {
-
-ops::Format stored_as(plan::step::Format format) {
-  switch (format) {
-    case plan::step::Format::kNvfp4:
-      return ops::Format::kNvfp4;
-    case plan::step::Format::kFp8:
-      return ops::Format::kFp8;
-    case plan::step::Format::kBf16:
-      return ops::Format::kBf16;
-  }
-  return ops::Format::kBf16;
-}
-
-}  // namespace
-
 model::FormatOf dummy_formats(const DummyArgs& args) {
-  return args.mix.empty() ? model::FormatOf(model::default_format) : formats_of(plan::step::find_mix(args.mix));
-}
-
-model::FormatOf formats_of(const plan::step::Mix& mix) {
-  return [mix](model::WeightKind kind) {
-    switch (kind) {
-      case model::WeightKind::kRoutedExpert:
-      case model::WeightKind::kMlp:
-        return stored_as(mix.experts);
-      case model::WeightKind::kSharedExpert:
-        return stored_as(mix.shared);
-      case model::WeightKind::kAttention:
-        return stored_as(mix.attention);
-      case model::WeightKind::kDeltaNet:
-        return stored_as(mix.delta);
-      case model::WeightKind::kHead:
-        return stored_as(mix.head);
-      default:
-        return ops::Format::kBf16;
-    }
-  };
+  return args.mix.empty() ? model::FormatOf(model::default_format)
+                          : predict::formats_of(plan::step::find_mix(args.mix));
 }
 
 model::ModelConfig dummy_config(const DummyArgs& args, bool mtp) {

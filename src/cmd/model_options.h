@@ -55,8 +55,6 @@ struct DummyArgs {
   int64_t layers = 0, vocabulary = 0;  // 0: as published
   std::string mix;                     // of formats (plan::step::find_mix); empty: NVFP4 but for head and router
 };
-// How a model of that mix stores its weights.
-model::FormatOf formats_of(const plan::step::Mix& mix);
 // --dummy, --layers, --vocab, --mix
 void add_dummy_options(Command& command, DummyArgs& args);
 model::ModelConfig dummy_config(const DummyArgs& args, bool mtp = false);

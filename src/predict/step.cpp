@@ -17,6 +17,18 @@ constexpr int64_t kPage = 64;
 // Nothing is too large for a card that only counts.
 constexpr uint64_t kBytes = uint64_t{1} << 50;
 
+ops::Format stored_as(plan::step::Format format) {
+  switch (format) {
+    case plan::step::Format::kNvfp4:
+      return ops::Format::kNvfp4;
+    case plan::step::Format::kFp8:
+      return ops::Format::kFp8;
+    case plan::step::Format::kBf16:
+      return ops::Format::kBf16;
+  }
+  return ops::Format::kBf16;
+}
+
 // Of a trunk's weights: vectors, matrices and experts.
 uint64_t weights_of(const ops::Backend& backend) {
   const cuda::MemoryCounts counts = cuda::memory_of(backend);
@@ -89,6 +101,26 @@ void take(ops::Stepper& stepper, const std::vector<ops::LaneWork>& work) {
 }
 
 }  // namespace
+
+model::FormatOf formats_of(const plan::step::Mix& mix) {
+  return [mix](model::WeightKind kind) {
+    switch (kind) {
+      case model::WeightKind::kRoutedExpert:
+      case model::WeightKind::kMlp:
+        return stored_as(mix.experts);
+      case model::WeightKind::kSharedExpert:
+        return stored_as(mix.shared);
+      case model::WeightKind::kAttention:
+        return stored_as(mix.attention);
+      case model::WeightKind::kDeltaNet:
+        return stored_as(mix.delta);
+      case model::WeightKind::kHead:
+        return stored_as(mix.head);
+      default:
+        return ops::Format::kBf16;
+    }
+  };
+}
 
 Launched launched_by(const Request& request) {
   const plan::step::Shape& shape = request.shape;

@@ -8,10 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "model/random_weights.h"
 #include "model/weight_source.h"
 #include "plan/step/step.h"
 
 namespace fourfold::predict {
+
+// How a model of that mix stores its weights.
+model::FormatOf formats_of(const plan::step::Mix& mix);
 
 struct Request {
   // Shapes and formats (model/shape_source.h), with the MTP head where the shape has drafts.

@@ -21,33 +21,11 @@ using plan::step::Shape;
 using plan::step::StepPlan;
 using plan::step::Work;
 
-ops::Format stored_as(plan::step::Format format) {
-  return format == plan::step::Format::kNvfp4 ? ops::Format::kNvfp4
-         : format == plan::step::Format::kFp8 ? ops::Format::kFp8
-                                              : ops::Format::kBf16;
-}
-
 Request request_of(const std::string& model, std::string_view mix_name, const Shape& shape, const char* gpu = "h200") {
   const plan::step::Mix& mix = plan::step::find_mix(mix_name);
   model::ModelConfig config = model::shape_config(model);
   config.mtp_layers = shape.drafts > 0 ? 1 : 0;
-  const auto formats = [mix](model::WeightKind kind) {
-    switch (kind) {
-      case model::WeightKind::kRoutedExpert:
-      case model::WeightKind::kMlp:
-        return stored_as(mix.experts);
-      case model::WeightKind::kSharedExpert:
-        return stored_as(mix.shared);
-      case model::WeightKind::kAttention:
-        return stored_as(mix.attention);
-      case model::WeightKind::kDeltaNet:
-        return stored_as(mix.delta);
-      case model::WeightKind::kHead:
-        return stored_as(mix.head);
-      default:
-        return ops::Format::kBf16;
-    }
-  };
+  const model::FormatOf formats = formats_of(mix);
   return {.shapes = [=] { return model::shapes_of(config, formats); }, .shape = shape, .gpu = plan::find_gpu(gpu)};
 }
 

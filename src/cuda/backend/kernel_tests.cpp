@@ -158,6 +158,23 @@ struct Step {
   std::vector<ops::Sequence> sequences;
 };
 
+// Sequences of so many rows behind their positions, which go on; `each` adds pages or states to the s-th.
+template <typename Each>
+Step step_of(const std::vector<int>& rows, std::vector<int32_t>& positions, const Each& each) {
+  Step step;
+  for (size_t s = 0; s < rows.size(); ++s) {
+    ops::Sequence sequence;
+    sequence.first = static_cast<int32_t>(step.tokens.size());
+    sequence.count = rows[s];
+    sequence.position = positions[s];
+    each(s, sequence);
+    step.sequences.push_back(sequence);
+    step.tokens.insert(step.tokens.end(), static_cast<size_t>(rows[s]), 0);
+    positions[s] += rows[s];
+  }
+  return step;
+}
+
 }  // namespace
 
 std::map<std::string, std::string> blamed(std::vector<KernelCase> cases) {
@@ -550,17 +567,7 @@ void KernelTests::attention(int64_t head_dim, int64_t rotary_dim) {
     }
     std::vector<int32_t> positions(static_cast<size_t>(count));
     for (const std::vector<int>& rows : script) {
-      Step step;
-      for (size_t s = 0; s < rows.size(); ++s) {
-        ops::Sequence sequence;
-        sequence.first = static_cast<int32_t>(step.tokens.size());
-        sequence.count = rows[s];
-        sequence.position = positions[s];
-        sequence.pages = pages[s];
-        step.sequences.push_back(sequence);
-        step.tokens.insert(step.tokens.end(), static_cast<size_t>(rows[s]), 0);
-        positions[s] += rows[s];
-      }
+      const Step step = step_of(rows, positions, [&](size_t s, ops::Sequence& sequence) { sequence.pages = pages[s]; });
       const auto tokens = static_cast<int64_t>(step.tokens.size());
       const int64_t q_cols = 2 * kHeads * head_dim, kv_cols = kKvHeads * head_dim, cols = q_cols + 2 * kv_cols;
       std::vector<float> qkv = bf16_normals(random, tokens * cols);
@@ -622,19 +629,11 @@ void KernelTests::delta_rule(int64_t key_dim, int64_t value_dim) {
     std::vector<int32_t> positions(static_cast<size_t>(count)), slots(static_cast<size_t>(count));
     for (size_t s = 0; s < slots.size(); ++s) slots[s] = static_cast<int32_t>(s);
     for (const std::vector<int>& rows : script) {
-      Step step;
-      for (size_t s = 0; s < rows.size(); ++s) {
-        ops::Sequence sequence;
-        sequence.first = static_cast<int32_t>(step.tokens.size());
-        sequence.count = rows[s];
-        sequence.position = positions[s];
+      const Step step = step_of(rows, positions, [&](size_t s, ops::Sequence& sequence) {
         sequence.state_in = slots[s];
         slots[s] = static_cast<int32_t>((slots[s] + count) % (2 * count));
         sequence.state_out = std::span(&slots[s], 1);
-        step.sequences.push_back(sequence);
-        step.tokens.insert(step.tokens.end(), static_cast<size_t>(rows[s]), 0);
-        positions[s] += rows[s];
-      }
+      });
       const auto tokens = static_cast<int64_t>(step.tokens.size());
       const int64_t channels = shape.conv_channels(), width = kValueHeads * value_dim,
                     cols = channels + width + 2 * kValueHeads;

@@ -9,7 +9,7 @@ output before, with keys and values of the trunk's states for what is certain an
 the model would not write itself keeps the head from knowing its usual answers only.
 
 Reads a directory as tools/demo/pack.py writes it and replaces the tensors mtp.* of its model.safetensors (or of a copy in --out), input scales
-measured over all drafts. Runs on a CPU in some twenty minutes, on a GPU in one or two.
+measured over all drafts. Runs on a CPU: most is learnt in some twenty minutes.
 """
 import argparse
 import json

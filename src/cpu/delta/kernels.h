@@ -52,7 +52,7 @@ struct DeltaKernels {
 constexpr int64_t update_floats(int64_t key_dim, int64_t value_dim) {
   return (key_dim + (value_dim + 15) / 16 * 16 + 1 + 15) / 16 * 16;
 }
-constexpr int64_t recur_scratch_floats(int64_t key_dim) { return 16 * key_dim; }
+constexpr int64_t recur_scratch_floats(int64_t key_dim) { return 2 * 16 * key_dim; }
 inline constexpr int64_t kChunk = 64;
 constexpr int64_t chunk_scratch_floats(int64_t key_dim, int64_t value_dim) {
   return 3 * kChunk * key_dim + 2 * kChunk * kChunk + 2 * kChunk * ((value_dim + 15) / 16 * 16) + kChunk;

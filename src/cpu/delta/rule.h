@@ -99,41 +99,40 @@ struct DeltaLoops : Elementwise<V> {
 
   // ---- recurrence
 
-  struct Panel {
-    Vec part[kPanelVecs];
-    static Panel load(const float* p) {
-      Panel x;
-      for (int i = 0; i < kPanelVecs; ++i) x.part[i] = Vec::load(p + i * kLanes);
-      return x;
-    }
-    static Panel load(const float* p, int64_t i, int64_t n) {
-      Panel x;
-      for (int j = 0; j < kPanelVecs; ++j) {
-        x.part[j] = i + j * kLanes < n ? load_padded(p, i + j * kLanes, n) : Vec::zero();
+  // One row of kPanels panels of the state, which lie `apart` floats from each other.
+  template <int kPanels>
+  struct Row {
+    static constexpr int kVecs = kPanels * kPanelVecs;
+    Vec part[kVecs];
+    static int64_t offset(int p, int64_t apart) { return p / kPanelVecs * apart + p % kPanelVecs * kLanes; }
+    // Of a row without panels, from column i on; zero behind n.
+    static Row load(const float* row, int64_t i, int64_t n) {
+      Row x;
+      for (int p = 0; p < kVecs; ++p) {
+        x.part[p] = i + p * kLanes < n ? load_padded(row, i + p * kLanes, n) : Vec::zero();
       }
       return x;
     }
-    void store(float* p) const {
-      for (int i = 0; i < kPanelVecs; ++i) part[i].store(p + i * kLanes);
-    }
-    void store(float* p, int64_t i, int64_t n) const {
-      for (int j = 0; j < kPanelVecs; ++j) {
-        if (i + j * kLanes < n) store_padded(part[j], p, i + j * kLanes, n);
+    void store(float* row, int64_t i, int64_t n) const {
+      for (int p = 0; p < kVecs; ++p) {
+        if (i + p * kLanes < n) store_padded(part[p], row, i + p * kLanes, n);
       }
     }
   };
+  using Panel = Row<1>;
 
   static constexpr int kRows = 4;  // independent sums, to hide the latency of the multiply-add
+  template <int kPanels>
   struct Sums {
-    Panel rows[kRows];
+    Row<kPanels> rows[kRows];
     Sums() {
-      for (Panel& row : rows) {
+      for (Row<kPanels>& row : rows) {
         for (Vec& part : row.part) part = Vec::zero();
       }
     }
-    Panel total() const {
-      Panel x;
-      for (int p = 0; p < kPanelVecs; ++p) {
+    Row<kPanels> total() const {
+      Row<kPanels> x;
+      for (int p = 0; p < Row<kPanels>::kVecs; ++p) {
         x.part[p] = (rows[0].part[p] + rows[1].part[p]) + (rows[2].part[p] + rows[3].part[p]);
       }
       return x;
@@ -151,127 +150,175 @@ struct DeltaLoops : Elementwise<V> {
     for (; i < key_dim; ++i) fn(i, 0);
   }
 
-  // sums += S^T x. `ahead`: a panel to fetch meanwhile, or null; past the last one that touches nothing.
+  // sums += S^T x. `ahead`: panels to fetch meanwhile, or null; past the last one that touches nothing.
+  template <int kPanels>
   static __attribute__((always_inline)) inline void weigh(int64_t key_dim, const float* panel, const float* x,
-                                                          const float* ahead, Sums& sums) {
+                                                          const float* ahead, Sums<kPanels>& sums) {
+    const int64_t apart = key_dim * kPanelWidth;
     for_panel_rows(
         key_dim, [&](int64_t i, int r) __attribute__((always_inline)) {
-          if (ahead != nullptr) __builtin_prefetch(ahead + i * kPanelWidth, 0, 3);
+          if (ahead != nullptr) {
+            for (int n = 0; n < kPanels; ++n) __builtin_prefetch(ahead + n * apart + i * kPanelWidth, 0, 3);
+          }
           const Vec factor = Vec::all(x[i]);
-          for (int p = 0; p < kPanelVecs; ++p) {
-            sums.rows[r].part[p] = fma(factor, Vec::load(panel + i * kPanelWidth + p * kLanes), sums.rows[r].part[p]);
+#pragma GCC unroll 4
+          for (int p = 0; p < Row<kPanels>::kVecs; ++p) {
+            const float* at = panel + i * kPanelWidth + Row<kPanels>::offset(p, apart);
+            sums.rows[r].part[p] = fma(factor, Vec::load(at), sums.rows[r].part[p]);
           }
         });
   }
 
-  // to = S x fade + key change^T, with `from` (null: zero) as S; meanwhile, where asked for, out_sums += to^T query and
-  // next_sums += to^T next_key.
-  template <bool kOut, bool kNext>
+  // to = S x fade + key change^T, with `from` (null: zero) as S, kept where that is wanted; meanwhile out_sums +=
+  // to^T query and, where asked for, next_sums += to^T next_key.
+  template <bool kNext, bool kKeep, int kPanels>
   static __attribute__((always_inline)) inline void advance(int64_t key_dim, const float* from, Vec fade,
-                                                            const float* key, const Panel& change, float* to,
-                                                            const float* query, Sums& out_sums, const float* next_key,
-                                                            Sums& next_sums, const float* ahead) {
+                                                            const float* key, const Row<kPanels>& change, float* to,
+                                                            const float* query, Sums<kPanels>& out_sums,
+                                                            const float* next_key, Sums<kPanels>& next_sums) {
+    const int64_t apart = key_dim * kPanelWidth;
     for_panel_rows(
         key_dim, [&](int64_t i, int r) __attribute__((always_inline)) {
-          if (ahead != nullptr) __builtin_prefetch(ahead + i * kPanelWidth, 0, 3);
-          for (int p = 0; p < kPanelVecs; ++p) {
-            const int64_t at = i * kPanelWidth + p * kLanes;
+          const Vec by_key = Vec::all(key[i]), by_query = Vec::all(query[i]);
+          const Vec by_next = kNext ? Vec::all(next_key[i]) : Vec::zero();
+#pragma GCC unroll 4
+          for (int p = 0; p < Row<kPanels>::kVecs; ++p) {
+            const int64_t at = i * kPanelWidth + Row<kPanels>::offset(p, apart);
             const Vec old = from != nullptr ? Vec::load(from + at) * fade : Vec::zero();
-            const Vec next = fma(Vec::all(key[i]), change.part[p], old);
-            next.store(to + at);
-            if (kOut) out_sums.rows[r].part[p] = fma(Vec::all(query[i]), next, out_sums.rows[r].part[p]);
-            if (kNext) next_sums.rows[r].part[p] = fma(Vec::all(next_key[i]), next, next_sums.rows[r].part[p]);
+            const Vec next = fma(by_key, change.part[p], old);
+            if (kKeep) next.store(to + at);
+            out_sums.rows[r].part[p] = fma(by_query, next, out_sums.rows[r].part[p]);
+            if (kNext) next_sums.rows[r].part[p] = fma(by_next, next, next_sums.rows[r].part[p]);
           }
         });
   }
 
-  // Sums for two products fit the registers where a panel is one vector.
-  static constexpr bool kBothSums = kPanelVecs == 1;
-
-  // to = a panel with its updates, at least one; where kNext, next_sums += to^T next_key.
-  template <bool kNext>
-  static inline void replay_panel(int64_t updates, int64_t key_dim, int64_t value_dim, const float* rows,
-                                  int64_t column, const float* from, float* to, const float* next_key, Sums& next_sums,
-                                  const float* ahead) {
-    const int64_t stride = update_floats(key_dim, value_dim);
-    const int64_t decay = stride - 1;
-    Sums none;
-    for (int64_t u = 0; u < updates; ++u, from = to, ahead = nullptr) {
-      const float* row = rows + u * stride;
-      const Panel change = Panel::load(row + key_dim + column);
-      const Vec fade = Vec::all(row[decay]);
-      if (kNext && u + 1 == updates) {
-        advance<false, true>(key_dim, from, fade, row, change, to, nullptr, none, next_key, next_sums, ahead);
-      } else {
-        advance<false, false>(key_dim, from, fade, row, change, to, nullptr, none, nullptr, none, ahead);
-      }
+  // to = panels with kUpdates updates, `rows`, in one pass; where asked for, sums += to^T x meanwhile. `to` may be
+  // `from`.
+  template <int kUpdates, bool kWeigh, int kPanels>
+  static __attribute__((always_inline)) inline void replay_some(int64_t key_dim, int64_t stride, const float* rows,
+                                                                int64_t column, const float* from, float* to,
+                                                                const float* x, const float* ahead,
+                                                                Sums<kPanels>& sums) {
+    const int64_t apart = key_dim * kPanelWidth;
+    Row<kPanels> changes[kUpdates];
+    Vec fades[kUpdates];
+    for (int u = 0; u < kUpdates; ++u) {
+      changes[u] = Row<kPanels>::load(rows + u * stride + key_dim, column, column + kPanels * kPanelWidth);
+      fades[u] = Vec::all(rows[(u + 1) * stride - 1]);
     }
+    for_panel_rows(
+        key_dim, [&](int64_t i, int r) __attribute__((always_inline)) {
+          if (ahead != nullptr) {
+            for (int n = 0; n < kPanels; ++n) __builtin_prefetch(ahead + n * apart + i * kPanelWidth, 0, 3);
+          }
+#pragma GCC unroll 4
+          for (int p = 0; p < Row<kPanels>::kVecs; ++p) {
+            const int64_t at = i * kPanelWidth + Row<kPanels>::offset(p, apart);
+            Vec state = Vec::load(from + at);
+#pragma GCC unroll 4
+            for (int u = 0; u < kUpdates; ++u) {
+              state = fma(Vec::all(rows[u * stride + i]), changes[u].part[p], state * fades[u]);
+            }
+            state.store(to + at);
+            if (kWeigh) sums.rows[r].part[p] = fma(Vec::all(x[i]), state, sums.rows[r].part[p]);
+          }
+        });
+  }
+
+  static constexpr int kReplayed = 3;  // updates in one pass
+  template <bool kWeigh, int kPanels>
+  static void replay_panels(int64_t updates, int64_t key_dim, int64_t value_dim, const float* rows, int64_t column,
+                            const float* from, float* to, const float* x, const float* ahead, Sums<kPanels>& sums) {
+    const int64_t stride = update_floats(key_dim, value_dim);
+    for (; updates > kReplayed; updates -= kReplayed, rows += kReplayed * stride, from = to, ahead = nullptr) {
+      replay_some<kReplayed, false>(key_dim, stride, rows, column, from, to, x, ahead, sums);
+    }
+    if (updates == 3) return replay_some<3, kWeigh>(key_dim, stride, rows, column, from, to, x, ahead, sums);
+    if (updates == 2) return replay_some<2, kWeigh>(key_dim, stride, rows, column, from, to, x, ahead, sums);
+    replay_some<1, kWeigh>(key_dim, stride, rows, column, from, to, x, ahead, sums);
   }
 
   static void replay(int64_t updates, int64_t key_dim, int64_t value_dim, const float* rows, const float* state_in,
                      float* state_out) {
-    Sums none;
-    for (int64_t column = 0; column < value_dim; column += kPanelWidth) {
-      replay_panel<false>(updates, key_dim, value_dim, rows, column, state_in, state_out, nullptr, none, nullptr);
+    Sums<1> none;
+    for (int64_t column = 0; updates > 0 && column < value_dim; column += kPanelWidth) {
+      replay_panels<false>(updates, key_dim, value_dim, rows, column, state_in, state_out, nullptr, nullptr, none);
       state_in += key_dim * kPanelWidth;
       state_out += key_dim * kPanelWidth;
     }
   }
 
-  // Per panel: one pass for m = S^T k of the first token (with the updates that S lacks), then for each token one that
-  // decays and changes it, sums o = S^T q and, where registers allow, the next token's m. The panel comes from memory
-  // in the first pass and stays in L1 for the others, so the state moves once each way, however many tokens there are.
+  // The panels from `column` on. One pass for m = S^T k of the first token (with the updates that S lacks), then for
+  // each token one that decays and changes them, sums o = S^T q and, where registers allow, the next token's m. They
+  // come from memory in the first pass and stay in L1 for the others, so the state moves once each way, however many
+  // tokens there are.
+  template <int kPanels>
+  static void recur_panels(const DeltaRows& w, int64_t column) {
+    // Sums for two products fit the registers where a panel is one vector.
+    constexpr bool kBothSums = kPanelVecs == 1;
+    constexpr int64_t kColumns = kPanels * kPanelWidth;
+    const int64_t key_dim = w.key_dim;
+    const int64_t update_stride = update_floats(key_dim, w.value_dim);
+    const float* from = w.state_in != nullptr ? w.state_in + column * key_dim : nullptr;
+    Sums<kPanels> seen;
+    if (from != nullptr) {
+      const float* ahead = from + kColumns * key_dim;
+      if (w.updates > 0) {
+        replay_panels<true>(w.updates, key_dim, w.value_dim, w.updates_in, column, from, w.scratch, w.k, ahead, seen);
+        from = w.scratch;
+      } else {
+        weigh(key_dim, from, w.k, ahead, seen);
+      }
+    }
+    for (int64_t t = 0; t < w.tokens; ++t) {
+      const float* key = w.k + t * w.stride;
+      const float* query = w.q + t * w.stride;
+      const Vec fade = Vec::all(w.decay[t * w.gate_stride]);
+      const Vec rate = Vec::all(w.beta[t * w.gate_stride]);
+      const Row<kPanels> sum = seen.total();
+      Row<kPanels> change = Row<kPanels>::load(w.v + t * w.stride, column, w.value_dim);
+      for (int p = 0; p < Row<kPanels>::kVecs; ++p) {
+        change.part[p] = rate * fnma(fade, sum.part[p], change.part[p]);
+      }
+      const bool put_off = w.updates_out != nullptr && t > 0;
+      if (put_off) {
+        change.store(w.updates_out + (t - 1) * update_stride + key_dim, column, column + kColumns);
+      }
+      float* to = put_off ? w.scratch : w.state_out + column * key_dim;
+      Sums<kPanels> made;
+      seen = Sums<kPanels>();
+      if (t + 1 == w.tokens) {
+        if (put_off) {
+          advance<false, false>(key_dim, from, fade, key, change, to, query, made, nullptr, seen);
+        } else {
+          advance<false, true>(key_dim, from, fade, key, change, to, query, made, nullptr, seen);
+        }
+      } else if constexpr (kBothSums) {
+        advance<true, true>(key_dim, from, fade, key, change, to, query, made, key + w.stride, seen);
+      } else {
+        advance<false, true>(key_dim, from, fade, key, change, to, query, made, nullptr, seen);
+        weigh(key_dim, to, key + w.stride, nullptr, seen);
+      }
+      made.total().store(w.out + t * w.out_stride, column, w.value_dim);
+      from = to;
+    }
+  }
+
   static void recur(const DeltaRows& w) {
     const int64_t key_dim = w.key_dim;
-    const int64_t panel_floats = key_dim * kPanelWidth;
     const int64_t update_stride = update_floats(key_dim, w.value_dim);
     for (int64_t t = 1; w.updates_out != nullptr && t < w.tokens; ++t) {
       float* row = w.updates_out + (t - 1) * update_stride;
       for (int64_t i = 0; i < key_dim; ++i) row[i] = w.k[t * w.stride + i];
       row[update_stride - 1] = w.decay[t * w.gate_stride];
     }
-    const float* state_in = w.state_in;
-    float* state_out = w.state_out;
-    for (int64_t column = 0; column < w.value_dim; column += kPanelWidth) {
-      const float* from = state_in;
-      Sums seen;
-      if (state_in != nullptr) {
-        const float* ahead = state_in + panel_floats;
-        if (w.updates > 0) {
-          replay_panel<true>(w.updates, key_dim, w.value_dim, w.updates_in, column, state_in, w.scratch, w.k, seen,
-                             ahead);
-          from = w.scratch;
-        } else {
-          weigh(key_dim, state_in, w.k, ahead, seen);
-        }
-        state_in = ahead;
-      }
-      for (int64_t t = 0; t < w.tokens; ++t) {
-        const float* key = w.k + t * w.stride;
-        const float* query = w.q + t * w.stride;
-        const Vec fade = Vec::all(w.decay[t * w.gate_stride]);
-        const Vec rate = Vec::all(w.beta[t * w.gate_stride]);
-        const Panel sum = seen.total();
-        Panel change = Panel::load(w.v + t * w.stride, column, w.value_dim);
-        for (int p = 0; p < kPanelVecs; ++p) change.part[p] = rate * fnma(fade, sum.part[p], change.part[p]);
-        const bool put_off = w.updates_out != nullptr && t > 0;
-        if (put_off) change.store(w.updates_out + (t - 1) * update_stride + key_dim + column);
-        float* to = put_off ? w.scratch : state_out;
-        Sums made;
-        seen = Sums();
-        if (t + 1 == w.tokens) {
-          advance<true, false>(key_dim, from, fade, key, change, to, query, made, nullptr, seen, nullptr);
-        } else if constexpr (kBothSums) {
-          advance<true, true>(key_dim, from, fade, key, change, to, query, made, key + w.stride, seen, nullptr);
-        } else {
-          advance<true, false>(key_dim, from, fade, key, change, to, query, made, nullptr, seen, nullptr);
-          weigh(key_dim, to, key + w.stride, nullptr, seen);
-        }
-        made.total().store(w.out + t * w.out_stride, column, w.value_dim);
-        from = to;
-      }
-      state_out += panel_floats;
+    int64_t column = 0;
+    // Two panels at once share what is read of keys and queries.
+    if constexpr (kPanelVecs == 1) {
+      for (; w.tokens > 2 && column + kPanelWidth < w.value_dim; column += 2 * kPanelWidth) recur_panels<2>(w, column);
     }
+    for (; column < w.value_dim; column += kPanelWidth) recur_panels<1>(w, column);
   }
 
   // ---- chunked form
@@ -353,7 +400,7 @@ struct DeltaLoops : Elementwise<V> {
       for (int64_t p = 0; p < panels; ++p) {
         Panel row = Panel::load(v + i * stride, p * kPanelWidth, value_dim);
         for (Vec& part : row.part) part = part * rate;
-        row.store(change + p * block_floats + i * kPanelWidth);
+        row.store(change + p * block_floats + i * kPanelWidth, 0, kPanelWidth);
       }
     }
     if (state_in != nullptr) {
@@ -377,14 +424,14 @@ struct DeltaLoops : Elementwise<V> {
                   1.0f, d + first * kPanelWidth, kPanelWidth);
         }
         for (int64_t i = first + 1; i < end; ++i) {
-          Panel row = Panel::load(d + i * kPanelWidth);
+          Panel row = Panel::load(d + i * kPanelWidth, 0, kPanelWidth);
           for (int64_t j = first; j < i; ++j) {
             const Vec a = Vec::all(solve[i * kChunk + j]);
             for (int s = 0; s < kPanelVecs; ++s) {
               row.part[s] = fma(a, Vec::load(d + j * kPanelWidth + s * kLanes), row.part[s]);
             }
           }
-          row.store(d + i * kPanelWidth);
+          row.store(d + i * kPanelWidth, 0, kPanelWidth);
         }
       }
     }
@@ -394,7 +441,7 @@ struct DeltaLoops : Elementwise<V> {
       product(tokens, tokens, true, scores, kChunk, change + p * block_floats, kPanelWidth,
               state_in != nullptr ? o : nullptr, 1.0f, o, kPanelWidth);
       for (int64_t i = 0; i < tokens; ++i) {
-        Panel::load(o + i * kPanelWidth).store(out + i * out_stride, p * kPanelWidth, value_dim);
+        Panel::load(o + i * kPanelWidth, 0, kPanelWidth).store(out + i * out_stride, p * kPanelWidth, value_dim);
       }
     }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/gemm/layout.h"
 #include "cpu/simd/exp.h"
@@ -163,22 +164,26 @@ void gemv_words(const Panel* panels, const float* const* x, float* out) {
   }
 }
 
-// Two tokens at a time: the second pass finds the panel in L1 or L2, and more accumulators would not fit registers.
+// All tokens at once where that many sums fit the registers. Otherwise two at a time: the second pass finds the panel
+// in L1 or L2.
 template <class V, class E>
 void gemv_tokens(const Panel* panels, int count, const float* const* x, int tokens, float* out) {
-  constexpr bool kPairs = V::kVectors == 1;  // two tokens of two panels: AVX2 has too few registers
-  int t = 0;
-  for (; t + 2 <= tokens; t += 2) {
+  constexpr bool kWide = V::kVectors == 1;  // AVX2 and NEON have too few registers, for two panels, too
+  const auto run = [&](auto together, int t) {
+    constexpr int kTokens = together();
     float* to = out + t * kPanelRows;
-    if (kPairs && count == 2) {
-      gemv_words<V, E, 2, 2>(panels, x + t, to);
-    } else {
-      for (int p = 0; p < count; ++p) gemv_words<V, E, 2, 1>(panels + p, x + t, to + p * kPanelOut);
+    if constexpr (kWide || kTokens == 1) {
+      if (count == 2) return gemv_words<V, E, kTokens, 2>(panels, x + t, to);
     }
+    for (int p = 0; p < count; ++p) gemv_words<V, E, kTokens, 1>(panels + p, x + t, to + p * kPanelOut);
+  };
+  if constexpr (kWide) {
+    if (tokens == 4) return run(std::integral_constant<int, 4>{}, 0);
+    if (tokens == 3) return run(std::integral_constant<int, 3>{}, 0);
   }
-  if (t == tokens) return;
-  if (count == 2) return gemv_words<V, E, 1, 2>(panels, x + t, out + t * kPanelRows);
-  gemv_words<V, E, 1, 1>(panels, x + t, out + t * kPanelRows);
+  int t = 0;
+  for (; t + 2 <= tokens; t += 2) run(std::integral_constant<int, 2>{}, t);
+  if (t < tokens) run(std::integral_constant<int, 1>{}, t);
 }
 
 template <class V>

@@ -15,23 +15,38 @@ void AttentionInput::compute_rope(const ops::Batch& batch, const ops::AttentionP
   float* table = rope_memory_.get<float>(std::max<int64_t>(1, batch.rows() * 2 * half));
   // The frequencies and the angle are rounded to fp32, as where the model was trained; cosine and sine of that angle
   // are then exact.
-  if (!same) rope_frequencies_.clear();
+  if (!same) {
+    rope_frequencies_.clear();
+    rope_rows_.resize(static_cast<size_t>(kRopeRows * 2 * half));
+  }
   for (auto i = static_cast<int64_t>(rope_frequencies_.size()); i < half; ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(params.rotary_dim);
     rope_frequencies_.push_back(
         1.0f / static_cast<float>(std::pow(static_cast<double>(params.rope_theta), static_cast<double>(exponent))));
   }
+  const auto compute = [&](int64_t position, float* row) {
+    for (int64_t i = 0; i < half; ++i) {
+      const auto angle = static_cast<double>(static_cast<float>(position) * rope_frequencies_[static_cast<size_t>(i)]);
+      row[i] = static_cast<float>(std::cos(angle));
+      row[half + i] = static_cast<float>(std::sin(angle));
+    }
+  };
+  if (!same) std::fill(std::begin(rope_positions_), std::end(rope_positions_), -1);
   for (const ops::Sequence& sequence : batch.sequences) {
-    for_each(pool_, sequence.count, 40.0 * static_cast<double>(half), [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        float* row = table + (sequence.first + t) * 2 * half;
-        const auto position = static_cast<float>(sequence.position + t);
-        for (int64_t i = 0; i < half; ++i) {
-          const auto angle = static_cast<double>(position * rope_frequencies_[static_cast<size_t>(i)]);
-          row[i] = static_cast<float>(std::cos(angle));
-          row[half + i] = static_cast<float>(std::sin(angle));
-        }
+    float* first = table + sequence.first * 2 * half;
+    if (batch.rows() <= kRopeRows) {
+      for (int64_t t = 0; t < sequence.count; ++t) {
+        const int64_t position = sequence.position + t;
+        const auto at = static_cast<size_t>(position % kRopeRows);
+        float* kept = rope_rows_.data() + static_cast<int64_t>(at) * 2 * half;
+        if (rope_positions_[at] != position) compute(position, kept);
+        rope_positions_[at] = position;
+        std::copy_n(kept, 2 * half, first + t * 2 * half);
       }
+      continue;
+    }
+    for_each(pool_, sequence.count, 40.0 * static_cast<double>(half), [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) compute(sequence.position + t, first + t * 2 * half);
     });
   }
   rope_ = table;
@@ -44,6 +59,7 @@ void AttentionInput::reserve(int64_t rows, int64_t head_dim) {
   rope_valid_ = false;
   rope_memory_.reserve<float>(rows * head_dim);
   rope_frequencies_.reserve(static_cast<size_t>(head_dim / 2));
+  rope_rows_.reserve(static_cast<size_t>(kRopeRows * head_dim));
 }
 
 void AttentionInput::prepare(const ops::Batch& batch, const ops::AttentionParams& params, const ops::Tensor& q,

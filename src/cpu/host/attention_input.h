@@ -37,6 +37,10 @@ class AttentionInput {
   float rope_theta_ = 0.0f;
   int64_t rope_dim_ = 0;
   std::vector<float> rope_frequencies_;  // of theta and dim
+  // Rows of small steps, by position: what verifies drafts, feeds the drafter and drafts has positions in common.
+  static constexpr int64_t kRopeRows = 32;
+  std::vector<float> rope_rows_;
+  int64_t rope_positions_[kRopeRows];  // whose row it is; as soon as theta and dim are known
 };
 
 }  // namespace fourfold::cpu

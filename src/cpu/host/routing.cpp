@@ -7,6 +7,7 @@ namespace fourfold::cpu {
 
 void select_experts(const float* logits, int64_t experts, int64_t top_k, bool renormalize, int32_t* indices,
                     float* weights) {
+  constexpr int64_t kKept = 16;
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
   // Insertion into a short sorted list; equal logits keep the order of their indices. Softmax is monotonic, so logits
   // are compared instead of probabilities.
@@ -30,15 +31,20 @@ void select_experts(const float* logits, int64_t experts, int64_t top_k, bool re
     return;
   }
   const float largest = weights[0];
+  const auto exponential = [&](float logit) { return std::exp(static_cast<double>(logit - largest)); };
   double sum = 0;
-  if (renormalize) {
-    for (int64_t i = 0; i < top_k; ++i) sum += std::exp(static_cast<double>(weights[i] - largest));
-  } else {
-    for (int64_t e = 0; e < experts; ++e) sum += std::exp(static_cast<double>(logits[e] - largest));
+  if (renormalize && top_k <= kKept) {
+    double kept[kKept];
+    for (int64_t i = 0; i < top_k; ++i) {
+      kept[i] = exponential(weights[i]);
+      sum += kept[i];
+    }
+    for (int64_t i = 0; i < top_k; ++i) weights[i] = static_cast<float>(kept[i] / sum);
+    return;
   }
-  for (int64_t i = 0; i < top_k; ++i) {
-    weights[i] = static_cast<float>(std::exp(static_cast<double>(weights[i] - largest)) / sum);
-  }
+  for (int64_t e = 0; e < (renormalize ? top_k : experts); ++e)
+    sum += exponential(renormalize ? weights[e] : logits[e]);
+  for (int64_t i = 0; i < top_k; ++i) weights[i] = static_cast<float>(exponential(weights[i]) / sum);
 }
 
 }  // namespace fourfold::cpu

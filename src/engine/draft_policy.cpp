@@ -12,20 +12,26 @@ constexpr double kLaneDecay = 0.97;
 constexpr double kAllDecay = 0.998;
 constexpr double kPriorAcceptance = 0.6;  // before anything was measured
 constexpr double kPriorWeight = 3;        // of all sequences, in observations of a sequence's own
-constexpr double kLearning = 0.2;         // of a measured knot
+constexpr double kLearning = 0.1;         // of a measured knot, from steps that took longer
+constexpr double kCorrection = 0.2;       // from steps that took less: no disturbance makes a step faster
 constexpr double kUnknownSlope = 0.3;     // of seconds over rows beyond what was measured, of proportional growth
-constexpr double kUnknownDoubt = 8;       // of a knot's seconds, where nothing was measured; 1/2 after one measurement
+constexpr double kUnknownDoubt = 8;       // of a knot's seconds, where nothing was measured
+constexpr int64_t kTrusted = 3;           // measurements from which on a knot's seconds are believed
+constexpr int64_t kRemembered = 16;       // measurements; a quarter of them is forgotten with every kPlainInterval,
+constexpr int64_t kForgets = 8;           // of up to so many rows or lanes
+constexpr double kSurprise = 1.5;         // times what is known: the most that one measurement can say
 constexpr double kUnknownPass = 0.15;     // of a plain step
 constexpr double kFeedOfPass = 0.3;  // of a drafting pass, which has the head beside: what feeding takes, if unknown
+constexpr double kLeastPlain = 0.9;  // of a step that feeds, if unknown
 constexpr double kAllowance = 0.02;  // of the time that passes, for trials
-constexpr double kOpening = 4, kCeiling = 16;  // of the account, in plain steps
-constexpr double kLeastGain = 1.02;            // times the plain rate
-constexpr double kCertainGain = 1.25;          // whatever feeding costs
-constexpr int64_t kPlainInterval = 128;        // choices between measurements of plain steps
-constexpr int64_t kStage = 4;                  // choices at a depth before a deeper one is allowed
-constexpr int64_t kTrial = 3;                  // choices of a trial
-constexpr int64_t kPatience = 48;              // choices without drafts until the drafter's caches are given up
-constexpr double kRetry = 4;                   // plain steps that the account must hold to begin with them again
+constexpr double kOpening = 6, kCeiling = 16;   // of the account, in plain steps
+constexpr double kLeastGain = 1.02;             // times the plain rate
+constexpr double kCertainGain = 1.25;           // whatever feeding costs
+constexpr int64_t kPlainInterval = 128;         // choices between measurements of plain steps
+constexpr int64_t kStage = 4;                   // choices at a depth before a deeper one is allowed
+constexpr int64_t kFirstTrial = 6, kTrial = 3;  // choices of a trial
+constexpr int64_t kPatience = 48;               // choices without drafts until the drafter's caches are given up
+constexpr double kRetry = 4;                    // plain steps that the account must hold to begin with them again
 constexpr int64_t kShortestInterval = 32, kLongestInterval = 1024;  // choices between trials
 
 constexpr int64_t kKnots[] = {1,  2,  3,  4,  5,  6,   7,   8,   10,  12,  14,  16,  20,  24,   28,   32,  40,
@@ -52,19 +58,31 @@ size_t CostCurve::knot(int64_t count) {
 }
 
 bool CostCurve::knows(int64_t count) const { return knots_[knot(count)].measured >= 2; }
+bool CostCurve::trusts(int64_t count) const { return knots_[knot(count)].measured >= kTrusted; }
 
 double CostCurve::doubt(int64_t count) const {
   const int64_t measured = knots_[knot(count)].measured;
-  return measured == 0 ? kUnknownDoubt : 1 / (1 + static_cast<double>(measured));
+  return measured < kTrusted ? std::ldexp(kUnknownDoubt, static_cast<int>(-measured))
+                             : 1 / (1 + static_cast<double>(measured));
 }
 
+// The first steps of a kind find cold code and caches, and some are disturbed by other work on the machine: at first
+// the least of what was measured counts, later no measurement for much more than is known.
 void CostCurve::learn(int64_t count, double seconds) {
   Knot& k = knots_[knot(count)];
-  ++k.measured;
-  const double weight = std::max(1.0 / static_cast<double>(k.measured), kLearning);
-  // A step that was disturbed by other work on the machine does not count for what it was.
-  if (k.measured > 2) seconds = std::min(seconds, 2 * std::max(k.seconds, 0.0) + 1e-9);
-  k.seconds += weight * (seconds - k.seconds);
+  if (++k.measured <= kTrusted) {
+    k.seconds = k.measured == 1 ? seconds : std::min(k.seconds, seconds);
+    return;
+  }
+  seconds = std::min(seconds, k.seconds * kSurprise + 1e-9);
+  k.seconds += (seconds < k.seconds ? kCorrection : kLearning) * (seconds - k.seconds);
+}
+
+// Of many rows there are neighbours that were measured since.
+void CostCurve::forget() {
+  for (size_t i = 0; kKnots[i] <= kForgets; ++i) {
+    knots_[i].measured = std::min(knots_[i].measured, kRemembered) * 3 / 4;
+  }
 }
 
 double CostCurve::at(int64_t count) const {
@@ -128,6 +146,9 @@ void DraftPolicy::choose(std::span<Choice> lanes, int64_t others) {
   if (plain_left_ == 0 && trial_left_ == 0 && (!fed_rows_.knows(count) || load.since_plain >= kPlainInterval)) {
     plain_left_ = 2;
     load.since_plain = 0;
+    if (fed_rows_.knows(count)) {
+      for (CostCurve* curve : {&rows_, &fed_rows_, &pass_}) curve->forget();
+    }
   }
   if (plain_left_ > 0) {
     --plain_left_;
@@ -145,6 +166,8 @@ void DraftPolicy::choose(std::span<Choice> lanes, int64_t others) {
       load.depth = std::min(load.depth + 1, most_);
     }
     if (best(lanes, others, load.depth) >= kLeastGain) {
+      // The first steps of a kind are slow.
+      if (!pass_.trusts(1) && !pass_.trusts(static_cast<int64_t>(lanes.size()))) trial_left_ = kFirstTrial - 1;
       load.idle = load.failures = load.since_trial = 0;
       load.interval = kShortestInterval;
       return;
@@ -158,10 +181,11 @@ void DraftPolicy::choose(std::span<Choice> lanes, int64_t others) {
   const double plain = plain_seconds(count);
   const auto drafting = static_cast<int64_t>(lanes.size());
   const double trial = fed_rows_.at(count + drafting) + pass_seconds(drafting, plain);
-  if (load.since_trial >= load.interval && account_ > static_cast<double>(kTrial) * (trial - plain)) {
+  const int64_t choices = pass_.trusts(drafting) ? kTrial : kFirstTrial;
+  if (load.since_trial >= load.interval && account_ > static_cast<double>(choices) * (trial - plain)) {
     load.since_trial = 0;
     load.interval = std::min(2 * load.interval, kLongestInterval);
-    trial_left_ = kTrial;
+    trial_left_ = choices;
   } else if (load.idle >= kPatience) {
     load.idle = 0;
     load.interval = std::min(2 * load.interval, kLongestInterval);
@@ -240,7 +264,7 @@ double DraftPolicy::plain_seconds(int64_t lanes) const {
   if (fed == 0) return rows_.at(lanes);
   const double ratio = feeding_.at(lanes);
   if (ratio > 0) return fed / ratio;
-  return std::max(fed - kFeedOfPass * pass_seconds(lanes, fed), fed / 2);
+  return std::max(fed - kFeedOfPass * pass_seconds(lanes, fed), kLeastPlain * fed);
 }
 
 void DraftPolicy::measure(const Step& step, double seconds) {
@@ -251,30 +275,46 @@ void DraftPolicy::measure(const Step& step, double seconds) {
       feeding_.learn(step.rows, std::max(fed_rows_.at(step.rows) / rows_.at(step.rows), 1.0));
     account_ += kAllowance * seconds;
   } else {
-    learn_fed(step, seconds);
+    const double estimated = learn_fed(step, seconds);
     const double plain = plain_seconds(step.lanes);
     if (!opened_ && fed_rows_.knows(step.lanes)) {
       opened_ = true;
       account_ = kOpening * plain;
     }
-    const double saved = plain * static_cast<double>(step.tokens) / static_cast<double>(step.lanes) - seconds;
-    account_ += saved + kAllowance * seconds;
+    // What other work on the machine takes from a step is not the drafts' to pay.
+    const double charged = std::min(seconds, 2 * estimated);
+    account_ += plain * static_cast<double>(step.tokens) / static_cast<double>(step.lanes) - charged;
+    account_ += kAllowance * charged;
   }
   account_ = std::min(account_, kCeiling * plain_seconds(step.lanes));
 }
 
 // What a step took beyond the estimate is shared by the parts of the estimate: most to those that are known least.
-void DraftPolicy::learn_fed(const Step& step, double seconds) {
-  double off = seconds - fed_rows_.at(step.rows), doubts = fed_rows_.doubt(step.rows);
+// Returns the estimate afterwards.
+double DraftPolicy::learn_fed(const Step& step, double seconds) {
+  const double known = fed_rows_.at(step.rows);
+  double off = seconds - known, doubts = 0;
   for (const int64_t n : step.passes) {
     if (n == 0) continue;
     off -= pass_.at(n);
     doubts += pass_.doubt(n);
   }
-  fed_rows_.learn(step.rows, fed_rows_.at(step.rows) + off * fed_rows_.doubt(step.rows) / doubts);
-  for (const int64_t n : step.passes) {
-    if (n > 0) pass_.learn(n, std::max(pass_.at(n) + off * pass_.doubt(n) / doubts, 0.0));
+  double share = off * fed_rows_.doubt(step.rows) / (doubts + fed_rows_.doubt(step.rows));
+  // Steps of so many rows are seldom seen without passes. More rows take longer, but no longer than each by itself (or
+  // twice as long, where rows are padded).
+  if (step.rows > step.lanes && fed_rows_.knows(step.lanes)) {
+    const double least = fed_rows_.at(step.lanes);
+    const double most = least * std::max(2.0, static_cast<double>(step.rows) / static_cast<double>(step.lanes));
+    share = std::clamp(known + share, least, most) - known;
   }
+  fed_rows_.learn(step.rows, std::max(known + share, 0.0));
+  double estimated = fed_rows_.at(step.rows);
+  for (const int64_t n : step.passes) {
+    if (n == 0) continue;
+    pass_.learn(n, std::max(pass_.at(n) + (off - share) * pass_.doubt(n) / doubts, 0.0));
+    estimated += pass_.at(n);
+  }
+  return estimated;
 }
 
 }  // namespace fourfold::engine

@@ -36,9 +36,11 @@ class CostCurve {
  public:
   CostCurve();
   bool knows(int64_t count) const;    // measured here, twice at least
+  bool trusts(int64_t count) const;   // often enough to be believed
   double at(int64_t count) const;     // between and beyond what was measured: an estimate; 0 when nothing was
   double doubt(int64_t count) const;  // how little is known here
   void learn(int64_t count, double seconds);
+  void forget();  // some of what was measured: it is tried again now and then
 
  private:
   static size_t knot(int64_t count);
@@ -102,7 +104,7 @@ class DraftPolicy {
   double potential(int64_t lanes) const;
   double plain_seconds(int64_t lanes) const;
   double pass_seconds(int64_t lanes, double plain) const;
-  void learn_fed(const Step& step, double seconds);
+  double learn_fed(const Step& step, double seconds);
 
   const int32_t setting_, most_;
   Acceptance all_;

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "base/random.h"
@@ -27,6 +29,7 @@ double flat(double n) { return 1.0 + 0.002 * n; }
 double bucketed(double n) { return 1.0 + 0.01 * std::exp2(std::ceil(std::log2(n))); }
 double experts(double n) { return 0.4 + 0.6 * std::pow(n, 0.6); }  // each row reads experts of its own
 double linear(double n) { return 0.3 + 0.7 * n; }
+double computes(double n) { return 0.6 + 0.4 * n; }
 double rising(double n) { return 0.8 + 0.08 * n; }
 template <double (*F)(double), int kPercent>
 double part(double n) {
@@ -49,11 +52,18 @@ struct Result {
   double drafts = 0;  // a lane and step
 };
 
+// What happens to a clock on a machine that is busy: the first steps of a kind are slow, and some are interrupted.
+struct Disturbed {
+  double first = 1;         // times as slow the first two steps with so many rows and passes are
+  double interrupted = 0;   // of the steps
+  double interruption = 0;  // plain steps, at most
+};
+
 // Lanes that answer `length` tokens each, one after the other, as many steps as `steps`. `acceptance(lane)` is constant
 // by position. A step's drafts are verified by the next, which is planned before the step is settled.
 Result simulate(DraftPolicy& policy, const Machine& machine, int64_t lanes,
                 const std::function<double(int64_t)>& acceptance, int64_t steps, double noise = 0.03,
-                int64_t length = 400) {
+                int64_t length = 400, const Disturbed& disturbed = {}) {
   Random random(11);
   struct Lane {
     Acceptance acceptance;
@@ -71,6 +81,7 @@ Result simulate(DraftPolicy& policy, const Machine& machine, int64_t lanes,
     std::vector<std::array<int64_t, 3>> verified;  // lane, verified, accepted
   };
   std::vector<Settled> under_way;
+  std::map<std::pair<int64_t, size_t>, int> kinds;
   for (int64_t s = 0; s < steps; ++s) {
     choices.clear();
     chosen.clear();
@@ -118,6 +129,11 @@ Result simulate(DraftPolicy& policy, const Machine& machine, int64_t lanes,
     for (const int64_t n : now.step.passes) now.seconds += n > 0 ? machine.pass(static_cast<double>(n)) : 0;
     now.seconds *= 1 + noise * random.normal();
     seconds += now.seconds;
+    const auto passes = std::count_if(now.step.passes.begin(), now.step.passes.end(), [](int64_t n) { return n > 0; });
+    if (kinds[{now.step.rows, static_cast<size_t>(passes)}]++ < 2) now.seconds *= disturbed.first;
+    if (random.uniform() < disturbed.interrupted) {
+      now.seconds += disturbed.interruption * random.uniform() * machine.rows(static_cast<double>(lanes));
+    }
     tokens += static_cast<double>(now.step.tokens);
     under_way.push_back(std::move(now));
     if (under_way.size() < 2) continue;
@@ -176,6 +192,28 @@ TEST(DraftPolicy, IsCloseToTheBestFixedDepth) {
   }
 }
 
+// Short answers on a machine with other work, by an undisturbed clock.
+TEST(DraftPolicy, KeepsItsHeadOnABusyMachine) {
+  const Machine machine = {"computes", computes, part<computes, 15>, part<computes, 6>};
+  const Disturbed busy = {2, 0.02, 50};
+  for (const int64_t lanes : {1, 2}) {
+    for (const double acceptance : {0.1, 0.6, 0.94}) {
+      double best = plain_rate(machine, lanes);
+      for (int32_t depth = 1; depth <= ops::kMaxDrafts; ++depth) {
+        DraftPolicy fixed(depth, ops::kMaxDrafts);
+        best = std::max(best, simulate(
+                                  fixed, machine, lanes, [&](int64_t) { return acceptance; }, 600, 0, 30)
+                                  .tokens_per_second);
+      }
+      DraftPolicy policy(-1, ops::kMaxDrafts);
+      const Result result = simulate(
+          policy, machine, lanes, [&](int64_t) { return acceptance; }, kSteps, 0.03, 30, busy);
+      EXPECT_GE(result.tokens_per_second, 0.97 * plain_rate(machine, lanes)) << acceptance << ", lanes " << lanes;
+      EXPECT_GE(result.tokens_per_second, 0.9 * best) << acceptance << ", lanes " << lanes;
+    }
+  }
+}
+
 // Half of the sequences are predictable: they draft, the others do not.
 TEST(DraftPolicy, EachSequenceHasItsOwnDepth) {
   const Machine machine = {"rows cost", rising, part<rising, 5>, part<rising, 1>};
@@ -226,8 +264,24 @@ TEST(CostCurve, InterpolatesBetweenWhatWasMeasured) {
   EXPECT_FALSE(curve.knows(4));
   curve.learn(4, 2.0);
   EXPECT_TRUE(curve.knows(4));
-  curve.learn(8, 4.0);
+  curve.learn(4, 2.0);
+  for (int i = 0; i < 3; ++i) curve.learn(8, 4.0);
   EXPECT_EQ(curve.at(6), 3.0);
+}
+
+// The first steps of a kind are slow, and some are disturbed: neither is taken for what such steps take.
+TEST(CostCurve, TellsDisturbancesFromWhatStepsTake) {
+  CostCurve curve;
+  curve.learn(4, 50.0);
+  curve.learn(4, 2.5);
+  curve.learn(4, 2.6);
+  EXPECT_EQ(curve.at(4), 2.5);
+  curve.learn(4, 100.0);
+  EXPECT_LT(curve.at(4), 2.7);
+  for (int i = 0; i < 60; ++i) curve.learn(4, 5.0);
+  EXPECT_NEAR(curve.at(4), 5.0, 0.1);
+  for (int i = 0; i < 20; ++i) curve.forget();
+  EXPECT_EQ(curve.at(4), 0);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -41,7 +42,7 @@ struct Options {
   int64_t requests = 32, concurrency = 8, prompt = 512, generate = 64, shared_prefix = 0, chunk = 512, context = 0;
   double arrival = 0;
   uint64_t seed = 1;
-  bool json = false, thinking = false;
+  bool json = false, thinking = false, pairs = false;
 };
 
 engine::Request greedy_request(std::vector<int32_t> prompt, int64_t max_tokens) {
@@ -162,6 +163,8 @@ struct Result {
   LoadFigures load;
   std::optional<double> overhead;    // of decoding over the bare model's
   std::optional<double> ttft_ratio;  // a request whose shared prefix is cached over one that is not
+  // With --pairs: what the same requests got without drafts, and the median of what drafts gave, turn by turn.
+  std::optional<double> plain_decode_tokens_per_s, median_speedup;
 };
 
 void check(const Options& options, const model::ModelConfig& config) {
@@ -173,6 +176,9 @@ void check(const Options& options, const model::ModelConfig& config) {
          options.prompt + options.generate, config.max_positions);
   }
   if (!options.prompts.empty() && options.directory.empty()) fail("bench engine: --prompts needs a checkpoint");
+  if (!options.pairs) return;
+  if (parse_drafts(options.draft) == 0) fail("bench engine: --pairs compares drafts with none, and --draft is 0");
+  if (options.arrival > 0) fail("bench engine: --pairs sends requests as others end, not at the times of --arrival");
 }
 
 // One after the other with new beginnings, then with the beginning of the one before: the time to the first token.
@@ -221,6 +227,35 @@ engine::EngineOptions engine_options_of(const Options& options, const model::Mod
   return engine_options;
 }
 
+void append(LoadFigures& all, LoadFigures turn) {
+  if (all.requests.empty()) all.before = turn.before;
+  all.after = turn.after;
+  all.seconds += turn.seconds;
+  std::move(turn.requests.begin(), turn.requests.end(), std::back_inserter(all.requests));
+}
+
+// Every `concurrency` requests with drafts and then without, on a second engine: other work on the machine meets both.
+void run_pairs(engine::Engine& drafting, engine::Engine& plain, const Options& options,
+               const std::vector<engine::Request>& requests, Progress& progress, Result& result) {
+  LoadFigures without;
+  std::vector<double> speedups;
+  const auto together = static_cast<size_t>(options.concurrency);
+  for (size_t begin = 0; begin < requests.size(); begin += together) {
+    const auto first = requests.begin() + static_cast<std::ptrdiff_t>(begin);
+    const std::vector<engine::Request> turn(
+        first, first + static_cast<std::ptrdiff_t>(std::min(together, requests.size() - begin)));
+    LoadFigures drafted = run_load(drafting, turn, options.concurrency, {}, {});
+    LoadFigures undrafted = run_load(plain, turn, options.concurrency, {}, {});
+    const double fast = drafted.decode_tokens_per_s(), slow = undrafted.decode_tokens_per_s();
+    if (fast > 0 && slow > 0) speedups.push_back(fast / slow);
+    append(result.load, std::move(drafted));
+    append(without, std::move(undrafted));
+    progress.set(static_cast<uint64_t>(begin + turn.size()));
+  }
+  result.plain_decode_tokens_per_s = without.decode_tokens_per_s();
+  if (!speedups.empty()) result.median_speedup = percentiles(speedups).p50;
+}
+
 Result measure(const Options& options, std::shared_ptr<model::Model> model, int32_t drafts) {
   const int64_t vocabulary = model->config().vocabulary;
   std::vector<engine::Request> requests = requests_of(options, model->config());
@@ -265,6 +300,13 @@ Result measure(const Options& options, std::shared_ptr<model::Model> model, int3
     }
   }
   Progress progress("requests", static_cast<uint64_t>(options.requests), "done");
+  if (options.pairs) {
+    engine::EngineOptions without = engine_options;
+    without.drafts = 0;
+    run_pairs(*engine, *engine::make_engine(share_model(model), without), options, requests, progress, result);
+    progress.finish();
+    return result;
+  }
   result.load = run_load(*engine, std::move(requests), options.concurrency, arrivals,
                          [&](int64_t done) { progress.set(static_cast<uint64_t>(done)); });
   progress.finish();
@@ -305,6 +347,9 @@ void run(const Options& options) {
                                  ? load_checkpoint(options.directory, options.backend, model_options)
                                  : load_dummy(options.dummy, options.backend, model_options);
   const std::shared_ptr<model::Model> model = std::move(loaded.model);
+  if (options.pairs && model->backend().gpu()) {
+    fail("bench engine: --pairs needs two engines, whose memory is planned for one on a GPU; wanted --device cpu");
+  }
   const std::string backend = model->backend().description();
   const Result result = measure(options, model, drafts);
   const uint64_t taken = plan ? taken_since(*plan) : 0;
@@ -350,6 +395,11 @@ void run(const Options& options) {
                      {"ttft_ratio", result.ttft_ratio ? Json(*result.ttft_ratio) : Json(nullptr)}};
     out["draft"] = {
         {"asked", options.draft}, {"accepted_per_step", draft.accepted_per_step}, {"by_position", draft.by_position}};
+    if (result.plain_decode_tokens_per_s) {
+      out["draft"]["plain_decode_tokens_per_s"] = *result.plain_decode_tokens_per_s;
+      out["draft"]["speedup"] = load.decode_tokens_per_s() / *result.plain_decode_tokens_per_s;
+      out["draft"]["median_speedup"] = result.median_speedup ? Json(*result.median_speedup) : Json(nullptr);
+    }
     out["preemptions"] = preemptions;
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return;
@@ -381,6 +431,11 @@ void run(const Options& options) {
     for (const double share : draft.by_position) shares += fmt::format(" {:.0f}", 100 * share);
     fmt::print("{:<24}{:10.2f} accepted a step; % by position:{}\n", "drafts", draft.accepted_per_step, shares);
   }
+  if (result.plain_decode_tokens_per_s) {
+    fmt::print("{:<24}{:10.2f} tokens/s decoded: drafts give {:.2f} times that (median of turns: {:.2f})\n",
+               "without drafts", *result.plain_decode_tokens_per_s,
+               load.decode_tokens_per_s() / *result.plain_decode_tokens_per_s, result.median_speedup.value_or(0));
+  }
   fmt::print("{:<24}{:10}\n", "preemptions", preemptions);
 }
 
@@ -403,6 +458,8 @@ void add_bench_engine(Command& bench_app) {
   command.add_option("--prompts", options->prompts, "Conversations instead of random prompts: a file as eval reads it");
   command.add_flag("--think", options->thinking, "With --prompts: thinking, where a conversation does not say");
   command.add_option("--draft", options->draft, "Drafts of the MTP head a step: 0 to 5, or auto");
+  command.add_flag("--pairs", options->pairs,
+                   "With --draft: the same requests without drafts as well, in turns (on a CPU)");
   command.add_option("--arrival", options->arrival, "Requests a second, at random times; 0: as others end")
       .real_range(0, 1e6);
   command.add_option("--chunk", options->chunk, "Tokens of one step at most").range(1, 65536);

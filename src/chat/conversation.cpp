@@ -15,7 +15,8 @@ template <typename... Args>
 
 bool is_system(const std::string& role) { return role == "system" || role == "developer"; }
 
-// The text of one part of a content.
+}  // namespace
+
 std::string part_text(const Json& part, const std::string& field) {
   if (part.is_string()) return part.get<std::string>();
   if (!part.is_object()) refuse(field, "is {}, a part with a type is wanted", json_kind(part));
@@ -24,7 +25,8 @@ std::string part_text(const Json& part, const std::string& field) {
     if (!found->is_string()) refuse(field + ".type", "is {}, a string is wanted", json_kind(*found));
     type = found->get<std::string>();
   }
-  constexpr std::array<std::string_view, 3> kTexts = {"text", "input_text", "output_text"};
+  constexpr std::array<std::string_view, 5> kTexts = {"text", "input_text", "output_text", "summary_text",
+                                                      "reasoning_text"};
   const char* key = type == "refusal" ? "refusal" : "text";
   if (type != "refusal" && std::find(kTexts.begin(), kTexts.end(), type) == kTexts.end()) {
     const bool image = type.find("image") != std::string::npos;
@@ -35,6 +37,8 @@ std::string part_text(const Json& part, const std::string& field) {
   if (!text->is_string()) refuse(field + "." + key, "is {}, a string is wanted", json_kind(*text));
   return text->get<std::string>();
 }
+
+namespace {
 
 // Without the lines that begin with kBillingHeader.
 std::string without_billing_header(std::string_view text) {

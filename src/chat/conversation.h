@@ -36,6 +36,10 @@ struct Conversation {
   static Conversation from_json(const Json& json, std::string_view name);
 };
 
+// The text of one part of a content: a string, or an object of type text (or one of its other names, or refusal). A
+// FieldError, which calls the part `field`, where it is anything else: an image, by its name.
+std::string part_text(const Json& part, const std::string& field);
+
 // The messages as templates take them:
 //   - system and developer messages, wherever they stand, become one system message at the front, their texts joined by
 //     an empty line; Claude Code's line x-anthropic-billing-header, which is another in each request, is left out of

@@ -6,6 +6,7 @@
 #include "base/console.h"
 #include "base/file.h"
 #include "chat/model_directory.h"
+#include "cuda/device/loader.h"
 #include "model/config.h"
 
 namespace fourfold::cmd {
@@ -47,6 +48,7 @@ void set_served_model(serve::ServiceOptions& service, const ServedModelArgs& arg
   }
   service.names = args.names;
   service.make_backend = backend_factory(args.backend);
+  service.kernels_disabled = [] { return static_cast<int64_t>(cuda::fallbacks().size()); };
   service.ranks = rank_options(args.backend);
   service.context = args.context;
   service.engine.max_sequences = args.sequences > 0 ? args.sequences : args.usual_sequences;

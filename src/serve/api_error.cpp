@@ -15,6 +15,9 @@ const char* openai_type(int status) {
       return "service_unavailable_error";
     case 504:
       return "timeout_error";
+    case 501:
+    case 505:
+      return "invalid_request_error";  // HTTP as it is not spoken here
     default:
       return status >= 500 ? "internal_server_error" : "invalid_request_error";
   }
@@ -56,7 +59,7 @@ ApiError ApiError::busy(const std::string& message, int retry_after) {
 ApiError ApiError::too_late() { return {504, "the request's time was over before the first token was there"}; }
 
 // Clients compact a conversation when they meet one of these words.
-ApiError ApiError::too_long(int64_t tokens, int64_t limit, ErrorForm form) {
+ApiError ApiError::too_long(int64_t tokens, int64_t limit, ErrorForm form, std::string_view field) {
   ApiError error(
       400,
       form == ErrorForm::kAnthropic
@@ -65,7 +68,7 @@ ApiError ApiError::too_long(int64_t tokens, int64_t limit, ErrorForm form) {
                         "However, the request has {} tokens: the prompt is too long.",
                         limit, tokens));
   error.code = "context_length_exceeded";
-  error.param = "messages";
+  error.param = field;
   return error;
 }
 

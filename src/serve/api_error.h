@@ -26,7 +26,7 @@ class ApiError : public Error {
   static ApiError field(std::string_view field, const std::string& message);
   static ApiError busy(const std::string& message, int retry_after = 1);
   static ApiError too_late();  // the deadline has passed before the first token
-  static ApiError too_long(int64_t tokens, int64_t limit, ErrorForm form);
+  static ApiError too_long(int64_t tokens, int64_t limit, ErrorForm form, std::string_view field);
 
   Json body(ErrorForm form) const;
   HttpResponse response(ErrorForm form) const;

@@ -168,7 +168,7 @@ void chat_completions(Service& service, const std::shared_ptr<ApiCall>& call) {
   options.include_reasoning = fields.boolean("include_reasoning").value_or(true);
 
   const chat::Conversation conversation = read_conversation(fields);
-  chat::Prompt prompt = model.text->prompt(conversation);
+  chat::Prompt prompt = render(conversation, model, *call);
   options.answer.reasoning = prompt.reasoning;
   options.answer.tools = conversation.tools;
   options.answer.stop = options.fields.stop;
@@ -183,7 +183,7 @@ void chat_completions(Service& service, const std::shared_ptr<ApiCall>& call) {
   structure.read_by(options.answer);
 
   const auto budget = fields.integer("thinking_token_budget", 0, kMaxTokens);
-  engine::Request request = options.fields.request(std::move(prompt), model, call->form);
+  engine::Request request = options.fields.request(std::move(prompt), model, *call);
   if (options.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   std::vector<GenerationJob::Part> parts =
       thinking_parts(std::move(request), options.fields.answers, budget, *model.text, options.answer.reasoning);

@@ -124,7 +124,7 @@ void completions(Service& service, const std::shared_ptr<ApiCall>& call) {
     chat::Prompt prompt;
     prompt.tokens = tokens;
     GenerationJob::Part part;
-    part.request = options.fields.request(std::move(prompt), model, call->form);
+    part.request = options.fields.request(std::move(prompt), model, *call);
     if (options.logprobs) {
       part.request.sampling.logprobs = *options.logprobs;
       if (options.echo) part.request.prompt_logprobs = *options.logprobs;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <limits>
 
 #include "chat/stop_strings.h"
 
@@ -49,6 +51,11 @@ GenerationFields GenerationFields::read(const Fields& fields, const ServedModel&
   if (sampling.repetition_penalty == 0.0) {
     fields.refuse("repetition_penalty", "is 0, a number above 0 and up to 10 is wanted");
   }
+  // What a float rounds to the limit itself is within it all the same.
+  constexpr float kLeast = std::numeric_limits<float>::min();
+  if (sampling.top_p) sampling.top_p = std::max<double>(*sampling.top_p, kLeast);
+  if (sampling.repetition_penalty) sampling.repetition_penalty = std::max<double>(*sampling.repetition_penalty, kLeast);
+  if (sampling.min_p) sampling.min_p = std::min<double>(*sampling.min_p, std::nextafter(1.0F, 0.0F));
   sampling.presence_penalty = fields.number("presence_penalty", -10, 10);
   sampling.frequency_penalty = fields.number("frequency_penalty", -10, 10);
   if (const auto top_k = fields.integer("top_k", -1, 1 << 24)) {  // -1: all, as vLLM says it
@@ -96,9 +103,9 @@ void GenerationFields::set_stop(const Fields& fields, std::string_view name) {
   }
 }
 
-engine::Request GenerationFields::request(chat::Prompt prompt, const ServedModel& model, ErrorForm form) const {
+engine::Request GenerationFields::request(chat::Prompt prompt, const ServedModel& model, const ApiCall& call) const {
   const auto tokens = static_cast<int64_t>(prompt.tokens.size());
-  if (tokens >= model.context) throw ApiError::too_long(tokens, model.context, form);
+  if (tokens >= model.context) throw ApiError::too_long(tokens, model.context, call.form, prompt_field(call));
   const std::vector<int64_t> turns = prompt.turns;
   engine::Request request = model.text->request(std::move(prompt));
   request.sampling = sampling.over(request.sampling);
@@ -131,6 +138,23 @@ ModelRequest::ModelRequest(Service& service, ApiCall& call, std::span<const Fiel
     : body(call.body()), fields(body, rules), model(service.require_model()) {
   call.ignored = fields.ignored();
   service.require_name(fields.string("model"));
+}
+
+std::string_view prompt_field(const ApiCall& call) {
+  return call.path == "/v1/completions" ? "prompt" : call.path == "/v1/responses" ? "input" : "messages";
+}
+
+chat::Prompt render(const chat::Conversation& conversation, const ServedModel& model, const ApiCall& call) {
+  try {
+    return model.text->prompt(conversation);
+  } catch (const chat::FieldError&) {
+    throw;
+  } catch (const Error& error) {
+    // Where the template lies is the server's business.
+    std::string message = error.what();
+    if (message.starts_with(model.directory + "/")) message.erase(0, model.directory.size() + 1);
+    throw ApiError::field(prompt_field(call), fmt::format("{}: {}", prompt_field(call), message));
+  }
 }
 
 void read_template_variables(const Fields& fields, Json& variables) {

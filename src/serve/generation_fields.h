@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "chat/chat_text.h"
@@ -34,7 +35,7 @@ struct GenerationFields {
   void set_stop(const Fields& fields, std::string_view name);
 
   // The request for a prompt: an ApiError where the prompt leaves no room in the context.
-  engine::Request request(chat::Prompt prompt, const ServedModel& model, ErrorForm form) const;
+  engine::Request request(chat::Prompt prompt, const ServedModel& model, const ApiCall& call) const;
 
   // Whether this token, if it is the last, is the mark of an end and no part of the answer.
   bool ends(int32_t token, const chat::ChatText& text) const;
@@ -48,6 +49,12 @@ struct ModelRequest {
   const Fields fields;
   const ServedModel& model;
 };
+
+// The field of an API's requests that has what the model is to read.
+std::string_view prompt_field(const ApiCall& call);
+
+// The prompt of a conversation: an ApiError that names that field where the template refuses it.
+chat::Prompt render(const chat::Conversation& conversation, const ServedModel& model, const ApiCall& call);
 
 // chat_template_kwargs, into the variables of the template: an ApiError where one is no variable.
 void read_template_variables(const Fields& fields, Json& variables);

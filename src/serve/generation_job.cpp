@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "serve/generation_fields.h"
 #include "serve/thinking_budget.h"
 
 namespace fourfold::serve {
@@ -13,10 +14,11 @@ constexpr int kHeartbeatTicks = 5;   // without a token, until the client is tol
 constexpr size_t kPiece = 32 << 10;  // bytes that are gathered before they are sent
 
 ApiError api_error(const engine::Refused& refused, const GenerationJob::Part& part, const ServedModel& model,
-                   ErrorForm form) {
+                   const ApiCall& call) {
   switch (refused.reason()) {
     case engine::Refusal::kTooLong:
-      return ApiError::too_long(static_cast<int64_t>(part.request.prompt.size()), model.context, form);
+      return ApiError::too_long(static_cast<int64_t>(part.request.prompt.size()), model.context, call.form,
+                                prompt_field(call));
     case engine::Refusal::kFull:
     case engine::Refusal::kDraining:
     case engine::Refusal::kFailed:
@@ -66,7 +68,7 @@ void GenerationJob::submit() {
       }
     } catch (const engine::Refused& refused) {
       answers_.clear();  // those that were taken are cancelled
-      return fail(api_error(refused, part, model, call_->form));
+      return fail(api_error(refused, part, model, *call_));
     } catch (const Error& error) {
       answers_.clear();
       return fail({400, error.what()});

@@ -1,4 +1,5 @@
 // What the server says of itself, and the tokenizer.
+#include <charconv>
 #include <limits>
 
 #include "serve/chat_api.h"
@@ -6,6 +7,7 @@
 #include "serve/page/page.h"
 #include "serve/routes.h"
 #include "serve/token_text.h"
+#include "text/unicode.h"
 
 namespace fourfold::serve {
 namespace {
@@ -19,6 +21,7 @@ constexpr Route kRoutes[] = {
     {"POST", "/v1/messages", ErrorForm::kAnthropic, false, true, true, messages},
     {"POST", "/v1/messages/count_tokens", ErrorForm::kAnthropic, false, true, true, count_message_tokens},
     {"GET", "/v1/models", ErrorForm::kOpenAi, false, true, false, models},
+    {"GET", "/v1/models/*", ErrorForm::kOpenAi, false, true, false, one_model},
     {"POST", "/tokenize", ErrorForm::kOpenAi, false, true, true, tokenize},
     {"POST", "/detokenize", ErrorForm::kOpenAi, false, true, true, detokenize},
     {"GET", "/tokenizer_info", ErrorForm::kOpenAi, false, true, false, tokenizer_info},
@@ -83,13 +86,57 @@ void metrics_text(Service& service, const std::shared_ptr<ApiCall>& call) {
   HttpResponse response;
   response.headers.emplace_back("content-type", "text/plain; version=0.0.4; charset=utf-8");
   const ServedModel* model = service.model();
+  const auto& disabled = service.options().kernels_disabled;
+  const int64_t kernels = disabled ? disabled() : 0;
   if (model == nullptr) {
-    response.body = service.metrics().text("", nullptr, service.network_stats());
+    response.body = service.metrics().text("", nullptr, service.network_stats(), kernels);
   } else {
     const engine::EngineStats stats = model->engine->stats();
-    response.body = service.metrics().text(model->name(), &stats, service.network_stats());
+    response.body = service.metrics().text(model->name(), &stats, service.network_stats(), kernels);
   }
   service.respond(call, std::move(response));
+}
+
+namespace {
+
+Json description_of(const ServedModel& model, const std::string& name) {
+  return {{"id", name},
+          {"object", "model"},
+          {"created", model.created},
+          {"owned_by", "fourfold"},
+          {"root", model.name()},
+          {"parent", nullptr},
+          {"max_model_len", model.context},
+          {"meta",
+           {{"n_ctx", model.context},
+            {"n_ctx_train", model.config.max_positions},
+            {"n_vocab", model.config.vocabulary},
+            {"n_embd", model.config.hidden}}}};
+}
+
+// Names may have a slash, which is %2F in a path. What is no escape stands for itself, and is then no name.
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned char byte = 0;
+    const char* const digits = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() && std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
+      out += static_cast<char>(byte);
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void one_model(Service& service, const std::shared_ptr<ApiCall>& call) {
+  const std::string& path = call->exchange->request().path;
+  const std::string name = percent_decoded(std::string_view(path).substr(std::string_view("/v1/models/").size()));
+  service.require_name(name);
+  service.respond(call, json_response(description_of(service.require_model(), name)));
 }
 
 // "models" is what Codex and programs made for llama.cpp look for; Codex reads entries in a form of its own, so that
@@ -97,20 +144,7 @@ void metrics_text(Service& service, const std::shared_ptr<ApiCall>& call) {
 void models(Service& service, const std::shared_ptr<ApiCall>& call) {
   const ServedModel& model = service.require_model();
   Json data = Json::array();
-  for (const std::string& name : model.names) {
-    data.push_back({{"id", name},
-                    {"object", "model"},
-                    {"created", model.created},
-                    {"owned_by", "fourfold"},
-                    {"root", model.name()},
-                    {"parent", nullptr},
-                    {"max_model_len", model.context},
-                    {"meta",
-                     {{"n_ctx", model.context},
-                      {"n_ctx_train", model.config.max_positions},
-                      {"n_vocab", model.config.vocabulary},
-                      {"n_embd", model.config.hidden}}}});
-  }
+  for (const std::string& name : model.names) data.push_back(description_of(model, name));
   service.respond(call, json_response({{"object", "list"}, {"data", std::move(data)}, {"models", Json::array()}}));
 }
 
@@ -180,7 +214,7 @@ void tokenize(Service& service, const std::shared_ptr<ApiCall>& call) {
     chat::Conversation conversation = read_conversation(fields);
     conversation.add_generation_prompt = fields.boolean("add_generation_prompt").value_or(true);
     model.text->require_template();
-    tokens = model.text->prompt(conversation).tokens;
+    tokens = render(conversation, model, *call).tokens;
   } else {
     auto text = fields.string("prompt", kAny);
     if (!text) text = fields.string("content", kAny);
@@ -194,7 +228,12 @@ void tokenize(Service& service, const std::shared_ptr<ApiCall>& call) {
   const text::Tokenizer& tokenizer = model.text->tokenizer();
   if (fields.boolean("with_pieces").value_or(false)) {
     out["tokens"] = Json::array();
-    for (const int32_t id : tokens) out["tokens"].push_back({{"id", id}, {"piece", token_text(tokenizer, id)}});
+    // As llama.cpp has it: bytes that are no text by themselves are numbers.
+    for (const int32_t id : tokens) {
+      const bool text = text::is_valid_utf8(tokenizer.token_bytes(id));
+      out["tokens"].push_back(
+          {{"id", id}, {"piece", text ? Json(token_text(tokenizer, id)) : token_bytes(tokenizer, id)}});
+    }
   }
   if (fields.boolean("return_token_strs").value_or(false)) {
     out["token_strs"] = Json::array();

@@ -49,6 +49,12 @@ std::string type_of(const Json& block, const std::string& place) {
   refuse(place, fmt::format("is of type {}, but the model reads text only", printable(type, 60)));
 }
 
+std::string block_text(const Json& block, const std::string& place) {
+  const std::string type = type_of(block, place);
+  if (type != "text") refuse_block(type, place);
+  return string_of(block, "text", place);
+}
+
 // A text, or blocks of text joined.
 std::string text_of(const Json& content, const std::string& place, const char* between = "") {
   if (content.is_null()) return "";
@@ -56,18 +62,15 @@ std::string text_of(const Json& content, const std::string& place, const char* b
   if (!content.is_array()) refuse(place, fmt::format("is {}, a text or blocks are wanted", json_kind(content)));
   std::string out;
   for (size_t i = 0; i < content.size(); ++i) {
-    const std::string name = fmt::format("{}[{}]", place, i);
-    const std::string type = type_of(content[i], name);
-    if (type != "text") refuse_block(type, name);
     if (i > 0) out += between;
-    out += string_of(content[i], "text", name);
+    out += block_text(content[i], fmt::format("{}[{}]", place, i));
   }
   return out;
 }
 
 // The texts of a user's message and the results of tools in it, in their order.
 void add_user(const Json& content, const std::string& place, Json& out) {
-  if (!content.is_array()) {
+  if (!content.is_array() || content.empty()) {
     out.push_back({{"role", "user"}, {"content", text_of(content, place)}});
     return;
   }
@@ -203,8 +206,7 @@ Asked read(const Fields& fields) {
     // Block by block: the line that changes with each request stands in one of its own.
     if (system->is_array()) {
       for (size_t i = 0; i < system->size(); ++i) {
-        text_of(Json::array({(*system)[i]}), fmt::format("system[{}]", i));
-        out.push_back({{"role", "system"}, {"content", (*system)[i]["text"]}});
+        out.push_back({{"role", "system"}, {"content", block_text((*system)[i], fmt::format("system[{}]", i))}});
       }
     } else {
       out.push_back({{"role", "system"}, {"content", text_of(*system, "system")}});
@@ -266,7 +268,7 @@ void messages(Service& service, const std::shared_ptr<ApiCall>& call) {
   options.fields.set_stop(fields, "stop_sequences");
   const Asked asked = read(fields);
   asked.structure.require_end(fields, options.fields);
-  chat::Prompt prompt = model.text->prompt(asked.conversation);
+  chat::Prompt prompt = render(asked.conversation, model, *call);
   options.answer.reasoning = prompt.reasoning;
   options.answer.tools = asked.conversation.tools;
   options.answer.stop = options.fields.stop;
@@ -277,8 +279,8 @@ void messages(Service& service, const std::shared_ptr<ApiCall>& call) {
   options.id = random_id("msg_");
   options.model = model.name();
 
-  std::vector<GenerationJob::Part> parts = thinking_parts(options.fields.request(std::move(prompt), model, call->form),
-                                                          1, asked.budget, *model.text, options.answer.reasoning);
+  std::vector<GenerationJob::Part> parts = thinking_parts(options.fields.request(std::move(prompt), model, *call), 1,
+                                                          asked.budget, *model.text, options.answer.reasoning);
   const bool stream = options.fields.stream;
   const chat::Reasoning reasoning = options.answer.reasoning;
   start_generation(service, call, asked.structure, reasoning, std::move(parts),
@@ -290,7 +292,7 @@ void count_message_tokens(Service& service, const std::shared_ptr<ApiCall>& call
   const Fields& fields = incoming.fields;
   const ServedModel& model = incoming.model;
   model.text->require_template();
-  const auto count = static_cast<int64_t>(model.text->prompt(read_messages(fields)).tokens.size());
+  const auto count = static_cast<int64_t>(render(read_messages(fields), model, *call).tokens.size());
   service.respond(call, json_response({{"input_tokens", count}}));
 }
 

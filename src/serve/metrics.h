@@ -2,31 +2,20 @@
 // where it has one, so that its dashboards and routers work.
 #pragma once
 
+#include <prometheus/counter.h>
+#include <prometheus/family.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
 #include <atomic>
 #include <cstdint>
-#include <map>
-#include <mutex>
-#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "engine/engine.h"
 #include "serve/http_server.h"
 
 namespace fourfold::serve {
-
-class Histogram {
- public:
-  explicit Histogram(std::span<const double> bounds) : bounds_(bounds), counts_(bounds.size() + 1) {}
-  void add(double value);
-  void write(std::string& out, std::string_view name, std::string_view help, std::string_view label) const;
-
- private:
-  std::span<const double> bounds_;
-  std::vector<int64_t> counts_;
-  double sum_ = 0;
-};
 
 // One answer that has ended.
 struct FinishedAnswer {
@@ -43,19 +32,19 @@ class Metrics {
   Metrics();
   void request(std::string_view path, int status);
   void answer(const FinishedAnswer& answer);
-  void gap(double seconds);  // between two tokens of an answer
+  void gap(double seconds) { gap_.Observe(seconds); }  // between two tokens of an answer
   void set_page_size(int64_t positions) { page_size_ = positions; }
 
   // In Prometheus' text format. `engine` is null while the model loads.
-  std::string text(std::string_view model, const engine::EngineStats* engine, const HttpServerStats& http) const;
+  std::string text(std::string_view model, const engine::EngineStats* engine, const HttpServerStats& http,
+                   int64_t kernels_disabled) const;
 
  private:
   std::atomic<int64_t> page_size_{0};
-  mutable std::mutex mutex_;
-  std::map<std::pair<std::string, int>, int64_t> requests_;
-  std::map<std::string, int64_t> finished_;
-  int64_t prompt_tokens_ = 0, output_tokens_ = 0;
-  Histogram first_token_, per_token_, gap_, whole_, queue_, prefill_, decode_, prompt_, output_;
+  prometheus::Registry registry_;
+  prometheus::Family<prometheus::Counter>&requests_, &finished_;
+  prometheus::Counter &prompt_tokens_, &output_tokens_;
+  prometheus::Histogram &first_token_, &gap_, &per_token_, &whole_, &queue_, &prefill_, &decode_, &prompt_, &output_;
 };
 
 }  // namespace fourfold::serve

@@ -209,6 +209,7 @@ const std::vector<Operation>& operations() {
        true},
       {"/v1/messages/count_tokens", "Tokens of a conversation", "TokenCount", messages_fields, {"messages"}},
       {"/v1/models", "The served names", "Models", nullptr, {}},
+      {"/v1/models/*", "The model under one of its names", "Object", nullptr, {}},
       {"/tokenize", "Tokens of a text or a conversation", "Tokens", tokenize_fields, {}},
       {"/detokenize", "The text of tokens", "Text", detokenize_fields, {"tokens"}},
       {"/tokenizer_info", "Special tokens and the template, as lm-eval asks for them", "Object", nullptr, {}},

@@ -60,8 +60,7 @@ std::string text_of(const Json& content, const std::string& place) {
   std::string out;
   for (size_t i = 0; i < content.size(); ++i) {
     const std::string name = fmt::format("{}[{}]", place, i);
-    if (!content[i].is_object()) refuse(name, "is no part of a text");
-    out += string_of(content[i], "text", name);
+    out += chat::part_text(content[i], name);
   }
   return out;
 }
@@ -71,12 +70,15 @@ class Messages {
  public:
   void add(const Json& item, const std::string& place) {
     if (!item.is_object()) refuse(place, fmt::format("is {}, an object is wanted", json_kind(item)));
-    const std::string type = item.contains("type") ? string_of(item, "type", place) : "message";
+    const bool typed = item.contains("type") && !item["type"].is_null();
+    const std::string type = typed ? string_of(item, "type", place) : "message";
     if (type == "message") {
       const std::string& role = string_of(item, "role", place);
       const auto content = item.find("content");
       if (role != "assistant") {
         flush();
+        if (content != item.end() && !content->is_null())
+          text_of(*content, place + ".content");  // refused by its place
         // Parts stay parts: what stands in one of its own may be left out (chat/conversation.h).
         out_.push_back({{"role", role}, {"content", content == item.end() ? Json() : *content}});
         return;
@@ -263,6 +265,7 @@ void responses(Service& service, const std::shared_ptr<ApiCall>& call) {
   const ServedModel& model = incoming.model;
   model.text->require_template();
   require_defaults(fields);
+  fields.object("metadata");
 
   const Json* input = fields.find("input");
   if (input == nullptr) fields.refuse("input", "is missing, a text or items are wanted");
@@ -293,7 +296,7 @@ void responses(Service& service, const std::shared_ptr<ApiCall>& call) {
   conversation.tools = read_tools(fields);
   const ToolChoice choice = read_tool_choice(fields, conversation.tools);
   read_variables(fields, conversation.variables);
-  chat::Prompt prompt = model.text->prompt(conversation);
+  chat::Prompt prompt = render(conversation, model, *call);
 
   options.id = random_id("resp_");
   options.answer.reasoning = prompt.reasoning;
@@ -304,7 +307,7 @@ void responses(Service& service, const std::shared_ptr<ApiCall>& call) {
   structure.require_end(fields, options.fields);
   structure.read_by(options.answer);
   options.prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
-  engine::Request request = options.fields.request(std::move(prompt), model, call->form);
+  engine::Request request = options.fields.request(std::move(prompt), model, *call);
   options.response = request_part(fields, options.id, model, options.fields, request);
   if (fields.boolean("store").value_or(true)) {
     options.done = [&store = service.stored_responses(), id = options.id, messages](const Json& message,

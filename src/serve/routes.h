@@ -44,6 +44,7 @@ void version(Service& service, const std::shared_ptr<ApiCall>& call);
 void openapi(Service& service, const std::shared_ptr<ApiCall>& call);
 void metrics_text(Service& service, const std::shared_ptr<ApiCall>& call);
 void models(Service& service, const std::shared_ptr<ApiCall>& call);
+void one_model(Service& service, const std::shared_ptr<ApiCall>& call);
 void tokenizer_info(Service& service, const std::shared_ptr<ApiCall>& call);
 void props(Service& service, const std::shared_ptr<ApiCall>& call);
 void server_info(Service& service, const std::shared_ptr<ApiCall>& call);

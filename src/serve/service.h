@@ -41,6 +41,7 @@ struct ServiceOptions {
   int64_t context = 0;           // 0: chat::choose_context()
   engine::EngineOptions engine;  // max_context excepted
   bool log_requests = true;
+  std::function<int64_t()> kernels_disabled;     // GPU kernels that are not used because they are wrong; null: none
   std::chrono::seconds stuck{300};               // a step of the engine that takes longer: it is taken for dead
   std::chrono::milliseconds request_timeout{0};  // from the request to the end of its answer; 0: any
 };

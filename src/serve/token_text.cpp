@@ -17,12 +17,16 @@ std::string token_text(const text::Tokenizer& tokenizer, int32_t token) {
   return out;
 }
 
-Json token_logprob(const text::Tokenizer& tokenizer, const engine::TokenLogprob& logprob) {
+Json token_bytes(const text::Tokenizer& tokenizer, int32_t token) {
   Json bytes = Json::array();
-  for (const char c : tokenizer.token_bytes(logprob.token)) bytes.push_back(static_cast<unsigned char>(c));
+  for (const char c : tokenizer.token_bytes(token)) bytes.push_back(static_cast<unsigned char>(c));
+  return bytes;
+}
+
+Json token_logprob(const text::Tokenizer& tokenizer, const engine::TokenLogprob& logprob) {
   return {{"token", token_text(tokenizer, logprob.token)},
           {"logprob", finite(logprob.logprob)},
-          {"bytes", std::move(bytes)}};
+          {"bytes", token_bytes(tokenizer, logprob.token)}};
 }
 
 double finite(float logprob) {

@@ -13,6 +13,9 @@ namespace fourfold::serve {
 // A token's text; where it is a part of a character, its bytes as "bytes:\xe2\x80".
 std::string token_text(const text::Tokenizer& tokenizer, int32_t token);
 
+// A token's bytes as an array of numbers.
+Json token_bytes(const text::Tokenizer& tokenizer, int32_t token);
+
 // {"token", "logprob", "bytes"}, without alternatives.
 Json token_logprob(const text::Tokenizer& tokenizer, const engine::TokenLogprob& logprob);
 

@@ -13,6 +13,7 @@ import unittest
 
 import anthropic
 import openai
+from prometheus_client.parser import text_string_to_metric_families
 
 from server import QUESTION, ROOT, Server, demo_task
 
@@ -215,6 +216,13 @@ class ServeTest(unittest.TestCase):
             model="demo", input=items + [{"role": "user", "content": [{"type": "input_text", "text": "What is 3 + 4?"}]}])
         self.assertEqual(more.output_text, again.output_text)
         self.assertEqual(more.usage.input_tokens, again.usage.input_tokens)
+        # Types that may be null, and a refusal that another model gave.
+        refused = [{"role": "user", "content": "a", "type": None},
+                   {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, {"role": "user", "content": "b"}]
+        said = self.openai.chat.completions.create(model="demo", max_tokens=1, messages=[
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": "no"}, {"role": "user", "content": "b"}])
+        self.assertEqual(self.openai.responses.create(model="demo", input=refused, max_output_tokens=1).usage.input_tokens,
+                         said.usage.prompt_tokens)
         self.assertEqual(self.openai.responses.retrieve(first.id).output_text, first.output_text)
         self.openai.responses.delete(first.id)
         with self.assertRaises(openai.NotFoundError):
@@ -346,6 +354,31 @@ class ServeTest(unittest.TestCase):
         error = self.error(400, "messages", chat, {"messages": [{"role": "user", "content": "word " * 5000}]})
         self.assertEqual(error["code"], "context_length_exceeded")
         self.assertIn("maximum context length", error["message"])
+        # In the words of each API, and nothing of where the server's files are.
+        self.error(400, "prompt", text, {"prompt": "word " * 5000}, "too long")
+        self.error(400, "input", "/v1/responses", {"input": "word " * 5000}, "too long")
+        for path, field, body in ((chat, "messages", {"messages": [{"role": "system", "content": "a"}]}),
+                                  ("/v1/responses", "input", {"input": [{"role": "assistant", "content": "a"}]})):
+            error = self.error(400, field, path, body, "no user query")
+            self.assertTrue(error["message"].startswith(field + ": chat_template.jinja: line "), error)
+        picture = {"type": "input_image", "image_url": "x"}
+        for i, item in enumerate(({"role": "user", "content": [picture]}, {"role": "assistant", "content": [picture]},
+                                  {"type": "function_call_output", "call_id": "a", "output": [picture]})):
+            place = f"input[1].{'output' if i == 2 else 'content'}[0]"
+            self.error(400, place, "/v1/responses", {"input": [{"role": "user", "content": "a"}, item]}, "image")
+        self.error(400, "metadata", "/v1/responses", {"input": "a", "metadata": 5})
+
+    def test_the_ends_of_ranges_are_in_them(self):
+        for field, value in {"top_p": 1e-300, "repetition_penalty": 1e-300, "min_p": 1 - 1e-12, "temperature": 1e-300,
+                             "logit_bias": {"0": 100, "2047": -100}, "n": 64, "seed": -2 ** 63, "priority": -1000000,
+                             "max_tokens": 2 ** 31, "top_k": -1, "stop": [""], "modalities": ["text"]}.items():
+            body = {"prompt": "1 + 1 =", "max_tokens": 1, "temperature": 1, field: value}
+            if field in ("max_tokens", "stop"):
+                body["stop"] = ["", "2", " ", "1"]
+            if field == "modalities":
+                body = {"messages": QUESTION, "max_tokens": 1, field: value}
+            status, text, _ = self.server.post("/v1/chat/completions" if "messages" in body else "/v1/completions", body)
+            self.assertEqual(status, 200, f"{field}: {text}")
 
     @staticmethod
     def place(field, value):
@@ -448,6 +481,10 @@ class ServeTest(unittest.TestCase):
         model = self.openai.models.list().data[0]
         self.assertEqual((model.id, model.max_model_len, model.meta["n_ctx_train"]), ("demo", 4096, 4096))
         self.assertIn("models", json.loads(self.server.get("/v1/models")[1]))
+        self.assertEqual(self.openai.models.retrieve("demo"), model)
+        self.assertEqual(self.server.get("/v1/models/%64emo")[0], 200)
+        with self.assertRaises(openai.NotFoundError):
+            self.openai.models.retrieve("no/such")
         self.assertEqual(json.loads(self.server.get("/props")[1])["n_ctx"], 4096)
         for path in ("/health", "/ready", "/live", "/version", "/get_server_info", "/get_model_info"):
             self.assertEqual(self.server.get(path)[0], 200, path)
@@ -459,28 +496,41 @@ class ServeTest(unittest.TestCase):
         self.assertEqual(answer["token_strs"][-1], "<think>")
         _, text, _ = self.server.post("/detokenize", {"tokens": answer["tokens"]})
         self.assertEqual(json.loads(text)["prompt"], "héllo <think>")
+        _, text, _ = self.server.post("/tokenize", {"content": "héllo", "with_pieces": True})
+        pieces = [token["piece"] for token in json.loads(text)["tokens"]]
+        self.assertEqual(b"".join(p.encode() if isinstance(p, str) else bytes(p) for p in pieces), "héllo".encode())
+        self.assertTrue(any(isinstance(piece, list) for piece in pieces), pieces)
 
     def test_metrics(self):
         before = self.server.metric("vllm:generation_tokens_total")
         self.openai.completions.create(model="demo", prompt="a", max_tokens=5, extra_body={"ignore_eos": True})
         self.assertEqual(self.server.metric("vllm:generation_tokens_total"), before + 5)
-        lines = self.server.get("/metrics")[1].splitlines()
-        typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-        for line in lines:
-            if not line.startswith("#"):
-                name = re.sub(r"_(bucket|sum|count)$", "", line.split("{")[0])
-                self.assertTrue(name in typed or line.split("{")[0] in typed, line)
-        # What promtool would say, but for the colon in vLLM's names.
-        for line in lines:
-            if line.startswith("# TYPE"):
-                name, kind = line.split()[2:]
-                self.assertRegex(name, r"^(vllm:|fourfold_|process_)[a-z_0-9]+$")
-                self.assertEqual(name.endswith("_total"), kind == "counter", line)
-                self.assertIn(f"# HELP {name} ", "\n".join(lines))
+        text = self.server.get("/metrics")[1]
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        # The reader drops the end of a counter's name, and calls what it cannot place unknown.
+        said = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.M))
+        self.assertEqual(said, {name + "_total" * (family.type == "counter"): family.type for name, family in families.items()})
+        samples = {sample.name for family in families.values() for sample in family.samples}
+        histograms = 0
+        for name, family in families.items():
+            # What promtool would say, but for the colon in vLLM's names.
+            self.assertRegex(name, r"^(vllm:|fourfold_|process_)[a-z_0-9]+$")
+            self.assertFalse(name.endswith("_total"), name)
+            self.assertTrue(family.documentation, name)
+            self.assertTrue(all(sample.labels["model_name"] == "demo" for sample in family.samples), name)
+            if family.type == "histogram":
+                histograms += 1
+                bounds = [float(sample.labels["le"]) for sample in family.samples if sample.name == name + "_bucket"]
+                counts = [sample.value for sample in family.samples if sample.name == name + "_bucket"]
+                count, = (sample.value for sample in family.samples if sample.name == name + "_count")
+                self.assertEqual((bounds, counts), (sorted(set(bounds)), sorted(counts)), name)
+                self.assertEqual((bounds[-1], counts[-1]), (float("inf"), count), name)
+                self.assertIn(name + "_sum", samples)
+        self.assertEqual(histograms, 9)
         with open(os.path.join(ROOT, "packages/grafana.json")) as file:
             shown = set(re.findall(r"\b(?:vllm:|fourfold_|process_)[a-z_0-9]+", file.read()))
         self.assertGreater(len(shown), 20)
-        self.assertEqual(shown - {line.split("{")[0] for line in lines}, set(), "on the dashboard, and not in /metrics")
+        self.assertEqual(shown - samples, set(), "on the dashboard, and not in /metrics")
 
     def test_clients_that_vanish_cancel(self):
         for stream in (False, True):

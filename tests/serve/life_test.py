@@ -14,12 +14,13 @@ import unittest
 
 import msgpack
 import openai
+import yaml
 import zmq
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from server import BINARY, QUESTION, Server
+from server import BINARY, QUESTION, ROOT, Server
 
 
 def make_certificate(directory):
@@ -164,6 +165,44 @@ class LifeTest(unittest.TestCase):
                                      timeout=60)
                 self.assertEqual(run.returncode, 2, run.stderr)
                 self.assertIn(words, run.stderr)
+
+    def test_the_manifest(self):
+        """packages/kubernetes.yaml: its arguments start a server, its probes are answered by it, its names fit together."""
+        with open(os.path.join(ROOT, "packages/kubernetes.yaml")) as file:
+            deployment, service, pool = yaml.safe_load_all(file)
+        template = deployment["spec"]["template"]
+        labels, pod = template["metadata"]["labels"], template["spec"]
+        container, = pod["containers"]
+        for selector in (deployment["spec"]["selector"]["matchLabels"], service["spec"]["selector"],
+                         pool["spec"]["selector"]["matchLabels"]):
+            self.assertLessEqual(selector.items(), labels.items())
+        self.assertEqual({m["name"] for m in container["volumeMounts"]}, {v["name"] for v in pod["volumes"]})
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        self.assertEqual({port["targetPort"] for port in service["spec"]["ports"]}, set(ports))
+        self.assertEqual([port["number"] for port in pool["spec"]["targetPorts"]], [ports["http"]])
+        with tempfile.TemporaryDirectory() as directory, socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            events = probe.getsockname()[1]
+            probe.close()
+            with open(os.path.join(directory, "keys"), "w") as file:
+                file.write("sk-a\n")
+            given = "\n".join(container["args"])
+            for ours, here in {"/model\n": os.path.join(ROOT, "models/demo") + "\n", "/keys/": directory + "/", "$(POD_IP)": "127.0.0.1",
+                               f"*:{ports['kv-events']}": f"127.0.0.1:{events}"}.items():
+                self.assertIn(ours, given)
+                given = given.replace(ours, here)
+            server = Server(*given.split("\n")).wait_ready()
+            try:
+                for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+                    asked = container[name]["httpGet"]
+                    self.assertEqual((server.get(asked["path"])[0], asked["port"]), (200, "http"), name)
+                self.assertEqual(server.get(template["metadata"]["annotations"]["prometheus.io/path"])[0], 200)
+                self.assertEqual(server.get("/v1/models")[0], 401)
+                self.assertEqual(json.loads(server.get("/v1/models", {"authorization": "Bearer sk-a"})[1])["data"][0]["id"], "model")
+                drain, = (int(a.split("=")[1]) for a in container["args"] if a.startswith("--drain-seconds"))
+                self.assertLess(drain, pod["terminationGracePeriodSeconds"])
+            finally:
+                self.assertEqual(server.stop(), 0)
 
     def test_cache_events(self):
         """A router's side of vLLM's events: what is told is what is cached, and what was missed can be had again."""

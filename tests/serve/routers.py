@@ -10,6 +10,7 @@ those names). FOURFOLD_BINARY names the server's.
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 
-from server import Server
+from server import ROOT, Server
 
 CONVERSATIONS, TURNS, STREAMS = 8, 3, 16
 
@@ -31,38 +32,18 @@ def free_port():
 
 
 def nginx(servers, port, directory):
-    """Conversations are told apart by a header that clients send; without it the least busy server is taken."""
+    """packages/nginx.conf, with these ports, and all its files in the directory."""
+    with open(os.path.join(ROOT, "packages/nginx.conf")) as file:
+        text = file.read()
+    for ours, here in {"listen 127.0.0.1:8000": f"listen 127.0.0.1:{port}", "/tmp/fourfold-nginx-": f"{directory}/",
+                       **{f"127.0.0.1:{8001 + i} ": f"127.0.0.1:{server.port} " for i, server in enumerate(servers)}}.items():
+        if ours not in text:
+            raise RuntimeError(f"packages/nginx.conf has no {ours}")
+        text = text.replace(ours, here)
     path = os.path.join(directory, "nginx.conf")
-    upstream = "\n".join(f"    server 127.0.0.1:{s.port} max_fails=1 fail_timeout=5s;" for s in servers)
-    temporary = "\n".join(f"  {name}_temp_path {directory}/{name};" for name in
-                          ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
     with open(path, "w") as file:
-        file.write(f"""
-daemon off; worker_processes 1; pid {directory}/pid; error_log {directory}/error.log;
-events {{ worker_connections 1024; }}
-http {{
-  access_log off;
-{temporary}
-  upstream fourfold {{
-    hash $http_x_conversation consistent;
-{upstream}
-    keepalive 64;
-  }}
-  server {{
-    listen 127.0.0.1:{port};
-    location / {{
-      proxy_pass http://fourfold;
-      proxy_http_version 1.1;
-      proxy_set_header Connection "";
-      proxy_set_header Host $host;
-      proxy_buffering off;                # tokens as they come
-      proxy_read_timeout 600s;
-      proxy_next_upstream error timeout http_503 non_idempotent;
-    }}
-  }}
-}}
-""")
-    return ["/usr/sbin/nginx", "-c", path]
+        file.write(text)
+    return [shutil.which("nginx") or "/usr/sbin/nginx", "-c", path, "-g", "daemon off;"]
 
 
 def worker_urls(servers):

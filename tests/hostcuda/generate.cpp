@@ -41,6 +41,15 @@ std::vector<plan::KernelSource> all_sources() {
     }
   }
   for (const int formats : {1, 2}) all.push_back(cuda::plain_source(plan::find_arch("sm_90a"), formats, formats));
+  // Formats and heads of the table of operations.
+  const plan::Arch& hopper = plan::find_arch("sm_90a");
+  for (const int formats : kTableFormats) {
+    all.push_back(cuda::rows_source(hopper, cuda::rows_way(hopper, formats, 256, 256)));
+    all.push_back(cuda::wide_source(hopper, formats));
+  }
+  all.push_back(cuda::delta_source(hopper, 64, 48));
+  all.push_back(cuda::attention_source(hopper, 128, 32, false));
+  all.push_back(cuda::prefill_source(hopper, 128, 32, false));
   for (plan::KernelSource& source : replacements()) all.push_back(std::move(source));
   for (const ExpertCase& c : expert_cases()) {
     // As the planner will see the card.

@@ -5,12 +5,15 @@
 #include <vector>
 
 #include "hostcuda/host_cuda.h"
+#include "kernels/gemm/layout.h"
 #include "plan/moe/plan.h"
 
 namespace fourfold::hostcuda {
 
 // As gemm::RowsTile::formats has them.
 inline constexpr int kStackFormats[] = {1, 4, 5};
+// Besides, in the table of operations: fp8, all three, and fp8 with cells.
+inline constexpr int kTableFormats[] = {2, 7, 2 | gemm::kCells};
 
 // Whole models run with the kernels of these, with such caches of keys and values.
 struct ModelArch {
@@ -58,6 +61,7 @@ inline std::vector<ExpertCase> expert_cases() {
       {blackwell_card(), with_fp4(expert_problem(9, 3, 256, 256)), 8},
       {ampere_card(), demo, 32},
       {HostCard{}, demo, 32, "rtx-pro-6000"},
+      {HostCard{}, expert_problem(6, 2, 80, 48), 128},  // of the table of operations
   };
 }
 

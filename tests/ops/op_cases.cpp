@@ -1,11 +1,8 @@
 #include "op_cases.h"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 
 #include "base/math.h"
-#include "cpu/host/routing.h"
 #include "nvfp4/number.h"
 
 namespace fourfold::test {
@@ -13,7 +10,8 @@ namespace {
 
 using ops::Format;
 
-constexpr int64_t kTokenCounts[] = {1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 200};
+// Of steps without a script.
+ops::ReserveLimits limits_of(const Column& column) { return {column.token_counts().back(), 1, 256, 16}; }
 
 StepBatch plain_batch(int64_t tokens) {
   StepBatch step;
@@ -26,40 +24,85 @@ StepBatch plain_batch(int64_t tokens) {
 
 // ---- products
 
+// Whose memory lives as long as it is needed.
+ops::MatrixSource source_of(const std::shared_ptr<OwnedMatrix>& matrix) {
+  ops::MatrixSource source = matrix->source;
+  source.owner = matrix;
+  return source;
+}
+
+Type other(Type type) { return type == Type::kFloat ? Type::kActivation : Type::kFloat; }
+
 struct Part {
   Format format;
   int64_t rows;
   Grid grid = Grid::kBlocks;
 };
 
-std::vector<Result> run_linear(cpu::CpuBackend& backend, const std::vector<Part>& parts, int64_t columns) {
+std::vector<Result> run_linear(Column& column, const std::vector<Part>& parts, int64_t columns) {
   Random random(17);
   std::vector<std::shared_ptr<OwnedMatrix>> owned;
   std::vector<ops::MatrixSource> sources;
   int64_t rows = 0;
-  bool nvfp4 = false;
+  ProductOf of{.depth = columns};
   for (const Part& part : parts) {
-    nvfp4 = nvfp4 || part.format == Format::kNvfp4;
+    of.add(part.format);
     owned.push_back(part.format == Format::kFp8 ? random_fp8(random, part.rows, columns, part.grid)
                                                 : random_matrix(random, part.format, part.rows, columns));
-    sources.push_back(owned.back()->source);
+    sources.push_back(source_of(owned.back()));
     rows += part.rows;
   }
+  ops::Backend& backend = column.backend();
   const auto matrix = backend.load_matrix(sources);
   EXPECT_EQ(matrix->rows(), rows);
   EXPECT_EQ(matrix->columns(), columns);
-  owned.clear();  // a backend keeps nothing of the sources
+  backend.reserve(limits_of(column));
+  owned.clear();
+  sources.clear();  // a backend keeps nothing of them
   std::vector<Result> results;
-  for (const int64_t tokens : kTokenCounts) {
+  Type type = Type::kActivation;
+  for (const int64_t tokens : column.token_counts()) {
+    type = other(type);
     const StepBatch step = plain_batch(tokens);
     backend.begin_step(step.batch());
-    const Activations x(backend, random_values(random, tokens * columns), tokens, columns);
-    const Activations out(backend, tokens, rows);
-    backend.linear(x.tensor(), *matrix, out.tensor());
+    const Placed x = column.place(column.inputs(random, tokens * columns), tokens, columns);
+    const Placed out = column.empty(tokens, rows, type);
+    backend.linear(x.tensor, *matrix, out.tensor);
     // With one output a row's error is a single sum's and not a norm's: the worst of hundreds lies further out.
-    results.push_back({"T=" + std::to_string(tokens), tokens, rows, out.values(),
-                       product_tolerance(backend.isa(), nvfp4, columns) * (rows == 1 ? 1.5 : 1.0),
+    results.push_back({"T=" + std::to_string(tokens), tokens, rows, column.values(out),
+                       column.product_error(of, type) * (rows == 1 ? 1.5 : 1.0),
                        0.05 * std::sqrt(static_cast<double>(columns))});
+  }
+  return results;
+}
+
+// A norm and the product behind it, which a backend may take as one.
+std::vector<Result> run_norm_linear(Column& column, Format format, int64_t rows, int64_t columns) {
+  Random random(19);
+  ops::Backend& backend = column.backend();
+  const auto matrix = backend.load_matrix(std::vector{source_of(random_matrix(random, format, rows, columns))});
+  const ops::Vector weight = backend.load_vector(random_values(random, columns));
+  backend.reserve(limits_of(column));
+  ProductOf of{.depth = columns};
+  of.add(format);
+  std::vector<Result> results;
+  for (const int64_t tokens : column.token_counts()) {
+    const StepBatch step = plain_batch(tokens);
+    backend.begin_step(step.batch());
+    const Placed x = column.place(column.inputs(random, tokens * columns, 3.0, Type::kFloat), tokens, columns,
+                                  Type::kFloat, Rows::kDense);
+    const Placed delta = column.place(column.inputs(random, tokens * columns), tokens, columns);
+    const Placed normed = column.empty(tokens, columns, Type::kActivation, Rows::kDense);
+    const Placed first = column.empty(tokens, rows, Type::kFloat), second = column.empty(tokens, rows, Type::kFloat);
+    backend.add_rms_norm(x.tensor, delta.tensor, weight, 1e-6f, normed.tensor);
+    backend.linear(normed.tensor, *matrix, first.tensor);
+    backend.add_rms_norm(x.tensor, delta.tensor, weight, 1e-6f, normed.tensor);
+    backend.linear(normed.tensor, *matrix, second.tensor);
+    const std::string count = " T=" + std::to_string(tokens);
+    const double error = column.product_error(of, Type::kFloat) + column.norm_error(columns);
+    results.push_back({"first" + count, tokens, rows, column.values(first), error});
+    results.push_back({"second" + count, tokens, rows, column.values(second), error});
+    results.push_back({"residual" + count, tokens, columns, column.values(x), 0.0});
   }
   return results;
 }
@@ -68,27 +111,45 @@ struct MoeShape {
   int64_t experts, top_k, hidden, width, shared;
   bool shared_gate;
   bool renormalize = true;
+  Grid grid = Grid::kBlocks;  // of fp8 weights
 };
 
-std::vector<Result> run_moe(cpu::CpuBackend& backend, Format format, Format shared_format, const MoeShape& shape,
+std::vector<Result> run_moe(Column& column, Format format, Format shared_format, const MoeShape& shape,
                             double extra_tolerance) {
   Random random(23);
-  const bool nvfp4 = format == Format::kNvfp4 || shared_format == Format::kNvfp4;
+  ops::Backend& backend = column.backend();
+  ProductOf of{.depth = std::max(shape.hidden, shape.width)};
+  of.add(format);
+  of.add(shared_format);
+  const auto make = [&](Format wanted, int64_t rows, int64_t columns, double scale = 0.05) {
+    return wanted == Format::kFp8 ? random_fp8(random, rows, columns, shape.grid)
+                                  : random_matrix(random, wanted, rows, columns, scale);
+  };
   const auto router = random_matrix(random, Format::kBf16, shape.experts, shape.hidden, 0.1);
   std::vector<std::shared_ptr<OwnedMatrix>> weights;
   for (int64_t e = 0; e < shape.experts; ++e) {
-    weights.push_back(random_matrix(random, format, shape.width, shape.hidden));
-    weights.push_back(random_matrix(random, format, shape.width, shape.hidden, 0.08));
-    weights.push_back(random_matrix(random, format, shape.hidden, shape.width));
+    weights.push_back(make(format, shape.width, shape.hidden));
+    weights.push_back(make(format, shape.width, shape.hidden, 0.08));
+    weights.push_back(make(format, shape.hidden, shape.width));
   }
-  const auto at = [&](int64_t i) { return weights[static_cast<size_t>(i)]->source; };
+  const auto at = [&](int64_t i) { return source_of(weights[static_cast<size_t>(i)]); };
+  std::vector<std::shared_ptr<OwnedMatrix>> shared;
+  if (shape.shared > 0) {
+    shared = {make(shared_format, shape.shared, shape.hidden), make(shared_format, shape.shared, shape.hidden),
+              make(shared_format, shape.hidden, shape.shared)};
+  }
+  // As a model loads them: the shared expert with the others where the backend has kernels for that.
   int64_t announced = 0;
-  const auto experts = backend.load_experts(
-      shape.experts,
-      [&](int64_t e) {
-        return ops::ExpertSource{at(3 * e), at(3 * e + 1), at(3 * e + 2)};
-      },
-      [&](int64_t e) { EXPECT_EQ(e, announced++); });
+  const auto expert = [&](int64_t e) { return ops::ExpertSource{at(3 * e), at(3 * e + 1), at(3 * e + 2)}; };
+  const auto done = [&](int64_t e) { EXPECT_EQ(e, announced++); };
+  std::unique_ptr<ops::Experts> experts;
+  if (shape.shared > 0) {
+    experts = backend.load_experts_with_shared(shape.experts, expert, done,
+                                               {source_of(shared[0]), source_of(shared[1]), source_of(shared[2])});
+  }
+  const bool beside = experts != nullptr;
+  if (!beside) experts = backend.load_experts(shape.experts, expert, done);
+  backend.reserve(limits_of(column));  // what was given is in its place
   EXPECT_EQ(announced, shape.experts);
   EXPECT_EQ(experts->count(), shape.experts);
   EXPECT_EQ(experts->hidden(), shape.hidden);
@@ -98,16 +159,19 @@ std::vector<Result> run_moe(cpu::CpuBackend& backend, Format format, Format shar
   std::unique_ptr<ops::Matrix> shared_gate_up, shared_down, shared_gate;
   const auto load = [&](std::initializer_list<std::shared_ptr<OwnedMatrix>> parts) {
     std::vector<ops::MatrixSource> sources;
-    for (const auto& part : parts) sources.push_back(part->source);
+    for (const auto& part : parts) sources.push_back(source_of(part));
     return backend.load_matrix(sources);
   };
   const auto router_matrix = load({router});
   if (shape.shared > 0) {
-    shared_gate_up = load({random_matrix(random, shared_format, shape.shared, shape.hidden),
-                           random_matrix(random, shared_format, shape.shared, shape.hidden)});
-    shared_down = load({random_matrix(random, shared_format, shape.hidden, shape.shared)});
+    if (!beside) {
+      shared_gate_up = load({shared[0], shared[1]});
+      shared_down = load({shared[2]});
+    }
     if (shape.shared_gate) shared_gate = load({random_matrix(random, Format::kBf16, 1, shape.hidden)});
   }
+  shared.clear();
+  backend.reserve(limits_of(column));
   ops::MoeParams params;
   params.router = router_matrix.get();
   params.experts = experts.get();
@@ -135,98 +199,118 @@ std::vector<Result> run_moe(cpu::CpuBackend& backend, Format format, Format shar
   };
 
   std::vector<Result> results;
-  for (const int64_t tokens : kTokenCounts) {
+  for (const int64_t tokens : column.token_counts()) {
     std::vector<float> x;
     while (static_cast<int64_t>(x.size()) < tokens * shape.hidden) {
       // Every fifth token repeats the first: experts that several tokens share.
-      std::vector<float> row = random_values(random, shape.hidden);
+      std::vector<float> row = column.inputs(random, shape.hidden);
       if (static_cast<int64_t>(x.size()) / shape.hidden % 5 == 4) row.assign(x.begin(), x.begin() + shape.hidden);
       if (clear_choice(row.data())) x.insert(x.end(), row.begin(), row.end());
     }
     const StepBatch step = plain_batch(tokens);
     backend.begin_step(step.batch());
-    const Activations in(backend, x, tokens, shape.hidden);
-    const Activations out(backend, tokens, shape.hidden);
-    backend.moe(params, in.tensor(), out.tensor());
-    results.push_back(
-        {"T=" + std::to_string(tokens), tokens, shape.hidden, out.values(),
-         3.0 * product_tolerance(backend.isa(), nvfp4, std::max(shape.hidden, shape.width)) + extra_tolerance});
+    const Placed in = column.place(x, tokens, shape.hidden, Type::kActivation, Rows::kDense);
+    const Placed out = column.empty(tokens, shape.hidden, Type::kActivation, Rows::kDense);
+    backend.moe(params, in.tensor, out.tensor);
+    results.push_back({"T=" + std::to_string(tokens), tokens, shape.hidden, column.values(out),
+                       column.mlp_error(of) + extra_tolerance});
   }
   return results;
 }
 
-std::vector<Result> run_mlp(cpu::CpuBackend& backend, Format gate, Format up, Format down, int64_t hidden,
-                            int64_t width, double extra_tolerance) {
+std::vector<Result> run_mlp(Column& column, Format gate, Format up, Format down, int64_t hidden, int64_t width,
+                            double extra_tolerance) {
   Random random(29);
-  const bool nvfp4 = gate == Format::kNvfp4 || up == Format::kNvfp4 || down == Format::kNvfp4;
-  const auto gate_matrix = random_matrix(random, gate, width, hidden);
-  const auto up_matrix = random_matrix(random, up, width, hidden);
-  const auto down_matrix = random_matrix(random, down, hidden, width);
-  const auto gate_up = backend.load_matrix(std::vector{gate_matrix->source, up_matrix->source});
-  const auto down_loaded = backend.load_matrix(std::vector{down_matrix->source});
+  ops::Backend& backend = column.backend();
+  ProductOf of{.depth = std::max(hidden, width)};
+  for (const Format format : {gate, up, down}) of.add(format);
+  const ops::MatrixSource gate_matrix = source_of(random_matrix(random, gate, width, hidden)),
+                          up_matrix = source_of(random_matrix(random, up, width, hidden)),
+                          down_matrix = source_of(random_matrix(random, down, hidden, width));
+  const auto gate_up = backend.load_matrix(std::vector{gate_matrix, up_matrix});
+  const auto down_loaded = backend.load_matrix(std::vector{down_matrix});
   const ops::MlpParams params{gate_up.get(), down_loaded.get()};
+  backend.reserve(limits_of(column));
   std::vector<Result> results;
-  for (const int64_t tokens : kTokenCounts) {
+  for (const int64_t tokens : column.token_counts()) {
     const StepBatch step = plain_batch(tokens);
     backend.begin_step(step.batch());
-    const Activations x(backend, random_values(random, tokens * hidden), tokens, hidden);
-    const Activations out(backend, tokens, hidden);
-    backend.mlp(params, x.tensor(), out.tensor());
-    results.push_back({"T=" + std::to_string(tokens), tokens, hidden, out.values(),
-                       3.0 * product_tolerance(backend.isa(), nvfp4, std::max(hidden, width)) + extra_tolerance});
+    const Placed x = column.place(column.inputs(random, tokens * hidden), tokens, hidden);
+    const Placed out = column.empty(tokens, hidden);
+    backend.mlp(params, x.tensor, out.tensor);
+    results.push_back(
+        {"T=" + std::to_string(tokens), tokens, hidden, column.values(out), column.mlp_error(of) + extra_tolerance});
   }
   return results;
 }
 
 // ---- rows
 
-std::vector<Result> run_rows(cpu::CpuBackend& backend, int64_t cols) {
+std::vector<Result> run_norms(Column& column, int64_t cols) {
   Random random(31);
+  ops::Backend& backend = column.backend();
   std::vector<Result> results;
-  const double tolerance = 0x1p-24 * (8.0 + std::sqrt(static_cast<double>(cols)));
-  const auto keep = [&](const char* what, const Activations& x) {
+  const auto keep = [&](const char* what, const Placed& x, double error) {
     results.push_back(
-        {std::string(what) + " T=" + std::to_string(x.tensor().rows), x.tensor().rows, cols, x.values(), tolerance});
+        {std::string(what) + " T=" + std::to_string(x.tensor.rows), x.tensor.rows, cols, column.values(x), error});
   };
   const ops::Vector weight = backend.load_vector(random_values(random, cols));
-  for (const int64_t tokens : kTokenCounts) {
+  backend.reserve(limits_of(column));
+  const double error = column.norm_error(cols);
+  for (const int64_t tokens : column.token_counts()) {
     const StepBatch step = plain_batch(tokens);
     backend.begin_step(step.batch());
-    const Activations x(backend, random_values(random, tokens * cols, 3.0), tokens, cols);
-    const Activations delta(backend, random_values(random, tokens * cols), tokens, cols);
-    const Activations out(backend, tokens, cols);
-    backend.rms_norm(x.tensor(), weight, 1e-6f, out.tensor());
-    keep("rms_norm", out);
-    backend.add_rms_norm(x.tensor(), delta.tensor(), weight, 1e-6f, out.tensor());
-    keep("add_rms_norm residual", x);
-    keep("add_rms_norm", out);
-    backend.add(x.tensor(), delta.tensor());
-    keep("add", x);
-    backend.rms_norm(x.tensor(), weight, 1e-6f, x.tensor());
-    keep("rms_norm in place", x);
+    const Placed x = column.place(column.inputs(random, tokens * cols, 3.0, Type::kFloat), tokens, cols, Type::kFloat);
+    const Placed delta = column.place(column.inputs(random, tokens * cols), tokens, cols);
+    const Placed out = column.empty(tokens, cols);
+    backend.rms_norm(x.tensor, weight, 1e-6f, out.tensor);
+    keep("rms_norm", out, error);
+    backend.add_rms_norm(x.tensor, delta.tensor, weight, 1e-6f, out.tensor);
+    keep("add_rms_norm residual", x, 0);
+    keep("add_rms_norm", out, error);
+    backend.rms_norm(delta.tensor, weight, 1e-6f, delta.tensor);
+    keep("rms_norm in place", delta, error);
     std::vector<int32_t> rows;
     for (int64_t i = 0; i < tokens; i += 3) rows.push_back(static_cast<int32_t>((i * 7) % tokens));
-    const Activations gathered(backend, static_cast<int64_t>(rows.size()), cols);
-    backend.gather_rows(x.tensor(), rows, gathered.tensor());
-    keep("gather_rows", gathered);
+    const Placed gathered = column.empty(static_cast<int64_t>(rows.size()), cols, Type::kFloat);
+    backend.gather_rows(x.tensor, rows, gathered.tensor);
+    keep("gather_rows", gathered, 0);
   }
   return results;
 }
 
-std::vector<Result> run_embed(cpu::CpuBackend& backend, Format format, int64_t rows, int64_t cols) {
-  Random random(37);
-  auto owned = random_matrix(random, format, rows, cols);
-  const auto table = backend.load_table(owned->source);
-  owned.reset();
+std::vector<Result> run_add(Column& column, int64_t cols) {
+  Random random(33);
+  ops::Backend& backend = column.backend();
+  backend.reserve(limits_of(column));
   std::vector<Result> results;
-  for (const int64_t tokens : kTokenCounts) {
+  for (const int64_t tokens : column.token_counts()) {
+    const StepBatch step = plain_batch(tokens);
+    backend.begin_step(step.batch());
+    const Placed x = column.place(column.inputs(random, tokens * cols, 3.0, Type::kFloat), tokens, cols, Type::kFloat);
+    const Placed delta = column.place(column.inputs(random, tokens * cols), tokens, cols);
+    backend.add(x.tensor, delta.tensor);
+    results.push_back({"T=" + std::to_string(tokens), tokens, cols, column.values(x), 0.0});
+  }
+  return results;
+}
+
+std::vector<Result> run_embed(Column& column, Format format, int64_t rows, int64_t cols) {
+  Random random(37);
+  ops::Backend& backend = column.backend();
+  const auto table = backend.load_table(source_of(random_matrix(random, format, rows, cols)));
+  backend.reserve(limits_of(column));
+  std::vector<Result> results;
+  Type type = Type::kActivation;
+  for (const int64_t tokens : column.token_counts()) {
+    type = other(type);
     StepBatch step = plain_batch(tokens);
     for (int32_t& token : step.tokens) token = static_cast<int32_t>(random.below(static_cast<uint64_t>(rows)));
     step.tokens[0] = static_cast<int32_t>(rows - 1);
     backend.begin_step(step.batch());
-    const Activations out(backend, tokens, cols);
-    backend.embed(*table, out.tensor());
-    results.push_back({"T=" + std::to_string(tokens), tokens, cols, out.values(), 0.0});
+    const Placed out = column.empty(tokens, cols, type);
+    backend.embed(*table, out.tensor);
+    results.push_back({"T=" + std::to_string(tokens), tokens, cols, column.values(out), column.rounding_error(type)});
   }
   return results;
 }
@@ -244,9 +328,11 @@ struct AttentionShape {
 };
 
 // `exact`: keys and values are f16 numbers that no norm or rotation changes, so that the cache rounds nothing.
-std::vector<Result> run_attention(cpu::CpuBackend& backend, const AttentionShape& shape, const Script& script,
-                                  bool exact) {
+// `append`: keys and values of every other step are appended by themselves, and seen by the steps behind it.
+std::vector<Result> run_attention(Column& column, const AttentionShape& shape, const Script& script, bool exact,
+                                  bool append = false) {
   Random random(41);
+  ops::Backend& backend = column.backend();
   const int64_t dim = shape.head_dim;
   ops::AttentionParams params;
   params.heads = shape.heads;
@@ -277,22 +363,8 @@ std::vector<Result> run_attention(cpu::CpuBackend& backend, const AttentionShape
   cache_shape.pages = sequences * pages_each + 3;
   cache_shape.page_size = shape.page_size;
   const auto cache = backend.make_kv_cache(cache_shape);
-  // Pages hold whatever was there before: poison all but the padding.
-  auto& host = dynamic_cast<cpu::HostKvCache&>(*cache);
-  for (int64_t page = 0; page < cache_shape.pages; ++page) {
-    for (int64_t head = 0; head < shape.kv_heads; ++head) {
-      for (int64_t row = 0; row < 2 * shape.page_size; ++row) {
-        for (int64_t i = 0; i < dim; ++i) {
-          const int64_t at = row * host.padded_dim() + i;
-          if (host.type() == ops::DType::kF32) {
-            host.keys<float>(1, page, head)[at] = std::numeric_limits<float>::quiet_NaN();
-          } else {
-            host.keys<uint16_t>(1, page, head)[at] = 0x7fc0;
-          }
-        }
-      }
-    }
-  }
+  column.poison(*cache);  // pages hold whatever was there before
+  backend.reserve({200, sequences, pages_each * shape.page_size, shape.page_size});
   // Pages of a sequence are neither adjacent nor in order.
   std::vector<std::vector<int32_t>> pages(static_cast<size_t>(sequences));
   for (int64_t p = 0; p < pages_each; ++p) {
@@ -320,23 +392,24 @@ std::vector<Result> run_attention(cpu::CpuBackend& backend, const AttentionShape
     }
     const auto tokens = static_cast<int64_t>(step.tokens.size());
     const int64_t q_cols = shape.heads * dim * (shape.gated ? 2 : 1);
-    std::vector<float> keys = random_values(random, tokens * shape.kv_heads * dim);
-    std::vector<float> values = random_values(random, tokens * shape.kv_heads * dim);
+    std::vector<float> keys = column.inputs(random, tokens * shape.kv_heads * dim);
+    std::vector<float> values = column.inputs(random, tokens * shape.kv_heads * dim);
     if (exact) {
       for (auto* list : {&keys, &values}) {
         for (float& x : *list) x = nvfp4::f16_to_float(nvfp4::float_to_f16(x));
       }
     }
-    const Activations q(backend, random_values(random, tokens * q_cols, 1.5), tokens, q_cols);
-    const Activations k(backend, keys, tokens, shape.kv_heads * dim);
-    const Activations v(backend, values, tokens, shape.kv_heads * dim);
-    const Activations out(backend, tokens, shape.heads * dim);
     backend.begin_step(step.batch());
-    backend.attention(params, q.tensor(), k.tensor(), v.tensor(), *cache, 1, out.tensor());
-    // f16 keys and values are off by up to 2^-12; scores of a few units turn that into about the same relative error.
-    const bool f16_cache = host.type() == ops::DType::kF16 && !exact;
+    if (append && i % 2 == 0) {
+      const std::vector<Placed> kv = column.beside(tokens, {keys, values});
+      backend.append_keys(params, kv[0].tensor, kv[1].tensor, *cache, 1);
+      continue;
+    }
+    const std::vector<Placed> qkv = column.beside(tokens, {column.inputs(random, tokens * q_cols, 1.5), keys, values});
+    const Placed out = column.empty(tokens, shape.heads * dim);
+    backend.attention(params, qkv[0].tensor, qkv[1].tensor, qkv[2].tensor, *cache, 1, out.tensor);
     results.push_back(
-        {"step " + std::to_string(i), tokens, shape.heads * dim, out.values(), f16_cache ? 0x1p-9 : 5e-6});
+        {"step " + std::to_string(i), tokens, shape.heads * dim, column.values(out), column.attention_error(exact)});
   }
   return results;
 }
@@ -345,8 +418,9 @@ struct DeltaShape {
   int64_t key_heads, value_heads, key_dim, value_dim, taps;
 };
 
-std::vector<Result> run_delta_net(cpu::CpuBackend& backend, const DeltaShape& shape, const Script& script) {
+std::vector<Result> run_delta_net(Column& column, const DeltaShape& shape, const Script& script) {
   Random random(43);
+  ops::Backend& backend = column.backend();
   ops::StateCacheShape cache_shape;
   cache_shape.layers = 2;
   cache_shape.key_heads = shape.key_heads;
@@ -357,14 +431,9 @@ std::vector<Result> run_delta_net(cpu::CpuBackend& backend, const DeltaShape& sh
   const auto sequences = static_cast<int64_t>(script[0].size());
   cache_shape.slots = 2 * sequences + 1;
   const auto cache = backend.make_state_cache(cache_shape);
-  auto& states = dynamic_cast<cpu::HostStateCache&>(*cache);
   const int64_t channels = cache_shape.conv_channels();
-  const std::vector<float> poison(static_cast<size_t>(shape.key_dim * shape.value_dim),
-                                  std::numeric_limits<float>::quiet_NaN());
-  for (int64_t slot = 0; slot < cache_shape.slots; ++slot) {
-    for (int64_t h = 0; h < shape.value_heads; ++h) states.write_state(1, slot, h, poison);
-    std::fill_n(states.convolution(1, slot), (shape.taps - 1) * channels, poison[0]);
-  }
+  column.poison(*cache);
+  backend.reserve({600, sequences, 2048, 0});
 
   ops::DeltaNetParams params;
   params.key_heads = shape.key_heads;
@@ -406,134 +475,190 @@ std::vector<Result> run_delta_net(cpu::CpuBackend& backend, const DeltaShape& sh
       positions[s] += count;
     }
     const auto tokens = static_cast<int64_t>(step.tokens.size());
-    const Activations qkv(backend, random_values(random, tokens * channels), tokens, channels);
-    const Activations z(backend, random_values(random, tokens * width), tokens, width);
-    const Activations b(backend, random_values(random, tokens * shape.value_heads), tokens, shape.value_heads);
-    const Activations a(backend, random_values(random, tokens * shape.value_heads), tokens, shape.value_heads);
-    const Activations out(backend, tokens, width);
+    const std::vector<Placed> in = column.beside(
+        tokens, {column.inputs(random, tokens * channels), column.inputs(random, tokens * width),
+                 column.inputs(random, tokens * shape.value_heads), column.inputs(random, tokens * shape.value_heads)});
+    const Placed out = column.empty(tokens, width);
     backend.begin_step(step.batch());
-    backend.delta_net(params, qkv.tensor(), z.tensor(), b.tensor(), a.tensor(), *cache, 1, out.tensor());
-    // The output norm divides by the size of o, which can be small against its terms.
-    results.push_back({"step " + std::to_string(i), tokens, width, out.values(), 2e-5});
+    backend.delta_net(params, in[0].tensor, in[1].tensor, in[2].tensor, in[3].tensor, *cache, 1, out.tensor);
+    results.push_back({"step " + std::to_string(i), tokens, width, column.values(out), column.delta_error()});
     for (const ops::Sequence& sequence : step.sequences) {
-      std::vector<float> all;
-      std::vector<float> one(poison.size());
-      for (int64_t h = 0; h < shape.value_heads; ++h) {
-        states.read_state(1, sequence.state_out[0], h, one);
-        all.insert(all.end(), one.begin(), one.end());
-      }
-      results.push_back(
-          {"state after step " + std::to_string(i), shape.value_heads, shape.key_dim * shape.value_dim, all, 1e-5});
+      results.push_back({"state after step " + std::to_string(i), shape.value_heads, shape.key_dim * shape.value_dim,
+                         column.state(*cache, 1, sequence.state_out[0]), column.state_error()});
       if (shape.taps > 1) {
-        const float* history = states.convolution(1, sequence.state_out[0]);
         results.push_back({"convolution after step " + std::to_string(i), shape.taps - 1, channels,
-                           std::vector<float>(history, history + (shape.taps - 1) * channels), 0.0});
+                           column.history(*cache, 1, sequence.state_out[0]), 0.0});
       }
     }
   }
   return results;
 }
 
-std::vector<OpCase> make_cases() {
-  std::vector<OpCase> cases;
-  const auto add = [&](std::string name, auto run, bool nvfp4_activations = false) {
-    cases.push_back({std::move(name), nvfp4_activations, run});
-  };
-  using Backend = cpu::CpuBackend;
+class Cases {
+ public:
+  // The row that was added, for what is to be said of it.
+  OpCase& add(std::string name, std::function<std::vector<Result>(Column&)> run) {
+    cases_.push_back({std::move(name), std::move(run)});
+    return cases_.back();
+  }
+  std::vector<OpCase> take() { return std::move(cases_); }
 
+ private:
+  std::vector<OpCase> cases_;
+};
+
+void add_products(Cases& cases) {
   // Shapes of the Qwen3.5 models with every size divided by 8 or so, then odd ones.
   for (const Format format : {Format::kF32, Format::kBf16, Format::kF16, Format::kFp8, Format::kNvfp4}) {
-    const std::string name = ops::format_name(format);
-    add("linear_" + name + "_1024x256", [=](Backend& b) { return run_linear(b, {{format, 1024}}, 256); });
-    add("linear_" + name + "_384x1024", [=](Backend& b) { return run_linear(b, {{format, 384}}, 1024); });
-    add("linear_" + name + "_37x48", [=](Backend& b) { return run_linear(b, {{format, 37}}, 48); });
-    add("linear_" + name + "_1x272", [=](Backend& b) { return run_linear(b, {{format, 1}}, 272); });
-    add("linear_" + name + "_5x16", [=](Backend& b) { return run_linear(b, {{format, 5}}, 16); });
+    const std::string name = std::string("linear_") + ops::format_name(format);
+    // The GPU has no kernels for scales of 24 x 32.
+    const OnCuda blocks = format == Format::kFp8 ? OnCuda::kRefused : OnCuda::kRuns;
+    const auto linear = [&](const char* shape, int64_t rows, int64_t columns, OnCuda cuda) {
+      cases.add(name + "_" + shape, [=](Column& c) { return run_linear(c, {{format, rows}}, columns); }).cuda = cuda;
+    };
+    linear("1024x256", 1024, 256, blocks == OnCuda::kRuns ? OnCuda::kOnCard : blocks);
+    linear("384x1024", 384, 1024, blocks);
+    linear("37x48", 37, 48, blocks);
+    linear("1x272", 1, 272, blocks);
+    linear("5x16", 5, 16, OnCuda::kRuns);  // one scale along a row
     if (format != Format::kNvfp4) {
-      add("linear_" + name + "_67x101", [=](Backend& b) { return run_linear(b, {{format, 67}}, 101); });
-      add("linear_" + name + "_2x1", [=](Backend& b) { return run_linear(b, {{format, 2}}, 1); });
+      linear("67x101", 67, 101, OnCuda::kRefused);
+      linear("2x1", 2, 1, OnCuda::kRefused);
     }
   }
-  add("linear_fp8_tensor_128x320", [](Backend& b) { return run_linear(b, {{Format::kFp8, 128, Grid::kTensor}}, 320); });
-  add("linear_fp8_rows_100x320", [](Backend& b) { return run_linear(b, {{Format::kFp8, 100, Grid::kRows}}, 320); });
-  add("linear_stacked_same", [](Backend& b) {
-    return run_linear(b, {{Format::kNvfp4, 64}, {Format::kNvfp4, 8}, {Format::kNvfp4, 24}}, 512);
-  });
-  add("linear_stacked_odd", [](Backend& b) {
-    return run_linear(b, {{Format::kNvfp4, 33}, {Format::kNvfp4, 7}, {Format::kNvfp4, 1}}, 80);
-  });
-  add("linear_stacked_mixed", [](Backend& b) {
-    return run_linear(
-        b, {{Format::kFp8, 40, Grid::kTensor}, {Format::kBf16, 3}, {Format::kNvfp4, 21}, {Format::kF32, 2}}, 192);
-  });
-  add(
-      "linear_w4a4",
-      [](Backend& b) {
-        return run_linear(b, {{Format::kNvfp4, 200}, {Format::kBf16, 8}}, 512);
-      },
-      true);
+  const auto linear = [&](const char* name, const std::vector<Part>& parts, int64_t columns) {
+    cases.add(name, [=](Column& c) { return run_linear(c, parts, columns); });
+  };
+  linear("linear_fp8_tensor_128x320", {{Format::kFp8, 128, Grid::kTensor}}, 320);
+  linear("linear_fp8_rows_100x320", {{Format::kFp8, 100, Grid::kRows}}, 320);
+  linear("linear_fp8_cells_100x320", {{Format::kFp8, 100, Grid::kCells}}, 320);
+  linear("linear_stacked_same", {{Format::kNvfp4, 64}, {Format::kNvfp4, 8}, {Format::kNvfp4, 24}}, 512);
+  linear("linear_stacked_odd", {{Format::kNvfp4, 33}, {Format::kNvfp4, 7}, {Format::kNvfp4, 1}}, 80);
+  linear("linear_stacked_mixed",
+         {{Format::kFp8, 40, Grid::kTensor}, {Format::kBf16, 3}, {Format::kNvfp4, 21}, {Format::kF32, 2}}, 192);
+  cases.add("linear_w4a4",
+            [](Column& c) {
+              return run_linear(c, {{Format::kNvfp4, 200}, {Format::kBf16, 8}}, 512);
+            })
+      .nvfp4_activations = true;
+  cases.add("norm_linear_nvfp4", [](Column& c) { return run_norm_linear(c, Format::kNvfp4, 37, 272); });
+  cases.add("norm_linear_bf16", [](Column& c) { return run_norm_linear(c, Format::kBf16, 19, 1040); });
+}
 
+void add_experts(Cases& cases) {
   const MoeShape small{32, 8, 256, 64, 64, true};     // 35B-A3B
   const MoeShape middle{16, 8, 384, 128, 128, true};  // 122B-A10B
   const MoeShape large{64, 10, 256, 128, 128, true};  // 397B-A17B
-  for (const Format format : {Format::kNvfp4, Format::kBf16, Format::kFp8}) {
-    const std::string name = ops::format_name(format);
-    add("moe_" + name + "_small", [=](Backend& b) { return run_moe(b, format, Format::kBf16, small, 0); });
-    add("moe_" + name + "_middle", [=](Backend& b) { return run_moe(b, format, format, middle, 0); });
-  }
-  add("moe_nvfp4_large", [=](Backend& b) { return run_moe(b, Format::kNvfp4, Format::kNvfp4, large, 0); });
-  add("moe_no_shared", [](Backend& b) {
-    return run_moe(b, Format::kNvfp4, Format::kBf16, {6, 2, 80, 48, 0, false}, 0);
-  });
-  add("moe_all_experts", [](Backend& b) {
-    return run_moe(b, Format::kNvfp4, Format::kBf16, {5, 5, 48, 16, 32, false, false}, 0);
-  });
-  add("moe_plain_softmax", [](Backend& b) {
-    return run_moe(b, Format::kNvfp4, Format::kFp8, {7, 1, 112, 32, 16, true, false}, 0);
-  });
+  const auto moe = [&](const char* name, Format format, Format shared, const MoeShape& shape,
+                       OnCuda cuda = OnCuda::kRuns) {
+    cases.add(name, [=](Column& c) { return run_moe(c, format, shared, shape, 0); }).cuda = cuda;
+  };
+  moe("moe_nvfp4_small", Format::kNvfp4, Format::kBf16, small, OnCuda::kOnCard);
+  moe("moe_nvfp4_middle", Format::kNvfp4, Format::kNvfp4, middle, OnCuda::kOnCard);
+  moe("moe_nvfp4_large", Format::kNvfp4, Format::kNvfp4, large, OnCuda::kOnCard);
+  moe("moe_bf16_small", Format::kBf16, Format::kBf16, small, OnCuda::kOnCard);
+  moe("moe_bf16_middle", Format::kBf16, Format::kBf16, middle, OnCuda::kOnCard);
+  moe("moe_fp8_small", Format::kFp8, Format::kBf16, small, OnCuda::kRefused);
+  moe("moe_fp8_middle", Format::kFp8, Format::kFp8, middle, OnCuda::kRefused);
+  // The shared expert as two more, whose kernels the demo model runs.
+  moe("moe_nvfp4_slices", Format::kNvfp4, Format::kNvfp4, {24, 4, 256, 64, 128, true});
+  moe("moe_bf16", Format::kBf16, Format::kBf16, {6, 2, 80, 48, 16, true});
+  moe("moe_fp8_rows", Format::kFp8, Format::kFp8, {6, 2, 80, 48, 16, true, true, Grid::kRows});
+  moe("moe_no_shared", Format::kNvfp4, Format::kBf16, {6, 2, 80, 48, 0, false});
+  moe("moe_all_experts", Format::kNvfp4, Format::kBf16, {5, 5, 48, 16, 32, false, false}, OnCuda::kOnCard);
+  moe("moe_plain_softmax", Format::kNvfp4, Format::kFp8, {7, 1, 112, 32, 16, true, false, Grid::kRows},
+      OnCuda::kOnCard);
   // A value that rounds the other way before its second quantisation is one step of e2m1 off.
-  add(
-      "moe_w4a4", [=](Backend& b) { return run_moe(b, Format::kNvfp4, Format::kNvfp4, small, 2e-2); }, true);
+  cases.add("moe_w4a4", [=](Column& c) { return run_moe(c, Format::kNvfp4, Format::kNvfp4, small, 2e-2); })
+      .nvfp4_activations = true;
 
   // Widths that are no whole words, so that padding is multiplied.
-  add("moe_bf16_odd", [](Backend& b) { return run_moe(b, Format::kBf16, Format::kBf16, {6, 2, 75, 23, 9, true}, 0); });
-  add("moe_fp8_odd", [](Backend& b) { return run_moe(b, Format::kFp8, Format::kFp8, {6, 2, 75, 23, 9, true}, 0); });
-  add("mlp_bf16_odd", [](Backend& b) { return run_mlp(b, Format::kBf16, Format::kBf16, Format::kBf16, 51, 23, 0); });
+  moe("moe_bf16_odd", Format::kBf16, Format::kBf16, {6, 2, 75, 23, 9, true}, OnCuda::kRefused);
+  moe("moe_fp8_odd", Format::kFp8, Format::kFp8, {6, 2, 75, 23, 9, true}, OnCuda::kRefused);
 
-  add("mlp_nvfp4", [](Backend& b) { return run_mlp(b, Format::kNvfp4, Format::kNvfp4, Format::kNvfp4, 256, 704, 0); });
-  add("mlp_bf16", [](Backend& b) { return run_mlp(b, Format::kBf16, Format::kBf16, Format::kBf16, 320, 96, 0); });
-  add("mlp_mixed", [](Backend& b) { return run_mlp(b, Format::kFp8, Format::kNvfp4, Format::kF16, 144, 48, 0); });
-  add(
-      "mlp_w4a4", [](Backend& b) { return run_mlp(b, Format::kNvfp4, Format::kNvfp4, Format::kNvfp4, 256, 192, 2e-2); },
-      true);
+  const auto mlp = [&](const char* name, Format gate, Format up, Format down, int64_t hidden, int64_t width,
+                       OnCuda cuda = OnCuda::kRuns) {
+    cases.add(name, [=](Column& c) { return run_mlp(c, gate, up, down, hidden, width, 0); }).cuda = cuda;
+  };
+  mlp("mlp_bf16_odd", Format::kBf16, Format::kBf16, Format::kBf16, 51, 23, OnCuda::kRefused);
+  mlp("mlp_nvfp4", Format::kNvfp4, Format::kNvfp4, Format::kNvfp4, 256, 704, OnCuda::kOnCard);
+  mlp("mlp_nvfp4_small", Format::kNvfp4, Format::kNvfp4, Format::kNvfp4, 80, 112);
+  mlp("mlp_bf16", Format::kBf16, Format::kBf16, Format::kBf16, 320, 96);
+  mlp("mlp_mixed", Format::kFp8, Format::kNvfp4, Format::kF16, 144, 48, OnCuda::kRefused);
+  cases
+      .add("mlp_w4a4",
+           [](Column& c) { return run_mlp(c, Format::kNvfp4, Format::kNvfp4, Format::kNvfp4, 256, 192, 2e-2); })
+      .nvfp4_activations = true;
+}
 
-  for (const int64_t cols : {1, 7, 100, 2048}) {
-    add("rows_" + std::to_string(cols), [=](Backend& b) { return run_rows(b, cols); });
+void add_rows(Cases& cases) {
+  // Rows of a norm on the GPU are whole pieces of 16 bytes; models have no others.
+  for (const int64_t cols : {1, 7, 100, 1032, 2048}) {
+    cases.add("norms_" + std::to_string(cols), [=](Column& c) { return run_norms(c, cols); }).cuda =
+        cols % 8 == 0 ? OnCuda::kRuns : OnCuda::kNever;
+  }
+  for (const int64_t cols : {1, 7, 2048}) {
+    cases.add("add_" + std::to_string(cols), [=](Column& c) { return run_add(c, cols); });
   }
   for (const Format format : {Format::kF32, Format::kBf16, Format::kF16, Format::kFp8, Format::kNvfp4}) {
-    add(std::string("embed_") + ops::format_name(format), [=](Backend& b) { return run_embed(b, format, 99, 112); });
+    cases.add(std::string("embed_") + ops::format_name(format),
+              [=](Column& c) { return run_embed(c, format, 99, 112); });
   }
+}
 
-  const auto add_attention = [&](const std::string& name, const AttentionShape& shape, const Script& script) {
-    add("attention_" + name, [=](Backend& b) { return run_attention(b, shape, script, false); });
-    add("attention_" + name + "_exact", [=](Backend& b) { return run_attention(b, shape, script, true); });
+void add_mixers(Cases& cases) {
+  const auto attention = [&](const std::string& name, const AttentionShape& shape, const Script& script, OnCuda cuda,
+                             OnCuda exact) {
+    OpCase& row = cases.add("attention_" + name, [=](Column& c) { return run_attention(c, shape, script, false); });
+    row.cuda = cuda;
+    row.has_cache = shape.head_dim == 256;
+    cases.add("attention_" + name + "_exact", [=](Column& c) { return run_attention(c, shape, script, true); }).cuda =
+        exact;
   };
-  add_attention("35b", {16, 2, 256, 64, 16, true, true}, kMixedScript);
-  add_attention("122b", {32, 2, 256, 64, 64, true, true}, {{20, 9}, {1, 1}, {1, 4}});
-  add_attention("plain", {4, 4, 64, 64, 7, false, false}, kMixedScript);
-  add_attention("odd", {6, 2, 40, 20, 1, false, true}, kMixedScript);
-  add_attention("five_to_one", {5, 1, 96, 32, 100, true, false}, kMixedScript);
-  add_attention("tiny", {2, 1, 2, 2, 3, true, true}, kMixedScript);
-  add_attention("long", {4, 1, 32, 16, 16, true, true}, {{700, 0}, {600, 3}, {1, 1}, {4, 300}, {1, 1}});
+  const AttentionShape large{16, 2, 256, 64, 16, true, true};
+  attention("35b", large, kMixedScript, OnCuda::kOnCard, OnCuda::kOnCard);
+  attention("122b", {32, 2, 256, 64, 64, true, true}, {{20, 9}, {1, 1}, {1, 4}}, OnCuda::kOnCard, OnCuda::kOnCard);
+  attention("three_to_one", {3, 1, 256, 64, 32, false, true}, {{21, 2}, {1, 17}, {5, 1}, {1, 1}}, OnCuda::kRuns,
+            OnCuda::kOnCard);
+  attention("narrow", {10, 2, 128, 32, 16, true, false}, {{37, 3}, {1, 1}, {1, 16}}, OnCuda::kRuns, OnCuda::kOnCard);
+  // Pages and heads that the GPU has no kernels for.
+  attention("plain", {4, 4, 64, 64, 7, false, false}, kMixedScript, OnCuda::kRefused, OnCuda::kRefused);
+  attention("odd", {6, 2, 40, 20, 1, false, true}, kMixedScript, OnCuda::kRefused, OnCuda::kRefused);
+  attention("five_to_one", {5, 1, 96, 32, 100, true, false}, kMixedScript, OnCuda::kRefused, OnCuda::kRefused);
+  attention("tiny", {2, 1, 2, 2, 3, true, true}, kMixedScript, OnCuda::kRefused, OnCuda::kRefused);
+  attention("long", {4, 1, 32, 16, 16, true, true}, {{700, 0}, {600, 3}, {1, 1}, {4, 300}, {1, 1}}, OnCuda::kRefused,
+            OnCuda::kRefused);
+  OpCase& append = cases.add("append_keys", [](Column& c) {
+    return run_attention(c, {3, 1, 256, 64, 16, true, true}, {{19, 2}, {1, 1}, {1, 17}, {2, 1}}, false, true);
+  });
+  append.has_cache = true;
 
-  add("delta_net_35b", [](Backend& b) { return run_delta_net(b, {2, 4, 128, 128, 4}, kMixedScript); });
-  add("delta_net_122b", [](Backend& b) { return run_delta_net(b, {1, 4, 128, 128, 4}, kMixedScript); });
-  add("delta_net_small", [](Backend& b) { return run_delta_net(b, {3, 3, 16, 32, 4}, kMixedScript); });
-  add("delta_net_odd", [](Backend& b) { return run_delta_net(b, {2, 4, 21, 19, 3}, kMixedScript); });
-  add("delta_net_tiny", [](Backend& b) { return run_delta_net(b, {1, 2, 2, 2, 2}, kMixedScript); });
-  add("delta_net_no_history", [](Backend& b) { return run_delta_net(b, {2, 2, 24, 40, 1}, kMixedScript); });
-  add("delta_net_long", [](Backend& b) { return run_delta_net(b, {1, 2, 64, 48, 4}, {{513, 1}, {200, 79}, {1, 15}}); });
-  return cases;
+  const auto delta = [&](const char* name, const DeltaShape& shape, const Script& script,
+                         OnCuda cuda = OnCuda::kOnCard) {
+    cases.add(std::string("delta_net_") + name, [=](Column& c) { return run_delta_net(c, shape, script); }).cuda = cuda;
+  };
+  delta("35b", {2, 4, 128, 128, 4}, kMixedScript);
+  delta("122b", {1, 4, 128, 128, 4}, kMixedScript);
+  delta("three_to_one", {1, 3, 128, 128, 4}, {{33, 2}, {1, 17}, {5, 1}, {1, 1}}, OnCuda::kRuns);
+  delta("small", {3, 3, 16, 32, 4}, kMixedScript);
+  delta("narrow", {1, 2, 64, 48, 4}, {{37, 1}, {1, 16}, {1, 1}}, OnCuda::kRuns);
+  delta("odd", {2, 4, 21, 19, 3}, kMixedScript, OnCuda::kRefused);
+  delta("tiny", {1, 2, 2, 2, 2}, kMixedScript, OnCuda::kRefused);
+  delta("no_history", {2, 2, 24, 40, 1}, kMixedScript, OnCuda::kRefused);
+  delta("long", {1, 2, 64, 48, 4}, {{513, 1}, {200, 79}, {1, 15}});
+}
+
+std::vector<OpCase> make_cases() {
+  Cases cases;
+  add_products(cases);
+  add_experts(cases);
+  add_rows(cases);
+  add_mixers(cases);
+  std::vector<OpCase> all = cases.take();
+  for (OpCase& row : all) {
+    if (row.nvfp4_activations) row.cuda = OnCuda::kNever;
+  }
+  return all;
 }
 
 }  // namespace

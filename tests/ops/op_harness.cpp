@@ -86,8 +86,8 @@ std::shared_ptr<OwnedMatrix> random_fp8(Random& random, int64_t rows, int64_t co
   source.format = ops::Format::kFp8;
   source.rows = rows;
   source.columns = columns;
-  source.scale_rows = grid == Grid::kTensor ? rows : grid == Grid::kRows ? 1 : 24;
-  source.scale_columns = grid == Grid::kBlocks ? 32 : columns;
+  source.scale_rows = grid == Grid::kTensor ? rows : grid == Grid::kRows ? 1 : grid == Grid::kCells ? 32 : 24;
+  source.scale_columns = grid == Grid::kBlocks ? 32 : grid == Grid::kCells ? 128 : columns;
   const int64_t count = ceil_div(rows, source.scale_rows) * ceil_div(columns, source.scale_columns);
   for (int64_t i = 0; i < count; ++i) matrix->grid.push_back(static_cast<float>(random.uniform(2e-4, 9e-4)));
   source.grid_scales = matrix->grid.data();

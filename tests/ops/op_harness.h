@@ -47,8 +47,8 @@ struct OwnedMatrix {
 };
 std::shared_ptr<OwnedMatrix> random_matrix(Random& random, ops::Format format, int64_t rows, int64_t columns,
                                            double scale = 0.05);
-// Per tensor, per row, or in blocks that do not divide the matrix.
-enum class Grid { kTensor, kRows, kBlocks };
+// Per tensor, per row, in blocks that do not divide the matrix, or in blocks as a GPU takes them.
+enum class Grid { kTensor, kRows, kBlocks, kCells };
 std::shared_ptr<OwnedMatrix> random_fp8(Random& random, int64_t rows, int64_t columns, Grid grid);
 
 // An activation tensor of a backend. Rows lie further apart than their length; the gaps and new tensors are NaN.

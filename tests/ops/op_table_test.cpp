@@ -1,7 +1,6 @@
-#include <cstdio>
 #include <map>
 
-#include "op_cases.h"
+#include "op_table.h"
 
 namespace fourfold::test {
 namespace {
@@ -24,7 +23,8 @@ std::vector<Cell> cells() {
 const std::vector<Result>& reference_of(const OpCase& op) {
   static std::map<const OpCase*, std::vector<Result>> results;
   auto& result = results[&op];
-  if (result.empty()) result = op.run(backend_of(cpu::Isa::kReference, op.nvfp4_activations));
+  CpuColumn reference(backend_of(cpu::Isa::kReference, op.nvfp4_activations));
+  if (result.empty()) result = op.run(reference);
   return result;
 }
 
@@ -32,16 +32,8 @@ class OpTable : public ::testing::TestWithParam<Cell> {};
 
 TEST_P(OpTable, AgreesWithReference) {
   const auto [op, isa] = GetParam();
-  const std::vector<Result>& expected = reference_of(*op);
-  const std::vector<Result> found = op->run(backend_of(isa, op->nvfp4_activations));
-  ASSERT_EQ(expected.size(), found.size());
-  double worst = 0;
-  double tolerance = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    expect_close(expected[i], found[i], &worst);
-    tolerance = std::max(tolerance, found[i].tolerance);
-  }
-  std::printf("worst row error %.2e, tolerance %.2e\n", worst, tolerance);
+  CpuColumn column(backend_of(isa, op->nvfp4_activations));
+  expect_agrees(*op, reference_of(*op), column);
 }
 
 std::string cell_name(const ::testing::TestParamInfo<Cell>& cell) {

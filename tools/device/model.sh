@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds, checks and measures whole models on one GPU in one call, planned for eight minutes without the build.
 #   tools/device/model.sh [OUT_DIR]            everything (the build needs what README.md names; it has a time limit of its own)
-#   BINARIES=folder tools/device/model.sh      with `fourfold`, `cuda_backend_test` and `cuda_test` built elsewhere, and the
-#                                              shared libraries they need
+#   BINARIES=folder tools/device/model.sh      with `fourfold`, `cuda_backend_test`, `cuda_op_table_test` and `cuda_test` built
+#                                              elsewhere, and the shared libraries they need
 #   PARTS="check demo 35B many 122B" (default: all of these, in this order; and "emulated"); BUILD_SECONDS: limit of the build
 # Every part prints its figures; all output is kept in OUT_DIR. A part that fails is named, and the others still run.
 set -u
@@ -13,10 +13,10 @@ bin=${BINARIES:-}
 if [ -z "$bin" ]; then
   bin=$out/build/bin
   timeout "${BUILD_SECONDS:-400}" sh -c "cmake -S '$here' -B '$out/build' -G Ninja -DCMAKE_BUILD_TYPE=Release \
-    && cmake --build '$out/build' --target fourfold cuda_backend_test cuda_test" > "$out/build.txt" 2>&1 ||
+    && cmake --build '$out/build' --target fourfold cuda_backend_test cuda_op_table_test cuda_test" > "$out/build.txt" 2>&1 ||
     { tail -n 20 "$out/build.txt"; exit 1; }
   mkdir -p "$bin"
-  find "$out/build" -type f \( -name cuda_backend_test -o -name cuda_test -o -name fourfold \) -perm -1 \
+  find "$out/build" -type f \( -name cuda_backend_test -o -name cuda_op_table_test -o -name cuda_test -o -name fourfold \) -perm -1 \
     -exec cp -n {} "$bin" \;
 fi
 export LD_LIBRARY_PATH="$bin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -45,8 +45,9 @@ model() {  # model NAME SECONDS SHAPE ARGUMENTS of bench model
 for part in ${PARTS:-check demo 35B many 122B}; do
   case $part in
     check)
-      # The whole model against the CPU reference, layer by layer of the GPU's own tests, and the same bits twice.
+      # The whole model against the CPU reference, and the same bits twice; then each operation.
       run backend_test 120 "$bin/cuda_backend_test"
+      run op_table 120 "$bin/cuda_op_table_test"
       run eval 60 "$fourfold" eval --device cuda --parallel 32
       run eval_drafts 30 "$fourfold" eval --device cuda --parallel 32 --limit 20 --draft 3
       run eval_fp8 30 "$fourfold" eval --device cuda --parallel 32 --kv-cache-dtype fp8

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/backend/plain_experts.h"
 #include "cuda/backend/sources.h"
 
 namespace fourfold::hostcuda {
@@ -65,6 +66,38 @@ inline std::vector<BrokenKernel> broken_kernels() {
        "squares = warp_sum(squares);",
        "",
        {"norm_rows", "embed_rows", "gather_rows"}},
+      // An interval of the draw that begins with its end.
+      {"choose",
+       cuda::sample_source(),
+       cuda::kSampleChoose,
+       "kernels/step/sample.cuh",
+       "left >= done + through - own && left < done + through",
+       "left >= done + through && left < done + through + own",
+       {"sample_detail", "sample_prepare", "sample_choose", "verify_drafts"}},
+      // Units of columns two by two the same.
+      {"repack",
+       cuda::step_source(),
+       cuda::kRepackUnits,
+       "kernels/gemm/repack.cuh",
+       "static_cast<int>(i % args.units)",
+       "static_cast<int>(i % args.units / 2 * 2)",
+       {"gemm_repack"}},
+      // Each block's last row is lost.
+      {"experts",
+       cuda::plain_source(arch, 2, 2),
+       cuda::kPlainDownFew,
+       "kernels/gemm/experts.cuh",
+       "block.first + block.count, args.columns",
+       "block.first + block.count - (GateUp ? 0 : 1), args.columns",
+       {"gemm_experts"}},
+      // Rows of the other half of a tile.
+      {"repack_experts",
+       cuda::prepare_source(),
+       0,
+       "kernels/moe/prepare.cuh",
+       "args.paired ? row : row + 8, unit",
+       "row, unit",
+       {"moe_repack", "moe_pad_rows", "moe_append_shared"}},
   };
 }
 

@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "cuda/backend/kernel_tests.h"
 #include "hostcuda/broken.h"
+#include "hostcuda/problems.h"
 #include "hostcuda/testing.h"
 
 namespace fourfold::hostcuda {
@@ -17,6 +18,7 @@ namespace {
 struct Parts {
   bool products = false, attention = false, delta = false;
   bool fp8_cache = false;
+  bool experts = false;  // fp8
 };
 
 void make_stepper(const Parts& parts, const cuda::LoadOptions& load) {
@@ -33,6 +35,32 @@ void make_stepper(const Parts& parts, const cuda::LoadOptions& load) {
   source.block_scales = scales.data();
   std::unique_ptr<ops::Matrix> matrix;
   if (parts.products) matrix = backend.load_matrix(std::span(&source, 1));
+  std::unique_ptr<ops::Matrix> router;
+  std::unique_ptr<ops::Experts> experts;
+  const std::vector<uint8_t> weights(kColumns * 64, 0x38), factors(kColumns * 2);
+  const float scale = 1;
+  if (parts.experts) {
+    ops::MatrixSource wide = source;
+    wide.format = ops::Format::kFp8;
+    wide.data = weights.data();
+    wide.grid_scales = &scale;
+    wide.rows = wide.scale_rows = 64;
+    wide.scale_columns = kColumns;
+    ops::MatrixSource narrow = wide;
+    narrow.rows = narrow.scale_rows = kColumns;
+    narrow.columns = narrow.scale_columns = 64;
+    experts = backend.load_experts(
+        2,
+        [&](int64_t) {
+          return ops::ExpertSource{wide, wide, narrow};
+        },
+        [](int64_t) {});
+    ops::MatrixSource rows = source;
+    rows.format = ops::Format::kBf16;
+    rows.rows = 1;
+    rows.data = factors.data();
+    router = backend.load_matrix(std::vector{rows, rows});
+  }
   const auto x = backend.allocate(kRows * 4096), y = backend.allocate(kRows * 4096);
   std::unique_ptr<ops::KvCache> kv;
   if (parts.attention) kv = backend.make_kv_cache({1, 1, 256, 8, 16});
@@ -47,6 +75,13 @@ void make_stepper(const Parts& parts, const cuda::LoadOptions& load) {
   const auto body = [&](const ops::StepShape& step, ops::StepScope&) {
     const ops::Tensor in = backend.tensor(*x, step.rows, kWidth).slice_cols(0, kColumns);
     if (parts.products) backend.linear(in, *matrix, backend.tensor(*y, step.rows, kColumns));
+    if (parts.experts) {
+      ops::MoeParams p;
+      p.router = router.get();
+      p.experts = experts.get();
+      p.top_k = 1;
+      backend.moe(p, backend.tensor(*x, step.rows, kColumns), backend.tensor(*y, step.rows, kColumns));
+    }
     const ops::Tensor all = backend.tensor(*x, step.rows, kWidth);
     if (parts.attention) {
       ops::AttentionParams p;
@@ -103,6 +138,7 @@ TEST_P(HostKernelTests, SoundKernelsPass) {
 INSTANTIATE_TEST_SUITE_P(Parts, HostKernelTests,
                          testing::Values(SoundCase{"Hopper", {true, true, true}},
                                          SoundCase{"HopperFp8Cache", {false, true, false, true}},
+                                         SoundCase{"HopperPlainExperts", {.experts = true}},
                                          SoundCase{"Ampere", {true, true, true}, ampere_card()},
                                          SoundCase{"Blackwell", {true, true, true}, {}, "rtx-pro-6000"}),
                          [](const auto& parameter) { return parameter.param.name; });
@@ -121,8 +157,25 @@ TEST_P(HostKernelFaults, AreBlamedByNameAndReplaced) {
     request.compile.sources.text = broken.marked(request.compile.sources.text);
   };
   const std::string name = broken.name;
-  const Parts parts = {name == "rows" || name == "middle", name == "decode", name == "recurrent"};
-  if (name == "norm") {  // nothing takes its place
+  if (name == "repack_experts") {  // of the expert layers' own self-test
+    const cuda::Device device;
+    jit::KernelStore store(kernel_store());
+    cuda::KernelOptions options;
+    options.max_tokens = 1;
+    options.load = load;
+    try {
+      const cuda::ExpertKernels kernels(device, store, expert_cases()[0].problem, options);
+      FAIL() << "nobody noticed";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("repacks experts' weights"), std::string::npos) << error.what();
+    }
+    return;
+  }
+  const Parts parts = {.products = name == "rows" || name == "middle",
+                       .attention = name == "decode",
+                       .delta = name == "recurrent",
+                       .experts = name == "experts"};
+  if (!parts.products && !parts.attention && !parts.delta) {  // nothing takes its place
     try {
       make_stepper(parts, load);
       FAIL() << "nobody noticed";
@@ -144,6 +197,18 @@ TEST_P(HostKernelFaults, AreBlamedByNameAndReplaced) {
 
 INSTANTIATE_TEST_SUITE_P(All, HostKernelFaults, testing::Range<size_t>(0, broken_kernels().size()),
                          [](const auto& parameter) { return std::string(broken_kernels()[parameter.param].name); });
+
+// Models and ranks of one process.
+TEST(HostKernelTestsAgain, AreNotRunForWhatWasRight) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  install({.devices = 2});
+  const int64_t before = calls(Call::kLaunch);
+  make_stepper({}, {});
+  const int64_t first = calls(Call::kLaunch) - before;
+  make_stepper({}, {});
+  EXPECT_GT(first, 20);
+  EXPECT_EQ(calls(Call::kLaunch) - before, first);
+}
 
 // Who is blamed: not what a right case has, then what most wrong cases have.
 TEST(KernelBlame, IsOnWhatTheWrongCasesHaveAndTheRightOnesHaveNot) {

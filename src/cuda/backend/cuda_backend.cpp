@@ -653,6 +653,7 @@ CudaBackend::ExpertSet& CudaBackend::experts_of(const CardExperts& e, int64_t to
 void CudaBackend::plain_experts(const PlainExperts& experts, const ops::Tensor& x, const int* ids, const float* weights,
                                 int64_t top_k, const ops::Tensor& out, const std::function<ops::Cost()>& cost) {
   const std::vector<Kernel>& kernels = loaded(plain_source(arch_, experts.gate_up().formats, experts.down().formats));
+  plain_.insert({experts.gate_up().formats, experts.down().formats});
   const int64_t most = std::min(rows_of(x), kMostPlainTokens);
   const PlainTables tables = plain_tables(most, top_k, experts.count());
   scratch(plain_tables_, static_cast<int64_t>(tables.bytes), "routing tables");

@@ -220,7 +220,8 @@ class CudaBackend : public ops::Backend {
   bool known_loaded_ = false;
   std::vector<plan::KernelSource>* asked_for_ = nullptr;  // not null: sources are noted here instead of loaded
 
-  std::set<RowsWay> ways_;  // of the stacks that were loaded
+  std::set<RowsWay> ways_;               // of the stacks that were loaded
+  std::set<std::pair<int, int>> plain_;  // formats of experts that are not NVFP4, where a layer has such
   std::map<std::string, const std::vector<Kernel>*> by_name_;
   std::map<std::string, std::string> expressions_;  // of loaded kernels, by their names
   std::map<RowsWay, ProductKernels> products_;

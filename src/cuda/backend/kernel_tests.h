@@ -1,8 +1,9 @@
-// Self-tests of the backend's kernels, those of experts apart (cuda/moe/self_test.h): small cases of each operation
-// through the backend's own launches, with extreme scales, odd sizes, several rounds of each loop and poisoned results,
-// against plain sums on the host or the reference backend of the processor.
+// Self-tests of the backend's kernels, those of NVFP4 experts apart (cuda/moe/self_test.h): small cases of each
+// operation through the backend's own launches, with extreme scales, odd sizes, several rounds of each loop and
+// poisoned results, against plain sums on the host or the reference backend of the processor.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -26,9 +27,17 @@ class KernelTests {
   // Of the kernels that `backend` has loaded, on its card.
   explicit KernelTests(const CudaBackend& backend);
   ~KernelTests();
+  // What was right once is not run again in this process: models and ranks on cards of one kind share it.
   std::vector<KernelCase> run();
 
+  static constexpr int kSms = 3;  // so few that a CTA has several items in turn
+
  private:
+  // Cases of some kernels, with a name that says of which.
+  struct Unit {
+    std::string name;
+    std::function<void()> run;
+  };
   struct Product;
   CudaBackend& on(const RowsWay* way = nullptr, int most_middle_tiles = 256);
   void note(const std::string& wrong);
@@ -40,6 +49,9 @@ class KernelTests {
   void routes();
   void attention(int64_t head_dim, int64_t rotary_dim);
   void delta_rule(int64_t key_dim, int64_t value_dim);
+  void repacking();
+  void plain_experts(int gate_up_formats, int down_formats);
+  void choices();
 
   const CudaBackend& of_;
   std::unique_ptr<CudaBackend> tested_;

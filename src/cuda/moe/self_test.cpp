@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "cuda/moe/form.h"
 #include "cuda/moe/reference.h"
+#include "kernels/moe/layout.h"
 #include "nvfp4/number.h"
 
 namespace fourfold::cuda {
@@ -133,6 +134,7 @@ class Check {
   SelfTestResult run() {
     const plan::moe::Problem& p = context_.problem;
     weights_.upload(stream_, 0, data_.experts);
+    check_stored();
     Buffer x(device_, data_.x.size() * 2, "self-test"), ids(device_, data_.ids.size() * 4, "self-test"),
         router(device_, data_.weights.size() * 4, "self-test"),
         out(device_, static_cast<uint64_t>(data_.tokens * p.hidden) * 2, "self-test");
@@ -161,6 +163,39 @@ class Check {
   }
 
  private:
+  // The first and the last expert's weights, as the host repacks them.
+  void check_stored() const {
+    const plan::moe::Problem& p = context_.problem;
+    const auto side = [](const Nvfp4Matrix& m) {
+      return moe::SourceMatrix{m.codes, m.scales, m.code_stride, m.scale_stride};
+    };
+    for (const plan::moe::Pass pass : {plan::moe::Pass::kGateUp, plan::moe::Pass::kDown}) {
+      const bool gate_up = pass == plan::moe::Pass::kGateUp, paired = gate_up && p.gated();
+      const auto units = static_cast<int>(p.padded_depth(pass) / moe::kUnitK);
+      const auto tiles = static_cast<int>(p.rows(pass) * p.operands(pass) / moe::kTileRows);
+      const uint64_t each = gate_up ? ExpertWeights::gate_up_bytes(p) : ExpertWeights::down_bytes(p);
+      for (const int64_t expert : {int64_t{0}, p.experts - 1}) {
+        const ExpertMatrices& m = data_.experts[static_cast<size_t>(expert)];
+        std::vector<uint8_t> stored(each);
+        (gate_up ? weights_.gate_up() : weights_.down())
+            .download(stream_, stored.data(), each, static_cast<uint64_t>(expert) * each);
+        stream_.synchronize();
+        for (int i = 0; i < tiles * units; ++i) {
+          const int row = i / units * (paired ? 8 : 16), unit = i % units;
+          alignas(4) uint8_t want[moe::kUnitBytes];
+          moe::repack_unit(side(!gate_up ? m.down
+                                : paired ? m.gate
+                                         : m.up),
+                           row, side(gate_up ? m.up : m.down), paired ? row : row + 8, unit, want,
+                           static_cast<int>(p.depth(pass) - unit * moe::kUnitK) / moe::kBlockK);
+          if (std::equal(want, want + sizeof(want), stored.data() + static_cast<size_t>(i) * sizeof(want))) continue;
+          fail("the kernel that repacks experts' weights failed its self-test on {}: {} of expert {}, rows from {} on",
+               device_.info().name, gate_up ? "gate and up" : "down", expert, row);
+        }
+      }
+    }
+  }
+
   std::string check_gate_up(const LayerReader& reader, const std::vector<LayerReader::Row>& rows) const {
     const plan::moe::Problem& p = context_.problem;
     for (int e = 0; e < p.experts; ++e) {

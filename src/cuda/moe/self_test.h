@@ -14,7 +14,7 @@ struct SelfTestResult {
   std::string gate_up, down;  // empty: right; otherwise where it was wrong, with both values
 };
 
-// Error when the routing or the summing kernel is wrong: nothing replaces those.
+// Error when the kernel that repacks weights, the routing or the summing kernel is wrong: nothing replaces those.
 SelfTestResult self_test(const LayerContext& context, const PlannedPair& pair);
 
 }  // namespace fourfold::cuda

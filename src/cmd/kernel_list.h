@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/backend/listing.h"
+#include "cuda/backend/backend.h"
+#include "model/weight_source.h"
+#include "plan/arch.h"
 
 namespace fourfold::cmd {
 
@@ -22,12 +24,13 @@ class ModelKernels {
   ModelKernels(const plan::Gpu& card, const std::string& model, const std::string& mix);
 
   // Without those of experts that `refused` names.
-  std::vector<cuda::ListedKernel> list(const std::set<std::string>& refused = {}) const {
-    return list_->kernels(refused);
-  }
+  std::vector<cuda::ListedKernel> list(const std::set<std::string>& refused = {}) const;
 
  private:
-  std::shared_ptr<cuda::KernelListing> list_;
+  void rehearse(model::WeightSource& source);
+
+  plan::Gpu card_;
+  std::vector<std::shared_ptr<ops::Backend>> backends_;  // that count what the models ask for
 };
 
 }  // namespace fourfold::cmd

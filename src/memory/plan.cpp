@@ -246,14 +246,8 @@ cuda::CardMemory published_card(const plan::Gpu& gpu) {
       {"a100", 80},         {"l40s", 45},     {"rtx-4090", 24}, {"h100", 80},        {"h200", 140},     {"b200", 180},
       {"rtx-pro-6000", 95}, {"rtx-5090", 32}, {"rtx-5080", 16}, {"rtx-5070-ti", 16}, {"dgx-spark", 119}};
   constexpr uint64_t kContext = uint64_t{600} << 20;
-  const plan::Arch& arch = plan::arch_of(gpu);
   cuda::CardMemory card;
-  card.info.name = gpu.title;
-  card.info.major = std::stoi(std::string(gpu.arch.substr(3))) / 10;
-  card.info.minor = std::stoi(std::string(gpu.arch.substr(3))) % 10;
-  card.info.sms = gpu.sms;
-  card.info.smem_per_block = arch.smem_per_block;
-  card.info.smem_per_sm = arch.smem_per_sm;
+  card.info = cuda::info_of(gpu);
   for (const auto& [name, gigabytes] : kGigabytes) {
     if (gpu.name == name) card.memory.total = static_cast<uint64_t>(gigabytes) << 30;
   }

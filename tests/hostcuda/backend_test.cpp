@@ -9,7 +9,6 @@
 #include "base/math.h"
 #include "chat/chat_text.h"
 #include "cpu/backend.h"
-#include "cuda/backend/listing.h"
 #include "cuda/device/build.h"
 #include "cuda/device/device.h"
 #include "hostcuda/testing.h"
@@ -163,9 +162,10 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 // Fills the store with what the model is listed to need: the number of kernels in it.
 size_t warm(const Case& c) {
-  const plan::Gpu gpu = *c.emulate != 0 ? plan::find_gpu(c.emulate) : cuda::gpu_row_of(device_info(c.card));
-  const auto list =
-      std::make_shared<cuda::KernelListing>(gpu, cuda::ListingOptions{.fp8_caches = {c.fp8}, .most_rows = c.rows});
+  cuda::CudaOptions options;
+  options.fp8_cache = c.fp8;
+  const auto list = cuda::make_counting_backend(
+      options, *c.emulate != 0 ? cuda::info_of(plan::find_gpu(c.emulate)) : device_info(c.card), uint64_t{1} << 40);
   {
     const auto model = load(list, c.rows, c.experts);
     model::Caches caches = model->make_caches(1, kPage, 1);
@@ -180,7 +180,8 @@ size_t warm(const Case& c) {
   cuda::CompileOptions compile = {device_info(c.card).arch(), {}};
   if (*c.emulate != 0) compile.definitions.emplace_back("FOURFOLD_EMULATE_FP4_MMA");
   std::vector<jit::KernelRequest> requests;
-  for (const cuda::ListedKernel& kernel : list->kernels()) requests.push_back(cuda::request_of(kernel.source, compile));
+  for (const cuda::ListedKernel& kernel : cuda::kernels_of(*list, {}, c.rows))
+    requests.push_back(cuda::request_of(kernel.source, compile));
   jit::KernelStore store(kernel_store());
   jit::build(store, requests, {.threads = 1, .progress = false});
   return store.keys().size();

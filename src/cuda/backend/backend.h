@@ -6,12 +6,14 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "cuda/backend/sum_ways.h"
 #include "cuda/device/device.h"
 #include "ops/ops.h"
+#include "plan/kernel.h"
 #include "plan/step/work.h"
 #include "ranks/group.h"
 
@@ -59,6 +61,15 @@ std::shared_ptr<ops::Backend> make_counting_backend(const CudaOptions& options, 
                                                     uint64_t memory_bytes);
 // What operations on such a backend would launch while `run` runs, in order.
 std::vector<plan::step::Work> works_of(ops::Backend& counting, const std::function<void()>& run);
+// The kernels that a model loaded on such a backend, and its stepper, have asked for: each source once.
+struct ListedKernel {
+  plan::KernelSource source;
+  std::string operation;  // what it computes, for people
+};
+// Kernels of experts that `refused` names are done without, as build_all() wants it; those for more than `most_rows`
+// rows of a step are left out.
+std::vector<ListedKernel> kernels_of(const ops::Backend& counting, const std::set<std::string>& refused = {},
+                                     int64_t most_rows = int64_t{1} << 20);
 const Device& device_of(const ops::Backend& backend);
 // Of the buffers of such a backend, or of one on a card.
 MemoryCounts memory_of(const ops::Backend& backend);

@@ -81,7 +81,8 @@ class CudaBackend : public ops::Backend {
                                              ops::StepBody body) override;
   std::optional<ops::OperationTimes> time_operations(const std::function<void()>& forward) override;
   CardTimeline timeline(const std::function<void()>& forward);
-  std::vector<plan::step::Work> works(const std::function<void()>& run);  // works_of()
+  std::vector<plan::step::Work> works(const std::function<void()>& run);                             // works_of()
+  std::vector<ListedKernel> kernels(const std::set<std::string>& refused, int64_t most_rows) const;  // kernels_of()
   void read(const ops::Tensor& x, std::span<float> out) override;
 
  private:

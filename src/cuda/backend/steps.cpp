@@ -326,6 +326,45 @@ std::vector<plan::step::Work> CudaBackend::works(const std::function<void()>& ru
   return works;
 }
 
+namespace {
+
+// By the name of its source.
+std::string operation_of(const std::string& name) {
+  constexpr std::pair<const char*, const char*> kOperations[] = {
+      {"step_rows", "sums, gates, the router's choice, repacking of weights"},
+      {"norm", "norms, embeddings, rows picked out"},
+      {"sample", "choice of tokens, verification of drafts"},
+      {"wide_", "products of 17 rows and more"},
+      {"dense_", "products of 17 rows and more"},
+      {"rows_", "products of 1 to 16 rows"},
+      {"attention_", "attention of few rows, keys and values appended"},
+      {"prefill_", "attention over whole pieces"},
+      {"delta_", "delta rule"},
+      {"experts_", "experts that are not NVFP4"}};
+  for (const auto& [begin, operation] : kOperations) {
+    if (name.starts_with(begin)) return operation;
+  }
+  return "experts";
+}
+
+}  // namespace
+
+std::vector<ListedKernel> CudaBackend::kernels(const std::set<std::string>& refused, int64_t most_rows) const {
+  std::vector<ListedKernel> all;
+  std::set<std::string> seen;
+  const auto add = [&](const plan::KernelSource& source) {
+    if (seen.insert(source.name).second) all.push_back({source, operation_of(source.name)});
+  };
+  for (const plan::KernelSource& source : card_->loader.counted()) add(source);
+  for (const auto& entry : experts_) {
+    for (const plan::KernelSource& source :
+         layer_sources(entry.second.kernels->problem(), card_->loader.card(), refused, most_rows)) {
+      add(source);
+    }
+  }
+  return all;
+}
+
 void CudaBackend::note_work(std::string_view name, const ops::Cost& cost, const plan::step::Extent& extent) {
   plan::step::Work& work =
       works_->emplace_back(plan::step::Work{std::string(name), cost.bytes, cost.flops, extent, {}, {}});
@@ -393,6 +432,11 @@ std::shared_ptr<ops::Backend> make_counting_backend(const CudaOptions& options, 
 
 std::vector<plan::step::Work> works_of(ops::Backend& counting, const std::function<void()>& run) {
   return dynamic_cast<CudaBackend&>(counting).works(run);
+}
+
+std::vector<ListedKernel> kernels_of(const ops::Backend& counting, const std::set<std::string>& refused,
+                                     int64_t most_rows) {
+  return dynamic_cast<const CudaBackend&>(counting).kernels(refused, most_rows);
 }
 
 MemoryCounts memory_of(const ops::Backend& backend) { return device_of(backend).ledger().counts(); }

@@ -85,6 +85,19 @@ plan::Gpu gpu_row_of(const jit::DeviceInfo& info) {
   return gpu;
 }
 
+jit::DeviceInfo info_of(const plan::Gpu& gpu) {
+  const plan::Arch& arch = plan::arch_of(gpu);
+  const int capability = std::stoi(std::string(gpu.arch.substr(3)));
+  jit::DeviceInfo info;
+  info.name = gpu.title;
+  info.major = capability / 10;
+  info.minor = capability % 10;
+  info.sms = gpu.sms;
+  info.smem_per_block = arch.smem_per_block;
+  info.smem_per_sm = arch.smem_per_sm;
+  return info;
+}
+
 Device::Device(int index)
     : driver_(jit::Driver::get()), index_(index), info_(driver_.device(index)), gpu_(gpu_row_of(info_)) {
   gpu_.title = info_.name;

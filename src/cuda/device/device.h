@@ -128,6 +128,8 @@ int wait_until_ready(const std::function<int()>& query, std::chrono::millisecond
 
 // The planner's row for a device (exposed for tests; Device keeps the strings that the row points to).
 plan::Gpu gpu_row_of(const jit::DeviceInfo& info);
+// A card of the planner's table, as a driver would describe it.
+jit::DeviceInfo info_of(const plan::Gpu& gpu);
 
 class Stream {
  public:

@@ -45,6 +45,7 @@ std::vector<std::vector<Kernel>> KernelLoader::load(const std::vector<plan::Kern
   }
   if (device_.only_counts()) {
     for (const plan::KernelSource* source : missing) {
+      counted_.push_back(*source);
       for (const plan::KernelEntry& entry : source->entries) {
         kernels_[source->name].push_back(
             {entry.expression, nullptr, entry.threads, static_cast<unsigned>(entry.smem_bytes)});

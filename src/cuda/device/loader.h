@@ -39,6 +39,8 @@ class KernelLoader {
   std::vector<Kernel> load(const plan::KernelSource& source);
   // Why a kernel that was asked for must not run (jit::refusal_of), or empty.
   std::string refusal(const std::string& source_name) const;
+  // On a device that only counts: each source once, in the order in which they were asked for.
+  const std::vector<plan::KernelSource>& counted() const { return counted_; }
   // The store's key of a loaded source.
   const jit::Key& key_of(const std::string& source_name) const { return keys_.at(source_name); }
 
@@ -53,6 +55,7 @@ class KernelLoader {
   plan::Gpu card_;
   std::map<jit::Key, std::unique_ptr<jit::Module>> modules_;
   std::map<std::string, std::vector<Kernel>> kernels_;  // by name of the source
+  std::vector<plan::KernelSource> counted_;
   std::map<std::string, jit::Key> keys_;
   std::map<std::string, std::string> refused_;  // name of the source -> why
 };

@@ -10,9 +10,13 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "cmd/arguments.h"
+#include "cmd/commands.h"
+#include "cmd/kernel_list.h"
 #include "cmd/options.h"
 #include "cmd/shape_options.h"
+#include "cuda/backend/backend.h"
 #include "measure/layer_bench.h"
+#include "plan/step/step.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -21,7 +25,8 @@ struct Options {
   ShapeOptions shape;
   GpuOptions gpu{.replays = 15};
   std::string tokens = "1,8,64,512,8192", routing = "uniform", compare, emulate;
-  bool json = false, planned = false;
+  std::string mix = "A";
+  bool json = false, planned = false, check = false;
 };
 
 struct Result {
@@ -143,7 +148,28 @@ Json to_json(const Options& o, const cuda::Device& device, const plan::moe::Prob
           {"fallback_buckets", cuda::fallback_buckets()}};
 }
 
+// Every kernel of a whole model, not only those of its experts.
+void check(const Options& o) {
+  const std::string model = o.shape.model.empty() ? "35B-A3B" : o.shape.model;
+  if (!is_whole_model(model)) fail("--check: wanted --model with a checkpoint directory or a whole model");
+  std::error_code error;
+  const std::string mix = std::filesystem::is_directory(model, error) ? "" : o.mix;
+  const Json report =
+      ModelKernels(cuda::card_memory(o.gpu.device).info, model, mix).test(o.gpu.device, o.gpu.store_directory());
+  if (o.json) {
+    fmt::print("{}\n", report.dump(1));
+  } else {
+    fmt::print("{}: {} kernels of {} tested, {} wrong\n", report["device"].get<std::string>(),
+               report["kernels"].get<int64_t>(), model, report["wrong"].size());
+    for (const Json& wrong : report["wrong"]) {
+      fmt::print("{}: {}\n", wrong["kernel"].get<std::string>(), wrong["reason"].get<std::string>());
+    }
+  }
+  if (!report["wrong"].empty()) throw ExitStatus{1};
+}
+
 void run(Options o) {
+  if (o.check) return check(o);
   const std::vector<int64_t> counts = parse_tokens(o.tokens);
   const measure::RoutingPattern routing = measure::parse_routing(o.routing);
   if (!o.shape.any_shape()) o.shape.model = "35B-A3B";
@@ -217,7 +243,7 @@ void add_bench_kernels(Command& bench_app) {
   auto options = std::make_shared<Options>();
   Command command = bench_app.add_command(
       "kernels", "Expert layers on a GPU: time, bytes and flops, as fractions of measured bandwidth and matrix rate");
-  options->shape.add_shape_to(command);
+  options->shape.add_shape_to(command, true);
   command.add_option("--tokens", options->tokens, "Token counts, separated by commas").show_default();
   command.add_option("--routing", options->routing, "uniform or power-law (a few experts have most tokens)")
       .show_default();
@@ -225,8 +251,18 @@ void add_bench_kernels(Command& bench_app) {
   command.add_option("--emulate", options->emulate,
                      "Run the plans of this card, within its shared memory, with emulated FP4 multiplications");
   command.add_flag("--planned", options->planned, "Ignore what `fourfold tune` stored");
+  command.add_flag(
+      "--check", options->check,
+      "Instead: the self-tests of every kernel that the whole model runs; exit status 1 when one is wrong");
+  command
+      .add_option("--mix", options->mix, "With --check, of a shape: formats of the weights, " + plan::step::mix_names())
+      .show_default();
   command.add_option("--compare", options->compare, "An earlier --json output: print the differences");
   command.add_flag("--json", options->json, "Print JSON");
+  command.need("--mix", "--check");
+  for (const char* other : {"--tokens", "--routing", "--emulate", "--planned", "--compare"}) {
+    command.exclude("--check", other);
+  }
   command.callback([options] { run(*options); });
 }
 

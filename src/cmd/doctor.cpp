@@ -12,8 +12,12 @@
 #include "base/json.h"
 #include "cmd/arguments.h"
 #include "cmd/commands.h"
+#include "cmd/kernel_list.h"
+#include "cuda/backend/backend.h"
+#include "doctor/child.h"
 #include "doctor/collect.h"
 #include "doctor/finding.h"
+#include "jit/store.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -22,7 +26,7 @@ struct Options {
   std::string directory, facts, bundle;
   int64_t limit = 20;
   int threads = 0;
-  bool json = false, no_probes = false, all = false;
+  bool json = false, no_probes = false, kernels = false;
 };
 
 void print(const std::vector<doctor::Finding>& findings) {
@@ -50,6 +54,16 @@ void run(const Options& options) {
     collect.probes = !options.no_probes;
     collect.probe_limit = std::chrono::seconds(options.limit);
     facts = doctor::collect(collect);
+    if (options.kernels) {
+      // Of the model, or of one that most others are like.
+      facts["probes"]["kernels"] = doctor::child_facts(
+          [&]() -> Json {
+            const bool any = options.directory.empty();
+            return ModelKernels(cuda::card_memory(0).info, any ? "35B-A3B" : options.directory, any ? "A" : "")
+                .test(0, jit::default_store_directory());
+          },
+          collect.probe_limit);
+    }
   }
   const std::vector<doctor::Finding> findings = doctor::judge(facts);
   const int status = doctor::exit_status(findings);
@@ -84,11 +98,16 @@ void add_doctor(Command& app) {
                      "Also write that object to a file. It has no keys, names or prompts in it");
   command.add_option("--facts", options->facts, "Judge the facts of a bundle instead of this machine");
   command.add_flag("--no-probes", options->no_probes, "Measure nothing");
+  command.add_flag("--kernels", options->kernels,
+                   "Also test every kernel that the model (without one: a 35B-A3B) runs on the first GPU; what the "
+                   "store lacks is compiled within --probe-seconds");
   command.add_option("--probe-seconds", options->limit, "A probe that takes longer is killed")
       .range(1, 3600)
       .show_default();
   command.add_option("--threads", options->threads, "Of the CPU's probes (default: as models run)").range(0, 1024);
   command.exclude("--facts", "--bundle");
+  command.exclude("--kernels", "--no-probes");
+  command.exclude("--kernels", "--facts");
   command.callback([options] { run(*options); });
 }
 

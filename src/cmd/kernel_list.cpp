@@ -21,7 +21,8 @@ bool is_whole_model(const std::string& model) {
   return std::find(names.begin(), names.end(), model) != names.end();
 }
 
-ModelKernels::ModelKernels(const plan::Gpu& card, const std::string& model, const std::string& mix) : card_(card) {
+ModelKernels::ModelKernels(const jit::DeviceInfo& card, const std::string& model, const std::string& mix)
+    : card_(card) {
   std::error_code error;
   if (std::filesystem::is_directory(model, error)) {
     if (!mix.empty()) fail("--mix {}: {} is a checkpoint, whose formats are its own", mix, model);
@@ -50,8 +51,8 @@ void ModelKernels::rehearse(model::WeightSource& source) {
   for (const bool fp8_cache : {false, true}) {
     cuda::CudaOptions cuda_options;
     cuda_options.fp8_cache = fp8_cache;
-    backends_.push_back(cuda::make_counting_backend(cuda_options, cuda::info_of(card_), kBytes));
-    const auto model = model::load_model(source, backends_.back(), options);
+    backends_.push_back({cuda::make_counting_backend(cuda_options, card_, kBytes), fp8_cache});
+    const auto model = model::load_model(source, backends_.back().backend, options);
     model::Caches caches = model->make_caches(1, kPage, 1);
     model->make_stepper({.lanes = 1,
                          .rows = kRows,
@@ -67,12 +68,32 @@ void ModelKernels::rehearse(model::WeightSource& source) {
 std::vector<cuda::ListedKernel> ModelKernels::list(const std::set<std::string>& refused) const {
   std::vector<cuda::ListedKernel> all;
   std::set<std::string> seen;
-  for (const auto& backend : backends_) {
-    for (cuda::ListedKernel& kernel : cuda::kernels_of(*backend, refused)) {
+  for (const Counted& counted : backends_) {
+    for (cuda::ListedKernel& kernel : cuda::kernels_of(*counted.backend, refused)) {
       if (seen.insert(kernel.source.name).second) all.push_back(std::move(kernel));
     }
   }
   return all;
+}
+
+Json ModelKernels::test(int device, const std::filesystem::path& store) const {
+  std::set<std::string> seen;
+  int64_t kernels = 0;
+  for (const cuda::ListedKernel& kernel : list()) kernels += static_cast<int64_t>(kernel.source.entries.size());
+  Json wrong = Json::array();
+  std::string name;
+  for (const Counted& counted : backends_) {
+    cuda::CudaOptions options;
+    options.device = device;
+    options.store = store;
+    options.fp8_cache = counted.fp8_cache;
+    const cuda::KernelReport report = cuda::test_kernels_of(*counted.backend, options);
+    name = report.device;
+    for (const auto& [kernel, reason] : report.wrong) {
+      if (seen.insert(kernel).second) wrong.push_back({{"kernel", kernel}, {"reason", reason}});
+    }
+  }
+  return {{"device", name}, {"kernels", kernels}, {"wrong", std::move(wrong)}};
 }
 
 }  // namespace fourfold::cmd

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "cuda/backend/backend.h"
 #include "model/weight_source.h"
-#include "plan/arch.h"
 
 namespace fourfold::cmd {
 
@@ -21,16 +21,22 @@ class ModelKernels {
   // Of a checkpoint directory, in the formats that it stores; or of a shape, in those of a mix (plan::step::find_mix),
   // or of every mix where none is named, FP8 with one scale and with blocks. With the MTP head, and with both kinds of
   // caches for keys and values.
-  ModelKernels(const plan::Gpu& card, const std::string& model, const std::string& mix);
+  ModelKernels(const jit::DeviceInfo& card, const std::string& model, const std::string& mix);
 
   // Without those of experts that `refused` names.
   std::vector<cuda::ListedKernel> list(const std::set<std::string>& refused = {}) const;
+  // Their self-tests on a card of that kind: {device, kernels, wrong[{kernel, reason}]}.
+  Json test(int device, const std::filesystem::path& store) const;
 
  private:
   void rehearse(model::WeightSource& source);
 
-  plan::Gpu card_;
-  std::vector<std::shared_ptr<ops::Backend>> backends_;  // that count what the models ask for
+  jit::DeviceInfo card_;
+  struct Counted {
+    std::shared_ptr<ops::Backend> backend;  // that counts what a model asks for
+    bool fp8_cache = false;
+  };
+  std::vector<Counted> backends_;
 };
 
 }  // namespace fourfold::cmd

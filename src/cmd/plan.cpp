@@ -19,6 +19,7 @@
 #include "cmd/options.h"
 #include "cmd/shape_options.h"
 #include "cuda/device/build.h"
+#include "cuda/device/device.h"
 #include "jit/store.h"
 #include "memory/plan.h"
 #include "model/checkpoint.h"
@@ -153,7 +154,7 @@ std::string memory_text(const Options& o) {
 std::string kernels_text(const Options& o) {
   if (!is_whole_model(o.shape.model)) fail("--kernels: wanted --model with a checkpoint directory or a whole model");
   const plan::Gpu& card = o.shape.card();
-  const ModelKernels model(card, o.shape.model, o.mix);
+  const ModelKernels model(cuda::info_of(card), o.shape.model, o.mix);
   std::unique_ptr<jit::KernelStore> store;
   const jit::Nvrtc* nvrtc = jit::Nvrtc::find(nullptr);  // its version is part of what the store has
   const std::filesystem::path directory = store_directory(o.store);

@@ -15,6 +15,7 @@
 #include "cmd/options.h"
 #include "cmd/shape_options.h"
 #include "cuda/device/build.h"
+#include "cuda/device/device.h"
 #include "cuda/moe/sources.h"
 #include "plan/step/step.h"
 
@@ -37,7 +38,7 @@ class Wanted {
     const std::string& model = options.shape.model;
     const bool whole = is_whole_model(model) && options.shape.ranks == 1;
     if (!options.mix.empty() && !whole) fail("--mix {}: wanted --model with a whole model, without --tp", options.mix);
-    if (whole) model_ = std::make_unique<ModelKernels>(card_, model, options.mix);
+    if (whole) model_ = std::make_unique<ModelKernels>(cuda::info_of(card_), model, options.mix);
     if (!whole || options.shape.any_detail()) problem_ = options.shape.problem();
   }
 

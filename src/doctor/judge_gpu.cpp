@@ -44,6 +44,7 @@ class Judge {
   explicit Judge(const Facts& facts)
       : gpu_(facts.at("gpu")),
         probe_(facts.at("probes").at("gpu")),
+        kernels_(facts.at("probes").at("kernels")),
         wsl2_(facts.at("system").flag("wsl2").value_or(false)) {}
 
   std::vector<Finding> run() {
@@ -54,6 +55,7 @@ class Judge {
     for (const Facts& device : gpu_.list("nvidia_smi")) managed_device(device);
     xid();
     peers();
+    kernels();
     return std::move(out_);
   }
 
@@ -74,6 +76,27 @@ class Judge {
           "install NVIDIA's driver; in a container, start it with the GPU");
     } else if (none || !has_devices()) {
       add("gpu.none", Level::kGood, "no GPU: models run on the CPU");
+    }
+  }
+
+  // Self-tests, where somebody asked for them.
+  void kernels() {
+    if (const auto failure = kernels_.text("failure")) {
+      add("gpu.kernels", Level::kWarning, fmt::format("kernels could not be tested: {}", *failure),
+          "nobody knows whether they are right here", "`fourfold warm` for this card first, or more --probe-seconds");
+    }
+    const auto count = kernels_.number("kernels");
+    if (!count) return;
+    const std::vector<Facts> wrong = kernels_.list("wrong");
+    const std::string device = kernels_.text("device").value_or("the GPU");
+    if (wrong.empty())
+      add("gpu.kernels", Level::kGood, fmt::format("{}: {:.0f} kernels tested, all right", device, *count));
+    for (const Facts& one : wrong) {
+      add("gpu.kernels", Level::kError,
+          fmt::format("{}: {}: {}", device, one.text("kernel").value_or("a kernel"),
+                      one.text("reason").value_or("wrong")),
+          "a model on this GPU says wrong things",
+          "run models with --self-test, which puts others in their place, and report it");
     }
   }
 
@@ -278,7 +301,7 @@ class Judge {
     }
   }
 
-  const Facts gpu_, probe_;
+  const Facts gpu_, probe_, kernels_;
   const bool wsl2_;
   std::vector<Finding> out_;
 };

@@ -82,6 +82,8 @@ TEST(Judge, OneThingWrongIsOneComplaint) {
       {R"({"environment":{"NCCL_P2P_DISABLE":"1"}})", "environment.NCCL_P2P_DISABLE", "note"},
       {R"({"probes":{"gpu":{"failure":"took longer than 20000 ms and was killed"}}})", "gpu.probe", "error"},
       {R"({"probes":{"gpu":{"none":"no driver","devices":[],"peers":[]}}})", "gpu.driver", "error"},
+      {R"({"probes":{"kernels":{"failure":"took longer"}}})", "gpu.kernels", "warning"},
+      {R"({"probes":{"kernels":{"kernels":9,"wrong":[{"kernel":"k","reason":"r"}]}}})", "gpu.kernels", "error"},
       {R"({"gpu":{"nvrtc":{"failure":"x"}}})", "gpu.nvrtc", "warning"},
       {R"({"probes":{"gpu":{"driver_cuda":12080}}})", "gpu.driver-version", "error"},
       {R"({"gpu":{"nvrtc":{"archs":["sm_80"]}}})", "gpu.nvrtc-arch", "warning"},

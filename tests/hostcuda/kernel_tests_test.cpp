@@ -21,10 +21,7 @@ struct Parts {
   bool experts = false;  // fp8
 };
 
-void make_stepper(const Parts& parts, const cuda::LoadOptions& load) {
-  cuda::CudaOptions options = cuda_options(true, parts.fp8_cache);
-  options.test_kernels = true;
-  cuda::CudaBackend backend(options, std::make_shared<cuda::Card>(0, kernel_store(), load));
+void make_stepper(const Parts& parts, ops::Backend& backend) {
   constexpr int64_t kRows = 32, kColumns = 256, kWidth = 2 * 512 + 2 * 256;
   std::vector<uint8_t> codes(kColumns * kColumns / 2, 0x21), scales(kColumns * kColumns / 16, 0x38);
   ops::MatrixSource source;
@@ -112,6 +109,14 @@ void make_stepper(const Parts& parts, const cuda::LoadOptions& load) {
   backend.make_stepper(limits, kv.get(), body);
 }
 
+// With self-tests.
+void make_stepper(const Parts& parts, const cuda::LoadOptions& load) {
+  cuda::CudaOptions options = cuda_options(true, parts.fp8_cache);
+  options.test_kernels = true;
+  cuda::CudaBackend backend(options, std::make_shared<cuda::Card>(0, kernel_store(), load));
+  make_stepper(parts, backend);
+}
+
 struct SoundCase {
   const char* name;
   Parts parts;
@@ -143,6 +148,14 @@ INSTANTIATE_TEST_SUITE_P(Parts, HostKernelTests,
                                          SoundCase{"Blackwell", {true, true, true}, {}, "rtx-pro-6000"}),
                          [](const auto& parameter) { return parameter.param.name; });
 
+std::function<void(jit::KernelRequest&)> rewriting(const BrokenKernel& broken) {
+  return [broken](jit::KernelRequest& request) {
+    const std::vector<std::string>& all = request.compile.expressions;
+    if (std::find(all.begin(), all.end(), broken.expression()) == all.end()) return;
+    request.compile.sources.text = broken.marked(request.compile.sources.text);
+  };
+}
+
 class HostKernelFaults : public testing::TestWithParam<size_t> {};
 
 TEST_P(HostKernelFaults, AreBlamedByNameAndReplaced) {
@@ -151,11 +164,7 @@ TEST_P(HostKernelFaults, AreBlamedByNameAndReplaced) {
   install({});
   const size_t before = cuda::fallbacks().size();
   cuda::LoadOptions load;
-  load.rewrite = [&](jit::KernelRequest& request) {
-    const std::vector<std::string>& all = request.compile.expressions;
-    if (std::find(all.begin(), all.end(), broken.expression()) == all.end()) return;
-    request.compile.sources.text = broken.marked(request.compile.sources.text);
-  };
+  load.rewrite = rewriting(broken);
   const std::string name = broken.name;
   if (name == "repack_experts") {  // of the expert layers' own self-test
     const cuda::Device device;
@@ -208,6 +217,28 @@ TEST(HostKernelTestsAgain, AreNotRunForWhatWasRight) {
   make_stepper({}, {});
   EXPECT_GT(first, 20);
   EXPECT_EQ(calls(Call::kLaunch) - before, first);
+}
+
+// What `bench kernels --check` and `doctor --kernels` ask for: the kernels of a model that is only counted.
+TEST(HostKernelReport, NamesWhatIsWrongOfAModelThatIsNotLoaded) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  const HostCard card;
+  install(card);
+  cuda::CudaOptions options = cuda_options();
+  const auto counting = cuda::make_counting_backend(options, device_info(card), uint64_t{1} << 40);
+  make_stepper({.delta = true}, *counting);
+  const cuda::KernelReport sound = cuda::test_kernels_of(*counting, options);
+  EXPECT_EQ(sound.device, card.name);
+  EXPECT_GT(sound.kernels, 20);
+  EXPECT_TRUE(sound.wrong.empty());
+  cuda::LoadOptions load;
+  const BrokenKernel broken = broken_kernels()[3];
+  load.rewrite = rewriting(broken);
+  cuda::CudaBackend backend(options, std::make_shared<cuda::Card>(0, kernel_store(), load));
+  const cuda::KernelReport report =
+      backend.test_kernels_of(dynamic_cast<const cuda::CudaBackend&>(*counting), cuda::kMostLayerRows);
+  ASSERT_EQ(report.wrong.size(), 1u);
+  EXPECT_EQ(report.wrong.begin()->first, broken.expression());
 }
 
 // Who is blamed: not what a right case has, then what most wrong cases have.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -21,6 +22,8 @@ namespace fourfold::cuda {
 
 // Self-tests of the kernels besides those of experts have run on no card yet: they are made when asked for.
 inline constexpr bool kTestKernels = false;
+
+inline constexpr int64_t kMostLayerRows = 16384;  // of one launch of an expert layer
 
 struct CudaOptions {
   int device = 0;
@@ -70,6 +73,15 @@ struct ListedKernel {
 // rows of a step are left out.
 std::vector<ListedKernel> kernels_of(const ops::Backend& counting, const std::set<std::string>& refused = {},
                                      int64_t most_rows = int64_t{1} << 20);
+// What the self-tests of these kernels find on the card that `options` names, those of experts for steps of up to
+// `most_rows` rows. Compiles what the store lacks.
+struct KernelReport {
+  std::string device;
+  int64_t kernels = 0;                       // that were tested
+  std::map<std::string, std::string> wrong;  // what was wrong, by name
+};
+KernelReport test_kernels_of(const ops::Backend& counting, const CudaOptions& options,
+                             int64_t most_rows = kMostLayerRows);
 const Device& device_of(const ops::Backend& backend);
 // Of the buffers of such a backend, or of one on a card.
 MemoryCounts memory_of(const ops::Backend& backend);

@@ -17,7 +17,6 @@ constexpr int64_t kMostNormedRows = 2;  // a norm in front of a product is compu
 constexpr size_t kMostGraphs = 96;
 constexpr int64_t kLeastExchanged = 2048;  // columns, where no sum has said how many there are
 constexpr int kLeastShare = 4;             // units of 64 columns and 128 rows that a CTA of gemm_middle starts for
-constexpr int64_t kMostLayerRows = 16384;  // of one launch of an expert layer
 
 // Of kernels of rows.cuh that work on columns of rows.
 Grid rows_grid(int64_t rows, int columns) {

@@ -84,6 +84,8 @@ class CudaBackend : public ops::Backend {
   std::vector<plan::step::Work> works(const std::function<void()>& run);                             // works_of()
   std::vector<ListedKernel> kernels(const std::set<std::string>& refused, int64_t most_rows) const;  // kernels_of()
   void read(const ops::Tensor& x, std::span<float> out) override;
+  // test_kernels_of(): on this backend's card.
+  KernelReport test_kernels_of(const CudaBackend& counting, int64_t most_rows);
 
  private:
   struct Rehearsal;

@@ -605,4 +605,38 @@ void CudaBackend::test_kernels(const std::function<void()>& rehearse) {
   }
 }
 
+KernelReport CudaBackend::test_kernels_of(const CudaBackend& counting, int64_t most_rows) {
+  FF_ASSERT(counting.card_->device.only_counts() && counting.options_.fp8_cache == options_.fp8_cache);
+  KernelReport report;
+  report.device = card_->device.info().name;
+  std::vector<plan::KernelSource> sources;
+  for (ListedKernel& kernel : counting.kernels({}, most_rows)) sources.push_back(std::move(kernel.source));
+  card_->loader.load(sources);  // in parallel
+  for (const plan::KernelSource& source : sources) report.kernels += static_cast<int64_t>(source.entries.size());
+  // What tests look at is for which sizes and formats there are kernels.
+  for (const auto& entry : counting.products_) products_[entry.first];
+  for (const auto& entry : counting.attention_) attention_[entry.first];
+  for (const auto& entry : counting.delta_) delta_[entry.first];
+  plain_ = counting.plain_;
+  report.wrong = blamed(KernelTests(*this).run());
+  for (const auto& entry : counting.experts_) {
+    const size_t before = fallbacks().size();
+    KernelOptions options;
+    options.max_tokens = most_rows;
+    options.load = card_->load;
+    try {
+      const ExpertKernels experts(card_->device, card_->store, entry.second.kernels->problem(), options);
+    } catch (const Error& error) {
+      report.wrong["experts"] = error.what();
+    }
+    const std::vector<Fallback> all = fallbacks();
+    for (size_t i = before; i < all.size(); ++i) report.wrong[all[i].kernel] = all[i].reason;
+  }
+  return report;
+}
+
+KernelReport test_kernels_of(const ops::Backend& counting, const CudaOptions& options, int64_t most_rows) {
+  return CudaBackend(options).test_kernels_of(dynamic_cast<const CudaBackend&>(counting), most_rows);
+}
+
 }  // namespace fourfold::cuda

@@ -10,10 +10,14 @@
 #include "cmd/arguments.h"
 #include "cmd/bench_kernels.h"
 #include "cmd/commands.h"
+#include "cmd/kernel_list.h"
 #include "cmd/options.h"
 #include "cmd/shape_options.h"
+#include "cmd/tune_products.h"
 #include "cuda/moe/tuned.h"
 #include "measure/tuner.h"
+#include "model/config.h"
+#include "plan/step/step.h"
 
 namespace fourfold::cmd {
 namespace {
@@ -25,7 +29,9 @@ struct Options {
   GpuOptions gpu{.replays = 7};
   std::string tokens, routing = "uniform", emulate;
   int top = 6;
-  bool json = false, all = false, dry = false;
+  std::string mix = "A";
+  int64_t layers = 12, context = 128;
+  bool json = false, all = false, dry = false, products = false;
 };
 
 int64_t close_cases(const std::vector<measure::TunedCase>& cases) {
@@ -89,7 +95,23 @@ Json to_json(const std::vector<measure::TunedCase>& cases, const cuda::Device& d
           {"stored", path}};
 }
 
+void run_products(const Options& o) {
+  TuneProducts products;
+  products.model = o.shape.model.empty() ? "35B-A3B" : o.shape.model;
+  if (!is_whole_model(products.model)) fail("--products: wanted --model with a checkpoint directory or a whole model");
+  products.mix = o.mix;
+  products.layers = o.layers;
+  products.context = o.context;
+  products.rows = parse_tokens(o.tokens.empty() ? "1,2,4,8" : o.tokens);
+  products.gpu = o.gpu;
+  products.json = o.json;
+  products.all = o.all;
+  products.dry = o.dry;
+  tune_products(products);
+}
+
 void run(Options o) {
+  if (o.products) return run_products(o);
   if (o.tokens.empty()) {
     for (const int64_t bucket : plan::token_buckets())
       o.tokens += fmt::format("{}{}", o.tokens.empty() ? "" : ",", bucket);
@@ -153,8 +175,9 @@ void add_tune(Command& app) {
   auto options = std::make_shared<Options>();
   Command command = app.add_command(
       "tune", "Measure the planner's best expert kernels on this GPU and store the winners for later runs");
-  options->shape.add_shape_to(command);
-  command.add_option("--tokens", options->tokens, "Token buckets, separated by commas (default: all)");
+  options->shape.add_shape_to(command, true);
+  command.add_option("--tokens", options->tokens,
+                     "Token buckets, separated by commas (default: all; with --products 1,2,4,8, rows of a step)");
   command.add_option("--top", options->top, "Candidates of each GEMM to measure for the best cut of the tokens")
       .show_default()
       .range(1, 200);
@@ -163,9 +186,21 @@ void add_tune(Command& app) {
   command.add_option(
       "--emulate", options->emulate,
       "Tune another card's candidates as `bench kernels --emulate` runs them: a check that stores nothing");
+  command.add_flag("--products", options->products,
+                   "Instead: the tiles of products of few rows, each measured in whole steps of the model");
+  command.add_option("--mix", options->mix, "With --products, of a shape: formats, " + plan::step::mix_names())
+      .show_default();
+  command.add_option("--layers", options->layers, "With --products, of a shape: so many of its layers")
+      .show_default()
+      .range(1, model::kMaxLayers);
+  command.add_option("--context", options->context, "With --products: positions before the steps")
+      .show_default()
+      .range(0, 1 << 20);
   command.add_flag("--dry-run", options->dry, "Measure and print, store nothing");
   command.add_flag("--all", options->all, "Print every measurement");
   command.add_flag("--json", options->json, "Print JSON");
+  for (const char* only : {"--mix", "--layers", "--context"}) command.need(only, "--products");
+  for (const char* other : {"--top", "--routing", "--emulate", "--store"}) command.exclude("--products", other);
   command.callback([options] { run(*options); });
 }
 

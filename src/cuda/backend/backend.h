@@ -33,6 +33,7 @@ struct CudaOptions {
   bool graphs = true;                // launches of a step's parts are recorded and replayed
   bool self_test = true;             // of the expert kernels
   bool test_kernels = kTestKernels;  // self-test of all other kernels when a stepper is made
+  bool measured_ways = true;         // of products, where `fourfold tune --products` has measured them on this card
   bool fp8_cache = false;            // keys and values as e4m3, scale 1; otherwise bf16
   // Products and attention of more than 16 rows by kernels for many rows, and tokens chosen on the card; otherwise 16
   // rows follow each other, and the host chooses.

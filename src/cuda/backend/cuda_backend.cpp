@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "cuda/backend/measured_ways.h"
 #include "cuda/backend/tensors.h"
 #include "cuda/moe/sources.h"
 #include "kernels/norm/norm_args.h"
@@ -13,7 +14,6 @@
 namespace fourfold::cuda {
 namespace {
 
-constexpr int64_t kMostNormedRows = 2;  // a norm in front of a product is computed by each of its CTAs
 constexpr size_t kMostGraphs = 96;
 constexpr int64_t kLeastExchanged = 2048;  // columns, where no sum has said how many there are
 constexpr int kLeastShare = 4;             // units of 64 columns and 128 rows that a CTA of gemm_middle starts for
@@ -48,6 +48,12 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
       copies_(*card_),
       graphs_(*card_, kMostGraphs) {
   card_->loading_threads = options.threads;
+  if (options.measured_ways && options.emulate.empty() && card_->load.emulate == nullptr &&
+      !card_->device.only_counts()) {
+    const MeasuredWays ways = load_ways(
+        card_->store.directory(), ways_identity(card_->device.info().name, card_->device.driver().version()), arch_);
+    if (!ways.empty()) arch_.measured = std::make_shared<const MeasuredWays>(ways);
+  }
   arrived_ = cuda::Buffer(card_->device, static_cast<uint64_t>(sms_ * gemm::kWideWarps) * sizeof(int), "counters");
   arrived_.fill(card_->stream, 0);
   const std::vector<float> scales(2, 1.0f);
@@ -484,6 +490,7 @@ const CudaBackend::ProductKernels& CudaBackend::product_kernels(const RowsWay& w
 void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
                           int64_t rows, int64_t weight_bytes, const ops::Tensor& out) {
   const RowsWay way = rows_way(arch_, formats, rows, x.cols);
+  if (timer_ != nullptr) matrices_.insert({formats, rows, x.cols});
   const ProductKernels& kernels = product_kernels(way);
   if (options_.wide && wide_by_wgmma(arch_, formats) && (planning_ || x.rows > kFewRows)) {
     const gemm::WideTile most = {formats, 128, 0};

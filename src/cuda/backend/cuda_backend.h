@@ -84,6 +84,14 @@ class CudaBackend : public ops::Backend {
   std::vector<plan::step::Work> works(const std::function<void()>& run);                             // works_of()
   std::vector<ListedKernel> kernels(const std::set<std::string>& refused, int64_t most_rows) const;  // kernels_of()
   void read(const ops::Tensor& x, std::span<float> out) override;
+  // For tuning: microseconds of a step that `forward` takes, back to back with itself; the matrices of the products in
+  // such steps; how products of few rows are taken from now on; what self-tests find wrong with a way (empty: nothing).
+  double time_step(const std::function<void()>& forward, int rounds, int replays);
+  const std::set<MatrixShape>& matrices() const { return matrices_; }
+  const Target& target() const { return arch_; }
+  void take_ways(const MeasuredWays& ways);
+  void load_kernels(const std::vector<RowsWay>& ways);  // in parallel
+  std::string test_way(const RowsWay& way);
   // test_kernels_of(): on this backend's card.
   KernelReport test_kernels_of(const CudaBackend& counting, int64_t most_rows);
 
@@ -225,6 +233,7 @@ class CudaBackend : public ops::Backend {
 
   std::set<RowsWay> ways_;               // of the stacks that were loaded
   std::set<std::pair<int, int>> plain_;  // formats of experts that are not NVFP4, where a layer has such
+  std::set<MatrixShape> matrices_;       // of products that were timed
   std::map<std::string, const std::vector<Kernel>*> by_name_;
   std::map<std::string, std::string> expressions_;  // of loaded kernels, by their names
   std::map<RowsWay, ProductKernels> products_;

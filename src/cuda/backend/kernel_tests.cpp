@@ -105,6 +105,7 @@ KernelTests::~KernelTests() { of_.card_->device.set_launch_note({}); }
 CudaBackend& KernelTests::on(const RowsWay* way, int most_middle_tiles) {
   CudaOptions options = of_.options_;
   options.self_test = options.test_kernels = options.graphs = false;
+  options.measured_ways = false;
   options.member = nullptr;
   options.threads = 1;
   Target target = of_.arch_;
@@ -178,6 +179,12 @@ std::vector<KernelCase> KernelTests::run() {
     const bool all_right = std::all_of(mine.begin(), mine.end(), [](const KernelCase& c) { return c.wrong.empty(); });
     if (known && all_right) right.of[name] = mine;
   }
+  tested_.reset();
+  return std::move(cases_);
+}
+
+std::vector<KernelCase> KernelTests::run(const RowsWay& way) {
+  products(way);
   tested_.reset();
   return std::move(cases_);
 }
@@ -603,6 +610,13 @@ void CudaBackend::test_kernels(const std::function<void()>& rehearse) {
     load_asked_for(rehearse);
     rehearse();
   }
+}
+
+std::string CudaBackend::test_way(const RowsWay& way) {
+  for (const KernelCase& each : KernelTests(*this).run(way)) {
+    if (!each.wrong.empty()) return each.wrong;
+  }
+  return "";
 }
 
 KernelReport CudaBackend::test_kernels_of(const CudaBackend& counting, int64_t most_rows) {

@@ -29,6 +29,8 @@ class KernelTests {
   ~KernelTests();
   // What was right once is not run again in this process: models and ranks on cards of one kind share it.
   std::vector<KernelCase> run();
+  // Of products of few rows that are taken like that.
+  std::vector<KernelCase> run(const RowsWay& way);
 
   static constexpr int kSms = 3;  // so few that a CTA has several items in turn
 

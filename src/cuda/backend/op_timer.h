@@ -22,6 +22,9 @@ class OpTimer {
   // `run` calls forward and what ends it.
   ops::OperationTimes measure(const std::function<void()>& run);
 
+  // Of a whole step alone: the median of so many rounds of so many replays.
+  double step(const std::function<void()>& run, int rounds, int replays) { return time_of(run, rounds, replays); }
+
   // `run` once with the times between its operations.
   CardTimeline timeline(const std::function<void()>& run);
 

@@ -79,9 +79,15 @@ RowsWay first_way(const Target& arch, int formats, int64_t rows, int64_t columns
 
 RowsWay rows_way(const Target& arch, int formats, int64_t rows, int64_t columns) {
   if (arch.way) return *arch.way;
+  std::vector<RowsWay> ways;
+  if (arch.measured != nullptr) {
+    const auto found = arch.measured->find({formats, rows, columns});
+    if (found != arch.measured->end()) ways.push_back(found->second);
+  }
   const RowsWay first = first_way(arch, formats, rows, columns);
-  if (arch.wrong.empty()) return first;
-  std::vector<RowsWay> ways = {first, first};
+  ways.push_back(first);
+  if (arch.wrong.empty()) return ways.front();
+  ways.push_back(first);
   ways.back().norm_pieces = 0;
   for (const int strip_warps : {8, 4}) ways.push_back({formats, strip_warps, 8 / strip_warps, 2, 1, 0, 1});
   for (const RowsWay& way : ways) {
@@ -89,6 +95,37 @@ RowsWay rows_way(const Target& arch, int formats, int64_t rows, int64_t columns)
   }
   fail("products of few rows: every kernel is wrong, the last one {}",
        rows_source(arch, ways.back()).entries[kRows8].expression);
+}
+
+bool way_fits(const plan::Arch& arch, const RowsWay& way, int64_t columns) {
+  const int units = gemm::units_of(static_cast<int>(columns));
+  for (const RowsEntry entry : {kRows8, kRows16, kRowsNorm}) {
+    if (entry == kRowsNorm && way.norm_pieces == 0) continue;
+    const gemm::RowsTile tile = rows_tile(way, entry);
+    // All of x is there where a norm makes it; elsewhere a panel of it will do.
+    const int rows = entry == kRowsNorm ? static_cast<int>(kMostNormedRows) : tile.rows(),
+              least = entry == kRowsNorm ? units : 1;
+    if (tile.slots < 1 || gemm::rows_batch(tile, tile.rows()) < tile.teams ||
+        gemm::panel_units(tile, units, rows, shared_of(arch, tile.ctas)) < least) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<RowsWay> way_candidates(const Target& arch, const MatrixShape& matrix) {
+  const RowsWay first = first_way(arch, matrix.formats, matrix.rows, matrix.columns);
+  std::vector<RowsWay> all = {first};
+  for (const int strip_warps : {8, 4}) {
+    for (const int slots : {2, 3, 4, 5, 6, 8}) {
+      for (const int ctas : {1, 2}) {
+        const RowsWay way = {matrix.formats, strip_warps,       8 / strip_warps,  slots,
+                             ctas,           first.norm_pieces, first.slots_of_16};
+        if (way != first && way_fits(arch, way, matrix.columns)) all.push_back(way);
+      }
+    }
+  }
+  return all;
 }
 
 gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry) {
@@ -117,8 +154,8 @@ int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens) 
 
 plan::KernelSource rows_source(const Target& arch, const RowsWay& way) {
   plan::KernelSource source;
-  source.name = fmt::format("rows_{}_w{}x{}_s{}_c{}_n{}", way.formats, way.strip_warps, way.teams, way.slots, way.ctas,
-                            way.norm_pieces);
+  source.name = fmt::format("rows_{}_w{}x{}_s{}_c{}_n{}_t{}", way.formats, way.strip_warps, way.teams, way.slots,
+                            way.ctas, way.norm_pieces, way.slots_of_16);
   source.text = "#include \"kernels/gemm/rows.cuh\"\n";
   for (const RowsEntry entry : {kRows8, kRows16, kRowsNorm}) {
     if (entry == kRowsNorm && way.norm_pieces == 0) break;

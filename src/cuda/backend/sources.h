@@ -5,9 +5,12 @@
 
 #include <compare>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "cuda/moe/sources.h"
 #include "kernels/attn/decode_tile.h"
@@ -34,17 +37,33 @@ struct RowsWay {
   auto operator<=>(const RowsWay&) const = default;
 };
 
+// A matrix, or a stack of them, as products know it: gemm::RowsTile::formats, outputs, inputs.
+struct MatrixShape {
+  int formats;
+  int64_t rows, columns;
+  auto operator<=>(const MatrixShape&) const = default;
+};
+// Ways that were measured to be faster than those of the list.
+using MeasuredWays = std::map<MatrixShape, RowsWay>;
+
 // What kernels are chosen for: an architecture, without those that were found to be wrong there.
 struct Target : plan::Arch {
   Target(const plan::Arch& arch) : plan::Arch(arch) {}  // NOLINT: an architecture is one
   std::set<std::string> wrong;                          // as plan::KernelEntry::expression has them
+  std::shared_ptr<const MeasuredWays> measured;         // null: nothing was measured
   // For self-tests: how every matrix is taken, and the row tiles up to which gemm_middle is.
   std::optional<RowsWay> way;
   int most_middle_tiles = 256;
 };
 
-// The first of them whose kernels are not wrong; an Error when all are.
+// What was measured to be fastest, or what the list has; whose kernels are not wrong. An Error when all are.
 RowsWay rows_way(const Target& arch, int formats, int64_t rows, int64_t columns);
+// A norm in front of a product is computed by each of its CTAs: of so few rows.
+inline constexpr int64_t kMostNormedRows = 2;
+// Whether the architecture has room for it, with x of so many columns.
+bool way_fits(const plan::Arch& arch, const RowsWay& way, int64_t columns);
+// What can be measured for a matrix, the list's own way first.
+std::vector<RowsWay> way_candidates(const Target& arch, const MatrixShape& matrix);
 // Entries: one for up to 8 rows, one for up to 16, and up to 8 with a norm in front.
 enum RowsEntry { kRows8, kRows16, kRowsNorm };
 gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry);

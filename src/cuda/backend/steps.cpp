@@ -266,6 +266,25 @@ std::optional<ops::OperationTimes> CudaBackend::time_operations(const std::funct
   return times;
 }
 
+double CudaBackend::time_step(const std::function<void()>& forward, int rounds, int replays) {
+  double us = 0;
+  with_timer(forward, [&](OpTimer& timer, const std::function<void()>& run) { us = timer.step(run, rounds, replays); });
+  return us;
+}
+
+void CudaBackend::take_ways(const MeasuredWays& ways) {
+  card_->stream.synchronize();
+  graphs_.clear();
+  products_.clear();
+  arch_.measured = std::make_shared<const MeasuredWays>(ways);
+}
+
+void CudaBackend::load_kernels(const std::vector<RowsWay>& ways) {
+  std::vector<plan::KernelSource> sources;
+  for (const RowsWay& way : ways) sources.push_back(rows_source(arch_, way));
+  card_->loader.load(sources);
+}
+
 CardTimeline CudaBackend::timeline(const std::function<void()>& forward) {
   CardTimeline timeline;
   with_timer(forward, [&](OpTimer& timer, const std::function<void()>& run) { timeline = timer.timeline(run); });

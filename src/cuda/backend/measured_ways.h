@@ -1,0 +1,18 @@
+// How products of few rows are taken where `fourfold tune --products` has measured it: one file for a card
+// (device/tuned_file.h), which backends on that card read when they are made.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "cuda/backend/sources.h"
+
+namespace fourfold::cuda {
+
+std::string ways_identity(const std::string& device, int driver_version);
+// Empty: nothing was measured. An Error about one of them, which is said on stderr, makes it empty, too.
+MeasuredWays load_ways(const std::filesystem::path& store, const std::string& identity, const plan::Arch& arch);
+std::filesystem::path save_ways(const std::filesystem::path& store, const std::string& identity,
+                                const MeasuredWays& ways);
+
+}  // namespace fourfold::cuda

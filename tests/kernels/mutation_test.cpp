@@ -132,17 +132,28 @@ struct Verdicts {
   std::map<std::string, std::string> what;  // by mutation: what caught it, empty: nothing
   std::map<std::string, Mutation> mutations;
 
+  // Sites are those of the first schedules, one with each way of delivery; a schedule counts that passes unmutated.
+  // A call that is known to be redundant is tried a few times, not hunted.
   void add(const std::string& title, int schedules, const Check& check) {
+    constexpr size_t kSites = 3, kTries = 3;
     std::set<executor::SeenSite> seen;
-    for (const Options& o : executor::schedules(schedules)) ASSERT_EQ(check(o, &seen), "") << title;
-    for (const Mutation& m : mutations_of(seen)) {
+    const std::vector<Options> all = executor::schedules(schedules);
+    size_t passed = 0;
+    const auto pass = [&](size_t count) {
+      for (; passed < count; ++passed) ASSERT_EQ(check(all[passed], &seen), "") << title;
+    };
+    pass(kSites);
+    const std::set<executor::SeenSite> sites = seen;
+    for (const Mutation& m : mutations_of(sites)) {
       std::string& caught = what[m.text()];
       mutations[m.text()] = m;
-      if (!caught.empty()) continue;
-      for (Options o : executor::schedules(schedules)) {
+      const size_t tries = is_redundant(m) ? kTries : all.size();
+      for (size_t i = 0; i < tries && caught.empty(); ++i) {
+        pass(i + 1);
+        if (testing::Test::HasFatalFailure()) return;
+        Options o = all[i];
         o.mutation = m;
         caught = check(o, nullptr);
-        if (!caught.empty()) break;
       }
     }
   }
@@ -159,12 +170,14 @@ struct Verdicts {
   }
 };
 
-// Chains that share sources are judged together: a call may matter in one of them only.
+// Chains that share sources are judged together, those first that have what matters nowhere else: a call may matter in
+// one of them only.
 void expect_caught(const std::vector<std::string>& titles, size_t at_least) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "half of the order is not seen in sanitizer builds";
   Verdicts verdicts;
-  for (const Chain& c : chains()) {
-    if (std::find(titles.begin(), titles.end(), c.title) == titles.end()) continue;
+  const std::vector<Chain> all = chains();
+  for (const std::string& title : titles) {
+    const Chain& c = *std::find_if(all.begin(), all.end(), [&](const Chain& chain) { return chain.title == title; });
     const LayerShape shape{10, 8, 320, c.intermediate};
     const LayerWeights weights = make_weights(shape, 1);
     const LayerInput input = make_input(shape, c.tokens, c.pattern, 5);
@@ -184,7 +197,7 @@ void expect_caught(const std::vector<std::string>& titles, size_t at_least) {
 }
 
 TEST(Mutations, OfTheStreamingKernelsAreCaught) { expect_caught({"one", "sorted", "wide"}, 25); }
-TEST(Mutations, OfTheKernelsForFewTokensAreCaught) { expect_caught({"few", "few, alone", "few, nobody"}, 15); }
+TEST(Mutations, OfTheKernelsForFewTokensAreCaught) { expect_caught({"few, nobody", "few, alone", "few"}, 15); }
 TEST(Mutations, OfTheWgmmaKernelsAreCaught) { expect_caught({"wgmma"}, 25); }
 TEST(Mutations, OfTheMmaSyncAndFp4KernelsAreCaught) { expect_caught({"mma", "fp4"}, 15); }
 

@@ -1,13 +1,12 @@
 // What the prefix cache tells of its blocks: a router that believes it knows what is cached.
 #include <gtest/gtest.h>
-#include <rapidcheck.h>
-#include <rapidcheck/gtest.h>
 
 #include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/property.h"
 #include "base/random.h"
 #include "engine/prefix_cache.h"
 
@@ -22,19 +21,19 @@ class Router final : public CacheObserver {
 
   void stored(std::optional<uint64_t> parent, std::span<const uint64_t> blocks,
               std::span<const int32_t> tokens) override {
-    RC_ASSERT(tokens.size() == blocks.size() * page_size_);
+    ASSERT_TRUE(tokens.size() == blocks.size() * page_size_);
     for (const uint64_t block : blocks) {
-      RC_ASSERT(!parent || names_.contains(*parent));
+      ASSERT_TRUE(!parent || names_.contains(*parent));
       const Place place{parent, Tokens(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(page_size_))};
-      RC_ASSERT(places_.emplace(place, block).second);
-      RC_ASSERT(names_.emplace(block, place).second);
+      ASSERT_TRUE(places_.emplace(place, block).second);
+      ASSERT_TRUE(names_.emplace(block, place).second);
       parent = block;
       tokens = tokens.subspan(page_size_);
     }
   }
   void removed(uint64_t block) override {
     const auto name = names_.find(block);
-    RC_ASSERT(name != names_.end());
+    ASSERT_TRUE(name != names_.end());
     places_.erase(name->second);
     names_.erase(name);
   }
@@ -65,8 +64,7 @@ class Router final : public CacheObserver {
   std::map<uint64_t, Place> names_;
 };
 
-RC_GTEST_PROP(CacheObserver, KnowsWhatIsCached, ()) {
-  Random random(*rc::gen::arbitrary<uint64_t>());
+FOURFOLD_PROPERTY(CacheObserver, KnowsWhatIsCached) {
   const int64_t page_size = 1 + static_cast<int64_t>(random.below(5));
   PageAllocator pages(60, page_size);
   SlotAllocator slots(0);
@@ -90,11 +88,11 @@ RC_GTEST_PROP(CacheObserver, KnowsWhatIsCached, ()) {
     if (!salted) sequences.push_back(tokens);
     cache.check();
     for (const Tokens& sequence : sequences) {
-      RC_ASSERT(router->cached(sequence) == cache.match("", sequence).matched / page_size);
+      ASSERT_TRUE(router->cached(sequence) == cache.match("", sequence).matched / page_size);
     }
   }
   cache.reclaim(pages.total());
-  RC_ASSERT(router->size() == 0u);
+  ASSERT_TRUE(router->size() == 0u);
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 // The small managers on their own: pages and slots.
 #include <gtest/gtest.h>
-#include <rapidcheck.h>
-#include <rapidcheck/gtest.h>
 
 #include <algorithm>
 #include <set>
 
+#include "base/property.h"
 #include "base/random.h"
 #include "engine/pages.h"
 #include "engine/states.h"
@@ -31,8 +30,7 @@ TEST(Pages, GrowIsAllOrNothing) {
   pages.check();
 }
 
-RC_GTEST_PROP(Pages, NoPageIsHandedOutTwice, ()) {
-  Random random(*rc::gen::arbitrary<uint64_t>());
+FOURFOLD_PROPERTY(Pages, NoPageIsHandedOutTwice) {
   const int64_t total = 1 + static_cast<int64_t>(random.below(40));
   const int64_t page_size = 1 + static_cast<int64_t>(random.below(8));
   PageAllocator pages(total, page_size);
@@ -47,8 +45,8 @@ RC_GTEST_PROP(Pages, NoPageIsHandedOutTwice, ()) {
       const int64_t free = pages.free();
       const bool grown = pages.grow(owner, positions);
       const int64_t needed = std::max<int64_t>(pages.pages_for(positions) - static_cast<int64_t>(before), 0);
-      RC_ASSERT(grown == (needed <= free));
-      RC_ASSERT(owner.size() == before + static_cast<size_t>(grown ? needed : 0));
+      ASSERT_TRUE(grown == (needed <= free));
+      ASSERT_TRUE(owner.size() == before + static_cast<size_t>(grown ? needed : 0));
     }
     std::set<int32_t> seen;
     size_t held = 0;
@@ -56,8 +54,8 @@ RC_GTEST_PROP(Pages, NoPageIsHandedOutTwice, ()) {
       seen.insert(o.begin(), o.end());
       held += o.size();
     }
-    RC_ASSERT(seen.size() == held);
-    RC_ASSERT(pages.used() == static_cast<int64_t>(held));
+    ASSERT_TRUE(seen.size() == held);
+    ASSERT_TRUE(pages.used() == static_cast<int64_t>(held));
     pages.check();
   }
 }

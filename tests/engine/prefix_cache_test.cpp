@@ -2,13 +2,12 @@
 #include "engine/prefix_cache.h"
 
 #include <gtest/gtest.h>
-#include <rapidcheck.h>
-#include <rapidcheck/gtest.h>
 
 #include <algorithm>
 #include <map>
 #include <numeric>
 
+#include "base/property.h"
 #include "prefix_server.h"
 
 namespace fourfold::engine {
@@ -81,8 +80,7 @@ TEST(Boundaries, StrideIsSparseAndKeepsClearOfOthers) {
   EXPECT_EQ(boundaries({.prompt = 5, .stride = 1}), (std::vector<Boundary>{{1, kStride}, {2, kStride}, {3, kStride}}));
 }
 
-RC_GTEST_PROP(Boundaries, AscendWithinThePrompt, ()) {
-  Random random(*rc::gen::arbitrary<uint64_t>());
+FOURFOLD_PROPERTY(Boundaries, AscendWithinThePrompt) {
   BoundaryInputs inputs;
   inputs.prompt = 1 + static_cast<int64_t>(random.below(3000));
   inputs.hit = static_cast<int64_t>(random.below(static_cast<uint64_t>(inputs.prompt)));
@@ -95,7 +93,7 @@ RC_GTEST_PROP(Boundaries, AscendWithinThePrompt, ()) {
   inputs.hints = hints;
   int64_t last = inputs.hit;
   for (const Boundary& b : boundaries(inputs)) {
-    RC_ASSERT(b.position > last && b.position < inputs.prompt);
+    ASSERT_TRUE(b.position > last && b.position < inputs.prompt);
     last = b.position;
   }
 }
@@ -198,8 +196,7 @@ struct LiteralCache {
   }
 };
 
-RC_GTEST_PROP(PrefixCache, FindsWhatAMapOfPrefixesFinds, ()) {
-  Random random(*rc::gen::arbitrary<uint64_t>());
+FOURFOLD_PROPERTY(PrefixCache, FindsWhatAMapOfPrefixesFinds) {
   const int64_t page_size = 1 + static_cast<int64_t>(random.below(9));
   const int64_t most = 1 + static_cast<int64_t>(random.below(12));
   const bool recurrent = random.below(4) > 0;
@@ -225,14 +222,14 @@ RC_GTEST_PROP(PrefixCache, FindsWhatAMapOfPrefixesFinds, ()) {
       const int64_t most_tokens = static_cast<int64_t>(tokens.size()) - 1;
       const int64_t matched = literal.matched(salt, tokens);
       const int64_t tokens_hit = recurrent ? literal.acquire(salt, tokens, counted) : std::min(matched, most_tokens);
-      RC_ASSERT(hit.matched == matched);
-      RC_ASSERT(hit.known == matched);
+      ASSERT_TRUE(hit.matched == matched);
+      ASSERT_TRUE(hit.known == matched);
       const bool parts = literal.goes_on(salt, tokens) || matched == static_cast<int64_t>(tokens.size());
-      RC_ASSERT(hit.parting == (parts ? matched : 0));
-      RC_ASSERT(hit.tokens == tokens_hit);
-      RC_ASSERT((hit.state >= 0) == (recurrent && tokens_hit > 0));
-      RC_ASSERT((hit.copy_from >= 0) == (tokens_hit % page_size > 0));
-      RC_ASSERT(static_cast<int64_t>(taken.size()) == tokens_hit / page_size);
+      ASSERT_TRUE(hit.parting == (parts ? matched : 0));
+      ASSERT_TRUE(hit.tokens == tokens_hit);
+      ASSERT_TRUE((hit.state >= 0) == (recurrent && tokens_hit > 0));
+      ASSERT_TRUE((hit.copy_from >= 0) == (tokens_hit % page_size > 0));
+      ASSERT_TRUE(static_cast<int64_t>(taken.size()) == tokens_hit / page_size);
       if (counted) {
         expected.prompt_tokens += static_cast<int64_t>(tokens.size());
         expected.hit_tokens += tokens_hit;
@@ -243,12 +240,12 @@ RC_GTEST_PROP(PrefixCache, FindsWhatAMapOfPrefixesFinds, ()) {
       pages.release(taken);
     } else {
       std::vector<int32_t> own;
-      RC_ASSERT(pages.grow(own, static_cast<int64_t>(tokens.size())));
+      ASSERT_TRUE(pages.grow(own, static_cast<int64_t>(tokens.size())));
       std::vector<BoundaryState> states;
       for (int64_t position = 1; position <= static_cast<int64_t>(tokens.size()); ++position) {
         if (!recurrent || random.below(10) > 0) continue;
         const int32_t slot = slots.take();
-        RC_ASSERT(slot >= 0);
+        ASSERT_TRUE(slot >= 0);
         states.push_back({position, slot, static_cast<BoundaryKind>(random.below(6))});
         if (states.size() == 20) break;
       }
@@ -261,27 +258,26 @@ RC_GTEST_PROP(PrefixCache, FindsWhatAMapOfPrefixesFinds, ()) {
     pages.check();
     slots.check();
     // Nobody runs: all that is used is the cache's.
-    RC_ASSERT(pages.used() == pages.cached() && pages.only_cached() == pages.used());
-    RC_ASSERT(slots.used() == cache.stats().states);
-    RC_ASSERT(cache.stats().states == static_cast<int64_t>(literal.states.size()));
+    ASSERT_TRUE(pages.used() == pages.cached() && pages.only_cached() == pages.used());
+    ASSERT_TRUE(slots.used() == cache.stats().states);
+    ASSERT_TRUE(cache.stats().states == static_cast<int64_t>(literal.states.size()));
     for (const auto& [key, record] : literal.states) {
       Tokens prompt = key.second;
       prompt.push_back(50);
-      RC_ASSERT(cache.match(key.first, prompt).tokens == static_cast<int64_t>(key.second.size()));
+      ASSERT_TRUE(cache.match(key.first, prompt).tokens == static_cast<int64_t>(key.second.size()));
     }
   }
   const PrefixStats stats = cache.stats();
-  RC_ASSERT(stats.prompt_tokens == expected.prompt_tokens && stats.hit_tokens == expected.hit_tokens);
-  RC_ASSERT(stats.missed_no_state == expected.missed_no_state && stats.missed_evicted == 0);
-  RC_ASSERT(stats.bytes == 7 * pages.used() + 1000 * slots.used() && stats.pages == pages.used());
+  ASSERT_TRUE(stats.prompt_tokens == expected.prompt_tokens && stats.hit_tokens == expected.hit_tokens);
+  ASSERT_TRUE(stats.missed_no_state == expected.missed_no_state && stats.missed_evicted == 0);
+  ASSERT_TRUE(stats.bytes == 7 * pages.used() + 1000 * slots.used() && stats.pages == pages.used());
   cache.clear();
-  RC_ASSERT(pages.used() == 0 && slots.used() == 0);
+  ASSERT_TRUE(pages.used() == 0 && slots.used() == 0);
 }
 
 // Requests that run at once, are preempted, cancelled and continued, with pages and states too few: what a hit returns
 // is what was computed, and what is given up is no more than was asked for. PrefixServer looks into every page.
-RC_GTEST_PROP(PrefixCache, ReturnsWhatWasComputed, ()) {
-  Random random(*rc::gen::arbitrary<uint64_t>());
+FOURFOLD_PROPERTY(PrefixCache, ReturnsWhatWasComputed) {
   PrefixServerOptions options;
   options.recurrent = random.below(4) > 0;
   options.page_size = 1 + static_cast<int64_t>(random.below(9));
@@ -312,14 +308,14 @@ RC_GTEST_PROP(PrefixCache, ReturnsWhatWasComputed, ()) {
     } else if (what == 6) {
       const int64_t count = static_cast<int64_t>(random.below(static_cast<uint64_t>(options.pages)));
       const int64_t free = server.pages().free(), reach = free + server.pages().only_cached();
-      RC_ASSERT(server.cache().reclaim(count) == (count <= reach));
-      RC_ASSERT(server.pages().free() == std::max(free, std::min(count, reach)));
+      ASSERT_TRUE(server.cache().reclaim(count) == (count <= reach));
+      ASSERT_TRUE(server.pages().free() == std::max(free, std::min(count, reach)));
     } else if (what == 7 && options.recurrent) {
       const int64_t free = server.slots().free();
       const int64_t states = server.cache().stats().states;
       const bool freed = server.cache().reclaim_state();
-      RC_ASSERT(freed == (states > 0));  // no step reads one here
-      RC_ASSERT(server.slots().free() == free + (freed ? 1 : 0));
+      ASSERT_TRUE(freed == (states > 0));  // no step reads one here
+      ASSERT_TRUE(server.slots().free() == free + (freed ? 1 : 0));
     } else if (!running.empty()) {
       const size_t i = random.below(running.size());
       if (random.below(2) == 0 && running[i].tokens.size() < 110) {
@@ -342,16 +338,15 @@ RC_GTEST_PROP(PrefixCache, ReturnsWhatWasComputed, ()) {
     server.check();
   }
   const PrefixStats stats = server.cache().stats();
-  RC_ASSERT(stats.hit_tokens == server.hits);
-  RC_ASSERT(stats.hit_tokens + stats.missed_no_state + stats.missed_evicted <= server.possible);
+  ASSERT_TRUE(stats.hit_tokens == server.hits);
+  ASSERT_TRUE(stats.hit_tokens + stats.missed_no_state + stats.missed_evicted <= server.possible);
   for (auto& run : running) server.cancel(run);
   server.check();
-  RC_ASSERT(server.pages().used() == server.pages().only_cached());
+  ASSERT_TRUE(server.pages().used() == server.pages().only_cached());
 }
 
 // Without states: the end of what was least recently used goes, page by page.
-RC_GTEST_PROP(PrefixCache, GivesUpTheLeastRecentlyUsedEndFirst, ()) {
-  Random random(*rc::gen::arbitrary<uint64_t>());
+FOURFOLD_PROPERTY(PrefixCache, GivesUpTheLeastRecentlyUsedEndFirst) {
   const int64_t page_size = 1 + static_cast<int64_t>(random.below(5));
   PageAllocator pages(4000, page_size);
   SlotAllocator slots(0);
@@ -379,7 +374,7 @@ RC_GTEST_PROP(PrefixCache, GivesUpTheLeastRecentlyUsedEndFirst, ()) {
       append(tokens, random_tokens(random, 1 + static_cast<int64_t>(random.below(20)), 0, 3));
       if (std::any_of(sequences.begin(), sequences.end(), longer)) continue;
       std::vector<int32_t> own;
-      RC_ASSERT(pages.grow(own, static_cast<int64_t>(tokens.size())));
+      ASSERT_TRUE(pages.grow(own, static_cast<int64_t>(tokens.size())));
       cache.insert("", tokens, own, {});
       pages.release(own);
       sequences.push_back(tokens);
@@ -390,7 +385,7 @@ RC_GTEST_PROP(PrefixCache, GivesUpTheLeastRecentlyUsedEndFirst, ()) {
       prompt.push_back(50);
       std::vector<int32_t> own;
       const PrefixHit hit = cache.acquire("", prompt, own);
-      RC_ASSERT(hit.tokens == static_cast<int64_t>(tokens.size()));
+      ASSERT_TRUE(hit.tokens == static_cast<int64_t>(tokens.size()));
       if (hit.copy_from >= 0) pages.release(hit.copy_from);
       pages.release(own);
       uses.emplace_back(tokens, step);
@@ -399,7 +394,7 @@ RC_GTEST_PROP(PrefixCache, GivesUpTheLeastRecentlyUsedEndFirst, ()) {
   while (pages.used() > 0) {
     std::vector<int64_t> before;
     for (const Tokens& tokens : sequences) before.push_back(held(tokens));
-    RC_ASSERT(cache.reclaim(pages.free() + 1));
+    ASSERT_TRUE(cache.reclaim(pages.free() + 1));
     cache.check();
     // The last use of anything that was given up lies before that of any end that is still there whole.
     int64_t victim = -1, other = std::numeric_limits<int64_t>::max();
@@ -412,7 +407,7 @@ RC_GTEST_PROP(PrefixCache, GivesUpTheLeastRecentlyUsedEndFirst, ()) {
         other = std::min(other, last_use(Tokens(sequences[i].begin(), sequences[i].begin() + now)));
       }
     }
-    RC_ASSERT(victim <= other);
+    ASSERT_TRUE(victim <= other);
   }
 }
 

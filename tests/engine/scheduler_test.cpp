@@ -3,14 +3,13 @@
 #include "engine/scheduler.h"
 
 #include <gtest/gtest.h>
-#include <rapidcheck.h>
-#include <rapidcheck/gtest.h>
 
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <set>
 
+#include "base/property.h"
 #include "base/random.h"
 
 namespace fourfold::engine {
@@ -254,8 +253,7 @@ TEST(Scheduler, AHigherPriorityDisplacesALowerOne) {
   EXPECT_EQ(bench.scheduler.waiting().front(), low);
 }
 
-RC_GTEST_PROP(Scheduler, EveryRequestIsFinishedAndTheBooksAreRight, ()) {
-  Random random(*rc::gen::arbitrary<uint64_t>());
+FOURFOLD_PROPERTY(Scheduler, EveryRequestIsFinishedAndTheBooksAreRight) {
   const int64_t max_context = 4 + static_cast<int64_t>(random.below(60));
   const int64_t lanes = 1 + static_cast<int64_t>(random.below(8));
   const int64_t rows = lanes + static_cast<int64_t>(random.below(20));
@@ -290,29 +288,29 @@ RC_GTEST_PROP(Scheduler, EveryRequestIsFinishedAndTheBooksAreRight, ()) {
       std::set<int32_t> named;
       bool before = true;
       for (const Work& item : bench.last()) {
-        RC_ASSERT(item.rows() >= 1);
-        RC_ASSERT(named.insert(item.lane).second);
-        RC_ASSERT(before || item.tokens > 0);  // those that go on first
+        ASSERT_TRUE(item.rows() >= 1);
+        ASSERT_TRUE(named.insert(item.lane).second);
+        ASSERT_TRUE(before || item.tokens > 0);  // those that go on first
         before = item.tokens == 0;
         used += item.rows();
       }
-      RC_ASSERT(used <= rows);
+      ASSERT_TRUE(used <= rows);
     } else {
-      RC_ASSERT(!bench.under_way.empty() || bench.scheduler.idle());
-      RC_ASSERT(first == nullptr || !bench.under_way.empty());
+      ASSERT_TRUE(!bench.under_way.empty() || bench.scheduler.idle());
+      ASSERT_TRUE(first == nullptr || !bench.under_way.empty());
     }
     bench.scheduler.check();
     if (bench.under_way.size() == 2 || (!bench.under_way.empty() && random.below(2) == 0)) {
       bench.settle(random.uniform(), random.below(2) == 0 ? 10 : 0);
     }
     bench.scheduler.check();
-    RC_ASSERT(++steps < 200 + 60 * work);  // terminates
+    ASSERT_TRUE(++steps < 200 + 60 * work);  // terminates
   }
   while (!bench.under_way.empty()) bench.settle();
   bench.prefixes.check();
   bench.prefixes.clear();
-  RC_ASSERT(bench.gone == static_cast<int64_t>(count));
-  RC_ASSERT(bench.pages.used() == 0 && bench.slots.used() == 0);
+  ASSERT_TRUE(bench.gone == static_cast<int64_t>(count));
+  ASSERT_TRUE(bench.pages.used() == 0 && bench.slots.used() == 0);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // and the properties of the quantiser. Expected values are computed from the definition of a format in long double, not
 // by the code under test.
 #include <gtest/gtest.h>
-#include <rapidcheck.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/property.h"
 #include "base/random.h"
 #include "nvfp4/layout.h"
 #include "nvfp4/number.h"
@@ -223,35 +223,31 @@ std::vector<float> random_row(Random& random, int blocks) {
   return row;
 }
 
-TEST(Quantize, PropertiesOfRandomRows) {
-  const bool holds = rc::check("quantise, dequantise", [] {
-    Random random(*rc::gen::arbitrary<uint64_t>());
-    const int blocks = 1 + static_cast<int>(random.below(8));
-    const std::vector<float> row = random_row(random, blocks);
-    const float tensor_scale = tensor_scale_for(largest_magnitude(row));
-    std::vector<uint8_t> codes(row.size() / 2), scales(row.size() / 16), best_codes(codes), best_scales(scales);
-    std::vector<float> decoded(row.size());
-    const double plain = quantize_row(row, tensor_scale, ScaleSearch::kMax, codes, scales);
-    const double searched = quantize_row(row, tensor_scale, ScaleSearch::kSquaredError, best_codes, best_scales);
-    RC_ASSERT(searched <= plain);
-    for (uint8_t scale : best_scales) RC_ASSERT(scale >= 1 && scale <= 0x7e);
-    dequantize_row(codes, scales, tensor_scale, decoded);
-    double error = 0, energy = 0;
-    for (size_t i = 0; i < row.size(); ++i) {
-      RC_ASSERT(is_finite(decoded[i]));
-      energy += std::pow(static_cast<double>(row[i]), 2);
-      error += std::pow(static_cast<double>(row[i]) - static_cast<double>(decoded[i]), 2);
-    }
-    // The reported error counts each product before it is rounded to fp32, hence the small slack.
-    RC_ASSERT(std::fabs(error - plain) <= 1e-5 * plain + 1e-9 * energy);
-    // A quantised row is a fixed point: quantising it again under the same tensor scale changes no value.
-    std::vector<float> again(row.size());
-    quantize_row(decoded, tensor_scale, ScaleSearch::kSquaredError, codes, scales);
-    dequantize_row(codes, scales, tensor_scale, again);
-    for (size_t i = 0; i < row.size(); ++i)
-      RC_ASSERT(std::fabs(again[i] - decoded[i]) <= 1e-6f * std::fabs(decoded[i]));
-  });
-  EXPECT_TRUE(holds);
+FOURFOLD_PROPERTY(Quantize, PropertiesOfRandomRows) {
+  const int blocks = 1 + static_cast<int>(random.below(8));
+  const std::vector<float> row = random_row(random, blocks);
+  const float tensor_scale = tensor_scale_for(largest_magnitude(row));
+  std::vector<uint8_t> codes(row.size() / 2), scales(row.size() / 16), best_codes(codes), best_scales(scales);
+  std::vector<float> decoded(row.size());
+  const double plain = quantize_row(row, tensor_scale, ScaleSearch::kMax, codes, scales);
+  const double searched = quantize_row(row, tensor_scale, ScaleSearch::kSquaredError, best_codes, best_scales);
+  ASSERT_TRUE(searched <= plain);
+  for (uint8_t scale : best_scales) ASSERT_TRUE(scale >= 1 && scale <= 0x7e);
+  dequantize_row(codes, scales, tensor_scale, decoded);
+  double error = 0, energy = 0;
+  for (size_t i = 0; i < row.size(); ++i) {
+    ASSERT_TRUE(is_finite(decoded[i]));
+    energy += std::pow(static_cast<double>(row[i]), 2);
+    error += std::pow(static_cast<double>(row[i]) - static_cast<double>(decoded[i]), 2);
+  }
+  // The reported error counts each product before it is rounded to fp32, hence the small slack.
+  ASSERT_TRUE(std::fabs(error - plain) <= 1e-5 * plain + 1e-9 * energy);
+  // A quantised row is a fixed point: quantising it again under the same tensor scale changes no value.
+  std::vector<float> again(row.size());
+  quantize_row(decoded, tensor_scale, ScaleSearch::kSquaredError, codes, scales);
+  dequantize_row(codes, scales, tensor_scale, again);
+  for (size_t i = 0; i < row.size(); ++i)
+    ASSERT_TRUE(std::fabs(again[i] - decoded[i]) <= 1e-6f * std::fabs(decoded[i]));
 }
 
 TEST(Quantize, ScaleSearchIsTheBestOfAllScales) {

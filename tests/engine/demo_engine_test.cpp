@@ -325,7 +325,7 @@ TEST(ReferenceEngine, EveryWayGivesTheSameBits) {
   for (size_t i = 0; i < requests.size(); ++i) {
     EXPECT_EQ(truth.answers[i].tokens, plain_loop(*model, requests[i], context)) << "request " << i;
   }
-  for (const Way& way : ways(requests, {1, 2, 3, 4, 5})) {
+  for (const Way& way : ways(requests, {1, 3, 5})) {
     const Answers found = answer(way, cpu::Isa::kReference, requests);
     expect_as_named(way, found, requests);
     for (size_t i = 0; i < requests.size(); ++i) {

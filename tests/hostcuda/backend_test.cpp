@@ -317,10 +317,7 @@ TEST(HostRanksMeet, EveryWayHasTheSameLogits) {
     bool nccl_refuses = false, nccl_loses = false;
     const char *way, *warning = "";
   };
-  model::ModelConfig config = model::read_config(demo());
-  config.mtp_layers = 0;
-  model::set_layers(config, 4);
-  const auto weights = model::make_random_weights(config, 1);
+  const auto weights = model::make_random_weights(one_layer_of_each_kind(), 1);
   const std::vector<Step> steps = {{5}, {1}};
   std::vector<float> want;
   for (const WayCase& c : {

@@ -124,13 +124,8 @@ INSTANTIATE_TEST_SUITE_P(Steps, HostEngine,
 
 // ---- faults
 
-// One layer of each kind, with random weights.
 std::unique_ptr<engine::Engine> small_engine(std::chrono::milliseconds deadline = cuda::kStepDeadline) {
-  model::ModelConfig config = model::read_config(demo());
-  config.mtp_layers = 0;
-  config.layer_kinds = {model::LayerKind::kDeltaNet, model::LayerKind::kAttention};
-  config.layers = 2;
-  const auto weights = model::make_random_weights(config, 1);
+  const auto weights = model::make_random_weights(one_layer_of_each_kind(), 1);
   const engine::EngineOptions options = engine_options();
   return engine::make_engine(
       model::load_model(*weights, cuda_backend(true, false, true, true, deadline), model_options(options)), options);
@@ -226,10 +221,7 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
 // host. The tokens are those over peer memory.
 TEST(HostRanksFaults, StepsGoOnWithoutPeerMemory) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
-  model::ModelConfig config = model::read_config(demo());
-  config.mtp_layers = 0;
-  model::set_layers(config, 4);
-  const auto weights = model::make_random_weights(config, 1);
+  const auto weights = model::make_random_weights(one_layer_of_each_kind(), 1);
   const engine::EngineOptions options = engine_options();
   std::vector<int32_t> want;
   std::vector<int64_t> gathers;
@@ -265,10 +257,7 @@ TEST(HostRanksFaults, StepsGoOnWithoutPeerMemory) {
 // which on a card its patience ends and here is a deadlock.
 TEST(HostRanksFaults, AWrongSumEndsEveryRequestWhereSumsAreChecked) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
-  model::ModelConfig config = model::read_config(demo());
-  config.mtp_layers = 0;
-  model::set_layers(config, 4);
-  const auto weights = model::make_random_weights(config, 1);
+  const auto weights = model::make_random_weights(one_layer_of_each_kind(), 1);
   const engine::EngineOptions options = engine_options();
   install(two_cards());
   engine::Request one_step = request_of(3);
@@ -283,7 +272,7 @@ TEST(HostRanksFaults, AWrongSumEndsEveryRequestWhereSumsAreChecked) {
     };
     {
       const auto engine = start();
-      corrupt_sum(4);  // of 8 in a step
+      corrupt_sum(2);  // of 4 in a step
       const std::string error = read(*engine->submit(one_step)).error;
       if (every == 0) {
         EXPECT_EQ(error, "");
@@ -303,15 +292,12 @@ TEST(HostRanksFaults, AWrongSumEndsEveryRequestWhereSumsAreChecked) {
 // A rank that fails, and one whose kernels never come: everybody hears why, and nothing is left.
 TEST(HostRanksFaults, ARankThatFailsOrHangsEndsEveryRequest) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
-  model::ModelConfig config = model::read_config(demo());
-  config.mtp_layers = 0;
-  model::set_layers(config, 4);
+  const auto weights = model::make_random_weights(one_layer_of_each_kind(), 1);
   for (const bool hangs : {false, true}) {
     HostCard card = two_cards();
     card.lone_after = std::chrono::milliseconds(hangs ? 200 : 0);
     install(card);
     {
-      const auto weights = model::make_random_weights(config, 1);
       const engine::EngineOptions options = engine_options();
       auto model = model::load_model(*weights, rank_backends(false, 1000), {.ranks = 2}, model_options(options));
       const auto engine = engine::make_engine(std::move(model), options);

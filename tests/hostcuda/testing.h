@@ -10,6 +10,7 @@
 
 #include "cuda/backend/backend.h"
 #include "hostcuda/host_cuda.h"
+#include "model/config.h"
 #include "model/ranked.h"
 
 namespace fourfold::hostcuda {
@@ -33,6 +34,15 @@ class TemporaryFolder {
  private:
   std::filesystem::path path_;
 };
+
+// The demo model's shape with one layer of each kind, for what does not depend on how many there are.
+inline model::ModelConfig one_layer_of_each_kind() {
+  model::ModelConfig config = model::read_config(std::filesystem::path(FOURFOLD_SOURCE_DIR) / "models" / "demo");
+  config.mtp_layers = 0;
+  config.layer_kinds = {model::LayerKind::kDeltaNet, model::LayerKind::kAttention};
+  config.layers = 2;
+  return config;
+}
 
 // One for the whole test program.
 inline const std::filesystem::path& kernel_store() {

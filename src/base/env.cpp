@@ -21,6 +21,9 @@ constexpr EnvVariable kVariables[] = {
     {"FOURFOLD_SUMS",
      "how ranks on GPUs add up: words, flags, two-shot, nccl or host, or several with the bytes from which on, "
      "words,two-shot:4M (default: as measured)"},
+    {"FOURFOLD_CHOICE",
+     "how ranks on GPUs choose most probable tokens: gathered (default), from all logits, or parts, from the best of "
+     "each rank"},
     {"FOURFOLD_NCCL", "file of NCCL (default: searched for)"},
     {"CUDA_HOME", "a CUDA toolkit, searched for NVRTC"},
     {"VIRTUAL_ENV", "a Python environment, searched for the PyPI packages of NVRTC and NCCL"},

@@ -140,6 +140,10 @@ cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
   options.fp8_cache = args.kv_cache == "fp8";
   options.emulate = args.emulate;
   options.sums = sum_table();
+  if (const auto choice = env("FOURFOLD_CHOICE")) {
+    if (*choice != "parts" && *choice != "gathered") fail("FOURFOLD_CHOICE={}: wanted gathered or parts", *choice);
+    options.choose_by_parts = *choice == "parts";
+  }
   if (args.self_test) options.test_kernels = true;
   return options;
 }

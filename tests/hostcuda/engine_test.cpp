@@ -218,7 +218,7 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
 // ---- ranks
 
 // Without peer memory: steps are recorded with NCCL where its version allows, and not with an older one or through the
-// host. The tokens are those over peer memory.
+// host. The tokens are those over peer memory. The last two choose them from what each rank finds in its own columns.
 TEST(HostRanksFaults, StepsGoOnWithoutPeerMemory) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
   const auto weights = model::make_random_weights(one_layer_of_each_kind(), 1);
@@ -232,7 +232,10 @@ TEST(HostRanksFaults, StepsGoOnWithoutPeerMemory) {
     install(card);
     testing::internal::CaptureStderr();
     {
-      auto model = model::load_model(*weights, rank_backends(), {.ranks = 2}, model_options(options));
+      cuda::CudaOptions base = cuda_options();
+      base.choose_by_parts = nccl == 20800 || nccl == 0;
+      auto model =
+          model::load_model(*weights, rank_backends(false, 100000, base), {.ranks = 2}, model_options(options));
       const auto engine = engine::make_engine(std::move(model), options);
       engine::Request request = request_of(3);
       request.max_tokens = 6;
@@ -250,6 +253,51 @@ TEST(HostRanksFaults, StepsGoOnWithoutPeerMemory) {
   EXPECT_GT(gathers[1], 0);
   EXPECT_LT(gathers[1], gathers[2]) << "what is replayed is not called again";
   EXPECT_EQ(gathers[3], 0);
+}
+
+// Most probable tokens from what each rank finds in its own columns: those that come of all logits, whatever else is in
+// the step.
+TEST(HostRanksFaults, TokensAreTheSameWithoutGatheringLogits) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  const auto weights = model::make_random_weights(one_layer_of_each_kind(), 1);
+  const engine::EngineOptions options = engine_options();
+  std::vector<std::vector<int32_t>> want;
+  for (const bool parts : {false, true}) {
+    install(two_cards());
+    cuda::CudaOptions base = cuda_options();
+    base.choose_by_parts = parts;
+    {
+      const auto engine = engine::make_engine(
+          model::load_model(*weights, rank_backends(false, 100000, base), {.ranks = 2}, model_options(options)),
+          options);
+      std::vector<std::vector<int32_t>> got;
+      const auto ask = [&](std::vector<engine::Request> requests) {
+        std::vector<std::unique_ptr<engine::EventStream>> streams;
+        for (engine::Request& request : requests) {
+          request.max_tokens = 2;
+          streams.push_back(engine->submit(std::move(request)));
+        }
+        for (const auto& stream : streams) {
+          const Answer answer = read(*stream);
+          EXPECT_EQ(answer.error, "");
+          EXPECT_EQ(answer.tokens.size(), 2u);
+          got.push_back(answer.tokens);
+        }
+      };
+      engine::Request biased = request_of(2), drawn = request_of(2), counted = request_of(2);
+      for (int32_t token = 0; token < 2048; token += 3) biased.banned_tokens.push_back(token);
+      biased.sampling.logit_bias = {{1999, 3.0f}};
+      drawn.sampling.temperature = 1;
+      drawn.sampling.seed = 5;
+      counted.sampling.presence_penalty = 1;  // the host's
+      ask({request_of(3), biased});
+      ask({request_of(3), drawn});
+      ask({counted});
+      if (want.empty()) want = got;
+      EXPECT_EQ(got, want);
+    }
+    EXPECT_EQ(live(), Live{});
+  }
 }
 
 // A bit of one rank's memory: nobody's tokens differ, but a checksum does, where it is asked for. Afterwards the next

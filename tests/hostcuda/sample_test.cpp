@@ -53,14 +53,18 @@ Buffer upload(const cuda::Device& device, const cuda::Stream& stream, std::vecto
   return buffer;
 }
 
+constexpr int kRankSplits = 2;
+
 struct DeviceSampler {
   cuda::Device device;
   cuda::Stream stream{device};
   jit::KernelStore store{kernel_store()};
   cuda::KernelLoader loader{device, store, {}};
   std::vector<cuda::Kernel> kernels = loader.load(cuda::sample_source());
+  std::vector<cuda::Kernel> rank_kernels = loader.load(cuda::rank_sample_source());
 
-  Chosen choose(const Problem& p, int sms = 3) {
+  // `edges`: of the columns of ranks that choose together, each of which has no others; empty: there is one, with all.
+  Chosen choose(const Problem& p, int sms = 3, const std::vector<int>& edges = {}) {
     const auto rows = static_cast<int>(p.rows.size());
     std::vector<SampleRow> numbered = p.rows;
     for (int i = 0; i < rows; ++i) numbered[static_cast<size_t>(i)].row = i;
@@ -68,7 +72,8 @@ struct DeviceSampler {
     step::SampleArgs args = {};
     args.stride = p.vocabulary;
     args.rows = rows;
-    args.splits = step::sample_splits(p.vocabulary, rows, sms * rows);
+    args.splits = edges.empty() ? step::sample_splits(p.vocabulary, rows, sms * rows)
+                                : static_cast<int>(edges.size() - 1) * kRankSplits;
     args.mask_words = p.words();
     args.counts_stride = p.vocabulary;
     const Buffer logits = upload(device, stream, p.logits, "logits"),
@@ -92,8 +97,35 @@ struct DeviceSampler {
     args.tokens = tokens.as<int>();
     args.logprob_tokens = ids.as<int>();
     args.logprobs = logprobs.as<float>();
-    cuda::launch(stream, kernels[cuda::kSamplePrepare],
-                 {static_cast<unsigned>(args.splits), static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic, args);
+    if (edges.empty()) {
+      cuda::launch(stream, kernels[cuda::kSamplePrepare],
+                   {static_cast<unsigned>(args.splits), static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic,
+                   args);
+    }
+    for (size_t rank = 0; rank + 1 < edges.size(); ++rank) {
+      std::vector<float> own(p.logits.size(), NAN);
+      for (int row = 0; row < rows; ++row) {
+        const auto at = static_cast<std::ptrdiff_t>(row) * p.vocabulary;
+        std::copy(p.logits.begin() + at + edges[rank], p.logits.begin() + at + edges[rank + 1],
+                  own.begin() + at + edges[rank]);
+      }
+      const Buffer there = upload(device, stream, own, "logits of a rank");
+      const step::RankSampleArgs mine = {there.as<float>(),
+                                         args.stride,
+                                         edges[rank],
+                                         edges[rank + 1],
+                                         args.samples,
+                                         args.biases,
+                                         args.banned,
+                                         args.masks,
+                                         args.mask_words,
+                                         kRankSplits,
+                                         args.parts + rank * kRankSplits,
+                                         args.splits};
+      cuda::launch(stream, rank_kernels[0], {kRankSplits, static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic,
+                   mine);
+      stream.synchronize();
+    }
     cuda::launch(stream, kernels[cuda::kSampleChoose], {static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic,
                  args);
     return {tokens.download<int>(stream, n), ids.download<int>(stream, n * 21),
@@ -249,6 +281,35 @@ TEST_F(HostSampling, DoesNotDependOnSplitsOrOtherRows) {
     const auto begin = p.logits.begin() + static_cast<std::ptrdiff_t>(row) * p.vocabulary;
     alone.logits.assign(begin, begin + p.vocabulary);
     EXPECT_EQ(sampler.choose(alone).tokens[0], tokens[row]);
+  }
+}
+
+// Ranks with columns of their own: most probable tokens, ties over an edge, masks and biases, a rank without any token
+// that exists, and what cannot be chosen.
+TEST_F(HostSampling, RanksChooseFromTheirOwnColumns) {
+  DeviceSampler sampler;
+  for (const std::vector<int>& edges : {std::vector{0, 352, 700}, {0, 16, 32, 256, 688, 700}}) {
+    Problem p = mixed_problem(edges.size(), 700, 12, true);
+    for (size_t row = 0; row < p.rows.size(); ++row) {
+      SampleRow& s = p.rows[row];
+      s.temperature = 0;
+      s.counts = -1;
+      if (row % 4 == 0) s.defined = static_cast<int>(1 + row * 60);
+    }
+    p.rows[1].mask = 2;
+    p.masks.insert(p.masks.end(), static_cast<size_t>(p.words()), 0u);
+    p.rows[2].defined = 700;
+    p.logits[2 * 700 + 699] = NAN;
+    p.rows[3].defined = 690;
+    p.logits[3 * 700 + 690] = NAN;
+    const std::vector<int> tokens = sampler.choose(p, 3, edges).tokens;
+    EXPECT_EQ(tokens, sampler.choose(p).tokens);
+    EXPECT_EQ(tokens[1], step::kAllMasked);
+    EXPECT_EQ(tokens[2], step::kNotFinite);
+    for (size_t row = 3; row < p.rows.size(); ++row) {
+      double margin = 0;
+      EXPECT_EQ(tokens[row], literal_choice(p, row, &margin)) << row;
+    }
   }
 }
 

@@ -238,6 +238,7 @@ void CudaBackend::abandon_part() {
 
 void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried) {
   end_part();
+  open_gather_ = {};  // nobody asked for them
   build_tables(batch);
   stepping_ = true;
   carry(carried);
@@ -453,6 +454,10 @@ void CudaBackend::check_sums() {
 
 void CudaBackend::gather_columns(const ops::Tensor& part, const ops::Tensor& out) {
   if (ranks_ == nullptr) return Backend::gather_columns(part, out);
+  if (options_.choose_by_parts && stepping_ && !planning_) {
+    open_gather_ = {part, out};
+    return;
+  }
   if (replaying()) return;
   settle_norm();
   meet_ranks(kLeastExchanged);

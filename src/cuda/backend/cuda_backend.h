@@ -25,6 +25,7 @@
 #include "cuda/moe/kernels.h"
 #include "cuda/moe/layer.h"
 #include "kernels/norm/norm_args.h"
+#include "kernels/step/sample_args.h"
 #include "plan/step/work.h"
 #include "ranks/checks.h"
 
@@ -173,6 +174,10 @@ class CudaBackend : public ops::Backend {
   bool choose_later(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows);
   void collect(std::span<cpu::Chosen> chosen, std::span<std::string> errors);
   void reserve_choices(const ops::StepLimits& limits);
+  // Launches the choice of rows that need nothing but the most probable token: from the ranks' own columns.
+  void choose_by_parts(const step::SampleArgs& args, const ops::Tensor& own);
+  // Brings columns of logits together that were left where they are.
+  void gather_open();
   void settle();  // the stream was waited for
   // Before an operation between ranks is launched.
   void meet_ranks(int64_t columns);
@@ -255,6 +260,14 @@ class CudaBackend : public ops::Backend {
   std::array<Choices, cpu::kChoicesUnderWay> choices_;
   uint64_t chosen_ = 0, collected_ = 0;  // how many choices were begun, and how many are known
   cuda::Buffer sample_parts_;
+  // With choose_by_parts: logits of this step that ranks have in parts, until it is known who needs them. `out` without
+  // data: there are none.
+  struct OpenGather {
+    ops::Tensor part, out;
+  };
+  OpenGather open_gather_;
+  cuda::Buffer rank_parts_;  // [rows][ranks][rank_splits_] of step::SamplePart
+  int rank_splits_ = 0;
   uint64_t sample_bytes_ = 0;  // of the tables of a step's choices
 };
 

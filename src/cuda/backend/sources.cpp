@@ -329,6 +329,12 @@ plan::KernelSource sample_source() {
            {"fourfold::step::verify_drafts", step::kVerifyThreads}}};
 }
 
+plan::KernelSource rank_sample_source() {
+  return {"sample_ranks",
+          "#include \"kernels/step/sample_ranks.cuh\"\n",
+          {{"fourfold::step::sample_own_columns", step::kSampleThreads}}};
+}
+
 namespace {
 
 std::string decode_expression(const attn::DecodeTile& t) {

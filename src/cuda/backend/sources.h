@@ -111,6 +111,8 @@ plan::KernelSource stamp_source();  // of timelines
 // Choosing tokens, and verifying drafts.
 enum SampleEntry { kSamplePrepare, kSampleChoose, kVerifyDrafts };
 plan::KernelSource sample_source();
+// The best of a rank's own columns of the logits.
+plan::KernelSource rank_sample_source();
 
 // Sequences of one row at a time from which on mixers take the tiles for many of them.
 inline constexpr int kManySequences = 17;

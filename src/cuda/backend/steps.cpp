@@ -1,6 +1,7 @@
 // Steps: driven by the host, tokens chosen on the device.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -77,6 +78,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   parts.fetch = [this](const ops::Tensor& logits) {
     const HostSpan span("logits to the host");
     end_part();
+    gather_open();
     const auto bytes = static_cast<uint64_t>(logits.rows * logits.cols * 4);
     FF_ASSERT(is_float(logits) && logits.stride == logits.cols && bytes <= fetched_.bytes());
     card_->device.check(card_->device.driver().call().copy_to_host(fetched_.data(), address_of(logits.data), bytes,
@@ -111,6 +113,16 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   carry_uploads_.prepare(static_cast<uint64_t>(limits.lanes) * (sizeof(step::CarriedToken) + 8 * sizeof(int)));
   const auto parts = rows + static_cast<uint64_t>(sms_);
   sample_parts_ = cuda::Buffer(card_->device, parts * sizeof(step::SamplePart), "choices of tokens");
+  if (options_.choose_by_parts && ranks_ != nullptr) {
+    const auto ranks = static_cast<int>(ranks_->count());
+    rank_splits_ = step::rank_splits(static_cast<int>(limits.vocabulary), ranks);
+    rank_parts_ =
+        cuda::Buffer(card_->device, rows * static_cast<uint64_t>(ranks * rank_splits_) * sizeof(step::SamplePart),
+                     "choices of tokens by rank");
+    loaded(rank_sample_source());
+    const int64_t part_words = rank_splits_ * step::kWordsOfPart;
+    ranks_->columns_of(part_words, ranks * part_words);
+  }
   const uint64_t results = rows * (1 + 2 * (1 + step::kMostLogprobs)) * sizeof(int);
   for (Choices& choices : choices_) {
     choices.results = PinnedBuffer(card_->device, results, "chosen tokens");
@@ -181,8 +193,14 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     write(at_masks, masks);
     copies_.add(sample_uploads_.take(total));
   }
+  const bool by_parts = open_gather_.out.data != nullptr && open_gather_.out.data == logits.data &&
+                        std::all_of(samples.begin(), samples.end(),
+                                    [](const step::SampleRow& s) { return s.temperature == 0.0f && s.logprobs < 0; });
+  const ops::Tensor own = open_gather_.part;
   end_part();
   flush_tables();
+  if (!by_parts) gather_open();
+  open_gather_ = {};
   if (const auto count = static_cast<unsigned>(rows.size()); count > 0) {
     if (works_ != nullptr) {
       note_work("choice of tokens", {4.0 * count * vocabulary, 0},
@@ -203,13 +221,54 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     args.tokens = reinterpret_cast<int*>(choices.results.data());
     args.logprob_tokens = choices.asked ? args.tokens + count : nullptr;
     args.logprobs = choices.asked ? reinterpret_cast<float*>(args.tokens + count * (2 + step::kMostLogprobs)) : nullptr;
-    launch(card_->stream, (*sample_)[kSamplePrepare], {static_cast<unsigned>(args.splits), count}, overlap_, args);
-    launch(card_->stream, (*sample_)[kSampleChoose], {count}, overlap_, args);
+    if (by_parts) {
+      choose_by_parts(args, own);
+    } else {
+      launch(card_->stream, (*sample_)[kSamplePrepare], {static_cast<unsigned>(args.splits), count}, overlap_, args);
+      launch(card_->stream, (*sample_)[kSampleChoose], {count}, overlap_, args);
+    }
   }
   choices.there->record(card_->stream);
   for (size_t i = 0; i < choices.taken.size(); ++i) choices.taken[i] = uploads()[i]->taken();
   ++chosen_;
   return true;
+}
+
+void CudaBackend::gather_open() {
+  if (open_gather_.out.data == nullptr) return;
+  const OpenGather open = std::exchange(open_gather_, {});
+  ranks_->gather(open.part, open.out, overlap_);
+}
+
+void CudaBackend::choose_by_parts(const step::SampleArgs& args, const ops::Tensor& own) {
+  const int64_t words = rank_splits_ * step::kWordsOfPart;
+  const int64_t rank = ranks_->rank(), count = ranks_->count();
+  const auto* first = static_cast<const float*>(own.data);
+  step::RankSampleArgs mine = {};
+  mine.logits = args.logits;
+  mine.stride = args.stride;
+  mine.first = static_cast<int>(first - args.logits);
+  mine.last = mine.first + static_cast<int>(own.cols);
+  mine.samples = args.samples;
+  mine.biases = args.biases;
+  mine.banned = args.banned;
+  mine.masks = args.masks;
+  mine.mask_words = args.mask_words;
+  mine.splits = rank_splits_;
+  mine.parts = rank_parts_.as<step::SamplePart>() + rank * rank_splits_;
+  mine.parts_stride = count * rank_splits_;
+  launch(card_->stream, loaded(rank_sample_source())[0],
+         {static_cast<unsigned>(rank_splits_), static_cast<unsigned>(args.rows)}, overlap_, mine);
+  ops::Tensor parts;
+  parts.data = rank_parts_.as<void>();
+  parts.dtype = ops::DType::kF32;
+  parts.rows = args.rows;
+  parts.cols = parts.stride = count * words;
+  ranks_->gather(parts.slice_cols(rank * words, (rank + 1) * words), parts, overlap_);
+  step::SampleArgs all = args;
+  all.splits = static_cast<int>(count) * rank_splits_;
+  all.parts = rank_parts_.as<step::SamplePart>();
+  launch(card_->stream, (*sample_)[kSampleChoose], {static_cast<unsigned>(args.rows)}, overlap_, all);
 }
 
 void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> errors) {

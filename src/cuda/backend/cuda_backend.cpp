@@ -48,11 +48,8 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
       copies_(*card_),
       graphs_(*card_, kMostGraphs) {
   card_->loading_threads = options.threads;
-  if (options.measured_ways && options.emulate.empty() && card_->load.emulate == nullptr &&
-      !card_->device.only_counts()) {
-    const MeasuredWays ways = load_ways(
-        card_->store.directory(), ways_identity(card_->device.info().name, card_->device.driver().version()), arch_);
-    if (!ways.empty()) arch_.measured = std::make_shared<const MeasuredWays>(ways);
+  if (options.measured_ways && options.emulate.empty() && card_->load.emulate == nullptr) {
+    arch_.measured = ways_on(card_->device, card_->store.directory(), arch_);
   }
   arrived_ = cuda::Buffer(card_->device, static_cast<uint64_t>(sms_ * gemm::kWideWarps) * sizeof(int), "counters");
   arrived_.fill(card_->stream, 0);

@@ -55,6 +55,13 @@ MeasuredWays load_ways(const std::filesystem::path& store, const std::string& id
   return there ? ways : MeasuredWays{};
 }
 
+std::shared_ptr<const MeasuredWays> ways_on(const Device& device, const std::filesystem::path& store,
+                                            const plan::Arch& arch) {
+  if (device.only_counts()) return nullptr;
+  const MeasuredWays ways = load_ways(store, ways_identity(device.info().name, device.driver().version()), arch);
+  return ways.empty() ? nullptr : std::make_shared<const MeasuredWays>(ways);
+}
+
 std::filesystem::path save_ways(const std::filesystem::path& store, const std::string& identity,
                                 const MeasuredWays& ways) {
   Json list = Json::array();

@@ -100,8 +100,20 @@ std::vector<Placed> Column::beside(int64_t rows, const std::vector<std::vector<f
 }
 
 std::vector<float> Column::values(const Placed& placed) {
-  std::vector<float> out(static_cast<size_t>(placed.tensor.rows * placed.tensor.cols));
-  backend().read(placed.tensor, out);
+  const ops::Tensor& x = placed.tensor;
+  ops::Tensor whole = x;
+  whole.cols = x.stride;
+  std::vector<float> all(static_cast<size_t>(whole.rows * whole.cols)), out;
+  backend().read(whole, all);
+  for (int64_t i = 0; i < whole.rows * whole.cols; ++i) {
+    const float value = all[static_cast<size_t>(i)];
+    if (i % x.stride < x.cols) {
+      out.push_back(value);
+    } else if (!std::isnan(value)) {
+      ADD_FAILURE() << "row " << i / x.stride << " has " << value << " behind its " << x.cols << " columns";
+      break;
+    }
+  }
   return out;
 }
 

@@ -48,6 +48,7 @@ class Column {
   Placed empty(int64_t rows, int64_t cols, Type type = Type::kActivation, Rows kind = Rows::kApart);
   // Activations in the order of an operation's arguments: in rows of one buffer where the backend wants them so.
   std::vector<Placed> beside(int64_t rows, const std::vector<std::vector<float>>& values);
+  // Its rows; what lies between them must still be NaN.
   std::vector<float> values(const Placed& placed);
 
   virtual void poison(ops::KvCache& cache) = 0;

@@ -3,7 +3,7 @@
 #   tools/device/model.sh [OUT_DIR]            everything (the build needs what README.md names; it has a time limit of its own)
 #   BINARIES=folder tools/device/model.sh      with `fourfold`, `cuda_backend_test`, `cuda_op_table_test` and `cuda_test` built
 #                                              elsewhere, and the shared libraries they need
-#   PARTS="check demo 35B many 122B" (default: all of these, in this order; and "emulated"); BUILD_SECONDS: limit of the build
+#   PARTS="check demo 35B many 122B" (default: all of these, in this order; and "emulated", "tune"); BUILD_SECONDS: limit of the build
 # Every part prints its figures; all output is kept in OUT_DIR. A part that fails is named, and the others still run.
 set -u
 out=${1:-${OUT:-out}}
@@ -48,9 +48,15 @@ for part in ${PARTS:-check demo 35B many 122B}; do
       # The whole model against the CPU reference, and the same bits twice; then each operation.
       run backend_test 120 "$bin/cuda_backend_test"
       run op_table 120 "$bin/cuda_op_table_test"
+      # Every kernel of a large model by its self-test.
+      run kernels_check 120 "$fourfold" bench kernels --check --model 35B-A3B
       run eval 60 "$fourfold" eval --device cuda --parallel 32
       run eval_drafts 30 "$fourfold" eval --device cuda --parallel 32 --limit 20 --draft 3
       run eval_fp8 30 "$fourfold" eval --device cuda --parallel 32 --kv-cache-dtype fp8
+      ;;
+    tune)
+      # Tiles of products in whole steps; what wins is printed, and not stored.
+      run tune_products 240 "$fourfold" tune --products --model 35B-A3B --dry-run
       ;;
     emulated)
       # The kernels of cards that are not here, on this one and within their shared memory: a check, no measurement.

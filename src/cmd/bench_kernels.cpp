@@ -10,12 +10,14 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "cmd/arguments.h"
+#include "cmd/bench_kernels_ops.h"
 #include "cmd/commands.h"
 #include "cmd/kernel_list.h"
 #include "cmd/options.h"
 #include "cmd/shape_options.h"
 #include "cuda/backend/backend.h"
 #include "measure/layer_bench.h"
+#include "model/config.h"
 #include "plan/step/step.h"
 
 namespace fourfold::cmd {
@@ -25,8 +27,9 @@ struct Options {
   ShapeOptions shape;
   GpuOptions gpu{.replays = 15};
   std::string tokens = "1,8,64,512,8192", routing = "uniform", compare, emulate;
-  std::string mix = "A";
-  bool json = false, planned = false, check = false;
+  std::string mix;  // empty: A
+  int64_t layers = 12, context = 2048;
+  bool json = false, planned = false, check = false, ops = false;
 };
 
 struct Result {
@@ -148,12 +151,14 @@ Json to_json(const Options& o, const cuda::Device& device, const plan::moe::Prob
           {"fallback_buckets", cuda::fallback_buckets()}};
 }
 
+std::string mix_of(const Options& o) { return o.mix.empty() ? "A" : o.mix; }
+
 // Every kernel of a whole model, not only those of its experts.
 void check(const Options& o) {
   const std::string model = o.shape.model.empty() ? "35B-A3B" : o.shape.model;
   if (!is_whole_model(model)) fail("--check: wanted --model with a checkpoint directory or a whole model");
   std::error_code error;
-  const std::string mix = std::filesystem::is_directory(model, error) ? "" : o.mix;
+  const std::string mix = std::filesystem::is_directory(model, error) ? "" : mix_of(o);
   const Json report =
       ModelKernels(cuda::card_memory(o.gpu.device).info, model, mix).test(o.gpu.device, o.gpu.store_directory());
   if (o.json) {
@@ -169,7 +174,14 @@ void check(const Options& o) {
 }
 
 void run(Options o) {
+  if (!o.mix.empty() && !o.check && !o.ops) fail("--mix {}: wanted --check or --ops with it", o.mix);
   if (o.check) return check(o);
+  if (o.ops) {
+    const std::string model = o.shape.model.empty() ? "35B-A3B" : o.shape.model;
+    if (!is_whole_model(model)) fail("--ops: wanted --model with a checkpoint directory or a whole model");
+    return bench_operations({model, mix_of(o), o.layers, o.gpu.device, o.gpu.threads}, parse_tokens(o.tokens),
+                            o.context, o.json);
+  }
   const std::vector<int64_t> counts = parse_tokens(o.tokens);
   const measure::RoutingPattern routing = measure::parse_routing(o.routing);
   if (!o.shape.any_shape()) o.shape.model = "35B-A3B";
@@ -254,12 +266,24 @@ void add_bench_kernels(Command& bench_app) {
   command.add_flag(
       "--check", options->check,
       "Instead: the self-tests of every kernel that the whole model runs; exit status 1 when one is wrong");
-  command
-      .add_option("--mix", options->mix, "With --check, of a shape: formats of the weights, " + plan::step::mix_names())
-      .show_default();
+  command.add_flag("--ops", options->ops,
+                   "Instead: every operation of the whole model by itself, and its kernels; up to 256 tokens are "
+                   "sequences, more are a prompt");
+  command.add_option(
+      "--mix", options->mix,
+      "With --check or --ops, of a shape: formats of the weights (default: A), " + plan::step::mix_names());
+  command.add_option("--layers", options->layers, "With --ops, of a shape: so many of its layers")
+      .show_default()
+      .range(1, model::kMaxLayers);
+  command.add_option("--context", options->context, "With --ops: positions of the sequences before the step")
+      .show_default()
+      .range(0, 1 << 20);
   command.add_option("--compare", options->compare, "An earlier --json output: print the differences");
   command.add_flag("--json", options->json, "Print JSON");
-  command.need("--mix", "--check");
+  for (const char* only : {"--layers", "--context"}) command.need(only, "--ops");
+  for (const char* other : {"--routing", "--emulate", "--planned", "--compare", "--store", "--check"}) {
+    command.exclude("--ops", other);
+  }
   for (const char* other : {"--tokens", "--routing", "--emulate", "--planned", "--compare"}) {
     command.exclude("--check", other);
   }

@@ -2,14 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-#include <numeric>
-
 #include "base/check.h"
 #include "base/json.h"
-#include "base/math.h"
 #include "base/progress.h"
-#include "cmd/model_options.h"
+#include "cmd/card_steps.h"
 #include "cuda/backend/measured_ways.h"
 #include "cuda/device/device.h"
 #include "measure/way_tuner.h"
@@ -17,45 +13,10 @@
 namespace fourfold::cmd {
 namespace {
 
-constexpr int64_t kPage = 64;
-
 std::string name_of(const cuda::RowsWay& way) {
   return fmt::format("{} x {} warps, {} slots, {} to an SM{}", way.teams, way.strip_warps, way.slots, way.ctas,
                      way.norm_pieces > 0 ? ", norm in front" : "");
 }
-
-// A step of a token for each of so many sequences behind the context.
-class Steps {
- public:
-  Steps(model::Model& model, int64_t most_rows, int64_t context)
-      : model_(model), context_(context), pages_each_(static_cast<size_t>(ceil_div(context + 1, kPage))) {
-    pages_.resize(pages_each_ * static_cast<size_t>(most_rows));
-    std::iota(pages_.begin(), pages_.end(), 0);
-    caches_ = model.make_caches(static_cast<int64_t>(pages_.size()), kPage, most_rows);
-  }
-  void take(int64_t rows) {
-    std::vector<int32_t> tokens(static_cast<size_t>(rows)), logit_rows(tokens.size());
-    std::iota(tokens.begin(), tokens.end(), 7);
-    std::iota(logit_rows.begin(), logit_rows.end(), 0);
-    std::vector<ops::Sequence> sequences;
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      ops::Sequence sequence;
-      sequence.first = sequence.state_in = static_cast<int32_t>(i);
-      sequence.count = 1;
-      sequence.position = static_cast<int32_t>(context_);
-      sequence.pages = std::span(pages_).subspan(i * pages_each_, pages_each_);
-      sequences.push_back(sequence);
-    }
-    model_.forward({tokens, sequences, logit_rows}, caches_);
-  }
-
- private:
-  model::Model& model_;
-  int64_t context_;
-  size_t pages_each_;
-  std::vector<int32_t> pages_;
-  model::Caches caches_;
-};
 
 Json row_of(const measure::MeasuredWay& m) { return {{"way", name_of(m.way)}, {"us", m.us}, {"share", m.share}}; }
 
@@ -65,23 +26,12 @@ void tune_products(const TuneProducts& o) {
   for (const int64_t rows : o.rows) {
     if (rows > 16) fail("--tokens {}: with --products wanted 1 to 16", rows);
   }
-  BackendArgs backend;
-  backend.device = fmt::format("cuda:{}", o.gpu.device);
-  backend.threads = o.gpu.threads;
-  model::ModelOptions model_options;
-  model_options.max_step_tokens = model_options.max_logit_rows = o.rows.back();
-  std::error_code error;
-  const bool directory = std::filesystem::is_directory(o.model, error);
-  DummyArgs dummy;
-  dummy.shape = o.model;
-  dummy.mix = o.mix;
-  dummy.layers = o.layers;
-  const chat::LoadedModel loaded = directory ? load_checkpoint(o.model, backend, std::move(model_options))
-                                             : load_dummy(dummy, backend, std::move(model_options));
+  const CardModel wanted = {o.model, o.mix, o.layers, o.gpu.device, o.gpu.threads};
+  const chat::LoadedModel loaded = wanted.load(o.rows.back());
   model::Model& model = *loaded.model;
   std::vector<measure::TunedMatrix> tuned;
   {
-    Steps steps(model, o.rows.back(), o.context);
+    CardSteps steps(model, o.rows, o.context);
     std::vector<std::function<void()>> forwards;
     for (const int64_t rows : o.rows) forwards.emplace_back([&steps, rows] { steps.take(rows); });
     measure::WayTunerOptions options;

@@ -3,7 +3,7 @@
 #   tools/device/model.sh [OUT_DIR]            everything (the build needs what README.md names; it has a time limit of its own)
 #   BINARIES=folder tools/device/model.sh      with `fourfold`, `cuda_backend_test`, `cuda_op_table_test` and `cuda_test` built
 #                                              elsewhere, and the shared libraries they need
-#   PARTS="check demo 35B many 122B" (default: all of these, in this order; and "emulated", "tune"); BUILD_SECONDS: limit of the build
+#   PARTS="check demo 35B many 122B" (default: all of these, in this order; and "emulated", "ops", "tune"); BUILD_SECONDS: limit of the build
 # Every part prints its figures; all output is kept in OUT_DIR. A part that fails is named, and the others still run.
 set -u
 out=${1:-${OUT:-out}}
@@ -53,6 +53,10 @@ for part in ${PARTS:-check demo 35B many 122B}; do
       run eval 60 "$fourfold" eval --device cuda --parallel 32
       run eval_drafts 30 "$fourfold" eval --device cuda --parallel 32 --limit 20 --draft 3
       run eval_fp8 30 "$fourfold" eval --device cuda --parallel 32 --kv-cache-dtype fp8
+      ;;
+    ops)
+      # Every operation by itself, for few sequences, many, and a prompt.
+      LINES_EACH=60 run kernels_ops 180 "$fourfold" bench kernels --ops --model 35B-A3B
       ;;
     tune)
       # Tiles of products in whole steps; what wins is printed, and not stored.

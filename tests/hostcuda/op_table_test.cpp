@@ -33,7 +33,9 @@ class CudaColumn : public test::Column {
       : fp8_cache_(fp8_cache),
         card_(std::make_shared<cuda::Card>(0, on_card() ? jit::default_store_directory() : kernel_store())),
         backend_(cuda_options(true, fp8_cache), card_),
-        counts_(test::CpuColumn(test::backend_of(cpu::Isa::kReference), hostcuda::token_counts()).token_counts()) {}
+        counts_(test::CpuColumn(test::backend_of(cpu::Isa::kReference), hostcuda::token_counts()).token_counts()) {
+    card_->loading_block = uint64_t{1} << 20;  // all weights are small
+  }
 
   ops::Backend& backend() override { return backend_; }
   std::span<const int64_t> token_counts() const override { return counts_; }

@@ -133,7 +133,9 @@ void run(const Options& options) {
   server.drain = std::chrono::seconds(options.drain_seconds);
   serve::serve(server, [&](uint16_t port) {
     const bool local = !options.unix_socket.empty();
-    const std::string place = local ? options.unix_socket : fmt::format("{}:{}", options.host, port);
+    const bool brackets = options.host.find(':') != std::string::npos;
+    const std::string host = brackets ? fmt::format("[{}]", options.host) : options.host;
+    const std::string place = local ? options.unix_socket : fmt::format("{}:{}", host, port);
     const char* protocol = server.http.tls ? "https" : "http";
     eprint("fourfold: listening on {}{}://{}, loading {}\n", protocol, local ? "+unix" : "", place,
            service.directory.string());

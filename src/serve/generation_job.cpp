@@ -46,6 +46,15 @@ void GenerationJob::submit() {
   Exchange& exchange = *call_->exchange;
   if (exchange.gone()) return client_gone();
   const ServedModel& model = *service_.model();
+  int64_t answers = 0;
+  for (const Part& part : parts_) answers += part.answers;
+  // More than ever fit would be told to come back for ever.
+  if (const int64_t most = service_.options().engine.max_queued; answers > most) {
+    return fail(ApiError::field(
+        "n", fmt::format("the request asks for {} answers, n and its prompts together; at most {} may wait here "
+                         "(--max-queued-requests)",
+                         answers, most)));
+  }
   for (Part& part : parts_) {
     part.request.notify = [weak = weak_from_this()] {
       const auto job = weak.lock();

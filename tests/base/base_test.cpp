@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/checksum.h"
+#include "base/console.h"
 #include "base/env.h"
 #include "base/file.h"
 #include "base/math.h"
@@ -22,6 +24,22 @@ namespace fourfold {
 namespace {
 
 namespace fs = std::filesystem;
+
+TEST(Console, WhoHasStoppedReadingEndsNothing) {
+  const auto write = [](void (*handler)(int)) {
+    int ends[2];
+    if (::pipe(ends) != 0) std::_Exit(2);
+    ::close(ends[0]);
+    ::dup2(ends[1], STDERR_FILENO);
+    ::signal(SIGPIPE, handler);
+    eprint("nobody reads {}\n", "this");
+    sigset_t waiting;
+    ::sigpending(&waiting);
+    std::_Exit(::sigismember(&waiting, SIGPIPE) == 0 ? 0 : 3);
+  };
+  EXPECT_EXIT(write(SIG_DFL), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(write(SIG_IGN), testing::ExitedWithCode(0), "");
+}
 
 TEST(Math, CheckedArithmeticNamesTheThing) {
   EXPECT_EQ(checked_mul(1ull << 32, (1ull << 32) - 1, "size"), 0xffffffff00000000ull);

@@ -144,7 +144,9 @@ class LifeTest(unittest.TestCase):
                 with open(path, "w") as file:
                     file.write(text)
                 return path
-            path = write("# as vLLM's\nport: 1\nmax-model-len: 1024\nserved-model-name: [a, b]\nmax_num_seqs: 3\n"
+            with open("/proc/net/if_inet6") if os.path.exists("/proc/net/if_inet6") else open(os.devnull) as file:
+                host = "::1" if "0" * 31 + "1 " in file.read() else "127.0.0.1"
+            path = write(f"# as vLLM's\nhost: '{host}'\nport: 1\nmax-model-len: 1024\nserved-model-name: [a, b]\nmax_num_seqs: 3\n"
                          "enable-prefix-caching: true\nenable-log-requests: false\n"
                          "speculative-config:\n  method: mtp\n  num_speculative_tokens: 1\n")
             server = Server("--config", path, "--max-num-seqs", "2").wait_ready()
@@ -295,6 +297,10 @@ class LifeTest(unittest.TestCase):
             self.assertEqual(set(statuses), {200, 503})
             self.assertTrue(all(h["retry-after"] for s, _, h in results if s == 503))
             self.assertEqual(server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})[0], 200)
+            # What would never fit is no overload.
+            for body in ({"prompt": "a", "n": 2}, {"prompt": ["a", "b"]}, {"prompt": "a", "n": 2, "guided_choice": ["a"]}):
+                status, text, _ = server.post("/v1/completions", {**body, "max_tokens": 1})
+                self.assertEqual((status, json.loads(text)["error"]["param"]), (400, "n"), text)
         finally:
             self.assertEqual(server.stop(), 0)
 

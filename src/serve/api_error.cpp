@@ -94,11 +94,13 @@ HttpResponse ApiError::response(ErrorForm form) const {
 
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
-HttpResponse json_response(const Json& json, int status) {
+HttpResponse json_response(const Json& json, int status) { return json_text_response(dump(json), status); }
+
+HttpResponse json_text_response(std::string json, int status) {
   HttpResponse response;
   response.status = status;
   response.headers.emplace_back("content-type", "application/json");
-  response.body = dump(json);
+  response.body = std::move(json);
   return response;
 }
 

@@ -35,5 +35,6 @@ class ApiError : public Error {
 // JSON as it is sent. Bytes that are no UTF-8 become U+FFFD.
 std::string dump(const Json& json);
 HttpResponse json_response(const Json& json, int status = 200);
+HttpResponse json_text_response(std::string json, int status = 200);  // of JSON that is written already
 
 }  // namespace fourfold::serve

@@ -23,6 +23,7 @@ ChatAnswer::ChatAnswer(const chat::ChatText& text, ChatAnswerOptions options)
   if (const auto id = text.tokenizer().find("</think>")) think_end_ = *id;
   for (int64_t i = 0; i < options_.fields.answers; ++i) {
     choices_.push_back(Choice{.stream = chat::AnswerStream(text, options_.answer),
+                              .logprobs = {},
                               .stop_reason = {},
                               .finish = {},
                               .reasoning = options_.answer.reasoning == chat::Reasoning::kInside});
@@ -54,7 +55,8 @@ bool ChatAnswer::token(size_t index, const engine::Event& event, std::string& ou
     Json top = Json::array();
     for (size_t i = 1; i < event.logprobs.size(); ++i) top.push_back(token_logprob(tokenizer, event.logprobs[i]));
     entry["top_logprobs"] = std::move(top);
-    choice.logprobs.push_back(std::move(entry));
+    if (!choice.logprobs.empty()) choice.logprobs += ',';
+    choice.logprobs += dump(entry);
   }
   emit(index, choice.stream.push(event.token), out);
   if (choice.stream.stop()) {
@@ -111,10 +113,7 @@ void ChatAnswer::text_delta(size_t index, const text::OutputEvent& event, std::s
 void ChatAnswer::delta(size_t index, Json content, const std::string* finish, std::string& out) {
   Choice& choice = choices_[index];
   Json one = {{"index", index}, {"delta", std::move(content)}, {"logprobs", nullptr}, {"finish_reason", nullptr}};
-  if (!choice.logprobs.empty()) {
-    one["logprobs"] = {{"content", std::move(choice.logprobs)}};
-    choice.logprobs = Json::array();
-  }
+  if (!choice.logprobs.empty()) one["logprobs"] = {{"content", Json::array({json_mark(index)})}};
   if (finish != nullptr) {
     one["finish_reason"] = *finish;
     one["stop_reason"] = choice.stop_reason;
@@ -129,7 +128,13 @@ void ChatAnswer::delta(size_t index, Json content, const std::string* finish, st
   } else if (options_.fields.include_usage) {
     chunk["usage"] = nullptr;
   }
-  out += event_line(chunk);
+  const std::string line = event_line(chunk);
+  if (choice.logprobs.empty()) {
+    out += line;
+    return;
+  }
+  out += put_in(line, [&](size_t) { return std::string_view(choice.logprobs); });
+  choice.logprobs.clear();
 }
 
 std::string ChatAnswer::finish(size_t index, const engine::Event& event, std::string& out) {
@@ -178,7 +183,7 @@ void ChatAnswer::complete(std::string& out) {
   out += "data: [DONE]\n\n";
 }
 
-Json ChatAnswer::whole() const {
+std::string ChatAnswer::whole() const {
   Json choices = Json::array();
   for (size_t index = 0; index < choices_.size(); ++index) {
     const Choice& choice = choices_[index];
@@ -202,17 +207,18 @@ Json ChatAnswer::whole() const {
     }
     choices.push_back({{"index", index},
                        {"message", std::move(message)},
-                       {"logprobs", options_.logprobs ? Json({{"content", choice.logprobs}}) : Json()},
+                       {"logprobs", options_.logprobs ? Json({{"content", Json::array({json_mark(index)})}}) : Json()},
                        {"finish_reason", choice.finish},
                        {"stop_reason", choice.stop_reason}});
   }
-  return {{"id", options_.id},
-          {"object", "chat.completion"},
-          {"created", options_.created},
-          {"model", options_.model},
-          {"choices", std::move(choices)},
-          {"usage", usage()},
-          {"system_fingerprint", nullptr}};
+  const Json answer = {{"id", options_.id},
+                       {"object", "chat.completion"},
+                       {"created", options_.created},
+                       {"model", options_.model},
+                       {"choices", std::move(choices)},
+                       {"usage", usage()},
+                       {"system_fingerprint", nullptr}};
+  return put_in(dump(answer), [&](size_t index) { return std::string_view(choices_[index].logprobs); });
 }
 
 std::string ChatAnswer::failure(const ApiError& error) const {

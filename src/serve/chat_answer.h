@@ -32,13 +32,13 @@ class ChatAnswer final : public AnswerForm {
   bool token(size_t index, const engine::Event& event, std::string& out) override;
   std::string finish(size_t index, const engine::Event& event, std::string& out) override;
   void complete(std::string& out) override;
-  Json whole() const override;
+  std::string whole() const override;
   std::string failure(const ApiError& error) const override;
 
  private:
   struct Choice {
     chat::AnswerStream stream;
-    Json logprobs = Json::array();  // streamed: those that were not sent yet
+    std::string logprobs;  // as JSON, with commas between them; streamed: those that were not sent yet
     Json stop_reason;
     std::string finish;
     int64_t tokens = 0, reasoning_tokens = 0;

@@ -26,29 +26,46 @@ CompletionAnswer::CompletionAnswer(const chat::ChatText& text, CompletionAnswerO
 
 void CompletionAnswer::begin(std::string&) {}
 
-Json CompletionAnswer::Logprobs::json() const {
-  return {{"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", top}, {"text_offset", offsets}};
+void CompletionAnswer::Logprobs::add(Array array, const Json& value) {
+  std::string& text = texts[array];
+  if (!text.empty()) text += ',';
+  text += dump(value);
+}
+
+Json CompletionAnswer::Logprobs::marks(size_t index) {
+  const auto mark = [&](Array array) { return Json::array({json_mark(index * kArrays + array)}); };
+  return {{"tokens", mark(kTokens)},
+          {"token_logprobs", mark(kValues)},
+          {"top_logprobs", mark(kTop)},
+          {"text_offset", mark(kOffsets)}};
+}
+
+std::string CompletionAnswer::with_logprobs(const Json& json) const {
+  return put_in(dump(json), [&](size_t mark) {
+    return std::string_view(choices_[mark / Logprobs::kArrays].logprobs.texts[mark % Logprobs::kArrays]);
+  });
 }
 
 // `logprobs`: the token's own first, then the alternatives; null where there is none (the first token of a prompt).
 void CompletionAnswer::add_logprob(Choice& choice, int32_t token,
                                    const std::vector<engine::TokenLogprob>* logprobs) const {
   const text::Tokenizer& tokenizer = text_.tokenizer();
-  choice.logprobs.tokens.push_back(token_text(tokenizer, token));
-  choice.logprobs.offsets.push_back(choice.offset);
+  Logprobs& out = choice.logprobs;
+  out.add(Logprobs::kTokens, token_text(tokenizer, token));
+  out.add(Logprobs::kOffsets, choice.offset);
   if (logprobs == nullptr || logprobs->empty()) {
-    choice.logprobs.values.push_back(nullptr);
-    choice.logprobs.top.push_back(nullptr);
+    out.add(Logprobs::kValues, nullptr);
+    out.add(Logprobs::kTop, nullptr);
     return;
   }
-  choice.logprobs.values.push_back(finite(logprobs->front().logprob));
+  out.add(Logprobs::kValues, finite(logprobs->front().logprob));
   Json top = Json::object();
   for (size_t i = 1; i < logprobs->size(); ++i) {
     top[token_text(tokenizer, (*logprobs)[i].token)] = finite((*logprobs)[i].logprob);
   }
   // Whatever was asked for, the chosen token is among them.
   top[token_text(tokenizer, logprobs->front().token)] = finite(logprobs->front().logprob);
-  choice.logprobs.top.push_back(std::move(top));
+  out.add(Logprobs::kTop, top);
 }
 
 // The prompt in front of the answer, with what the engine says of its tokens.
@@ -114,10 +131,7 @@ void CompletionAnswer::chunk(size_t index, const std::string* finish, std::strin
   Choice& choice = choices_[index];
   Json one = {
       {"index", index}, {"text", std::exchange(choice.text, {})}, {"logprobs", nullptr}, {"finish_reason", nullptr}};
-  if (options_.logprobs) {
-    one["logprobs"] = choice.logprobs.json();
-    choice.logprobs = {};
-  }
+  if (options_.logprobs) one["logprobs"] = Logprobs::marks(index);
   if (finish != nullptr) {
     one["finish_reason"] = *finish;
     one["stop_reason"] = choice.stop_reason;
@@ -132,7 +146,8 @@ void CompletionAnswer::chunk(size_t index, const std::string* finish, std::strin
   } else if (options_.fields.include_usage) {
     line["usage"] = nullptr;
   }
-  out += event_line(line);
+  out += "data: " + (options_.logprobs ? with_logprobs(line) : dump(line)) + "\n\n";
+  choice.logprobs = {};
 }
 
 std::string CompletionAnswer::finish(size_t index, const engine::Event& event, std::string& out) {
@@ -168,18 +183,22 @@ void CompletionAnswer::complete(std::string& out) {
   out += "data: [DONE]\n\n";
 }
 
-Json CompletionAnswer::whole() const {
+std::string CompletionAnswer::whole() const {
   Json choices = Json::array();
   for (size_t index = 0; index < choices_.size(); ++index) {
     const Choice& choice = choices_[index];
     choices.push_back({{"index", index},
                        {"text", choice.text},
-                       {"logprobs", options_.logprobs ? choice.logprobs.json() : Json()},
+                       {"logprobs", options_.logprobs ? Logprobs::marks(index) : Json()},
                        {"finish_reason", choice.finish},
                        {"stop_reason", choice.stop_reason}});
   }
-  return {{"id", options_.id},       {"object", "text_completion"},   {"created", options_.created},
-          {"model", options_.model}, {"choices", std::move(choices)}, {"usage", usage()}};
+  return with_logprobs({{"id", options_.id},
+                        {"object", "text_completion"},
+                        {"created", options_.created},
+                        {"model", options_.model},
+                        {"choices", std::move(choices)},
+                        {"usage", usage()}});
 }
 
 std::string CompletionAnswer::failure(const ApiError& error) const {

@@ -1,6 +1,7 @@
 // Answers in the form of OpenAI's completions, streamed or whole.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -33,14 +34,16 @@ class CompletionAnswer final : public AnswerForm {
   bool token(size_t index, const engine::Event& event, std::string& out) override;
   std::string finish(size_t index, const engine::Event& event, std::string& out) override;
   void complete(std::string& out) override;
-  Json whole() const override;
+  std::string whole() const override;
   std::string failure(const ApiError& error) const override;
 
  private:
-  // Four arrays, as the API has them.
+  // The insides of four arrays, as the API has them: JSON with commas between the values.
   struct Logprobs {
-    Json tokens = Json::array(), values = Json::array(), top = Json::array(), offsets = Json::array();
-    Json json() const;
+    enum Array : size_t { kTokens, kValues, kTop, kOffsets, kArrays };
+    std::array<std::string, kArrays> texts;
+    void add(Array array, const Json& value);
+    static Json marks(size_t index);  // of answer `index`, for put_in()
   };
   struct Choice {
     chat::AnswerStream stream;
@@ -60,6 +63,7 @@ class CompletionAnswer final : public AnswerForm {
   void text_chunk(size_t index, std::string& out);
   void chunk(size_t index, const std::string* finish, std::string& out);
   Json usage() const;
+  std::string with_logprobs(const Json& json) const;  // as text
 
   const chat::ChatText& text_;
   const CompletionAnswerOptions options_;

@@ -220,7 +220,7 @@ void GenerationJob::complete(std::string& out) {
     service_.finished(*call_, 200);
     call_->exchange->end();
   } else {
-    service_.respond(call_, json_response(form_->whole()));
+    service_.respond(call_, json_text_response(form_->whole()));
   }
   end();
 }

@@ -25,7 +25,8 @@ class AnswerForm {
   virtual std::string finish(size_t index, const engine::Event& event, std::string& out) = 0;
   // All have ended.
   virtual void complete(std::string& out) = 0;
-  virtual Json whole() const = 0;
+  // The answer of a request that is not streamed, as JSON.
+  virtual std::string whole() const = 0;
   // What tells the client of a stream that the connection lives.
   virtual std::string heartbeat() const { return ": waiting\n\n"; }
   // The end of a stream that failed.

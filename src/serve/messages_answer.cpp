@@ -130,7 +130,7 @@ void MessagesAnswer::complete(std::string& out) {
   out += event_line({{"type", "message_stop"}});
 }
 
-Json MessagesAnswer::whole() const {
+std::string MessagesAnswer::whole() const {
   const chat::Answer& answer = stream_.answer();
   Json content = Json::array();
   if (!answer.reasoning.empty()) {
@@ -143,14 +143,14 @@ Json MessagesAnswer::whole() const {
     content.push_back({{"type", "tool_use"}, {"id", call.id}, {"name", call.name}, {"input", std::move(input)}});
     if (!options_.parallel_calls) break;
   }
-  return {{"id", options_.id},
-          {"type", "message"},
-          {"role", "assistant"},
-          {"model", options_.model},
-          {"content", std::move(content)},
-          {"stop_reason", stop_reason_},
-          {"stop_sequence", stop_sequence_},
-          {"usage", usage()}};
+  return dump({{"id", options_.id},
+               {"type", "message"},
+               {"role", "assistant"},
+               {"model", options_.model},
+               {"content", std::move(content)},
+               {"stop_reason", stop_reason_},
+               {"stop_sequence", stop_sequence_},
+               {"usage", usage()}});
 }
 
 std::string MessagesAnswer::failure(const ApiError& error) const {

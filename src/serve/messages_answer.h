@@ -29,7 +29,7 @@ class MessagesAnswer final : public AnswerForm {
   bool token(size_t index, const engine::Event& event, std::string& out) override;
   std::string finish(size_t index, const engine::Event& event, std::string& out) override;
   void complete(std::string& out) override;
-  Json whole() const override;
+  std::string whole() const override;
   std::string heartbeat() const override;
   std::string failure(const ApiError& error) const override;
 

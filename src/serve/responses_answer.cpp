@@ -188,18 +188,18 @@ std::string ResponsesAnswer::finish(size_t, const engine::Event& end, std::strin
 }
 
 void ResponsesAnswer::complete(std::string& out) {
-  const Json response = whole();
+  const Json ended = response(length_ ? "incomplete" : "completed");
   if (options_.done) {
     Json message = stream_.answer().message();
     if (!options_.parallel_calls && message.contains("tool_calls") && message["tool_calls"].size() > 1) {
       message["tool_calls"] = Json::array({message["tool_calls"][0]});
     }
-    options_.done(message, response);
+    options_.done(message, ended);
   }
-  event({{"type", length_ ? "response.incomplete" : "response.completed"}, {"response", response}}, out);
+  event({{"type", length_ ? "response.incomplete" : "response.completed"}, {"response", ended}}, out);
 }
 
-Json ResponsesAnswer::whole() const { return response(length_ ? "incomplete" : "completed"); }
+std::string ResponsesAnswer::whole() const { return dump(response(length_ ? "incomplete" : "completed")); }
 
 std::string ResponsesAnswer::failure(const ApiError& error) const {
   Json failed = response("failed");

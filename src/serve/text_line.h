@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,5 +26,14 @@ class TextLine {
  private:
   std::vector<std::string> pieces_;  // around the texts
 };
+
+// Log-probabilities are many values for each token, and as a tree of JSON many times their text: they are written when
+// they come, and put in at the end.
+//
+// A string for a place in a tree; no text has it by chance. It may stand beside nothing else in an array, since what is
+// put in may be several values or none.
+std::string json_mark(size_t index);
+// What dump() wrote, with texts(index) in the place of each mark and its quotes.
+std::string put_in(std::string_view json, const std::function<std::string_view(size_t)>& texts);
 
 }  // namespace fourfold::serve

@@ -184,9 +184,9 @@ TEST_F(ChatAnswerTest, StreamsWhatTheWholeAnswerHasInEveryCut) {
     streamed.fields.stream = streamed.fields.include_usage = true;
     ChatAnswer stream(text_, streamed);
     Json joined = join(run(stream, tokens));
-    EXPECT_EQ(joined["usage"], whole.whole()["usage"]);
+    EXPECT_EQ(joined["usage"], Json::parse(whole.whole())["usage"]);
     joined.erase("usage");
-    Json message = message_of(whole.whole());
+    Json message = message_of(Json::parse(whole.whole()));
     ASSERT_EQ(message, joined);
     EXPECT_EQ(message["logprobs"], tokens.size());
     message.erase("logprobs");
@@ -207,7 +207,7 @@ TEST_F(ChatAnswerTest, EndsWithTheFirstCallWhenCallsAreNotParallel) {
     one.parallel_calls = false;
     ChatAnswer answer(text_, one);
     const std::string out = run(answer, text_.tokenizer().encode_ids(kText));
-    const Json message = stream ? join(out) : message_of(answer.whole());
+    const Json message = stream ? join(out) : message_of(Json::parse(answer.whole()));
     ASSERT_EQ(message["tool_calls"].size(), 1u);
     EXPECT_EQ(message["tool_calls"][0]["arguments"], R"({"city": "Rome </parameter> é", "days": 3})");
     EXPECT_EQ(message["finish_reason"], "tool_calls");
@@ -218,7 +218,7 @@ TEST_F(ChatAnswerTest, SaysWhyItEnded) {
   const auto reason = [&](const std::string& text, engine::FinishReason end, const ChatAnswerOptions& given) {
     ChatAnswer answer(text_, given);
     run(answer, text_.tokenizer().encode_ids(text), end);
-    return answer.whole()["choices"][0]["finish_reason"].get<std::string>();
+    return Json::parse(answer.whole())["choices"][0]["finish_reason"].get<std::string>();
   };
   EXPECT_EQ(reason("a</think>b", engine::FinishReason::kStop, options(false)), "stop");
   EXPECT_EQ(reason("a</think>b", engine::FinishReason::kLength, options(false)), "length");
@@ -231,7 +231,7 @@ TEST_F(ChatAnswerTest, SaysWhyItEnded) {
   stopping.fields.stop = stopping.answer.stop = {"STOP"};
   ChatAnswer answer(text_, stopping);
   run(answer, text_.tokenizer().encode_ids("a STOP</think>b STOP c"));
-  const Json choice = answer.whole()["choices"][0];
+  const Json choice = Json::parse(answer.whole())["choices"][0];
   EXPECT_EQ(choice["finish_reason"], "stop");
   EXPECT_EQ(choice["stop_reason"], "STOP");
   EXPECT_EQ(choice["message"]["content"], "b");
@@ -244,7 +244,7 @@ TEST_F(ChatAnswerTest, CountsTokensOfTheReasoning) {
   std::vector<int32_t> tokens = thinking;
   for (const int32_t id : text_.tokenizer().encode_ids("three four")) tokens.push_back(id);
   run(answer, tokens);
-  const Json usage = answer.whole()["usage"];
+  const Json usage = Json::parse(answer.whole())["usage"];
   EXPECT_EQ(usage["completion_tokens_details"]["reasoning_tokens"], thinking.size());
   EXPECT_EQ(usage["completion_tokens"], tokens.size());
   EXPECT_EQ(usage["total_tokens"], tokens.size() + 7);

@@ -22,5 +22,12 @@ TEST(TextLine, IsWhatJsonWouldBe) {
   EXPECT_TRUE(made.empty());
 }
 
+TEST(TextLine, TextsArePutInWhereTheirMarksAre) {
+  const Json json = {{"a", Json::array({json_mark(12)})}, {"b", {{"c", Json::array({json_mark(0)})}}}, {"d", "json_"}};
+  const std::string out =
+      put_in(dump(json) + "\n", [](size_t index) -> std::string_view { return index == 12 ? R"(1,"x")" : ""; });
+  EXPECT_EQ(out, "{\"a\":[1,\"x\"],\"b\":{\"c\":[]},\"d\":\"json_\"}\n");
+}
+
 }  // namespace
 }  // namespace fourfold::serve

@@ -30,11 +30,14 @@ const ServedModel& demo() {
   return *kModel;
 }
 
-void finish(const Fields& fields, const chat::Conversation& conversation, ErrorForm form) {
+void finish(const Fields& fields, const chat::Conversation& conversation, const char* path,
+            ErrorForm form = ErrorForm::kOpenAi) {
   const ServedModel& model = demo();
   const GenerationFields given = GenerationFields::read(fields, model);
-  chat::Prompt prompt = model.text->prompt(conversation);
-  const engine::Request request = given.request(std::move(prompt), model, form);
+  ApiCall call(nullptr, "fuzz");
+  call.path = path;
+  call.form = form;
+  const engine::Request request = given.request(render(conversation, model, call), model, call);
   if (request.prompt.empty() || static_cast<int64_t>(request.prompt.size()) >= model.context) __builtin_trap();
 }
 
@@ -43,17 +46,17 @@ void read(unsigned which, const Json& body) {
     case 0: {
       const Fields fields(body, chat_fields());
       static_cast<void>(fields.ignored());
-      return finish(fields, read_conversation(fields), ErrorForm::kOpenAi);
+      return finish(fields, read_conversation(fields), "/v1/chat/completions");
     }
     case 1: {
       const Fields fields(body, messages_fields());
-      return finish(fields, read_messages(fields), ErrorForm::kAnthropic);
+      return finish(fields, read_messages(fields), "/v1/messages", ErrorForm::kAnthropic);
     }
     case 2: {
       const Fields fields(body, responses_fields());
       chat::Conversation conversation;
       if (const Json* input = fields.find("input")) conversation.messages = messages_of_items(*input);
-      return finish(fields, conversation, ErrorForm::kOpenAi);
+      return finish(fields, conversation, "/v1/responses");
     }
     default: {
       const Fields fields(body, completion_fields());

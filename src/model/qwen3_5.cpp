@@ -255,7 +255,9 @@ class Builder {
 
   // A projection back to the hidden size, from the rank's part of `columns`: its products are parts of a sum.
   std::unique_ptr<ops::Matrix> projection_back(const std::string& module, int64_t columns, const Part& part) {
-    const MatrixSource stored = source_.matrix(module, config_.hidden, columns);
+    return projection_back(source_.matrix(module, config_.hidden, columns), part);
+  }
+  std::unique_ptr<ops::Matrix> projection_back(const MatrixSource& stored, const Part& part) {
     const MatrixSource taken = take_columns(stored, part);
     std::unique_ptr<ops::Matrix> loaded = backend_.load_matrix(std::span(&taken, 1));
     source_.release(stored);
@@ -377,8 +379,7 @@ class Builder {
     source_.release(expert.down);
   }
   // With the shared expert, the rank's part of it, where that is given and the backend takes it along.
-  std::unique_ptr<ops::Experts> experts(const std::string& prefix, const Part& mine, const Part& width,
-                                        const ops::ExpertSource* shared) {
+  std::unique_ptr<ops::Experts> experts(const std::string& prefix, const Part& mine, const ops::ExpertSource* shared) {
     std::map<int64_t, ops::ExpertSource> pending;  // handed out, not yet copied
     int64_t next = 0;
     // All ranks take all experts from the source, in the same order, so that it reads them once.
@@ -392,6 +393,8 @@ class Builder {
         found = pending.emplace(i, stored_expert(prefix, next++)).first;
       }
       const ops::ExpertSource& stored = found->second;
+      const int64_t all = config_.moe_intermediate;
+      const Part width = shard_.by_expert ? Part{0, all, all} : width_part(all, stored.down);
       return {take_rows(stored.gate, width), take_rows(stored.up, width), take_columns(stored.down, width)};
     };
     const auto done = [&](int64_t i) {
@@ -411,18 +414,17 @@ class Builder {
     auto mixer = std::make_unique<MixtureOfExperts>();
     const int64_t hidden = config_.hidden, shared = config_.shared_intermediate;
     mixer->router = matrix({{prefix + "gate", config_.experts}}, hidden);
-    const Part whole{0, config_.moe_intermediate, config_.moe_intermediate}, all{0, config_.experts, config_.experts};
+    const Part all{0, config_.experts, config_.experts};
     const Part mine = shard_.by_expert ? share_of(config_.experts, 1, shard_.rank(), shard_.ranks()) : all;
-    const Part width = shard_.by_expert ? whole : width_part(config_.moe_intermediate);
     if (shared > 0) {
-      const Part part = width_part(shared);
       const std::string name = prefix + "shared_expert.";
       const ops::ExpertSource stored = {source_.matrix(name + "gate_proj", shared, hidden),
                                         source_.matrix(name + "up_proj", shared, hidden),
                                         source_.matrix(name + "down_proj", hidden, shared)};
+      const Part part = width_part(shared, stored.down);
       const ops::ExpertSource taken = {take_rows(stored.gate, part), take_rows(stored.up, part),
                                        take_columns(stored.down, part)};
-      mixer->experts = experts(prefix, mine, width, &taken);
+      mixer->experts = experts(prefix, mine, &taken);
       if (mixer->experts->shared_slices() == 0) {
         const MatrixSource gate_up[] = {taken.gate, taken.up};
         mixer->shared_gate_up = backend_.load_matrix(gate_up);
@@ -431,7 +433,7 @@ class Builder {
       release(stored);
       mixer->shared_gate = matrix({{prefix + "shared_expert_gate", 1}}, hidden);
     } else {
-      mixer->experts = experts(prefix, mine, width, nullptr);
+      mixer->experts = experts(prefix, mine, nullptr);
     }
     ops::MoeParams& params = mixer->params;
     params.router = mixer->router.get();
@@ -447,17 +449,20 @@ class Builder {
 
   std::unique_ptr<ChannelMixer> dense(const std::string& prefix) {
     auto mixer = std::make_unique<DenseMlp>();
-    const Part part = width_part(config_.intermediate);
+    const MatrixSource down = source_.matrix(prefix + "down_proj", config_.hidden, config_.intermediate);
+    const Part part = width_part(config_.intermediate, down);
     mixer->gate_up = matrix(
         {{prefix + "gate_proj", config_.intermediate, {part}}, {prefix + "up_proj", config_.intermediate, {part}}},
         config_.hidden);
-    mixer->down = projection_back(prefix + "down_proj", config_.intermediate, part);
+    mixer->down = projection_back(down, part);
     mixer->params.gate_up = mixer->gate_up.get();
     mixer->params.down = mixer->down.get();
     return mixer;
   }
 
-  Part width_part(int64_t width) const { return width_of(width, shard_.rank(), shard_.ranks()); }
+  Part width_part(int64_t width, const MatrixSource& down) const {
+    return width_of(width, shard_.rank(), shard_.ranks(), down);
+  }
 
   WeightSource& source_;
   ops::Backend& backend_;

@@ -56,7 +56,9 @@ void copy_rows(const void* from, int64_t from_stride, int64_t rows, int64_t byte
 
 // The scales of FP8 elements that begin at (row, column) of another matrix, in the largest cells that fit both.
 void move_grid(const MatrixSource& source, int64_t row, int64_t column, MatrixSource& slice, Owned& owned) {
-  const bool one_row = source.scale_rows >= source.rows, one_column = source.scale_columns >= source.columns;
+  // What begins behind the end has padding alone.
+  const bool one_row = source.scale_rows >= source.rows || row >= source.rows;
+  const bool one_column = source.scale_columns >= source.columns || column >= source.columns;
   slice.scale_rows = one_row ? slice.rows : std::gcd(source.scale_rows, row);
   slice.scale_columns = one_column ? slice.columns : std::gcd(source.scale_columns, column);
   const int64_t rows = ceil_div(slice.rows, slice.scale_rows);
@@ -119,7 +121,9 @@ void check_shard(const ModelConfig& config, int64_t ranks, bool by_expert) {
   };
   // Fewer key heads than ranks are held by several.
   const auto divides_or_repeats = [&](const char* what, int64_t heads) {
-    if (ranks % heads != 0) divides(what, heads);
+    if (ranks % heads == 0 || heads % ranks == 0) return;
+    fail("--tensor-parallel-size {}: wanted a number that divides the {} {}, or a multiple of them", ranks, heads,
+         what);
   };
   if (config.attention_layers() > 0 || config.mtp_layers > 0) {
     divides("attention heads", config.heads);
@@ -149,9 +153,12 @@ Part heads_of(int64_t heads, int64_t rank, int64_t ranks) {
   return {head, head + 1, 1};
 }
 
-Part width_of(int64_t width, int64_t rank, int64_t ranks) {
+Part width_of(int64_t width, int64_t rank, int64_t ranks, const MatrixSource& down) {
+  constexpr int64_t kCell = 64;
   if (ranks == 1) return {0, width, width};
-  const int64_t size = round_up(ceil_div(width, ranks), int64_t{nvfp4::kBlock});
+  const bool cells = down.format == Format::kFp8 && down.scale_columns < down.columns;
+  const int64_t unit = cells ? std::max<int64_t>(std::gcd(kCell, down.scale_columns), nvfp4::kBlock) : nvfp4::kBlock;
+  const int64_t size = round_up(ceil_div(width, ranks), unit);
   return {std::min(rank * size, width), std::min((rank + 1) * size, width), size};
 }
 

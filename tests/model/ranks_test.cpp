@@ -37,9 +37,11 @@ struct Case {
   bool dense;
   int64_t ranks;
   bool by_expert;
+  bool fp8 = false;  // with scales for blocks that the edges of parts lie in
 };
 
-// One with enough heads for four ranks, of which two pairs share key heads.
+// One with enough heads for the ranks, several of which share key heads where there are many. Widths and the vocabulary
+// of 97 do not divide; some ranks of many have nothing of an expert but padding.
 ModelConfig config_for(const Case& of) {
   ModelConfig config = small_config(of.dense);
   if (of.ranks == 3) {
@@ -49,8 +51,58 @@ ModelConfig config_for(const Case& of) {
   } else if (of.ranks == 4) {
     config.heads = 8;
     config.linear_value_heads = 8;
+  } else if (of.ranks == 6) {
+    config.heads = 12;
+  } else if (of.ranks == 8) {
+    config.heads = 8;
+    config.kv_heads = 1;
+    config.linear_key_heads = 4;
+    config.linear_value_heads = 8;
   }
   return config;
+}
+
+// FP8 weights whose one scale is one for each block of 32 x 32, of different powers of two.
+class BlockScales final : public WeightSource {
+ public:
+  explicit BlockScales(std::unique_ptr<WeightSource> inner) : inner_(std::move(inner)) {}
+  const ModelConfig& config() const override { return inner_->config(); }
+  ops::MatrixSource matrix(std::string_view module, int64_t rows, int64_t columns) override {
+    ops::MatrixSource source = inner_->matrix(module, rows, columns);
+    if (source.format != ops::Format::kFp8) return source;
+    struct Grid {
+      std::shared_ptr<const void> inner;
+      std::vector<float> scales;
+    };
+    const auto grid = std::make_shared<Grid>();
+    grid->inner = source.owner;
+    source.scale_rows = source.scale_columns = 32;
+    const int64_t cells = (rows + 31) / 32 * ((columns + 31) / 32);
+    for (int64_t i = 0; i < cells; ++i) {
+      grid->scales.push_back(source.grid_scales[0] * (i % 3 == 0 ? 2.0f : i % 3 == 1 ? 1.0f : 0.5f));
+    }
+    source.grid_scales = grid->scales.data();
+    source.owner = grid;
+    return source;
+  }
+  std::vector<float> vector(std::string_view name, int64_t count) override { return inner_->vector(name, count); }
+  void release(const ops::MatrixSource& matrix) override {
+    ops::MatrixSource own = matrix;
+    inner_->release(own);
+  }
+  void finish() override { inner_->finish(); }
+
+ private:
+  std::unique_ptr<WeightSource> inner_;
+};
+
+std::unique_ptr<WeightSource> weights_for(const Case& of) {
+  const ModelConfig config = config_for(of);
+  if (!of.fp8) return make_random_weights(config, 5);
+  return std::make_unique<BlockScales>(make_random_weights(config, 5, [](WeightKind kind) {
+    const ops::Format format = default_format(kind);
+    return format == ops::Format::kNvfp4 || kind == WeightKind::kHead ? ops::Format::kFp8 : format;
+  }));
 }
 
 ModelOptions model_options() {
@@ -108,11 +160,10 @@ std::vector<float> logits_of(Model& model) {
 class Ranks : public testing::TestWithParam<Case> {};
 
 TEST_P(Ranks, LogitsAreThoseOfOneRank) {
-  const ModelConfig config = config_for(GetParam());
   std::vector<cpu::Isa> isas = {cpu::Isa::kReference};
   if (cpu::best_isa() != cpu::Isa::kReference) isas.push_back(cpu::best_isa());
   for (const cpu::Isa isa : isas) {
-    const auto weights = make_random_weights(config, 5);
+    const auto weights = weights_for(GetParam());
     const auto one = load_model(*weights, factory(isa), {}, model_options());
     const auto several = load_model(*weights, factory(isa),
                                     {.ranks = GetParam().ranks, .by_expert = GetParam().by_expert}, model_options());
@@ -137,7 +188,11 @@ INSTANTIATE_TEST_SUITE_P(All, Ranks,
                          testing::Values(Case{"MoeOn2", false, 2, false}, Case{"DenseOn2", true, 2, false},
                                          Case{"ExpertsOn2", false, 2, true}, Case{"MoeOn3", false, 3, false},
                                          Case{"MoeOn4", false, 4, false}, Case{"ExpertsOn4", false, 4, true},
-                                         Case{"DenseOn4", true, 4, false}),
+                                         Case{"DenseOn4", true, 4, false}, Case{"MoeOn6", false, 6, false},
+                                         Case{"ExpertsOn6", false, 6, true}, Case{"MoeOn8", false, 8, false},
+                                         Case{"DenseOn8", true, 8, false}, Case{"Fp8MoeOn3", false, 3, false, true},
+                                         Case{"Fp8DenseOn4", true, 4, false, true},
+                                         Case{"Fp8ExpertsOn3", false, 3, true, true}),
                          [](const auto& parameter) { return std::string(parameter.param.name); });
 
 // Counts the bytes of the weights that it is given.

@@ -143,9 +143,9 @@ TEST(Shard, PartsOfARangeAreAllOfIt) {
       }
       int64_t at = 0;
       for (int64_t rank = 0; rank < ranks; ++rank) {
-        const Part part = width_of(count, rank, ranks);
+        const Part part = width_of(count, rank, ranks, {});
         EXPECT_EQ(part.begin, at);
-        EXPECT_EQ(part.size, width_of(count, 0, ranks).size);
+        EXPECT_EQ(part.size, width_of(count, 0, ranks, {}).size);
         EXPECT_TRUE(ranks == 1 || part.size % 16 == 0);
         at = part.end;
       }
@@ -158,6 +158,37 @@ TEST(Shard, PartsOfARangeAreAllOfIt) {
     EXPECT_EQ(heads_of(2, rank, 8).begin, rank / 4);
     EXPECT_EQ(heads_of(2, rank, 8).size, 1);
   }
+}
+
+// Blocks of FP8 scales are cut into whole units of 64 columns, which a GPU's kernels want, wherever the edges lie.
+TEST(Shard, ScalesOfBlocksAreCutWhereKernelsTakeThem) {
+  for (const int64_t width : {512, 768, 800, 416, 96}) {
+    const Stored down(Format::kFp8, 128, width, 128, 128);
+    const std::vector<float> whole = values(down.source);
+    for (const int64_t ranks : {2, 3, 4, 6, 8}) {
+      int64_t at = 0;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const Part part = width_of(width, rank, ranks, down.source);
+        EXPECT_EQ(part.begin, at);
+        at = part.end;
+        const MatrixSource taken = take_columns(down.source, part);
+        if (width > 128) {
+          EXPECT_TRUE(taken.scale_columns >= taken.columns || taken.scale_columns % 64 == 0)
+              << width << " on " << ranks << ": " << taken.scale_columns;
+        }
+        const std::vector<float> found = values(taken);
+        for (int64_t r = 0; r < taken.rows; ++r) {
+          for (int64_t c = 0; c < part.count(); ++c) {
+            ASSERT_EQ(found[static_cast<size_t>(r * taken.columns + c)],
+                      whole[static_cast<size_t>(r * width + part.begin + c)]);
+          }
+        }
+      }
+      EXPECT_EQ(at, width);
+    }
+  }
+  const Stored channels(Format::kFp8, 128, 512, 1, 512);
+  EXPECT_EQ(width_of(512, 0, 3, channels.source).size, 176);
 }
 
 TEST(Shard, WhatDoesNotDivideIsNamed) {
@@ -178,7 +209,8 @@ TEST(Shard, WhatDoesNotDivideIsNamed) {
   ModelConfig odd = moe;
   odd.kv_heads = 4;
   odd.heads = 12;
-  EXPECT_EQ(message(odd, 6), "--tensor-parallel-size 6: it does not divide the 4 key and value heads");
+  EXPECT_EQ(message(odd, 6),
+            "--tensor-parallel-size 6: wanted a number that divides the 4 key and value heads, or a multiple of them");
   odd = moe;
   odd.experts = 1;
   EXPECT_EQ(message(odd, 2, true), "--enable-expert-parallel: 1 experts for 2 ranks, wanted one each at least");

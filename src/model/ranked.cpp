@@ -105,7 +105,7 @@ class RankedModel final : public Model {
   ops::Tensor hidden() const override { return first().hidden(); }
   bool has_mtp() const override { return first().has_mtp(); }
 
-  // `hidden` is the trunk's output for all rows, which each rank has.
+  // `hidden` is the trunk's output for its first rows, which each rank has.
   void forward_mtp(const ops::Batch& batch, const ops::Tensor& hidden, Caches& caches) override {
     std::vector<Caches>& all = ranks_of(caches);
     const bool of_trunk = hidden.data == first().hidden().data;
@@ -114,7 +114,8 @@ class RankedModel final : public Model {
     }
     threads_->run([&](int64_t rank) {
       Model& model = *of(rank);
-      model.forward_mtp(batch, of_trunk ? model.hidden() : model.mtp_hidden(), all[static_cast<size_t>(rank)]);
+      const ops::Tensor own = of_trunk ? model.hidden() : model.mtp_hidden();
+      model.forward_mtp(batch, own.slice_rows(0, hidden.rows), all[static_cast<size_t>(rank)]);
     });
   }
   ops::Tensor mtp_logits() const override { return first().mtp_logits(); }

@@ -122,17 +122,18 @@ BackendFactory factory(cpu::Isa isa) {
   };
 }
 
-// Logits of trunk and MTP head: a chunk, a few tokens, then one after the other.
+// Logits of trunk and MTP head: a chunk, a few tokens, then one after the other, at last some of which the last has no
+// successor.
 std::vector<float> logits_of(Model& model) {
   Caches caches = model.make_caches(8, kPageSize, 1);
   std::vector<int32_t> pages(8);
   std::iota(pages.begin(), pages.end(), 0);
   Random random(9);
-  std::vector<int32_t> tokens(kTokens + 1);
+  std::vector<int32_t> tokens(kTokens + 4);
   for (int32_t& token : tokens) token = static_cast<int32_t>(random.below(97));
   std::vector<float> all;
   int64_t at = 0;
-  const auto run = [&](int64_t count) {
+  const auto run = [&](int64_t count, int64_t pairs) {
     std::vector<int32_t> rows(static_cast<size_t>(count));
     std::iota(rows.begin(), rows.end(), 0);
     ops::Sequence sequence;
@@ -145,15 +146,19 @@ std::vector<float> logits_of(Model& model) {
     model.forward(batch, caches);
     model.backend().read(model.logits(), logits);
     all.insert(all.end(), logits.begin(), logits.end());
-    batch.tokens = from.subspan(static_cast<size_t>(at) + 1, static_cast<size_t>(count));
-    model.forward_mtp(batch, model.hidden(), caches);
+    sequence.count = static_cast<int32_t>(pairs);
+    batch.tokens = from.subspan(static_cast<size_t>(at) + 1, static_cast<size_t>(pairs));
+    batch.logit_rows = std::span(rows).first(static_cast<size_t>(pairs));
+    logits.resize(static_cast<size_t>(pairs) * 97);
+    model.forward_mtp(batch, model.hidden().slice_rows(0, pairs), caches);
     model.backend().read(model.mtp_logits(), logits);
     all.insert(all.end(), logits.begin(), logits.end());
     at += count;
   };
-  run(20);
-  run(8);
-  while (at < kTokens) run(1);
+  run(20, 20);
+  run(8, 8);
+  while (at < kTokens) run(1, 1);
+  run(4, 3);
   return all;
 }
 

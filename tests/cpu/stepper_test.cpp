@@ -57,7 +57,7 @@ class World {
 
   std::function<void()> before_step;
   std::set<int32_t> poison;  // tokens after which logits are not finite
-  int64_t bodies = 0, rows = 0;
+  int64_t bodies = 0, rows = 0, passes = 0;  // passes that drafted
   std::vector<int64_t> rows_of_bodies;
 
  private:
@@ -121,6 +121,7 @@ class World {
   // The right draft follows from the tokens in the pages (the trunk's own are there up to the lane's position) and this
   // pass's token.
   void draft(ops::StepScope& scope, int64_t pass, int64_t count) {
+    ++passes;
     std::vector<float> logits(static_cast<size_t>(count * kVocabulary), 0.0f);
     for (size_t i = 0; i < batch_.sequences.size(); ++i) {
       const ops::Sequence& sequence = batch_.sequences[i];
@@ -470,6 +471,48 @@ TEST(HostStepper, LanesThatEndedCostNothing) {
   EXPECT_TRUE(third.ended);
   EXPECT_EQ(third.position, 4);
   EXPECT_EQ(world.bodies, 2);
+}
+
+// A right drafter that comes to a token which ends the answer: that one is no draft, and nothing is drafted behind it.
+TEST(HostStepper, DraftsEndWhereTheAnswerDoes) {
+  ThreadPool pool(1);
+  const std::vector<int32_t> prompt{4, 5}, pages{0, 1, 2, 3, 4, 5}, slots{0, 1, 2};
+  std::vector<int32_t> whole;
+  for (const size_t stop_at : {size_t{0}, size_t{1}, size_t{2}}) {  // 0: nowhere, so that the tokens are known
+    World world(32, 8, 1.0);
+    const auto stepper = make_host_stepper(small_limits(), world.parts(pool, 1));
+    std::vector<int32_t> stop;
+    if (stop_at > 0) stop = {whole[stop_at]};
+    ops::LaneStart start;
+    start.sampling.temperature = 0;
+    start.max_output = 10;
+    start.stop_tokens = stop;
+    ops::LaneWork work;
+    work.start = &start;
+    work.lane = 0;
+    work.tokens = prompt;
+    work.pages = pages;
+    work.state_out = std::span(slots).first(1);
+    work.feed_drafter = true;
+    work.new_drafts = 2;
+    const ops::LaneOutcome first = stepper->wait(stepper->launch({{}, std::span(&work, 1)})).lanes[0];
+    EXPECT_EQ(first.drafts.size(), stop_at == 0 ? 2u : stop_at - 1);
+    EXPECT_EQ(world.passes, stop_at == 1 ? 1 : 2);
+    ops::LaneWork next;
+    next.lane = 0;
+    next.drafts = 2;
+    next.state_out = slots;
+    const ops::LaneOutcome second = stepper->wait(stepper->launch({{}, std::span(&next, 1)})).lanes[0];
+    EXPECT_EQ(second.ended, stop_at > 0);
+    EXPECT_EQ(second.verified, stop_at == 0 ? 2 : static_cast<int32_t>(stop_at) - 1);
+    if (stop_at == 0) {
+      whole = {first.tokens[0], second.tokens[0], second.tokens[1]};
+      ASSERT_EQ(std::set<int32_t>(whole.begin(), whole.end()).size(), 3u);
+    } else {
+      EXPECT_EQ(second.tokens,
+                std::vector<int32_t>(whole.begin() + 1, whole.begin() + 1 + static_cast<int64_t>(stop_at)));
+    }
+  }
 }
 
 // Masks may come while the step runs; the lane stops where there are no more; none at all ends it.

@@ -37,6 +37,7 @@ void Lane::start(LaneStartCopy& start, int64_t vocabulary) {
   state = -1;
   draft_count = 0;
   wanted_drafts = 0;
+  drafts_end = false;
   unknown = 0;
   pages.clear();
   counts.clear();
@@ -55,8 +56,12 @@ void Lane::add_output(int32_t token) {
   last_token = token;
   ++outputs;
   if (counts.active()) counts.add_output(token);
+  if (outputs >= max_output || stops_at(token)) ended = true;
+}
+
+bool Lane::stops_at(int32_t token) const {
   const std::vector<int32_t>& stops = request.stop_tokens;
-  if (outputs >= max_output || std::find(stops.begin(), stops.end(), token) != stops.end()) ended = true;
+  return std::find(stops.begin(), stops.end(), token) != stops.end();
 }
 
 void reset(ops::LaneOutcome& outcome, int32_t lane) {

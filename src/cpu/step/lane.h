@@ -37,6 +37,7 @@ struct Lane {
   std::array<int32_t, ops::kMaxDrafts> drafts{};
   int32_t draft_count = 0;
   int32_t wanted_drafts = 0;  // of the running step
+  bool drafts_end = false;    // one of them ends the answer
   int32_t unknown = 0;        // tokens chosen, beside `outputs`, that the host does not know yet
   int32_t choice = 0;         // the last of these: its number among the choices of its step
   std::vector<int32_t> pages;
@@ -46,6 +47,8 @@ struct Lane {
   void start(LaneStartCopy& start, int64_t vocabulary);
   // The next token was chosen.
   void add_output(int32_t token);
+  // Whether the answer ends with this token.
+  bool stops_at(int32_t token) const;
 };
 
 // An outcome that says nothing yet; its vectors keep their memory.

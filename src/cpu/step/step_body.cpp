@@ -324,6 +324,7 @@ void HostStepper::list_drafters() {
     Lane& lane = *entry.lane;
     const Step::Work& work = step.work[entry.work];
     lane.wanted_drafts = 0;
+    lane.drafts_end = false;
     if (step.outcomes[entry.work].tokens.empty() || lane.ended || work.plan.new_drafts == 0) continue;
     const int64_t positions = static_cast<int64_t>(lane.pages.size()) * limits_.page_size;
     const int64_t most = std::min(lane.max_output - lane.outputs - 1, positions - lane.position + 1);
@@ -337,6 +338,8 @@ void HostStepper::list_drafters() {
 
 int64_t HostStepper::begin_draft(int64_t pass) {
   if (pass == 0) list_drafters();
+  // Behind an answer's end nothing is drafted; where others follow, a drafter keeps its row all the same.
+  while (!drafters_.empty() && run_->entries[drafters_.back()].lane->drafts_end) drafters_.pop_back();
   next_tokens_.clear();
   sequences_.clear();
   end_rows_.clear();
@@ -369,8 +372,10 @@ void HostStepper::gather_ends(const Tensor& x, const Tensor& out) {
 
 void HostStepper::keep_draft(size_t drafter, int64_t pass, int32_t token) {
   Lane& lane = *run_->entries[drafters_[drafter]].lane;
-  lane.drafts[static_cast<size_t>(pass)] = token;
-  lane.draft_count = static_cast<int32_t>(pass) + 1;
+  lane.drafts[static_cast<size_t>(pass)] = token;  // the next pass begins with it in any case
+  // A token that ends the answer need not be verified: the row before it chooses it, or another one.
+  lane.drafts_end = lane.drafts_end || lane.stops_at(token);
+  if (!lane.drafts_end) lane.draft_count = static_cast<int32_t>(pass) + 1;
 }
 
 void HostStepper::draft(int64_t pass, const Tensor& computed) {

@@ -56,7 +56,7 @@ class World {
   }
 
   std::function<void()> before_step;
-  std::set<int32_t> poison;  // tokens after which logits are not finite
+  std::set<int32_t> poison;                  // tokens after which logits are not finite
   int64_t bodies = 0, rows = 0, passes = 0;  // passes that drafted
   std::vector<int64_t> rows_of_bodies;
 

@@ -343,13 +343,13 @@ void run(const Options& options) {
   planned.more_pages = options.concurrency * (ceil_div(planned.engine.max_context, kPageSize) + 1);
   planned.more_slots = options.concurrency;
   const auto plan = require_memory(options.backend, options.memory, planned);
+  if (options.pairs && plan) {
+    fail("bench engine: --pairs needs two engines, whose memory is planned for one on a GPU; wanted --device cpu");
+  }
   chat::LoadedModel loaded = options.dummy.shape.empty()
                                  ? load_checkpoint(options.directory, options.backend, model_options)
                                  : load_dummy(options.dummy, options.backend, model_options);
   const std::shared_ptr<model::Model> model = std::move(loaded.model);
-  if (options.pairs && model->backend().gpu()) {
-    fail("bench engine: --pairs needs two engines, whose memory is planned for one on a GPU; wanted --device cpu");
-  }
   const std::string backend = model->backend().description();
   const Result result = measure(options, model, drafts);
   const uint64_t taken = plan ? taken_since(*plan) : 0;

@@ -473,36 +473,40 @@ TEST(HostStepper, LanesThatEndedCostNothing) {
   EXPECT_EQ(world.bodies, 2);
 }
 
+// A greedy lane whose prompt and whose next step make and verify two drafts.
+struct DraftingLane {
+  DraftingLane() {
+    start.sampling.temperature = 0;
+    start.max_output = 10;
+    work.start = &start;
+    work.lane = next.lane = 0;
+    work.tokens = prompt;
+    work.pages = pages;
+    work.state_out = std::span(slots).first(1);
+    work.feed_drafter = true;
+    work.new_drafts = next.drafts = 2;
+    next.state_out = slots;
+  }
+  const std::vector<int32_t> prompt{4, 5}, pages{0, 1, 2, 3, 4, 5}, slots{0, 1, 2};
+  ops::LaneStart start;
+  ops::LaneWork work, next;
+};
+
 // A right drafter that comes to a token which ends the answer: that one is no draft, and nothing is drafted behind it.
 TEST(HostStepper, DraftsEndWhereTheAnswerDoes) {
   ThreadPool pool(1);
-  const std::vector<int32_t> prompt{4, 5}, pages{0, 1, 2, 3, 4, 5}, slots{0, 1, 2};
   std::vector<int32_t> whole;
   for (const size_t stop_at : {size_t{0}, size_t{1}, size_t{2}}) {  // 0: nowhere, so that the tokens are known
     World world(32, 8, 1.0);
     const auto stepper = make_host_stepper(small_limits(), world.parts(pool, 1));
     std::vector<int32_t> stop;
     if (stop_at > 0) stop = {whole[stop_at]};
-    ops::LaneStart start;
-    start.sampling.temperature = 0;
-    start.max_output = 10;
-    start.stop_tokens = stop;
-    ops::LaneWork work;
-    work.start = &start;
-    work.lane = 0;
-    work.tokens = prompt;
-    work.pages = pages;
-    work.state_out = std::span(slots).first(1);
-    work.feed_drafter = true;
-    work.new_drafts = 2;
-    const ops::LaneOutcome first = stepper->wait(stepper->launch({{}, std::span(&work, 1)})).lanes[0];
+    DraftingLane lane;
+    lane.start.stop_tokens = stop;
+    const ops::LaneOutcome first = stepper->wait(stepper->launch({{}, std::span(&lane.work, 1)})).lanes[0];
     EXPECT_EQ(first.drafts.size(), stop_at == 0 ? 2u : stop_at - 1);
     EXPECT_EQ(world.passes, stop_at == 1 ? 1 : 2);
-    ops::LaneWork next;
-    next.lane = 0;
-    next.drafts = 2;
-    next.state_out = slots;
-    const ops::LaneOutcome second = stepper->wait(stepper->launch({{}, std::span(&next, 1)})).lanes[0];
+    const ops::LaneOutcome second = stepper->wait(stepper->launch({{}, std::span(&lane.next, 1)})).lanes[0];
     EXPECT_EQ(second.ended, stop_at > 0);
     EXPECT_EQ(second.verified, stop_at == 0 ? 2 : static_cast<int32_t>(stop_at) - 1);
     if (stop_at == 0) {
@@ -520,20 +524,9 @@ TEST(HostStepper, MasksComeWhileTheStepRuns) {
   ThreadPool pool(2);
   World world(32, 8, 1.0);
   const auto stepper = make_host_stepper(small_limits(), world.parts(pool, 1));
-  const std::vector<int32_t> prompt{4, 5}, pages{0, 1, 2, 3, 4, 5}, slots{0, 1, 2};
-  ops::LaneStart start;
-  start.sampling.temperature = 0;
-  start.max_output = 10;
-  start.constrained = true;
-  ops::LaneWork work;
-  work.start = &start;
-  work.lane = 0;
-  work.tokens = prompt;
-  work.pages = pages;
-  work.state_out = std::span(slots).first(1);
-  work.feed_drafter = true;
-  work.new_drafts = 2;
-  const ops::Ticket a = stepper->launch({{}, std::span(&work, 1)});
+  DraftingLane lane;
+  lane.start.constrained = true;
+  const ops::Ticket a = stepper->launch({{}, std::span(&lane.work, 1)});
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   const std::vector<uint32_t> only_nine{1u << 9, 0};
   stepper->supply_masks(a, 0, only_nine);
@@ -541,20 +534,16 @@ TEST(HostStepper, MasksComeWhileTheStepRuns) {
   EXPECT_EQ(outcome.tokens, std::vector<int32_t>{9});
   ASSERT_EQ(outcome.drafts.size(), 2u);
 
-  ops::LaneWork next;
-  next.lane = 0;
-  next.drafts = 2;
-  next.state_out = slots;
-  const ops::Ticket b = stepper->launch({{}, std::span(&next, 1)});
+  const ops::Ticket b = stepper->launch({{}, std::span(&lane.next, 1)});
   std::vector<uint32_t> rows(4, 0);  // rows for the token and the first draft only
   rows[0] = ~0u, rows[1] = ~0u;
   rows[2] = ~0u, rows[3] = ~0u;
   stepper->supply_masks(b, 0, rows);
   EXPECT_EQ(stepper->wait(b).lanes[0].tokens.size(), 2u);
 
-  next.drafts = 0;
-  next.state_out = std::span(slots).first(1);
-  const ops::Ticket c = stepper->launch({{}, std::span(&next, 1)});
+  lane.next.drafts = 0;
+  lane.next.state_out = std::span(lane.slots).first(1);
+  const ops::Ticket c = stepper->launch({{}, std::span(&lane.next, 1)});
   stepper->supply_masks(c, 0, {});
   const ops::LaneOutcome& end = stepper->wait(c).lanes[0];
   EXPECT_TRUE(end.tokens.empty());

@@ -147,10 +147,11 @@ const std::vector<int32_t>& text() {
 
 struct Difference {
   double mean_kl = 0, worst_kl = 0;
-  int64_t other_choices = 0;  // though the gap was over 0.05
+  int64_t other_choices = 0;  // though the gap was larger than what may be lost
 };
 
-Difference compare(const std::vector<float>& got, const std::vector<float>& want, size_t vocabulary) {
+// `may_change`: logits so close to each other may change places.
+Difference compare(const std::vector<float>& got, const std::vector<float>& want, size_t vocabulary, float may_change) {
   Difference d;
   const size_t rows = want.size() / vocabulary;
   for (size_t t = 0; t < rows; ++t) {
@@ -173,7 +174,7 @@ Difference compare(const std::vector<float>& got, const std::vector<float>& want
     std::vector<float> sorted(p, p + vocabulary);
     std::nth_element(sorted.begin(), sorted.begin() + 1, sorted.end(), std::greater<>());
     const float gap = *std::max_element(p, p + vocabulary) - sorted[1];
-    if (gap > 0.05f && std::max_element(p, p + vocabulary) - p != std::max_element(q, q + vocabulary) - q) {
+    if (gap > may_change && std::max_element(p, p + vocabulary) - p != std::max_element(q, q + vocabulary) - q) {
       ++d.other_choices;
     }
   }
@@ -194,6 +195,8 @@ class DemoModel : public testing::TestWithParam<Way> {
 TEST_P(DemoModel, HasTheReferencesLogitsInEveryKindOfPiece) {
   const auto vocabulary = static_cast<size_t>(reference()->config().vocabulary);
   static const std::vector<float> want = logits_of(*reference(), text(), {kTokens});
+  // The reference keeps keys and values as they are; e4m3 has three bits behind the first one.
+  const float may_change = GetParam().fp8_cache ? 0.25f : 0.05f;
   struct Case {
     const char* name;
     std::vector<int64_t> pieces;
@@ -201,7 +204,8 @@ TEST_P(DemoModel, HasTheReferencesLogitsInEveryKindOfPiece) {
   };
   for (const Case& c : {Case{"token by token", {1}, 0}, Case{"up to 16", {16, 5, 2, 9}, 0}, Case{"all", {kTokens}, 0},
                         Case{"chunks", {70, 1, 33}, 0}, Case{"beside others", {1, 40, 6}, 3}}) {
-    const Difference d = compare(logits_of(*on_gpu(GetParam()), text(), c.pieces, c.beside), want, vocabulary);
+    const Difference d =
+        compare(logits_of(*on_gpu(GetParam()), text(), c.pieces, c.beside), want, vocabulary, may_change);
     std::printf("%s: mean KL %.2e, worst %.2e, %ld other choices\n", c.name, d.mean_kl, d.worst_kl,
                 static_cast<long>(d.other_choices));
     EXPECT_LT(d.mean_kl, 1e-3) << c.name;

@@ -178,7 +178,9 @@ void expect_close(const Result& expected, const Result& found, double* worst) {
     const double rms = norm > 0 ? std::sqrt(norm / static_cast<double>(cols)) : 1.0;
     for (int64_t c = 0; c < cols; ++c) {
       const auto at = static_cast<size_t>(r * cols + c);
-      const double element = std::fabs(static_cast<double>(expected.values[at] - found.values[at])) / rms;
+      // One that is larger than 8 of them itself is rounded as a value of its size.
+      const double scale = std::max(rms, std::fabs(static_cast<double>(expected.values[at])) / 8.0);
+      const double element = std::fabs(static_cast<double>(expected.values[at] - found.values[at])) / scale;
       if (element > worst_element) {
         worst_element = element;
         worst_at = r * cols + c;

@@ -78,8 +78,9 @@ struct Result {
   double magnitude = 0;
 };
 
-// Each row within tolerance in norm, each element within 8 times that of the row's root mean square; no NaN. Reports
-// the worst row and column. `worst` collects the largest relative error of a row.
+// Each row within tolerance in norm, each element within 8 times that of the row's root mean square, or within that of
+// itself where it is larger than 8 of them; no NaN. Reports the worst row and column. `worst` collects the largest
+// relative error of a row.
 void expect_close(const Result& expected, const Result& found, double* worst = nullptr);
 
 // A batch over tokens that are all 0; for operations that do not look at them.

@@ -165,6 +165,7 @@ struct Result {
   std::optional<double> ttft_ratio;  // a request whose shared prefix is cached over one that is not
   // With --pairs: what the same requests got without drafts, and the median of what drafts gave, turn by turn.
   std::optional<double> plain_decode_tokens_per_s, median_speedup;
+  uint64_t taken = 0;  // of the card's memory, while the engine was there
 };
 
 void check(const Options& options, const model::ModelConfig& config) {
@@ -256,7 +257,8 @@ void run_pairs(engine::Engine& drafting, engine::Engine& plain, const Options& o
   if (!speedups.empty()) result.median_speedup = percentiles(speedups).p50;
 }
 
-Result measure(const Options& options, std::shared_ptr<model::Model> model, int32_t drafts) {
+Result measure(const Options& options, std::shared_ptr<model::Model> model, int32_t drafts,
+               const std::optional<memory::Plan>& plan) {
   const int64_t vocabulary = model->config().vocabulary;
   std::vector<engine::Request> requests = requests_of(options, model->config());
   const engine::EngineOptions engine_options =
@@ -310,6 +312,7 @@ Result measure(const Options& options, std::shared_ptr<model::Model> model, int3
   result.load = run_load(*engine, std::move(requests), options.concurrency, arrivals,
                          [&](int64_t done) { progress.set(static_cast<uint64_t>(done)); });
   progress.finish();
+  if (plan) result.taken = taken_since(*plan);
   return result;
 }
 
@@ -351,8 +354,7 @@ void run(const Options& options) {
                                  : load_dummy(options.dummy, options.backend, model_options);
   const std::shared_ptr<model::Model> model = std::move(loaded.model);
   const std::string backend = model->backend().description();
-  const Result result = measure(options, model, drafts);
-  const uint64_t taken = plan ? taken_since(*plan) : 0;
+  const Result result = measure(options, model, drafts, plan);
 
   const LoadFigures& load = result.load;
   const double output_rate = static_cast<double>(load.output_tokens()) / load.seconds;
@@ -373,7 +375,7 @@ void run(const Options& options) {
     out["backend"] = backend;
     if (plan) {
       out["memory"] = memory::json(*plan);
-      out["memory"]["taken"] = taken;
+      out["memory"]["taken"] = result.taken;
     }
     out["prompts"] = prompts;
     out["requests"] = options.requests;
@@ -405,7 +407,8 @@ void run(const Options& options) {
     return;
   }
   fmt::print("{}\n{}\n\n", loaded.name, backend);
-  if (plan) fmt::print("{}  {:<20}{:>10.3f} GB\n\n", memory::text(*plan), "taken", static_cast<double>(taken) * 1e-9);
+  if (plan)
+    fmt::print("{}  {:<20}{:>10.3f} GB\n\n", memory::text(*plan), "taken", static_cast<double>(result.taken) * 1e-9);
   fmt::print("{} requests, {}; prompts: {}; {} tokens each at most\n", options.requests,
              options.arrival > 0 ? fmt::format("{} a second (Poisson)", options.arrival)
                                  : fmt::format("{} at a time", options.concurrency),

@@ -49,7 +49,9 @@ void add_backend_options(Command& command, BackendArgs& args) {
                      "auto, cpu, cuda or cuda:N (default: FOURFOLD_DEVICE, or auto: a GPU that holds the model)");
   command.add_option("--emulate", args.emulate,
                      "Run the kernels of this card (as plan --gpu names it) on the GPU: a check, no measurement");
-  command.add_flag("--self-test", args.self_test, "Test every kernel on the GPU before the first step");
+  command.add_flag(
+      "--no-self-test", args.no_self_test,
+      "Believe the GPU's kernels: by default each is tested before the first step, and a wrong one replaced");
   command.add_option("--threads", args.threads, "Compute threads (default: FOURFOLD_THREADS, or all processors)")
       .range(1, 1024);
   command.add_option("--isa", args.isa, "Instruction set: " + cpu::family_isa_names() + " (default: the best)");
@@ -144,7 +146,7 @@ cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
     if (*choice != "parts" && *choice != "gathered") fail("FOURFOLD_CHOICE={}: wanted gathered or parts", *choice);
     options.choose_by_parts = *choice == "parts";
   }
-  if (args.self_test) options.test_kernels = true;
+  if (args.no_self_test) options.self_test = options.test_kernels = false;
   return options;
 }
 
@@ -167,7 +169,6 @@ std::shared_ptr<ops::Backend> make_backend(const BackendArgs& args, uint64_t wei
       fail("--device {}: {}", device_name(args), error.what());
     }
   }
-  if (args.self_test) fail("--self-test: the model runs on the CPU, wanted --device cuda");
   if (!args.emulate.empty()) fail("--emulate {}: the model runs on the CPU, wanted --device cuda", args.emulate);
   if (args.kv_cache != "auto" && args.kv_cache != "float16") {
     fail("--kv-cache-dtype {}: a CPU has float16; wanted that, auto, or --device cuda", args.kv_cache);

@@ -24,13 +24,13 @@ struct BackendArgs {
   std::string device;  // empty: FOURFOLD_DEVICE, or auto
   std::string kv_cache = "auto";
   std::string emulate;  // a card whose kernels are to run on the GPU
-  bool self_test = false;
+  bool no_self_test = false;
   int threads = 0;
   int64_t ranks = 1;
   bool by_expert = false;
   int64_t check_sums = 0;
 };
-// --device, --emulate, --self-test, --threads, --isa, --activations, --kv-cache-dtype, --tensor-parallel-size,
+// --device, --emulate, --no-self-test, --threads, --isa, --activations, --kv-cache-dtype, --tensor-parallel-size,
 // --enable-expert-parallel, --check-sums
 void add_backend_options(Command& command, BackendArgs& args);
 // Makes the backend, or one for each rank, which share the threads; on the CPU, with a warning, where nobody asked for

@@ -95,8 +95,8 @@ class Judge {
       add("gpu.kernels", Level::kError,
           fmt::format("{}: {}: {}", device, one.text("kernel").value_or("a kernel"),
                       one.text("reason").value_or("wrong")),
-          "a model on this GPU says wrong things",
-          "run models with --self-test, which puts others in their place, and report it");
+          "a model on this GPU that is started with --no-self-test says wrong things",
+          "a model that starts puts others in their place, or refuses to; report it");
     }
   }
 

@@ -109,10 +109,9 @@ void make_stepper(const Parts& parts, ops::Backend& backend) {
   backend.make_stepper(limits, kv.get(), body);
 }
 
-// With self-tests.
-void make_stepper(const Parts& parts, const cuda::LoadOptions& load) {
+void make_stepper(const Parts& parts, const cuda::LoadOptions& load, bool tests = true) {
   cuda::CudaOptions options = cuda_options(true, parts.fp8_cache);
-  options.test_kernels = true;
+  options.test_kernels = tests;
   cuda::CudaBackend backend(options, std::make_shared<cuda::Card>(0, kernel_store(), load));
   make_stepper(parts, backend);
 }
@@ -133,8 +132,11 @@ TEST_P(HostKernelTests, SoundKernelsPass) {
   const size_t before = cuda::fallbacks().size();
   cuda::LoadOptions load;
   if (*c.emulate != 0) load.emulate = &plan::find_gpu(c.emulate);
+  make_stepper(c.parts, load, false);
+  const size_t kernels = jit::KernelStore(kernel_store()).keys().size();
   make_stepper(c.parts, load);
   EXPECT_EQ(cuda::fallbacks().size(), before);
+  EXPECT_EQ(jit::KernelStore(kernel_store()).keys().size(), kernels) << "a test runs what the model does not";
   std::printf("%ld launches, at most %.1f MB\n", static_cast<long>(calls(Call::kLaunch)),
               static_cast<double>(peak_bytes()) / 1e6);
   EXPECT_EQ(live(), Live{});

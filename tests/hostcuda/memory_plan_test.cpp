@@ -15,7 +15,7 @@ std::filesystem::path demo() { return std::filesystem::path(FOURFOLD_SOURCE_DIR)
 cuda::CudaOptions cuda_options(bool fp8) {
   cuda::CudaOptions options;
   options.store = kernel_store();
-  options.self_test = false;
+  options.self_test = options.test_kernels = false;
   options.fp8_cache = fp8;
   options.threads = 2;
   return options;

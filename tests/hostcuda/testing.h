@@ -50,13 +50,13 @@ inline const std::filesystem::path& kernel_store() {
   return folder.path();
 }
 
-// Self-tests of the expert kernels are tests of their own.
+// Self-tests of kernels are tests of their own.
 inline cuda::CudaOptions cuda_options(bool overlap = true, bool fp8_cache = false, bool wide = true,
                                       bool graphs = true) {
   cuda::CudaOptions options;
   options.store = kernel_store();
   options.overlap = overlap;
-  options.self_test = false;
+  options.self_test = options.test_kernels = false;
   options.fp8_cache = fp8_cache;
   options.wide = wide;
   options.graphs = graphs;

@@ -20,21 +20,18 @@
 
 namespace fourfold::cuda {
 
-// Self-tests of the kernels besides those of experts have run on no card yet: they are made when asked for.
-inline constexpr bool kTestKernels = false;
-
 inline constexpr int64_t kMostLayerRows = 16384;  // of one launch of an expert layer
 
 struct CudaOptions {
   int device = 0;
-  int threads = 0;                   // of the host, for sampling; 0: the default of base/threads.h
-  std::filesystem::path store;       // of compiled kernels; empty: jit::default_store_directory()
-  bool overlap = true;               // kernels may start before the one before them has ended
-  bool graphs = true;                // launches of a step's parts are recorded and replayed
-  bool self_test = true;             // of the expert kernels
-  bool test_kernels = kTestKernels;  // self-test of all other kernels when a stepper is made
-  bool measured_ways = true;         // of products, where `fourfold tune --products` has measured them on this card
-  bool fp8_cache = false;            // keys and values as e4m3, scale 1; otherwise bf16
+  int threads = 0;              // of the host, for sampling; 0: the default of base/threads.h
+  std::filesystem::path store;  // of compiled kernels; empty: jit::default_store_directory()
+  bool overlap = true;          // kernels may start before the one before them has ended
+  bool graphs = true;           // launches of a step's parts are recorded and replayed
+  bool self_test = true;        // of the expert kernels
+  bool test_kernels = true;     // self-test of all other kernels when a stepper is made
+  bool measured_ways = true;    // of products, where `fourfold tune --products` has measured them on this card
+  bool fp8_cache = false;       // keys and values as e4m3, scale 1; otherwise bf16
   // Products and attention of more than 16 rows by kernels for many rows, and tokens chosen on the card; otherwise 16
   // rows follow each other, and the host chooses.
   bool wide = true;

@@ -603,7 +603,10 @@ void CudaBackend::test_kernels(const std::function<void()>& rehearse) {
       // A kernel without tiles has no other one beside it, and those of plain experts have one tile.
       const bool replaced = name.find("Tile") != std::string::npos && name.find("gemm_experts") == std::string::npos;
       if (!first_time || !replaced || round == kMostRounds) {
-        fail("kernel {} failed its self-test on {}: {}; nothing takes its place", name, device, reason);
+        fail(
+            "kernel {} failed its self-test on {}: {}; nothing takes its place (--no-self-test would run it all the "
+            "same)",
+            name, device, reason);
       }
       report_fallback(name, "failed its self-test on", device, reason);
     }

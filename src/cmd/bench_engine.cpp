@@ -453,7 +453,7 @@ void add_bench_engine(Command& bench_app) {
   add_backend_options(command, options->backend);
   add_memory_options(command, options->memory);
   command.add_option("--requests", options->requests, "Requests in all").range(1, 1 << 20);
-  command.add_option("--concurrency", options->concurrency, "Requests at a time").range(1, 4096);
+  command.add_option("--concurrency", options->concurrency, "Requests at a time, at most --requests").range(1, 4096);
   command.add_option("--prompt", options->prompt, "Tokens of a prompt (random)").range(1, 1 << 20);
   command.add_option("--generate", options->generate, "Tokens of an answer (with --prompts: at most)")
       .range(1, 1 << 20);
@@ -470,7 +470,10 @@ void add_bench_engine(Command& bench_app) {
       .range(0, int64_t{1} << 30);
   command.add_option("--seed", options->seed, "Of prompts and arrivals");
   command.add_flag("--json", options->json, "Print one JSON object");
-  command.callback([options] { run(*options); });
+  command.callback([options] {
+    options->concurrency = std::min(options->concurrency, options->requests);
+    run(*options);
+  });
 }
 
 }  // namespace fourfold::cmd

@@ -320,6 +320,13 @@ TEST_F(Cmd, RenderNormalisesTheMessages) {
 
 // ---- plans ----------------------------------------------------------------------------------------------------------
 
+TEST_F(Cmd, BenchEngineRunsAsManyRequestsAtATimeAsThereAre) {
+  const Json out = run_json("bench engine '" + demo_ + "' --device cpu --requests 3 --prompt 8 --generate 4 --json");
+  EXPECT_EQ(out["concurrency"], 3);
+  EXPECT_EQ(out["output_tokens"], 12);
+  EXPECT_GT(out["decode_tokens_per_s"].get<double>(), 0);
+}
+
 TEST_F(Cmd, PlanNeedsNoCard) {
   const Json plan = run_json("plan --gpu rtx-pro-6000 --model 397B-A17B --tokens 8 --json");
   EXPECT_GT(plan.at("predicted_us").get<double>(), 0);

@@ -134,6 +134,20 @@ cuda::SumTable sum_table() {
   }
 }
 
+int64_t library_rows() {
+  const auto products = env("FOURFOLD_PRODUCTS");
+  if (!products || *products == "own") return 0;
+  if (*products == "library") return 1024;
+  const std::string_view prefix = "library:";
+  int64_t rows = 0;
+  const char* end = products->data() + products->size();
+  if (products->starts_with(prefix)) {
+    const auto [stop, error] = std::from_chars(products->data() + prefix.size(), end, rows);
+    if (error == std::errc() && stop == end && rows > 16) return rows;
+  }
+  fail("FOURFOLD_PRODUCTS={}: wanted own, library, or library:N with more than 16 rows", *products);
+}
+
 cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
   cuda::CudaOptions options;
   options.device = device;
@@ -146,6 +160,7 @@ cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
     if (*choice != "parts" && *choice != "gathered") fail("FOURFOLD_CHOICE={}: wanted gathered or parts", *choice);
     options.choose_by_parts = *choice == "parts";
   }
+  options.library_rows = library_rows();
   if (args.no_self_test) options.self_test = options.test_kernels = false;
   return options;
 }

@@ -1,21 +1,15 @@
 #include "jit/nccl.h"
 
-#include <mutex>
 #include <utility>
 
 #include "base/env.h"
+#include "jit/opened.h"
 
 namespace fourfold::jit {
 namespace {
 
-struct Opened {
-  std::mutex mutex;
-  bool tried = false;
-  std::unique_ptr<const Nccl> library;
-  std::string why;
-};
-Opened& opened() {
-  static Opened one;
+OpenedOnce<Nccl>& opened() {
+  static OpenedOnce<Nccl> one;
   return one;
 }
 
@@ -51,29 +45,17 @@ Nccl::Nccl(std::shared_ptr<const Functions> functions, std::optional<SharedLibra
 }
 
 const Nccl* Nccl::find(std::string* why) {
-  Opened& all = opened();
-  const std::lock_guard lock(all.mutex);
-  if (!std::exchange(all.tried, true)) {
-    std::optional<SharedLibrary> library = SharedLibrary::open(nccl_candidates(), &all.why);
-    if (library) {
-      try {
-        auto functions = std::make_shared<const Functions>(functions_of(*library));
-        all.library.reset(new Nccl(std::move(functions), std::move(library)));
-      } catch (const Error& error) {
-        all.why = error.what();
-      }
-    }
-  }
-  if (why != nullptr) *why = all.why;
-  return all.library.get();
+  return opened().find(
+      nccl_candidates,
+      [](SharedLibrary library) {
+        auto functions = std::make_shared<const Functions>(functions_of(library));
+        return std::unique_ptr<const Nccl>(new Nccl(std::move(functions), std::move(library)));
+      },
+      why);
 }
 
 void Nccl::substitute(std::shared_ptr<const Functions> functions) {
-  Opened& all = opened();
-  const std::lock_guard lock(all.mutex);
-  all.tried = true;
-  all.why = functions == nullptr ? "none" : "";
-  all.library.reset(functions == nullptr ? nullptr : new Nccl(std::move(functions)));
+  opened().substitute(std::unique_ptr<const Nccl>(functions == nullptr ? nullptr : new Nccl(std::move(functions))));
 }
 
 std::string Nccl::version() const {

@@ -156,6 +156,7 @@ struct Case {
   const char* emulate = "";  // a card whose kernels run on this one
   int64_t rows = 128;        // of a step, at most
   ops::Format experts = ops::Format::kNvfp4;
+  int64_t library_rows = 0;
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -164,6 +165,7 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 size_t warm(const Case& c) {
   cuda::CudaOptions options;
   options.fp8_cache = c.fp8;
+  options.library_rows = c.library_rows;
   const auto list = cuda::make_counting_backend(
       options, *c.emulate != 0 ? cuda::info_of(plan::find_gpu(c.emulate)) : device_info(c.card), uint64_t{1} << 40);
   {
@@ -195,12 +197,15 @@ TEST_P(HostModel, HasTheReferencesLogits) {
   const std::vector<float> want = logits_of(*reference(c.experts), c.steps);
   HostCard card = c.card;
   card.executor.seed = 3;
+  card.cublaslt = c.library_rows > 0;
   card.executor.delivery = c.overlap ? executor::Delivery::kLate : executor::Delivery::kAtOnce;
   install(card);
   const size_t listed = warm(c);
   {
-    const auto model =
-        load(cuda_backend(c.overlap, c.fp8, c.wide, true, cuda::kStepDeadline, c.emulate), c.rows, c.experts);
+    cuda::CudaOptions options = cuda_options(c.overlap, c.fp8, c.wide);
+    options.emulate = c.emulate;
+    options.library_rows = c.library_rows;
+    const auto model = load(cuda::make_backend(options), c.rows, c.experts);
     const std::vector<float> got = logits_of(*model, c.steps);
     const Difference d = compare(got, want, static_cast<size_t>(model->config().vocabulary));
     RecordProperty("mean_kl", fmt::format("{:.2e}", d.mean_kl));
@@ -208,6 +213,7 @@ TEST_P(HostModel, HasTheReferencesLogits) {
     // Random weights amplify what is rounded.
     EXPECT_LT(d.mean_kl, c.fp8 || c.experts != ops::Format::kNvfp4 ? 1e-3 : 1e-4);
     EXPECT_EQ(d.other_choices, 0);
+    EXPECT_EQ(library_products() > 0, c.library_rows > 0);
     if (c.again) {
       EXPECT_EQ(got, logits_of(*model, c.steps)) << "two runs have other bits";
     }
@@ -232,6 +238,7 @@ INSTANTIATE_TEST_SUITE_P(
              .fp8 = true,
              .emulate = "rtx-pro-6000",
              .rows = 32},
+        Case{.name = "Library", .steps = {{33, 0}, {20, 1}}, .library_rows = 30},
         Case{.name = "Bf16Experts", .steps = {{19, 2}, {1, 1}}, .experts = ops::Format::kBf16},
         Case{.name = "Fp8Experts", .steps = {{19, 2}, {1, 1}}, .experts = ops::Format::kFp8}),
     [](const auto& parameter) { return parameter.param.name; });

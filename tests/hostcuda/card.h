@@ -20,6 +20,7 @@
 #include "hostcuda/compiler.h"
 #include "hostcuda/host_cuda.h"
 #include "hostcuda/worker.h"
+#include "jit/cublaslt.h"
 #include "jit/driver.h"
 #include "jit/nccl.h"
 #include "kernels/comm/reduce_args.h"
@@ -97,8 +98,9 @@ class Card {
   std::recursive_mutex mutex;
   Live live;
   uint64_t peak = 0;
-  std::string error;       // not empty: nothing works any more
-  int64_t gathers = 0;     // NCCL's
+  std::string error;    // not empty: nothing works any more
+  int64_t gathers = 0;  // NCCL's
+  int64_t library_products = 0;
   int64_t corrupt_in = 0;  // sums until one is wrong
   int held_rank = -1;      // whose kernels do not come to meetings
   int64_t calls[static_cast<size_t>(Call::kCount)] = {};
@@ -493,6 +495,7 @@ class Card {
 inline Stream* stream_of(void* handle) { return static_cast<Stream*>(handle); }
 
 std::shared_ptr<const jit::Nccl::Functions> nccl_functions();
+std::shared_ptr<const jit::CublasLt::Functions> cublaslt_functions();
 
 // The ones that are installed.
 Card& card();

@@ -324,6 +324,7 @@ void install(const HostCard& card) {
   jit::Driver::substitute(std::move(call));
   jit::Nvrtc::substitute(compiler_functions());
   jit::Nccl::substitute(card.nccl == 0 ? nullptr : nccl_functions());
+  jit::CublasLt::substitute(card.cublaslt ? cublaslt_functions() : nullptr);
 }
 
 Live live() {

@@ -27,6 +27,7 @@ std::vector<plan::KernelSource> all_sources() {
       cuda::norm_source(),     cuda::step_source(),     cuda::sample_source(),   cuda::stamp_source(),
       cuda::route_source(),    cuda::reduce_source(),   cuda::prepare_source(),  cuda::quantise_source(),
       cuda::two_shot_source(), cuda::checksum_source(), cuda::gathered_source(), cuda::rank_sample_source(),
+      cuda::unpack_source(),
   };
   for (const ModelArch& model : kModelArchs) {
     const plan::Arch& arch = plan::find_arch(model.name);

@@ -35,6 +35,7 @@ struct HostCard {
   int nccl = 0;               // version of NCCL, 22703 for 2.27.3; 0: there is none
   bool nccl_refuses = false;  // no rank can join
   bool nccl_loses = false;    // what it should bring
+  bool cublaslt = false;      // there is one
   // A rank whose kernel has waited so long for the others' runs it without them; 0: never.
   std::chrono::milliseconds lone_after{0};
 };
@@ -92,7 +93,8 @@ inline constexpr int kLaunchFailed = 719;  // CUDA_ERROR_LAUNCH_FAILED: every la
 struct Live {
   int64_t allocations = 0;
   uint64_t bytes = 0;
-  int64_t host_allocations = 0, modules = 0, streams = 0, events = 0, graphs = 0, communicators = 0;
+  int64_t host_allocations = 0, modules = 0, streams = 0, events = 0, graphs = 0, communicators = 0,
+          library_objects = 0;
   bool operator==(const Live&) const = default;
 };
 
@@ -101,8 +103,9 @@ struct Live {
 void install(const HostCard& card);
 Live live();
 uint64_t peak_bytes();
-int64_t calls(Call call);  // since install()
-int64_t nccl_calls();      // its gathers, recorded or not
+int64_t calls(Call call);    // since install()
+int64_t nccl_calls();        // its gathers, recorded or not
+int64_t library_products();  // of cuBLASLt, the same
 // The nth call from now (1: the next) fails with `result`, once; 0: none does.
 void fail_call(Call call, int64_t nth, int result);
 // Kernels of that rank do not come to meetings; -1: all come.

@@ -12,11 +12,12 @@ namespace {
 
 std::filesystem::path demo() { return std::filesystem::path(FOURFOLD_SOURCE_DIR) / "models" / "demo"; }
 
-cuda::CudaOptions cuda_options(bool fp8) {
+cuda::CudaOptions cuda_options(bool fp8, int64_t library_rows = 0) {
   cuda::CudaOptions options;
   options.store = kernel_store();
   options.self_test = options.test_kernels = false;
   options.fp8_cache = fp8;
+  options.library_rows = library_rows;
   options.threads = 2;
   return options;
 }
@@ -45,6 +46,7 @@ struct PlanCase {
   int64_t context, sequences;
   int32_t drafts;
   bool fp8;
+  int64_t library_rows = 0;
 };
 void PrintTo(const PlanCase& c, std::ostream* out) { *out << c.name; }
 
@@ -52,7 +54,7 @@ class HostMemoryPlan : public testing::TestWithParam<PlanCase> {
  protected:
   void SetUp() override {
     if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
-    install({});
+    install({.cublaslt = true});
   }
 };
 
@@ -62,10 +64,12 @@ TEST_P(HostMemoryPlan, IsWhatIsAllocated) {
   {
     model::Checkpoint checkpoint(demo());
     const engine::EngineOptions options = engine_options(c.context, c.sequences, c.drafts);
-    const memory::Plan plan = memory::plan(demand_of(checkpoint, options, c.fp8), {cuda::card_memory(0)});
+    memory::Demand demand = demand_of(checkpoint, options);
+    demand.cuda = cuda_options(c.fp8, c.library_rows);
+    const memory::Plan plan = memory::plan(demand, {cuda::card_memory(0)});
     EXPECT_EQ(live(), Live{}) << "planning takes no memory";
     EXPECT_EQ(calls(Call::kAllocate), 0);
-    const std::shared_ptr<ops::Backend> backend = cuda::make_backend(cuda_options(c.fp8));
+    const std::shared_ptr<ops::Backend> backend = cuda::make_backend(cuda_options(c.fp8, c.library_rows));
     model::ModelOptions model;
     model.max_step_tokens = options.max_step_tokens;
     model.max_logit_rows = engine::logit_rows(options);
@@ -100,13 +104,14 @@ TEST_P(HostMemoryPlan, IsWhatIsAllocated) {
       }
     }
     compare("after requests");
+    EXPECT_EQ(library_products() > 0, c.library_rows > 0);
   }
   EXPECT_EQ(live(), Live{});
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, HostMemoryPlan,
                          testing::Values(PlanCase{"Small", 128, 2, 0, false}, PlanCase{"Drafts", 256, 2, 2, false},
-                                         PlanCase{"Fp8Many", 2048, 8, 0, true}),
+                                         PlanCase{"Fp8ManyLibrary", 2048, 8, 0, true, 18}),
                          [](const auto& parameter) { return parameter.param.name; });
 
 // Of a model that is split: byte for byte what each rank allocates, on cards of their own and on one for both.

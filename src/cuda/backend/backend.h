@@ -31,6 +31,7 @@ struct CudaOptions {
   bool self_test = true;        // of the expert kernels
   bool test_kernels = true;     // self-test of all other kernels when a stepper is made
   bool measured_ways = true;    // of products, where `fourfold tune --products` has measured them on this card
+  int64_t library_rows = 0;     // products of so many rows and more by cuBLASLt; 0: by the backend's own kernels
   bool fp8_cache = false;       // keys and values as e4m3, scale 1; otherwise bf16
   // Products and attention of more than 16 rows by kernels for many rows, and tokens chosen on the card; otherwise 16
   // rows follow each other, and the host chooses.

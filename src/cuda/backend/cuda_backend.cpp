@@ -57,6 +57,9 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
   ones_ = cuda::Buffer(card_->device, 128, "scales of the cache");
   ones_.upload(card_->stream, scales);
   loaded(step_source());
+  if (options_.library_rows > 0 && !card_->device.only_counts()) {
+    library_ = std::make_unique<LibraryProducts>(card_->device);
+  }
   if (options_.member != nullptr && options_.member->ranks() > 1) {
     ranks_ = std::make_unique<CardRanks>(card_, options_);
     if (options_.check_sums > 0) checks_ = std::make_unique<ranks::SumChecks>(options_.member, options_.check_sums);
@@ -64,11 +67,15 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
 }
 
 CudaBackend::~CudaBackend() {
-  if (card_->device.lost()) return;
+  if (card_->device.lost()) {
+    library_.release();  // NOLINT: closing it would wait for the card
+    return;
+  }
   try {
     card_->device.make_current();
     card_->stream.synchronize();
     ranks_.reset();
+    library_.reset();
     card_->device.make_current();
   } catch (const Error&) {  // whoever waited for a result has heard of it
   }
@@ -593,15 +600,6 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   args.splits = gemm::wide_splits(matrix, args.split_units);
   const int grid = gemm::wide_grid(tile, matrix, args.tokens, args.splits, sms);
   launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
-}
-
-void CudaBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, const ops::Tensor& out) {
-  if (replaying()) return;
-  const auto& stack = static_cast<const Stack&>(weight);
-  FF_ASSERT(x.rows == out.rows && x.cols == stack.columns() && out.cols == stack.rows() && aligned(x));
-  const std::string name =
-      timer_ == nullptr && works_ == nullptr ? "" : fmt::format("product {} x {}", stack.rows(), stack.columns());
-  product(name, x, stack.matrix(), stack.formats(), stack.rows(), stack.bytes(), out);
 }
 
 void CudaBackend::gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down,

@@ -15,6 +15,7 @@
 #include "base/threads.h"
 #include "cpu/step/host_stepper.h"
 #include "cuda/backend/backend.h"
+#include "cuda/backend/library_products.h"
 #include "cuda/backend/memory.h"
 #include "cuda/backend/op_timer.h"
 #include "cuda/backend/part_graphs.h"
@@ -157,6 +158,9 @@ class CudaBackend : public ops::Backend {
   void take_along(gemm::RowsArgs& args);
   void wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, const std::vector<Kernel>& kernels,
                     const ops::Tensor& out);
+  // The same by cuBLASLt, where that is asked for.
+  bool takes_library(const Stack& stack, int64_t rows) const;
+  void library_product(std::string_view name, const ops::Tensor& x, const Stack& stack, const ops::Tensor& out);
   void gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down, const ops::Tensor& out);
   const std::vector<Kernel>& attention_kernels(const ops::AttentionParams& params);
   attn::AttentionArgs attention_args(const ops::AttentionParams& params, const attn::AttentionShape& shape,
@@ -253,6 +257,8 @@ class CudaBackend : public ops::Backend {
   cuda::Buffer plain_tables_, plain_hidden_, plain_partial_;
   cuda::Buffer floats_, logits_, ids_, weights_, wide_, narrow_, share_, queries_, partial_, partial_sums_,
       wide_partial_, chunk_space_;
+  std::unique_ptr<LibraryProducts> library_;  // null: none is asked for, or the card only counts
+  cuda::Buffer unpacked_, library_space_;
   WaitingNorm waiting_;
   cuda::Buffer shadow_;
   const float* shadowed_ = nullptr;  // the residual that is in shadow_ and not in its own place

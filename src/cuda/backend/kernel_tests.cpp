@@ -108,6 +108,7 @@ CudaBackend& KernelTests::on(const RowsWay* way, int most_middle_tiles) {
   options.measured_ways = false;
   options.member = nullptr;
   options.threads = 1;
+  if (options.library_rows > 0) options.library_rows = 100;  // of the rows that are tested, the most
   Target target = of_.arch_;
   if (way != nullptr) target.way = *way;
   target.most_middle_tiles = most_middle_tiles;

@@ -189,6 +189,15 @@ void feed_bytes(Card& card, const void* from, uint64_t bytes, const std::shared_
 
 }  // namespace
 
+// What all rows of a part are multiplied with, if that is one number: `factors` are its [tiles][16] and then its cells.
+static std::optional<float> one_factor(const std::vector<uint8_t>& factors, const gemm::Part& part) {
+  if (part.cells != nullptr) return {};
+  std::vector<float> values(static_cast<size_t>(part.rows));
+  std::memcpy(values.data(), factors.data(), values.size() * sizeof(float));
+  const bool one = std::all_of(values.begin(), values.end(), [&](float value) { return value == values[0]; });
+  return one ? std::optional(values[0]) : std::nullopt;
+}
+
 Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts)
     : card_(std::move(card)), packed_(place_stack(parts)), name_(parts[0].name) {
   formats_ = packed_.formats();
@@ -198,8 +207,10 @@ Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> part
   for (size_t i = 0; i < parts.size(); ++i) {
     const PackedMatrix::Part& part = packed_.parts[i];
     bytes_ += parts[i].bytes();
+    factors_.emplace_back();
     if (card_->device.only_counts()) continue;
     const std::vector<uint8_t> factors = stack_factors(packed_, part, parts[i]);
+    factors_.back() = one_factor(factors, matrix_.parts[i]);
     buffer_.upload(card_->stream, factors.data(), factors.size(), part.factors);
     feed_part(parts[i], part);
   }

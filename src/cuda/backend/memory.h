@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -125,6 +126,8 @@ class Stack : public ops::Matrix {
   int formats() const { return formats_; }
   const gemm::Matrix& matrix() const { return matrix_; }
   const std::string& name() const { return name_; }
+  // Of all rows of a part; nothing where they differ, or depend on the columns, or the card only counts.
+  std::optional<float> factor(int part) const { return factors_[static_cast<size_t>(part)]; }
 
  private:
   void feed_part(const ops::MatrixSource& source, const PackedMatrix::Part& part);
@@ -136,6 +139,7 @@ class Stack : public ops::Matrix {
   int formats_ = 0;
   int64_t bytes_ = 0;
   std::string name_;
+  std::vector<std::optional<float>> factors_;
 };
 
 class Table : public ops::Matrix {

@@ -9,6 +9,7 @@
 #include "base/checksum.h"
 #include "kernels/comm/reduce_args.h"
 #include "kernels/gemm/repack_args.h"
+#include "kernels/gemm/unpack_args.h"
 #include "kernels/norm/norm_args.h"
 #include "kernels/step/rows_args.h"
 #include "kernels/step/sample_args.h"
@@ -315,6 +316,12 @@ plan::KernelSource step_source() {
            {"fourfold::gemm::gemm_repack", gemm::kRepackThreads},
            {"fourfold::gemm::gemm_route", gemm::kRouteThreads},
            {"fourfold::step::copy_tables", step::kTablesThreads}}};
+}
+
+plan::KernelSource unpack_source() {
+  return {"unpack",
+          "#include \"kernels/gemm/unpack.cuh\"\n",
+          {{"fourfold::gemm::gemm_unpack", gemm::kUnpackThreads}}};
 }
 
 plan::KernelSource stamp_source() {

@@ -85,6 +85,8 @@ gemm::MiddleTile middle_tile(const Target& arch, int formats);
 // Elsewhere; kMiddle is up to 32 rows there.
 gemm::DenseTile dense_tile(const Target& arch, int formats, WideEntry entry);
 plan::KernelSource wide_source(const Target& arch, int formats);
+// Weights as rows of bf16, for a library.
+plan::KernelSource unpack_source();
 // Whether so few rows go through the kernel for few all the same, 16 a launch: that for many has too few CTAs.
 bool stays_with_few(const Target& arch, const gemm::Matrix& matrix, int formats, int64_t rows, int sms);
 

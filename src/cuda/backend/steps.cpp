@@ -414,6 +414,7 @@ std::string operation_of(const std::string& name) {
       {"sample", "choice of tokens, verification of drafts"},
       {"wide_", "products of 17 rows and more"},
       {"dense_", "products of 17 rows and more"},
+      {"unpack", "weights for cuBLASLt"},
       {"rows_", "products of 1 to 16 rows"},
       {"attention_", "attention of few rows, keys and values appended"},
       {"prefill_", "attention over whole pieces"},

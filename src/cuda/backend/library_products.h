@@ -1,0 +1,56 @@
+// Products of many rows by cuBLASLt: matrices of bf16 rows, on the backend's stream.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+
+#include "cuda/device/device.h"
+#include "jit/cublaslt.h"
+
+namespace fourfold::cuda {
+
+class LibraryProducts {
+ public:
+  static constexpr int64_t kWorkspaceBytes = 32 << 20;
+  // Matrices with fewer outputs are left to the backend's own kernels.
+  static constexpr int64_t kLeastOutputs = 256;
+
+  struct Product {
+    DeviceAddress weights;  // [outputs][inputs] bf16
+    int64_t outputs, inputs;
+    DeviceAddress x;  // [rows][inputs] bf16
+    int64_t x_stride, rows;
+    float factor;       // of all sums
+    DeviceAddress out;  // [rows][outputs] bf16 or fp32
+    int64_t out_stride;
+    bool floats;
+  };
+
+  // An Error when the machine has no cuBLASLt, or none that works.
+  explicit LibraryProducts(const Device& device);
+  ~LibraryProducts();
+  LibraryProducts(const LibraryProducts&) = delete;
+  LibraryProducts& operator=(const LibraryProducts&) = delete;
+
+  // out = factor x W^T. `workspace`: kWorkspaceBytes, of this stream alone. Sums are fp32; the same sizes give the same
+  // bits, other numbers of rows may give others.
+  void multiply(const Stream& stream, const Product& product, DeviceAddress workspace);
+
+ private:
+  // How products of some sizes are taken: outputs, inputs, rows, strides of x and out, fp32.
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
+  struct Way {
+    void *weights = nullptr, *x = nullptr, *out = nullptr;  // layouts
+    jit::CublasLt::Functions::Algorithm algorithm = {};
+  };
+  const Way& way_of(const Product& product);
+  void forget(Way& way);
+  void close();
+
+  const jit::CublasLt& library_;
+  void *handle_ = nullptr, *desc_ = nullptr, *preference_ = nullptr;
+  std::map<Key, Way> ways_;
+};
+
+}  // namespace fourfold::cuda

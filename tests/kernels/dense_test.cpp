@@ -155,6 +155,50 @@ TEST(Dense, SharedOutColumnsUnderEverySchedule) {
   }
 }
 
+TEST(Dense, EveryItemOfAWideProductHasOnePlace) {
+  for (int groups = 1; groups <= 5; ++groups) {
+    for (int blocks = 1; blocks <= 9; ++blocks) {
+      for (int band = 0; band <= 10; ++band) {
+        std::vector<int> times(static_cast<size_t>(groups * blocks));
+        int last = 0;
+        for (int i = 0; i < groups * blocks; ++i) {
+          const WidePlace p = wide_place(groups, blocks, band, i);
+          ASSERT_TRUE(p.group >= 0 && p.group < groups && p.block >= 0 && p.block < blocks);
+          ++times[static_cast<size_t>(p.group * blocks + p.block)];
+          const int in_band = band == 0 ? 0 : p.block / band;
+          ASSERT_GE(in_band, last) << "a band is left before it is done";
+          last = in_band;
+        }
+        ASSERT_EQ(std::count(times.begin(), times.end(), 1), groups * blocks) << groups << " " << blocks << " " << band;
+      }
+    }
+  }
+}
+
+// Bands change the order of items and nothing else: two groups of rows, the last band short, with the columns whole and
+// shared out.
+TEST(Dense, BandsChangeNoBits) {
+  const std::vector<MatrixSource> parts = {random_matrix(Kind::kNvfp4, 270, 144, 1)};  // three units
+  const PackedMatrix packed = pack_stack(parts);
+  for (const DenseKernel& k : dense_kernels()) {
+    if (!k.wide) continue;
+    const int tokens = 3 * k.tokens - 10;
+    const auto x = random_rows(tokens, 144, 6);
+    const Products want = reference(parts, x, tokens);
+    for (const int split_units : {0, 2}) {
+      SCOPED_TRACE(k.name + ", " + std::to_string(split_units) + " units a CTA");
+      std::vector<float> first;
+      for (const int band : {0, 2}) {
+        Case c(schedules(1, 7)[0], packed, x, tokens);
+        c.args.band = band;
+        const std::vector<float> y = c.floats(k, packed.rows, split_units);
+        if (first.empty()) expect_near(first = y, want);
+        EXPECT_EQ(y, first);
+      }
+    }
+  }
+}
+
 // Shares of units that end anywhere: in items and cells, in one item many times, with an item as a whole between two
 // pieces; rows of several matrices of the stack in an item.
 TEST(Dense, SharesOfUnitsUnderEverySchedule) {

@@ -598,6 +598,7 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   const gemm::WideTile tile = wide_tile(arch_, formats, entry);
   args.split_units = gemm::wide_split_units(tile, matrix, args.tokens, sms);
   args.splits = gemm::wide_splits(matrix, args.split_units);
+  args.band = gemm::wide_band(tile, matrix);
   const int grid = gemm::wide_grid(tile, matrix, args.tokens, args.splits, sms);
   launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
 }

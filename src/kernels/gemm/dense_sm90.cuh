@@ -48,13 +48,15 @@ __device__ __forceinline__ int item_count(const DenseArgs& args) {
 }
 template <typename Tile>
 __device__ __forceinline__ Item item_of(const DenseArgs& args, int number) {
-  const int blocks = (args.tokens + Tile::value.tokens - 1) / Tile::value.tokens;
+  static constexpr WideTile T = Tile::value;
+  const int blocks = (args.tokens + T.tokens - 1) / T.tokens;
   const bool split = args.splits > 1;
   Item item;
   item.index = split ? number / args.splits : number;
   item.split = split ? number % args.splits : 0;
-  item.group = run_group_of(args.matrix, item.index / blocks, kWideTiles);
-  item.first_token = item.index % blocks * Tile::value.tokens;
+  const WidePlace place = wide_place(run_groups(args.matrix, kWideTiles), blocks, args.band, item.index);
+  item.group = run_group_of(args.matrix, place.group, kWideTiles);
+  item.first_token = place.block * T.tokens;
   item.first_unit = split ? item.split * args.split_units : 0;
   const int end = item.first_unit + args.split_units;
   item.end_unit = split && end < args.matrix.units ? end : args.matrix.units;

@@ -25,6 +25,7 @@ struct DenseArgs {
   // gemm_wide: the columns are shared out among so many CTAs, `split_units` units each; up to 1: they are not.
   int splits;
   int split_units;
+  int band;        // of blocks of tokens that all rows are multiplied with before the next ones (wide_band); 0: all
   float* partial;  // wide_partial_bytes()
   int* arrived;    // [wide_items() / splits][kWideWarps], 0 before and after
   // gemm_middle: `split_units` units for each CTA, whatever items they are of; `partial`: middle_partial_bytes();
@@ -168,6 +169,23 @@ FOURFOLD_HD constexpr WideMap wide_map(const WideTile& t) {
 }
 FOURFOLD_HD constexpr int wide_items(const WideTile& t, const Matrix& m, int tokens) {
   return run_groups(m, kWideTiles) * ((tokens + t.tokens - 1) / t.tokens);
+}
+// Blocks of tokens whose rows of x have about eight megabytes: they stay in L2 while all weights pass.
+FOURFOLD_HD constexpr int wide_band(const WideTile& t, const Matrix& m) {
+  const int band = static_cast<int>((8LL << 20) / (static_cast<long long>(t.tokens) * m.columns * 2));
+  return band > 1 ? band : 1;
+}
+// The order of `groups` x `blocks` items: all groups of rows with a band of blocks of tokens, then with the next one;
+// in a band the blocks of a group stand beside each other. `band` 0: all blocks are one band.
+struct WidePlace {
+  int group, block;
+};
+FOURFOLD_HD constexpr WidePlace wide_place(int groups, int blocks, int band, int index) {
+  if (band <= 0 || band > blocks) band = blocks;
+  const int first = index / (groups * band) * band;  // of the band's blocks
+  const int width = blocks - first < band ? blocks - first : band;
+  const int in_band = index - groups * first;
+  return {in_band / width, first + in_band % width};
 }
 // Units of columns for each CTA, where rows and tokens alone do not give every SM work; at least four.
 FOURFOLD_HD constexpr int wide_split_units(const WideTile& t, const Matrix& m, int tokens, int sms) {

@@ -34,8 +34,6 @@ RowsKernel kernel_for(int tokens) {
   return kernel_named(tokens > 8 ? "rows {15, 2, 8, 1, 3, 1, 0}" : "rows {15, 1, 8, 1, 3, 1, 0}");
 }
 
-RowsKernel greedy_kernel() { return kernel_named("rows {15, 2, 8, 1, 3, 1, 0, RowsLast::kGreedy}"); }
-
 // A device with a matrix and rows of x on it.
 struct Case {
   Device device;
@@ -172,7 +170,7 @@ TEST(Products, OneFormatAlone) {
 }
 
 // The end of a kernel, from the fp32 sums of another run.
-TEST(Products, EndsRoundAddAndPickTheLargest) {
+TEST(Products, EndsRoundAndAdd) {
   const int columns = 400, tokens = 11;
   auto parts = mixed_stack(columns, 9);
   const PackedMatrix packed = pack_stack(parts);
@@ -214,47 +212,7 @@ TEST(Products, EndsRoundAddAndPickTheLargest) {
         ASSERT_EQ(out[at], std::fma(sums[i], scale, static_cast<float>(at % 97) - 40.0f)) << i;
       }
     }
-    for (const bool stored : {false, true}) {
-      Case c(o, packed);
-      c.rows(x, tokens);
-      c.args.end = RowsEnd::kFloat;
-      c.args.out_stride = stride;
-      float* out = stored ? c.device.alloc<float>(tokens * (rows + 5), "logits") : nullptr;
-      c.args.out = out;
-      c.args.partial_best = c.device.alloc<Best>(3 * tokens, "partial best");
-      c.args.best = c.device.alloc<int>(tokens, "best");
-      c.args.arrived = c.device.alloc<int>(1, "arrived");
-      *c.args.arrived = 0;
-      c.run(greedy_kernel(), 3);
-      EXPECT_EQ(*c.args.arrived, 0);
-      for (int t = 0; t < tokens; ++t) {
-        const auto begin = sums.begin() + t * static_cast<long>(rows);
-        EXPECT_EQ(c.args.best[t], std::max_element(begin, begin + static_cast<long>(rows)) - begin) << t;
-        for (size_t i = 0; stored && i < rows; ++i)
-          ASSERT_EQ(out[static_cast<size_t>(t) * (rows + 5) + i], begin[static_cast<long>(i)]);
-      }
-    }
   }
-}
-
-TEST(Products, TheLargestOfEqualsIsTheFirstAndOfNanNone) {
-  const int columns = 64, rows = 100;
-  MatrixSource m = random_matrix(Kind::kBf16, rows, columns, 1);
-  std::vector<uint16_t> same(static_cast<size_t>(rows * columns), 0x3f80);
-  m.data = same.data();
-  const PackedMatrix packed = pack_stack(std::vector<MatrixSource>{m});
-  std::vector<uint16_t> x(static_cast<size_t>(2 * columns), 0x3f80);
-  for (int i = columns; i < 2 * columns; ++i) x[static_cast<size_t>(i)] = 0x7fc0;
-  Case c(Options{}, packed);
-  c.rows(x, 2);
-  c.args.end = RowsEnd::kFloat;
-  c.args.partial_best = c.device.alloc<Best>(6, "partial best");
-  c.args.best = c.device.alloc<int>(2, "best");
-  c.args.arrived = c.device.alloc<int>(1, "arrived");
-  *c.args.arrived = 0;
-  c.run(greedy_kernel(), 3);
-  EXPECT_EQ(c.args.best[0], 0);
-  EXPECT_EQ(c.args.best[1], -1);
 }
 
 TEST(Products, GateAndUp) {
@@ -429,42 +387,6 @@ TEST(Route, ChoosesTheLargestTiesToTheLower) {
   }
 }
 
-TEST(Route, BehindItsProduct) {
-  const int experts = 72, columns = 272, tokens = 5;
-  const std::vector<MatrixSource> parts = {random_matrix(Kind::kBf16, experts, columns, 1),
-                                           random_matrix(Kind::kBf16, 1, columns, 2)};
-  const PackedMatrix packed = pack_stack(parts);
-  const auto x = random_rows(tokens, columns, 3);
-  for (const Options& o : schedules(3)) {
-    Case c(o, packed);
-    c.rows(x, tokens);
-    c.args.end = RowsEnd::kFloat;
-    c.args.out_stride = packed.rows;
-    auto* logits = c.device.alloc<float>(static_cast<size_t>(tokens * packed.rows), "logits");
-    c.args.out = logits;
-    c.args.arrived = c.device.alloc<int>(1, "arrived");
-    *c.args.arrived = 0;
-    RouteArgs& r = c.args.route;
-    r = {logits,
-         packed.rows,
-         tokens,
-         experts,
-         6,
-         1,
-         1,
-         experts,
-         experts,
-         7,
-         c.device.alloc<int>(tokens * 7, "ids"),
-         c.device.alloc<float>(tokens * 7, "weights"),
-         0,
-         0};
-    c.run(kernel_named("rows {15, 1, 8, 1, 3, 1, 0, RowsLast::kRoute}"), 4);
-    for (int t = 0; t < tokens; ++t) expect_choice(choose(logits + t * packed.rows, r), r, t);
-    EXPECT_EQ(*c.args.arrived, 0);
-  }
-}
-
 // ---- norms, embeddings, rows ----------------------------------------------------------------------------------------
 
 TEST(Norm, SumThenNormWithTheBitsOfTheFusedOne) {
@@ -612,18 +534,9 @@ TEST(Products, NoSynchronisationIsSuperfluous) {
     c.args.out_stride = packed.rows;
     auto* out = c.device.alloc<float>(want.size(), "out");
     c.args.out = out;
-    c.args.partial_best = c.device.alloc<Best>(2 * tokens, "partial best");
-    c.args.best = c.device.alloc<int>(tokens, "best");
-    c.args.arrived = c.device.alloc<int>(1, "arrived");
-    *c.args.arrived = 0;
-    c.run(greedy_kernel(), 2);
+    c.run(kernel_for(tokens), 2);
     if (seen != nullptr) *seen = c.device.seen();
-    bool right = std::equal(want.begin(), want.end(), out);
-    for (int t = 0; t < tokens; ++t) {
-      const auto begin = want.begin() + t * packed.rows;
-      right = right && c.args.best[t] == std::max_element(begin, begin + packed.rows) - begin;
-    }
-    return right;
+    return std::equal(want.begin(), want.end(), out);
   };
   std::set<executor::SeenSite> seen;
   ASSERT_TRUE(run(Options{}, &seen));

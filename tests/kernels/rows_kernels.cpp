@@ -1,4 +1,5 @@
 #include "executor/cuda.h"
+#include "kernels/gemm/route.cuh"
 #include "kernels/gemm/rows.cuh"
 #include "kernels/norm/norm.cuh"
 
@@ -24,8 +25,6 @@ std::vector<RowsKernel> rows_kernels() {
       ROWS(15, 1, 8, 1, 2, 1, 1),  // normalised first
       ROWS(10, 1, 8, 1, 4, 2, 0),  // FP8 alone
       ROWS(4, 1, 2, 4, 2, 1, 0),   // NVFP4 alone, strips for two warps
-      ROWS(15, 2, 8, 1, 3, 1, 0, RowsLast::kGreedy),
-      ROWS(15, 1, 8, 1, 3, 1, 0, RowsLast::kRoute),
   };
 }
 

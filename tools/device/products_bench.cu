@@ -17,6 +17,7 @@
 #include "cuda/gemm/packed_matrix.h"
 #include "kernels/gemm/dense.cuh"
 #include "kernels/gemm/dense_sm90.cuh"
+#include "kernels/gemm/route.cuh"
 #include "kernels/gemm/rows.cuh"
 #include "kernels/norm/norm.cuh"
 #include "tests/kernels/random_weights.h"
@@ -50,10 +51,7 @@ Kernel kernel_of() {
   constexpr RowsTile T = Tile::value;
   return {std::to_string(T.formats) + "," + std::to_string(T.row_tiles) + " w" + std::to_string(T.strip_warps) + "x" +
               std::to_string(T.teams) + " s" + std::to_string(T.slots) + " c" + std::to_string(T.ctas) +
-              (T.norm_pieces ? " norm" : "") +
-              (T.last == RowsLast::kGreedy  ? " greedy"
-               : T.last == RowsLast::kRoute ? " route"
-                                            : ""),
+              (T.norm_pieces ? " norm" : ""),
           T, gemm_rows<Tile>};
 }
 template <int Format>
@@ -305,7 +303,7 @@ void check_many(bool small) {
   }
 }
 
-// The ends that other tests on a card do not see: the largest, the router's choice, and the norm in front.
+// What other tests on a card do not see: the router's choice behind its product, and the norm in front.
 void check_ends() {
   const int experts = 256, columns = 2048, tokens = 5;
   const std::vector<ff::ops::MatrixSource> parts = {random_matrix(Kind::kBf16, experts, columns, 1),
@@ -322,33 +320,28 @@ void check_ends() {
   args.end = RowsEnd::kFloat;
   args.out = upload(std::vector<float>(logits.size()));
   args.out_stride = packed.rows;
-  args.partial_best = upload(std::vector<Best>(static_cast<size_t>(sms * tokens)));
-  args.best = upload(std::vector<int>(tokens, -7));
-  args.arrived = upload(std::vector<int>(1, 0));
-  args.route = {static_cast<float*>(args.out),
-                packed.rows,
-                tokens,
-                experts,
-                8,
-                1,
-                1,
-                experts,
-                experts,
-                9,
-                upload(std::vector<int>(tokens * 9)),
-                upload(std::vector<float>(tokens * 9))};
+  const RouteArgs route = {static_cast<float*>(args.out),
+                           packed.rows,
+                           tokens,
+                           experts,
+                           8,
+                           1,
+                           1,
+                           experts,
+                           experts,
+                           9,
+                           upload(std::vector<int>(tokens * 9)),
+                           upload(std::vector<float>(tokens * 9))};
   bool ok = true;
   for (int round = 0; round < 20; ++round) {
-    launch_rows(kernel_of<15, 1, 8, 1, 4, 1, 0, RowsLast::kGreedy>(), args, nullptr);
-    launch_rows(kernel_of<1, 1, 8, 1, 4, 1, 0, RowsLast::kRoute>(), args, nullptr);
+    launch_rows(kernel_of<15, 1, 8, 1, 4, 1, 0>(), args, nullptr);
+    launch(ff::gemm::gemm_route, ff::gemm::route_grid(tokens), ff::gemm::kRouteThreads, 0, nullptr, route);
   }
   CHECK(cudaDeviceSynchronize());
-  std::vector<int> best(tokens), ids(tokens * 9);
-  CHECK(cudaMemcpy(best.data(), args.best, tokens * 4, cudaMemcpyDeviceToHost));
-  CHECK(cudaMemcpy(ids.data(), args.route.ids, ids.size() * 4, cudaMemcpyDeviceToHost));
+  std::vector<int> ids(tokens * 9);
+  CHECK(cudaMemcpy(ids.data(), route.ids, ids.size() * 4, cudaMemcpyDeviceToHost));
   for (int t = 0; t < tokens; ++t) {
     const float* row = logits.data() + t * packed.rows;
-    ok &= best[static_cast<size_t>(t)] == std::max_element(row, row + packed.rows) - row;
     std::vector<int> order(experts);
     for (int i = 0; i < experts; ++i) order[static_cast<size_t>(i)] = i;
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
@@ -356,7 +349,7 @@ void check_ends() {
     ok &= ids[static_cast<size_t>(t * 9 + 8)] == experts;
   }
   failures += !ok;
-  std::printf("%s the largest and the router's choice\n", ok ? "ok  " : "FAIL");
+  std::printf("%s the router's choice\n", ok ? "ok  " : "FAIL");
 
   // The norm in front of a product and the norm alone: the same rows, bit by bit.
   std::vector<float> residual(static_cast<size_t>(tokens * columns));
@@ -584,42 +577,26 @@ void time_between() {
   }
   for (const int tokens : {1, 4, 8}) {
     const Shape r = {Weights::kBf16, 257, 2048};
-    int* arrived = upload(std::vector<int>(1, 0));
     size_t at = 0;
     const Time t = time_graph(60, [&](cudaStream_t stream, int) {
       RowsArgs args = args_of(r, tokens, &at);
       args.end = RowsEnd::kFloat;
-      args.arrived = arrived;
-      args.route = {residual,
-                    257,
-                    tokens,
-                    256,
-                    8,
-                    1,
-                    1,
-                    256,
-                    256,
-                    9,
-                    reinterpret_cast<int*>(normed),
-                    reinterpret_cast<float*>(normed) + 4096};
-      launch_rows(kernel_of<1, 1, 8, 1, 4, 1, 0, RowsLast::kRoute>(), args, stream);
+      launch_rows(kernel_of<1, 1, 8, 1, 4, 1, 0>(), args, stream);
+      const RouteArgs route = {residual,
+                               257,
+                               tokens,
+                               256,
+                               8,
+                               1,
+                               1,
+                               256,
+                               256,
+                               9,
+                               reinterpret_cast<int*>(normed),
+                               reinterpret_cast<float*>(normed) + 4096};
+      launch(ff::gemm::gemm_route, ff::gemm::route_grid(tokens), ff::gemm::kRouteThreads, 0, stream, route);
     });
-    std::printf("router 257x2048 bf16 with top 8 of 256, %d rows: %.2f us\n", tokens, t.median);
-  }
-  {
-    int* arrived = upload(std::vector<int>(1, 0));
-    size_t at = 0;
-    const Shape h = {Weights::kNvfp4, 248320, 2048};
-    const Time t = time_graph(6, [&](cudaStream_t stream, int) {
-      RowsArgs args = args_of(h, 1, &at);
-      args.end = RowsEnd::kFloat;
-      args.out = nullptr;
-      args.arrived = arrived;
-      args.best = reinterpret_cast<int*>(normed);
-      args.partial_best = reinterpret_cast<Best*>(normed) + 64;
-      launch_rows(kernel_of<4, 1, 4, 2, 3, 2, 0, RowsLast::kGreedy>(), args, stream);
-    });
-    std::printf("nvfp4 head 248320x2048, the largest only: %.2f us\n", t.median);
+    std::printf("router 257x2048 bf16, then top 8 of 256, %d rows: two nodes, %.2f us\n", tokens, t.median);
   }
 }
 

@@ -136,8 +136,7 @@ gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry) {
           way.teams,
           entry == kRows16 ? way.slots_of_16 : way.slots,
           entry == kRows16 ? 1 : way.ctas,  // two of an SM do not have room for 16 rows
-          entry == kRowsNorm ? way.norm_pieces : 0,
-          gemm::RowsLast::kNothing};
+          entry == kRowsNorm ? way.norm_pieces : 0};
 }
 
 int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens) {
@@ -162,10 +161,8 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way) {
     if (entry == kRowsNorm && way.norm_pieces == 0) break;
     const gemm::RowsTile t = rows_tile(way, entry);
     source.entries.push_back(
-        {fmt::format("fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<{}, {}, {}, {}, {}, {}, {}, "
-                     "static_cast<fourfold::gemm::RowsLast>({})>>",
-                     t.formats, t.row_tiles, t.strip_warps, t.teams, t.slots, t.ctas, t.norm_pieces,
-                     static_cast<int>(t.last)),
+        {fmt::format("fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<{}, {}, {}, {}, {}, {}, {}>>", t.formats,
+                     t.row_tiles, t.strip_warps, t.teams, t.slots, t.ctas, t.norm_pieces),
          static_cast<unsigned>(t.threads()), arch.smem_per_block});
   }
   return source;

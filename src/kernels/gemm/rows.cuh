@@ -13,7 +13,6 @@
 #pragma once
 
 #include "kernels/gemm/fragments.cuh"
-#include "kernels/gemm/route.cuh"
 #include "kernels/gemm/rows_tile.h"
 #include "kernels/norm/norm_row.cuh"
 
@@ -361,15 +360,6 @@ struct Multiplier {
   }
 };
 
-__device__ __forceinline__ bool better(float value, int column, const Best& than) {
-  return value > than.value || (value == than.value && column < than.column);
-}
-__device__ __forceinline__ Best best_of(const Best& a, const Best& b) { return better(b.value, b.column, a) ? b : a; }
-__device__ __forceinline__ Best other_lane(const Best& best, int distance) {
-  return {__shfl_xor_sync(0xffffffffu, best.value, distance), __shfl_xor_sync(0xffffffffu, best.column, distance)};
-}
-inline constexpr int kNoColumn = 0x7fffffff;
-
 }  // namespace rows_detail
 
 // Grid: rows_grid. `Tile` is a RowsTileOf.
@@ -431,7 +421,6 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   const int own_g = thread % 8;
   const int own_row = thread / 8 % tokens;
   const int own_tile = thread / 8 / tokens;
-  Best best = {-__int_as_float(0x7f800000), kNoColumn};
 
   Walk<Tile> walk(matrix, first_tile);
   bool cells = false;
@@ -558,56 +547,12 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           break;
         }
         case RowsEnd::kFloat:
-          if constexpr (T.last == RowsLast::kGreedy) {
-            if (low_there && better(y[0], row, best)) best = {y[0], row};
-            if (high_there && better(y[1], row + 8, best)) best = {y[1], row + 8};
-            if (args.out == nullptr) break;
-          }
           if (low_there) static_cast<float*>(args.out)[at] = y[0];
           if (high_there) static_cast<float*>(args.out)[at + 8] = y[1];
           break;
       }
     }
     half ^= 1;
-  }
-
-  if constexpr (T.last != RowsLast::kNothing) {
-    int* last = reinterpret_cast<int*>(smem + map.norm);
-    __syncthreads();  // the last partial sums are read
-    if constexpr (T.last == RowsLast::kGreedy) {
-      // Of every eight threads, then of those with the same row of x.
-      Best* found = reinterpret_cast<Best*>(smem + map.partials);
-      for (int d = 4; d > 0; d /= 2) best = best_of(best, other_lane(best, d));
-      if (own_g == 0) found[thread / 8] = best;
-      __syncthreads();
-      if (thread < tokens) {
-        Best all = found[thread];
-        for (int i = thread + tokens; i < T.threads() / 8; i += tokens) all = best_of(all, found[i]);
-        args.partial_best[static_cast<int>(blockIdx.x) * tokens + thread] = all;
-      }
-    }
-    __threadfence();
-    __syncthreads();  // all of this CTA's part is stored
-    if (thread == 0) {
-      *last = atomicAdd(args.arrived, 1) == stride - 1 ? 1 : 0;
-      if (*last != 0) *args.arrived = 0;
-      __threadfence();
-    }
-    __syncthreads();
-    if (*last == 0) return;
-    for (int t = warp; t < tokens; t += T.warps()) {
-      if constexpr (T.last == RowsLast::kGreedy) {
-        Best all = {-__int_as_float(0x7f800000), kNoColumn};
-        for (int i = lane; i < stride; i += 32) {
-          const u64 bits = __ldcg(reinterpret_cast<const u64*>(args.partial_best) + i * tokens + t);
-          all = best_of(all, {__uint_as_float(static_cast<u32>(bits)), static_cast<int>(bits >> 32)});
-        }
-        for (int d = 16; d > 0; d /= 2) all = best_of(all, other_lane(all, d));
-        if (lane == 0) args.best[t] = all.column == kNoColumn ? -1 : all.column;
-      } else {
-        route_row(args.route, t, lane);
-      }
-    }
   }
 }
 

@@ -20,12 +20,6 @@ FOURFOLD_HD constexpr int steps_of(Weights format, int units) {
 inline constexpr unsigned kSlotBytes = 2304;  // the largest step; fp8 keeps its cells' scales behind its codes
 static_assert(step_bytes(Weights::kNvfp4) == kSlotBytes);
 
-enum class RowsLast : int {
-  kNothing = 0,
-  kGreedy = 1,  // the largest of each row: its column to `best`, ties to the lower one
-  kRoute = 2,   // the experts of each row, from its logits in `out` (RowsEnd::kFloat)
-};
-
 struct RowsTile {
   int formats;      // bit 1 << Weights: what the stack holds; kCells: fp8 with several scales along a row too
   int row_tiles;    // of 8 rows of x: 1 or 2
@@ -34,7 +28,6 @@ struct RowsTile {
   int slots;        // steps that a warp has under way
   int ctas;         // per SM
   int norm_pieces;  // x is the norm of a residual of up to 2048 times so many columns; 0: x comes as it is
-  RowsLast last;    // what the last CTA does with all of the sums
 
   FOURFOLD_HD constexpr bool cells() const { return (formats & kCells) != 0; }
   FOURFOLD_HD constexpr bool has(Weights format) const { return (formats >> static_cast<int>(format) & 1) != 0; }
@@ -46,10 +39,9 @@ struct RowsTile {
   FOURFOLD_HD constexpr int resident() const { return (ctas + 1) * threads() * 112 <= 65536 ? ctas + 1 : ctas; }
 };
 
-template <int Formats, int RowTiles, int StripWarps, int Teams, int Slots, int Ctas, int NormPieces,
-          RowsLast Last = RowsLast::kNothing>
+template <int Formats, int RowTiles, int StripWarps, int Teams, int Slots, int Ctas, int NormPieces>
 struct RowsTileOf {
-  static constexpr RowsTile value{Formats, RowTiles, StripWarps, Teams, Slots, Ctas, NormPieces, Last};
+  static constexpr RowsTile value{Formats, RowTiles, StripWarps, Teams, Slots, Ctas, NormPieces};
 };
 
 // Row tiles of a CTA whose sums meet at a time, one output pair (rows g and g + 8 of a tile, one row of x) for a thread
@@ -62,7 +54,7 @@ FOURFOLD_HD constexpr int rows_batch(const RowsTile& t, int tokens) {
 struct RowsMap {
   unsigned ring;      // [warps][slots] steps
   unsigned norm;      // [2][8] float
-  unsigned partials;  // [2][batch][strip_warps][rows of x][16] float; at the end [warps] Best
+  unsigned partials;  // [2][batch][strip_warps][rows of x][16] float
   unsigned rows;      // x: [units][2][rows of x][4] pieces of 16 bytes
   unsigned total;
 };
@@ -93,7 +85,7 @@ FOURFOLD_HD constexpr int panel_units(const RowsTile& t, int units, int tokens, 
 // What becomes of the sums.
 enum class RowsEnd : int {
   kBf16 = 0,    // out, bf16
-  kFloat = 1,   // out, fp32; null: nobody wants it (RowsLast::kGreedy)
+  kFloat = 1,   // out, fp32
   kAdd = 2,     // out, fp32, += sum x row_scales
   kSwiGlu = 3,  // paired: out, bf16, silu(gate) x up
 };
@@ -103,12 +95,6 @@ inline constexpr int kRouteThreads = 256;
 // Of the kernel that routes rows whose logits another one computed: a warp a row.
 FOURFOLD_HD constexpr int route_grid(int tokens) { return (tokens + kRouteThreads / 32 - 1) / (kRouteThreads / 32); }
 inline constexpr int kMostRouted = moe::kMaxExperts;
-
-// A largest sum and its column.
-struct Best {
-  float value;
-  int column;
-};
 
 struct RowsArgs {
   Matrix matrix;
@@ -129,10 +115,6 @@ struct RowsArgs {
   void* out;
   long long out_stride;     // elements
   const float* row_scales;  // kAdd: [tokens]; null: 1
-  Best* partial_best;       // kGreedy: [grid][tokens]
-  int* best;                // kGreedy: [tokens]; -1 where all are NaN
-  RouteArgs route;          // kRoute
-  int* arrived;             // 0 before and after, where the last CTA does something
   int zero;                 // 0
 };
 

@@ -352,43 +352,5 @@ TEST_F(HostSampling, SaysWhenNothingCanBeChosen) {
   EXPECT_GE(tokens[3], 0);
 }
 
-TEST_F(HostSampling, DraftsCountWhileTheyAreWhatWasChosen) {
-  DeviceSampler sampler;
-  // Rows of four lanes: what stood on them, and what was chosen.
-  const std::vector<int> row_tokens = {9, 4, 5, 6, 9, 4, 9, 7, 8, 3}, chosen = {4, 5, 1, 2, 5, 6, 7, 8, 2, -1};
-  struct Want {
-    step::VerifyLane lane;
-    int kept, ended;
-  };
-  const std::vector<Want> wants = {
-      {{0, 4, 0, 0, 10}, 3, 0},  // the third draft was another one
-      {{4, 2, 0, 0, 10}, 1, 0},  // the first was
-      {{6, 3, 0, 0, 10}, 3, 0},  // all
-      {{6, 3, 0, 2, 10}, 2, 1},  // 8 ends it
-      {{6, 3, 0, 0, 2}, 2, 1},   // at its limit
-      {{9, 1, 0, 0, 5}, 0, 1},   // no token
-  };
-  std::vector<step::VerifyLane> lanes;
-  for (const Want& w : wants) lanes.push_back(w.lane);
-  const cuda::Stream& stream = sampler.stream;
-  const Buffer l = upload(sampler.device, stream, lanes, "lanes"), c = upload(sampler.device, stream, chosen, "chosen"),
-               r = upload(sampler.device, stream, row_tokens, "rows"),
-               stops = upload(sampler.device, stream, std::vector{2, 8}, "stops");
-  const Buffer kept(sampler.device, lanes.size() * 4, "kept"), ended(sampler.device, lanes.size() * 4, "ended");
-  const step::VerifyArgs args = {l.as<step::VerifyLane>(),
-                                 static_cast<int>(lanes.size()),
-                                 c.as<int>(),
-                                 r.as<int>(),
-                                 stops.as<int>(),
-                                 kept.as<int>(),
-                                 ended.as<int>()};
-  cuda::launch(stream, sampler.kernels[cuda::kVerifyDrafts], {1}, cuda::Overlap::kProgrammatic, args);
-  const auto got_kept = kept.download<int>(stream, lanes.size()), got_ended = ended.download<int>(stream, lanes.size());
-  for (size_t i = 0; i < wants.size(); ++i) {
-    EXPECT_EQ(got_kept[i], wants[i].kept) << i;
-    EXPECT_EQ(got_ended[i], wants[i].ended) << i;
-  }
-}
-
 }  // namespace
 }  // namespace fourfold::hostcuda

@@ -329,8 +329,7 @@ plan::KernelSource sample_source() {
   return {"sample",
           "#include \"kernels/step/sample.cuh\"\n",
           {{"fourfold::step::sample_prepare", step::kSampleThreads},
-           {"fourfold::step::sample_choose", step::kSampleThreads},
-           {"fourfold::step::verify_drafts", step::kVerifyThreads}}};
+           {"fourfold::step::sample_choose", step::kSampleThreads}}};
 }
 
 plan::KernelSource rank_sample_source() {

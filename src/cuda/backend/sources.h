@@ -110,8 +110,8 @@ plan::KernelSource step_source();
 
 plan::KernelSource stamp_source();  // of timelines
 
-// Choosing tokens, and verifying drafts.
-enum SampleEntry { kSamplePrepare, kSampleChoose, kVerifyDrafts };
+// Choosing tokens.
+enum SampleEntry { kSamplePrepare, kSampleChoose };
 plan::KernelSource sample_source();
 // The best of a rank's own columns of the logits.
 plan::KernelSource rank_sample_source();

@@ -411,7 +411,7 @@ std::string operation_of(const std::string& name) {
   constexpr std::pair<const char*, const char*> kOperations[] = {
       {"step_rows", "sums, gates, the router's choice, repacking of weights"},
       {"norm", "norms, embeddings, rows picked out"},
-      {"sample", "choice of tokens, verification of drafts"},
+      {"sample", "choice of tokens"},
       {"wide_", "products of 17 rows and more"},
       {"dense_", "products of 17 rows and more"},
       {"unpack", "weights for cuBLASLt"},

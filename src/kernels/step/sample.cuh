@@ -406,29 +406,4 @@ __global__ void __launch_bounds__(kSampleThreads, 2) sample_choose(const __grid_
   values[1 + place] = logprob(shared.values[thread]);
 }
 
-// A thread a lane.
-__global__ void __launch_bounds__(kVerifyThreads) verify_drafts(const __grid_constant__ VerifyArgs args) {
-  ptx::grid_launch_dependents();
-  ptx::grid_dependency_wait();
-  const int at = static_cast<int>(blockIdx.x) * kVerifyThreads + static_cast<int>(threadIdx.x);
-  if (at >= args.count) return;
-  const VerifyLane lane = args.lanes[at];
-  int kept = 0;
-  bool ended = false;
-  for (bool more = true; more;) {
-    const int token = __ldcg(args.chosen + lane.first + kept);
-    if (token < 0) {
-      ended = true;
-      break;
-    }
-    ++kept;
-    for (int i = 0; i < lane.stop_count; ++i) ended = ended || args.stops[lane.stop_first + i] == token;
-    ended = ended || kept >= lane.left;
-    // The row after it counts if its token was this one.
-    more = !ended && kept < lane.count && __ldcg(args.row_tokens + lane.first + kept) == token;
-  }
-  args.kept[at] = kept;
-  args.ended[at] = ended ? 1 : 0;
-}
-
 }  // namespace fourfold::step

@@ -1,9 +1,9 @@
-// Choosing tokens from logits, as ops/sampling.h defines it, and verifying drafts: arguments and launch shapes. Host
-// and device, freestanding.
+// Choosing tokens from logits, as ops/sampling.h defines it: arguments and launch shapes. Host and device,
+// freestanding.
 //
 // Two kernels a step: sample_prepare makes of each row's logits what may be chosen from, and finds the largest;
-// sample_choose draws. A third one, verify_drafts, tells how many of a lane's rows count. Weights are summed in fixed
-// point, so that no sum depends on its order: a row's token is a function of its logits and parameters alone.
+// sample_choose draws. Weights are summed in fixed point, so that no sum depends on its order: a row's token is a
+// function of its logits and parameters alone.
 #pragma once
 
 #include "nvfp4/number.h"
@@ -106,24 +106,5 @@ FOURFOLD_HD constexpr int sample_splits(int vocabulary, int rows, int sms) {
   const int most = (vocabulary + 4 * kSampleThreads - 1) / (4 * kSampleThreads);
   return wanted < most ? wanted : most;
 }
-
-// A lane whose rows were chosen for: row first + i had the lane's i-th token since the step began, rows after the first
-// one being drafts.
-struct VerifyLane {
-  int first;
-  int count;
-  int stop_first, stop_count;  // of `stops`
-  int left;                    // tokens that the lane may still choose, at least 1
-};
-struct VerifyArgs {
-  const VerifyLane* lanes;
-  int count;
-  const int* chosen;      // SampleArgs::tokens
-  const int* row_tokens;  // what stood on the rows
-  const int* stops;
-  int* kept;   // [lanes]: how many of the lane's chosen tokens count, from the first on; 0: none could be chosen
-  int* ended;  // [lanes]: 1: with a stop token, at its limit, or for want of a token
-};
-inline constexpr int kVerifyThreads = 128;
 
 }  // namespace fourfold::step

@@ -63,8 +63,8 @@ inline std::vector<BrokenKernel> broken_kernels() {
        cuda::norm_source(),
        cuda::kNorm1,
        "kernels/norm/norm.cuh",
-       "squares = warp_sum(squares);",
-       "",
+       "share_squares(squares, sums, thread);",
+       "share_squares(thread % 32 == 0 ? squares : 0.0f, sums, thread);",
        {"norm_rows", "embed_rows", "gather_rows"}},
       // An interval of the draw that begins with its end.
       {"choose",

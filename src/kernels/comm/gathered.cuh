@@ -12,41 +12,27 @@ using namespace ptx;
 // A CTA a row.
 template <int Pieces>
 __global__ void __launch_bounds__(norm::kRowThreads) add_gathered_parts(const __grid_constant__ GatheredArgs args) {
-  using norm::kPieceColumns;
-  using norm::kRowThreads;
   using norm::Piece;
-  __shared__ float sums[kRowThreads / 32];
+  __shared__ float sums[norm::kRowThreads / 32];
   const norm::NormArgs& n = args.norm;
   grid_launch_dependents();
   const int thread = static_cast<int>(threadIdx.x);
   const long long row = blockIdx.x;
-  const auto each = [&](const auto& body) {
-#pragma unroll
-    for (int i = 0; i < Pieces; ++i) {
-      const int column = (thread + i * kRowThreads) * kPieceColumns;
-      if (column < n.columns) body(i, column);
-    }
-  };
+  const auto each = [&](const auto& body) { norm::each_piece<Pieces>(thread, n.columns, body); };
   grid_dependency_wait();
   Piece x[Pieces];
   float squares = 0.0f;
   each([&](int i, int column) {
     x[i] = norm::load_floats(n.residual + row * n.residual_stride + column);
     for (int rank = 0; rank < args.ranks; ++rank) {
-      const Piece delta = norm::load_bf16(args.parts + (rank * args.rows + row) * n.columns + column);
-#pragma unroll
-      for (int e = 0; e < kPieceColumns; ++e) x[i].v[e] += delta.v[e];
+      norm::add_piece(x[i], norm::load_bf16(args.parts + (rank * args.rows + row) * n.columns + column));
     }
-    squares = norm::add_squares(squares, x[i]);
-    if (n.residual_out != nullptr) norm::store_floats(n.residual_out + row * n.residual_stride + column, x[i]);
+    squares = norm::keep_piece(n, row, column, x[i], squares);
   });
-  squares = norm::warp_sum(squares);
-  if (thread % 32 == 0) sums[thread / 32] = squares;
-  __syncthreads();
+  norm::share_squares(squares, sums, thread);
   const float inverse = norm::inverse_rms(sums, n.columns, n.eps);
   each([&](int i, int column) {
-    *reinterpret_cast<uint4*>(n.out + row * n.out_stride + column) =
-        norm::to_bf16_piece(norm::scaled(x[i], inverse, norm::load_floats(n.weight + column)));
+    norm::store_normed(n, row, column, x[i], inverse, norm::load_floats(n.weight + column));
   });
 }
 

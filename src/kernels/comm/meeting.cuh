@@ -27,6 +27,12 @@ __device__ __forceinline__ bool meets(const Peers& peers, int thread) {
   return thread < peers.exchange.ranks && thread != peers.rank;
 }
 
+// That `rank` did not come.
+__device__ __forceinline__ void give_up(const Peers& peers, int rank) {
+  atomicMax(peers.absent + rank, 1u);
+  raise_peer_flag(peers.report, 1u + static_cast<u32>(rank));
+}
+
 // The slot is free: every rank has raised its flag for the row since it read what was there.
 __device__ __forceinline__ Turn begin_turn(const Peers& peers, int row, int thread) {
   return {__ldcg(peers.uses + row) + 1u, meets(peers, thread) && __ldcg(peers.absent + thread) != 0u};
@@ -40,8 +46,7 @@ __device__ __forceinline__ void end_put(const Peers& peers, int row, const Turn&
 __device__ __forceinline__ void await_parts(const Peers& peers, int row, const Turn& turn, int thread) {
   if (meets(peers, thread) && !turn.given_up &&
       !wait_peer_flag(flag_of(peers, peers.rank, row, thread), turn.use, peers.patience)) {
-    atomicMax(peers.absent + thread, 1u);
-    raise_peer_flag(peers.report, 1u + static_cast<u32>(thread));
+    give_up(peers, thread);
   }
   __syncthreads();
   if (thread == 0) peers.uses[row] = turn.use;

@@ -8,7 +8,6 @@
 
 namespace fourfold::comm {
 
-using norm::kPieceColumns;
 using norm::kRowThreads;
 using norm::Piece;
 
@@ -20,13 +19,7 @@ __global__ void __launch_bounds__(kRowThreads, reduce_ctas(Pieces))
   const norm::NormArgs& n = args.norm;
   if (peers.early != 0) grid_launch_dependents();
   const int thread = static_cast<int>(threadIdx.x), ranks = peers.exchange.ranks;
-  const auto each = [&](const auto& body) {
-#pragma unroll
-    for (int i = 0; i < Pieces; ++i) {
-      const int column = (thread + i * kRowThreads) * kPieceColumns;
-      if (column < n.columns) body(i, column);
-    }
-  };
+  const auto each = [&](const auto& body) { norm::each_piece<Pieces>(thread, n.columns, body); };
   Piece weights[Pieces];
   each([&](int i, int column) { weights[i] = norm::load_floats(n.weight + column); });
   grid_dependency_wait();
@@ -60,21 +53,13 @@ __global__ void __launch_bounds__(kRowThreads, reduce_ctas(Pieces))
         if (rank != peers.rank) {
           words = __ldcg(reinterpret_cast<const uint4*>(part_of(peers, peers.rank, turn.slot(), rank, row) + column));
         }
-        const Piece delta = norm::bf16_piece(words);
-#pragma unroll
-        for (int e = 0; e < kPieceColumns; ++e) x[i].v[e] += delta.v[e];
+        norm::add_piece(x[i], norm::bf16_piece(words));
       }
-      squares = norm::add_squares(squares, x[i]);
-      if (n.residual_out != nullptr) norm::store_floats(n.residual_out + row * n.residual_stride + column, x[i]);
+      squares = norm::keep_piece(n, row, column, x[i], squares);
     });
-    squares = norm::warp_sum(squares);
-    if (thread % 32 == 0) sums[thread / 32] = squares;
-    __syncthreads();
+    norm::share_squares(squares, sums, thread);
     const float inverse = norm::inverse_rms(sums, n.columns, n.eps);
-    each([&](int i, int column) {
-      *reinterpret_cast<uint4*>(n.out + row * n.out_stride + column) =
-          norm::to_bf16_piece(norm::scaled(x[i], inverse, weights[i]));
-    });
+    each([&](int i, int column) { norm::store_normed(n, row, column, x[i], inverse, weights[i]); });
     turn = next_turn;
 #pragma unroll
     for (int i = 0; i < Pieces; ++i) mine[i] = next[i];

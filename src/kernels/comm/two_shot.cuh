@@ -18,6 +18,7 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
   const norm::NormArgs& n = args.norm;
   if (peers.early != 0) grid_launch_dependents();
   const int thread = static_cast<int>(threadIdx.x), ranks = peers.exchange.ranks, me = peers.rank;
+  // As norm::each_piece() has it, with which the compiler orders this kernel in another way.
   const auto each = [&](const auto& body) {
 #pragma unroll
     for (int i = 0; i < Pieces; ++i) {
@@ -40,8 +41,7 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
                                       step > kBusyCtas ? kPause : 0u);
     if (!came && !gone) {
       absent |= 1u << rank;
-      atomicMax(peers.absent + rank, 1u);
-      raise_peer_flag(peers.report, 1u + static_cast<u32>(rank));
+      give_up(peers, rank);
     }
   };
   // An owner that waits for somebody else is late by that.
@@ -54,18 +54,14 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
   int turn = 0;
   const auto finish = [&](int row, u32 use, const Piece(&x)[Pieces]) {
     float squares = 0.0f;
-    each([&](int i, int column) {
-      squares = norm::add_squares(squares, x[i]);
-      if (n.residual_out != nullptr) norm::store_floats(n.residual_out + row * n.residual_stride + column, x[i]);
-    });
+    each([&](int i, int column) { squares = norm::keep_piece(n, row, column, x[i], squares); });
     squares = norm::warp_sum(squares);
     if (thread % 32 == 0) sums[turn][thread / 32] = squares;
     __syncthreads();
     if (thread == 0) uses[row] = use;
     const float inverse = norm::inverse_rms(sums[turn], n.columns, n.eps);
     each([&](int i, int column) {
-      *reinterpret_cast<uint4*>(n.out + row * n.out_stride + column) =
-          norm::to_bf16_piece(norm::scaled(x[i], inverse, norm::load_floats(n.weight + column)));
+      norm::store_normed(n, row, column, x[i], inverse, norm::load_floats(n.weight + column));
     });
     turn ^= 1;
   };
@@ -78,7 +74,7 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
     u32* to = words_of(peers, owner, (__ldcg(uses + row) + 1u) % kSlots, me, row);
     each([&](int, int column) {
       const uint4 mine = __ldcg(reinterpret_cast<const uint4*>(n.delta + row * n.delta_stride + column));
-      store_peer4(to + column / 2, {sendable(mine.x), sendable(mine.y), sendable(mine.z), sendable(mine.w)});
+      send_words(to + column / 2, mine);
     });
   }
 #pragma unroll 1
@@ -98,9 +94,7 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
         take(part, words_of(peers, me, use % kSlots, rank, row), rank, peers.patience);
       }
       each([&](int i, int) {
-        const Piece delta = norm::bf16_piece(make_uint4(part[i].x, part[i].y, part[i].z, part[i].w));
-#pragma unroll
-        for (int e = 0; e < kPieceColumns; ++e) x[i].v[e] += delta.v[e];
+        norm::add_piece(x[i], norm::bf16_piece(make_uint4(part[i].x, part[i].y, part[i].z, part[i].w)));
       });
     }
     for (int rank = 0; rank < ranks; ++rank) {
@@ -110,8 +104,8 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
         u32* to = sum_at(rank, use % kSlots, me, row, half);
         each([&](int i, int column) {
           const float* v = x[i].v + half * 4;
-          store_peer4(to + column / 2, {sendable(__float_as_uint(v[0])), sendable(__float_as_uint(v[1])),
-                                        sendable(__float_as_uint(v[2])), sendable(__float_as_uint(v[3]))});
+          send_words(to + column / 2, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+                                                 __float_as_uint(v[3])));
         });
       }
     }

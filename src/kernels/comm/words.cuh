@@ -3,12 +3,10 @@
 // what comes is seen by the load that reads it. docs/kernels/comm.md
 #pragma once
 
-#include "kernels/comm/reduce_args.h"
+#include "kernels/comm/meeting.cuh"
 #include "kernels/norm/norm_row.cuh"
 
 namespace fourfold::comm {
-
-using namespace ptx;
 
 __device__ __forceinline__ u32* words_of(const Peers& peers, int memory, u32 slot, int rank, int row) {
   return reinterpret_cast<u32*>(peers.memory[memory] + peers.exchange.words_at()) +
@@ -16,6 +14,9 @@ __device__ __forceinline__ u32* words_of(const Peers& peers, int memory, u32 slo
 }
 // All ones are two numbers that are none; so are the words that go in their place.
 __device__ __forceinline__ u32 sendable(u32 word) { return word == 0xffffffffu ? 0x7fff7fffu : word; }
+__device__ __forceinline__ void send_words(u32* to, const uint4& words) {
+  store_peer4(to, {sendable(words.x), sendable(words.y), sendable(words.z), sendable(words.w)});
+}
 
 template <int Pieces>
 __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
@@ -28,6 +29,7 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
   const norm::NormArgs& n = args.norm;
   if (peers.early != 0) grid_launch_dependents();
   const int thread = static_cast<int>(threadIdx.x), ranks = peers.exchange.ranks, me = peers.rank;
+  // As norm::each_piece() has it, with which the compiler orders this kernel in another way.
   const auto each = [&](const auto& body) {
 #pragma unroll
     for (int i = 0; i < Pieces; ++i) {
@@ -55,10 +57,7 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
     for (int rank = 0; rank < ranks; ++rank) {
       if (rank == me || (absent >> rank & 1u) != 0) continue;
       u32* to = words_of(peers, rank, slot, me, row);
-      each([&](int i, int column) {
-        store_peer4(to + column / 2,
-                    {sendable(mine[i].x), sendable(mine[i].y), sendable(mine[i].z), sendable(mine[i].w)});
-      });
+      each([&](int i, int column) { send_words(to + column / 2, mine[i]); });
     }
   };
   const int step = static_cast<int>(gridDim.x);
@@ -80,11 +79,7 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
       mine[i] = __ldcg(reinterpret_cast<const uint4*>(n.delta + row * n.delta_stride + column));
     });
     const u32 absent = __ballot_sync(0xffffffffu, given_up != 0u);
-    const auto add = [&](int i, const uint4& words) {
-      const Piece delta = norm::bf16_piece(words);
-#pragma unroll
-      for (int e = 0; e < kPieceColumns; ++e) x[i].v[e] += delta.v[e];
-    };
+    const auto add = [&](int i, const uint4& words) { norm::add_piece(x[i], norm::bf16_piece(words)); };
     for (int rank = 0; rank < ranks; ++rank) {
       if (rank == me) {
         each([&](int i, int) { add(i, mine[i]); });
@@ -96,25 +91,18 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
           take_peer_words(theirs, words_of(peers, me, use % kSlots, rank, row) + thread * 4, kRowThreads * 4, pieces,
                           gone ? 0ull : peers.patience, step > kBusyCtas ? kPause : 0u);
       if (!came && !gone) {
-        atomicMax(peers.absent + rank, 1u);
-        raise_peer_flag(peers.report, 1u + static_cast<u32>(rank));
+        give_up(peers, rank);
       }
       each([&](int i, int) { add(i, make_uint4(theirs[i].x, theirs[i].y, theirs[i].z, theirs[i].w)); });
     }
     float squares = 0.0f;
-    each([&](int i, int column) {
-      squares = norm::add_squares(squares, x[i]);
-      if (n.residual_out != nullptr) norm::store_floats(n.residual_out + row * n.residual_stride + column, x[i]);
-    });
+    each([&](int i, int column) { squares = norm::keep_piece(n, row, column, x[i], squares); });
     squares = norm::warp_sum(squares);
     if (thread % 32 == 0) sums[turn][thread / 32] = squares;
     __syncthreads();
     if (thread == 0) uses[row] = use;
     const float inverse = norm::inverse_rms(sums[turn], n.columns, n.eps);
-    each([&](int i, int column) {
-      *reinterpret_cast<uint4*>(n.out + row * n.out_stride + column) =
-          norm::to_bf16_piece(norm::scaled(x[i], inverse, weights[i]));
-    });
+    each([&](int i, int column) { norm::store_normed(n, row, column, x[i], inverse, weights[i]); });
   }
 }
 

@@ -12,35 +12,19 @@ __global__ void __launch_bounds__(kRowThreads) norm_rows(const __grid_constant__
   const int thread = static_cast<int>(threadIdx.x);
   const long long t = blockIdx.x;
   Piece weights[Pieces];
-  const auto each = [&](const auto& body) {
-#pragma unroll
-    for (int i = 0; i < Pieces; ++i) {
-      const int column = (thread + i * kRowThreads) * kPieceColumns;
-      if (column < args.columns) body(i, column);
-    }
-  };
+  const auto each = [&](const auto& body) { each_piece<Pieces>(thread, args.columns, body); };
   each([&](int i, int column) { weights[i] = load_floats(args.weight + column); });
   grid_dependency_wait();
   Piece x[Pieces];
   float squares = 0.0f;
   each([&](int i, int column) {
     x[i] = load_floats(args.residual + t * args.residual_stride + column);
-    if (args.delta != nullptr) {
-      const Piece delta = load_bf16(args.delta + t * args.delta_stride + column);
-#pragma unroll
-      for (int e = 0; e < kPieceColumns; ++e) x[i].v[e] += delta.v[e];
-    }
-    squares = add_squares(squares, x[i]);
-    if (args.residual_out != nullptr) store_floats(args.residual_out + t * args.residual_stride + column, x[i]);
+    if (args.delta != nullptr) add_piece(x[i], load_bf16(args.delta + t * args.delta_stride + column));
+    squares = keep_piece(args, t, column, x[i], squares);
   });
-  squares = warp_sum(squares);
-  if (thread % 32 == 0) sums[thread / 32] = squares;
-  __syncthreads();
+  share_squares(squares, sums, thread);
   const float inverse = inverse_rms(sums, args.columns, args.eps);
-  each([&](int i, int column) {
-    *reinterpret_cast<uint4*>(args.out + t * args.out_stride + column) =
-        to_bf16_piece(scaled(x[i], inverse, weights[i]));
-  });
+  each([&](int i, int column) { store_normed(args, t, column, x[i], inverse, weights[i]); });
 }
 
 __global__ void __launch_bounds__(kEmbedThreads) embed_rows(const __grid_constant__ EmbedArgs args) {

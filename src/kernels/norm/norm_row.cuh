@@ -66,4 +66,36 @@ __device__ __forceinline__ Piece scaled(const Piece& p, float inverse, const Pie
   return out;
 }
 
+// Of a row: body(i, column) for each piece of this thread.
+template <int Pieces, typename Body>
+__device__ __forceinline__ void each_piece(int thread, int columns, const Body& body) {
+#pragma unroll
+  for (int i = 0; i < Pieces; ++i) {
+    const int column = (thread + i * kRowThreads) * kPieceColumns;
+    if (column < columns) body(i, column);
+  }
+}
+__device__ __forceinline__ void add_piece(Piece& x, const Piece& delta) {
+#pragma unroll
+  for (int e = 0; e < kPieceColumns; ++e) x.v[e] += delta.v[e];
+}
+// A piece of the residual with what was added: its squares, and where it stays.
+template <typename Row>
+__device__ __forceinline__ float keep_piece(const NormArgs& args, Row row, int column, const Piece& x, float squares) {
+  squares = add_squares(squares, x);
+  if (args.residual_out != nullptr) store_floats(args.residual_out + row * args.residual_stride + column, x);
+  return squares;
+}
+// The sums of squares of a row's threads to `sums` [8], for inverse_rms().
+__device__ __forceinline__ void share_squares(float squares, float* sums, int thread) {
+  squares = warp_sum(squares);
+  if (thread % 32 == 0) sums[thread / 32] = squares;
+  __syncthreads();
+}
+template <typename Row>
+__device__ __forceinline__ void store_normed(const NormArgs& args, Row row, int column, const Piece& x, float inverse,
+                                             const Piece& weight) {
+  *reinterpret_cast<uint4*>(args.out + row * args.out_stride + column) = to_bf16_piece(scaled(x, inverse, weight));
+}
+
 }  // namespace fourfold::norm

@@ -1,6 +1,7 @@
 #include "serve/http_server.h"
 
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -41,8 +42,9 @@ using ErrorCode = boost::system::error_code;
 using Strand = asio::strand<asio::io_context::executor_type>;
 
 constexpr size_t kReadBytes = 64 << 10;  // at once, of one connection
-constexpr size_t kMaxAhead = 64 << 10;   // that a client may send before it has the answer to its last request
-constexpr size_t kMaxDiscarded = size_t{64} << 20;  // that is read and dropped behind a refusal
+constexpr size_t kMaxAhead = 64 << 10;   // of requests behind the one that is being answered: then nothing is read
+constexpr auto kLook = std::chrono::milliseconds(250);  // while nothing is read: whether the client is there
+constexpr size_t kMaxDiscarded = size_t{64} << 20;      // that is read and dropped behind a refusal
 constexpr auto kLinger = std::chrono::seconds(2);
 // A peer that vanished without a word is asked for after so many seconds, so often, so many times.
 constexpr int kKeepIdle = 30, kKeepInterval = 10, kKeepCount = 3;
@@ -160,6 +162,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     shared_.remove(this);
     leave();
     later_.reset();
+    look_.reset();
   }
 
   template <typename F>
@@ -286,6 +289,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void wait_readable() {
     if (reading_ || closed_ || read_closed_) return;
+    if (has_enough()) return look_again();
     reading_ = true;
     socket_.async_wait(Socket::wait_read, [self = shared_from_this()](ErrorCode error) {
       self->reading_ = false;
@@ -316,6 +320,21 @@ class Connection : public std::enable_shared_from_this<Connection> {
     wait_readable();
   }
 
+  // What has come is read when its turn comes: the rest stays in the sockets' buffers, and then with the client.
+  bool has_enough() const { return ahead_.size() >= kMaxAhead && !lingering_; }
+
+  // Nothing is read, and so its end is not, either. It is seen all the same, unless bytes before it have no room.
+  void look_again() {
+    if (!look_) look_ = std::make_unique<asio::steady_timer>(socket_.get_executor());
+    look_->expires_after(kLook);
+    look_->async_wait([self = shared_from_this()](ErrorCode error) {
+      if (error || self->closed_ || self->read_closed_) return;
+      pollfd client = {self->socket_.native_handle(), POLLRDHUP, 0};
+      if (self->has_enough() && ::poll(&client, 1, 0) > 0) return self->end_of_input();
+      self->wait_readable();
+    });
+  }
+
   void end_of_input() {
     read_closed_ = closing_ = true;
     if (!busy_ && !sending_) return close();
@@ -330,8 +349,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (lingering_) {
       discarded_ += bytes.size();
       if (discarded_ > kMaxDiscarded) return close();
-    } else if (busy_ || sending_) {
-      if (ahead_.size() + bytes.size() > kMaxAhead) return close();
+    } else if (busy_ || sending_ || !ahead_.empty()) {
       ahead_ += bytes;
     } else {
       take(bytes);
@@ -463,6 +481,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (lingering_ || (closing_ && !read_closed_)) {
       // Closing at once would make the system drop what the client has not read yet.
       lingering_ = true;
+      ahead_.clear();
+      wait_readable();  // what comes is dropped, until the client has closed its side
       if (tls_ && !std::exchange(said_goodbye_, true)) {
         tls_->close(raw_);
         if (!raw_.empty()) return flush();
@@ -507,7 +527,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const HttpServerOptions& options_;
   Socket socket_;
   asio::steady_timer timer_;
-  std::unique_ptr<asio::steady_timer> later_;
+  std::unique_ptr<asio::steady_timer> later_, look_;
   Clock::time_point deadline_ = Clock::time_point::max(), body_end_;
   HttpParser parser_;
   std::string ahead_;  // of requests behind the one that is being answered

@@ -28,7 +28,8 @@ HttpResponse text_response(int status, std::string body) {
 
 HttpResponse refuser(const HttpFailure& failure) { return text_response(failure.status, failure.reason); }
 
-// /echo: method and body. /wait: an answer that never comes. /stream: pieces without end. /drop: forgotten.
+// /echo: method and body. /size: how long the body is, and its beginning. /hold: an answer when release() says so.
+// /wait: an answer that never comes. /stream: pieces without end. /drop: forgotten.
 class Fixture {
  public:
   explicit Fixture(HttpServerOptions options = {})
@@ -39,6 +40,12 @@ class Fixture {
     const HttpRequest& request = exchange->request();
     if (request.path == "/wait") {
       exchange->on_gone([this, exchange] { note_gone(); });
+    } else if (request.path == "/hold") {
+      const std::lock_guard lock(mutex);
+      held = exchange;
+      condition.notify_all();
+    } else if (request.path == "/size") {
+      exchange->respond(text_response(200, fmt::format("{} {}", request.body.size(), request.body.substr(0, 8))));
     } else if (request.path == "/stream") {
       exchange->begin(200, {});
       exchange->on_gone([this, exchange] { note_gone(); });
@@ -73,11 +80,20 @@ class Fixture {
     return condition.wait_for(lock, time, [&] { return gone > 0; });
   }
 
+  // Answers the request to /hold, which has come or is to come.
+  void release() {
+    std::unique_lock lock(mutex);
+    ASSERT_TRUE(condition.wait_for(lock, std::chrono::seconds(10), [&] { return held != nullptr; }));
+    const auto exchange = std::exchange(held, nullptr);
+    exchange->post([exchange] { exchange->respond(text_response(200, "released")); });
+  }
+
   SocketClient client() const { return SocketClient(server.port()); }
 
   std::mutex mutex;
   std::condition_variable condition;
   int gone = 0;
+  std::shared_ptr<Exchange> held;
   std::atomic<size_t> poured{0};
   HttpServer server;
 };
@@ -109,6 +125,55 @@ TEST(HttpServer, AnswersInTheOrderOfRequests) {
   ASSERT_NE(second, std::string::npos);
   EXPECT_LT(first, second);
   EXPECT_NE(answers.find("POST 3"), std::string::npos);
+}
+
+// More than the server and the sockets between hold: the client is stopped until the first one is answered, and then
+// has the answers to all, in order.
+TEST(HttpServer, ReadsWhatIsSentAheadWhenItsTurnComes) {
+  constexpr int kRequests = 300;
+  constexpr size_t kBytes = 100'000;
+  Fixture fixture;
+  SocketClient client = fixture.client();
+  std::atomic<int> sent{0};
+  std::thread sender([&] {
+    client.send("GET /hold" + kHost + "\r\n");
+    for (int i = 0; i < kRequests; ++i) {
+      std::string body = fmt::format("{:08d}", i);
+      body.resize(kBytes, 'x');
+      if (!client.send("POST /size" + kHost + fmt::format("Content-Length: {}\r\n\r\n", kBytes) + body)) return;
+      ++sent;
+    }
+  });
+  // Until it stands still.
+  for (int before = -1; before != sent || sent == 0;) {
+    before = sent;
+    std::this_thread::sleep_for(milliseconds(200));
+  }
+  EXPECT_LT(sent, kRequests);
+  EXPECT_EQ(client.receive("", milliseconds(1)), "");
+  EXPECT_FALSE(client.closed());
+  fixture.release();
+  const std::string last = fmt::format("{} {:08d}", kBytes, kRequests - 1);
+  const std::string answers = client.receive(last, std::chrono::seconds(60));
+  client.finish_sending();
+  sender.join();
+  size_t at = answers.find("released");
+  for (int i = 0; i < kRequests && at != std::string::npos; ++i) {
+    at = answers.find(fmt::format("{} {:08d}", kBytes, i), at);
+    EXPECT_NE(at, std::string::npos) << i;
+  }
+  EXPECT_NE(at, std::string::npos);
+}
+
+// Although nothing of it is read any more.
+TEST(HttpServer, NoticesWhoIsGoneWithRequestsSentAhead) {
+  Fixture fixture;
+  SocketClient client = fixture.client();
+  ASSERT_TRUE(client.send("GET /wait" + kHost + "\r\nPOST /echo" + kHost + "Content-Length: 1000000\r\n\r\n" +
+                          std::string(100'000, 'x')));
+  EXPECT_FALSE(fixture.wait_gone(milliseconds(600)));
+  client.close();
+  EXPECT_TRUE(fixture.wait_gone(std::chrono::seconds(10)));
 }
 
 TEST(HttpServer, AnswersHeadAndOldClients) {

@@ -316,9 +316,7 @@ plan::KernelSource step_source() {
 }
 
 plan::KernelSource unpack_source() {
-  return {"unpack",
-          "#include \"kernels/gemm/unpack.cuh\"\n",
-          {{"fourfold::gemm::gemm_unpack", gemm::kUnpackThreads}}};
+  return {"unpack", "#include \"kernels/gemm/unpack.cuh\"\n", {{"fourfold::gemm::gemm_unpack", gemm::kUnpackThreads}}};
 }
 
 plan::KernelSource stamp_source() {

@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
 #include <cmath>
+#include <cstring>
 #include <numeric>
+#include <thread>
 
 #include "base/random.h"
 #include "cuda/backend/memory.h"
+#include "cuda/backend/rank_choice.h"
 #include "cuda/backend/sources.h"
 #include "hostcuda/testing.h"
 #include "kernels/step/sample_args.h"
@@ -53,8 +57,6 @@ Buffer upload(const cuda::Device& device, const cuda::Stream& stream, std::vecto
   return buffer;
 }
 
-constexpr int kRankSplits = 2;
-
 struct DeviceSampler {
   cuda::Device device;
   cuda::Stream stream{device};
@@ -63,8 +65,7 @@ struct DeviceSampler {
   std::vector<cuda::Kernel> kernels = loader.load(cuda::sample_source());
   std::vector<cuda::Kernel> rank_kernels = loader.load(cuda::rank_sample_source());
 
-  // `edges`: of the columns of ranks that choose together, each of which has no others; empty: there is one, with all.
-  Chosen choose(const Problem& p, int sms = 3, const std::vector<int>& edges = {}) {
+  Chosen choose(const Problem& p, int sms = 3) {
     const auto rows = static_cast<int>(p.rows.size());
     std::vector<SampleRow> numbered = p.rows;
     for (int i = 0; i < rows; ++i) numbered[static_cast<size_t>(i)].row = i;
@@ -72,8 +73,7 @@ struct DeviceSampler {
     step::SampleArgs args = {};
     args.stride = p.vocabulary;
     args.rows = rows;
-    args.splits = edges.empty() ? step::sample_splits(p.vocabulary, rows, sms * rows)
-                                : static_cast<int>(edges.size() - 1) * kRankSplits;
+    args.splits = step::sample_splits(p.vocabulary, rows, sms * rows);
     args.mask_words = p.words();
     args.counts_stride = p.vocabulary;
     const Buffer logits = upload(device, stream, p.logits, "logits"),
@@ -97,41 +97,85 @@ struct DeviceSampler {
     args.tokens = tokens.as<int>();
     args.logprob_tokens = ids.as<int>();
     args.logprobs = logprobs.as<float>();
-    if (edges.empty()) {
-      cuda::launch(stream, kernels[cuda::kSamplePrepare],
-                   {static_cast<unsigned>(args.splits), static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic,
-                   args);
-    }
-    for (size_t rank = 0; rank + 1 < edges.size(); ++rank) {
-      std::vector<float> own(p.logits.size(), NAN);
-      for (int row = 0; row < rows; ++row) {
-        const auto at = static_cast<std::ptrdiff_t>(row) * p.vocabulary;
-        std::copy(p.logits.begin() + at + edges[rank], p.logits.begin() + at + edges[rank + 1],
-                  own.begin() + at + edges[rank]);
-      }
-      const Buffer there = upload(device, stream, own, "logits of a rank");
-      const step::RankSampleArgs mine = {there.as<float>(),
-                                         args.stride,
-                                         edges[rank],
-                                         edges[rank + 1],
-                                         args.samples,
-                                         args.biases,
-                                         args.banned,
-                                         args.masks,
-                                         args.mask_words,
-                                         kRankSplits,
-                                         args.parts + rank * kRankSplits,
-                                         args.splits};
-      cuda::launch(stream, rank_kernels[0], {kRankSplits, static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic,
-                   mine);
-      stream.synchronize();
-    }
+    cuda::launch(stream, kernels[cuda::kSamplePrepare],
+                 {static_cast<unsigned>(args.splits), static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic, args);
     cuda::launch(stream, kernels[cuda::kSampleChoose], {static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic,
                  args);
     return {tokens.download<int>(stream, n), ids.download<int>(stream, n * 21),
             logprobs.download<float>(stream, n * 21)};
   }
 };
+
+// Ranks that choose together, each on a thread and a stream of its own, with its columns between two of the edges and
+// nothing that could be used in the others. The tokens that each of them found.
+std::vector<std::vector<int>> choose_by_ranks(DeviceSampler& sampler, const Problem& p, const std::vector<int>& edges) {
+  const auto ranks = static_cast<std::ptrdiff_t>(edges.size()) - 1;
+  std::vector<std::vector<int>> found(static_cast<size_t>(ranks));
+  std::vector<ops::Tensor> shown(static_cast<size_t>(ranks));
+  std::barrier here(ranks);
+  const auto choose = [&](size_t rank) {
+    const cuda::Stream stream(sampler.device);
+    const auto n = p.rows.size();
+    std::vector<float> own(p.logits.size(), NAN);
+    std::vector<SampleRow> rows = p.rows;
+    std::vector<int> drawn;
+    for (size_t row = 0; row < n; ++row) {
+      rows[row].row = static_cast<int>(row);
+      if (rows[row].temperature != 0) drawn.push_back(static_cast<int>(row));
+      const auto at = static_cast<std::ptrdiff_t>(row) * p.vocabulary;
+      std::copy(p.logits.begin() + at + edges[rank], p.logits.begin() + at + edges[rank + 1],
+                own.begin() + at + edges[rank]);
+    }
+    const cuda::RankChoice choice(sampler.device, stream, sampler.rank_kernels, static_cast<int64_t>(rank), ranks,
+                                  static_cast<int64_t>(n), p.vocabulary);
+    const Buffer logits = upload(sampler.device, stream, own, "logits"),
+                 samples = upload(sampler.device, stream, rows, "rows"),
+                 biases = upload(sampler.device, stream, p.biases, "biases"),
+                 banned = upload(sampler.device, stream, p.banned, "banned"),
+                 masks = upload(sampler.device, stream, p.masks, "masks"),
+                 numbers = upload(sampler.device, stream, drawn, "drawn"), tokens(sampler.device, n * 4, "tokens");
+    step::SampleArgs args = {};
+    args.logits = args.adjusted = logits.as<float>();
+    args.stride = p.vocabulary;
+    args.rows = static_cast<int>(n);
+    args.samples = samples.as<SampleRow>();
+    args.biases = biases.as<step::Bias>();
+    args.banned = banned.as<int>();
+    args.masks = masks.as<unsigned>();
+    args.mask_words = p.words();
+    args.tokens = tokens.as<int>();
+    const auto exchange = [&](const ops::Tensor& part, const ops::Tensor& all) {
+      EXPECT_EQ(part.f32(), all.f32() + static_cast<int64_t>(rank) * part.cols);
+      stream.synchronize();
+      shown[rank] = part;
+      here.arrive_and_wait();
+      for (size_t other = 0; other < shown.size(); ++other) {
+        EXPECT_EQ(shown[other].cols, part.cols);
+        for (int64_t row = 0; row < all.rows && other != rank; ++row) {
+          float* to = const_cast<float*>(all.f32(row)) + static_cast<int64_t>(other) * part.cols;
+          std::memcpy(to, shown[other].f32(row), static_cast<size_t>(part.cols) * 4);
+        }
+      }
+      here.arrive_and_wait();
+    };
+    choice.choose(args, edges[rank], edges[rank + 1] - edges[rank], {rows, drawn, numbers.as<int>()},
+                  sampler.kernels[cuda::kSampleChoose], exchange, cuda::Overlap::kProgrammatic);
+    found[rank] = tokens.download<int>(stream, n);
+  };
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < found.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        choose(rank);
+      } catch (const std::exception& e) {
+        ADD_FAILURE() << "rank " << rank << ": " << e.what();
+        here.arrive_and_drop();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return found;
+}
 
 // The definition, word by word. Also how far the draw was from where another token would have been drawn.
 int literal_choice(const Problem& p, size_t row, double* margin) {
@@ -302,14 +346,66 @@ TEST_F(HostSampling, RanksChooseFromTheirOwnColumns) {
     p.logits[2 * 700 + 699] = NAN;
     p.rows[3].defined = 690;
     p.logits[3 * 700 + 690] = NAN;
-    const std::vector<int> tokens = sampler.choose(p, 3, edges).tokens;
-    EXPECT_EQ(tokens, sampler.choose(p).tokens);
+    const std::vector<int> tokens = sampler.choose(p).tokens;
+    for (const std::vector<int>& found : choose_by_ranks(sampler, p, edges)) EXPECT_EQ(found, tokens);
     EXPECT_EQ(tokens[1], step::kAllMasked);
     EXPECT_EQ(tokens[2], step::kNotFinite);
     for (size_t row = 3; row < p.rows.size(); ++row) {
       double margin = 0;
       EXPECT_EQ(tokens[row], literal_choice(p, row, &margin)) << row;
     }
+  }
+}
+
+// Rows with every limit, masks and biases, greedy ones between them: what ranks draw is what is drawn from all logits.
+TEST_F(HostSampling, RanksDrawFromTheirOwnColumns) {
+  DeviceSampler sampler;
+  struct Case {
+    std::vector<int> edges;
+    int rows;
+    bool ties;
+  };
+  const std::vector<Case> cases = {{{0, 2320, 4301}, 3, false},
+                                   {{0, 700}, 8, true},
+                                   {{0, 352, 700}, 8, false},
+                                   {{0, 176, 352, 528, 700}, 8, true},
+                                   {{0, 16, 16, 32, 256, 256, 688, 700, 700}, 6, true},
+                                   {{0, 16, 33}, 70, true}};
+  uint64_t seed = 20;
+  for (const Case& c : cases) {
+    Problem p = mixed_problem(++seed, c.edges.back(), c.rows, c.ties);
+    if (c.ties) {
+      for (float& x : p.logits) x = std::round(x / 4);
+    }
+    int drawn = 0;
+    for (int row = 0; row < c.rows; ++row) {
+      SampleRow& s = p.rows[static_cast<size_t>(row)];
+      s.counts = -1;
+      if (c.ties && row > 2) {  // limits that end among tokens of one logit, which several ranks have
+        s.temperature = 1;
+        s.top_k = 85 + 5 * row;
+        s.top_p = row % 2 == 0 ? 0.9f : 1.0f;
+        s.min_p = 0;
+        s.mask = -1;
+      }
+      if (c.rows > 64) {  // more than are drawn at once
+        s.top_k = 0;
+        s.top_p = 1;
+        s.temperature = 1;
+      }
+      drawn += s.temperature != 0 ? 1 : 0;
+    }
+    EXPECT_GE(drawn, c.rows / 2);
+    EXPECT_TRUE(c.rows < 64 || drawn > 64);
+    p.rows[1].mask = 2;
+    p.masks.insert(p.masks.end(), static_cast<size_t>(p.words()), 0u);
+    p.rows[2].defined = p.vocabulary;
+    p.rows[2].temperature = 1;
+    p.logits[3 * static_cast<size_t>(p.vocabulary) - 1] = NAN;
+    const std::vector<int> tokens = sampler.choose(p).tokens;
+    EXPECT_EQ(tokens[1], step::kAllMasked);
+    EXPECT_EQ(tokens[2], step::kNotFinite);
+    for (const std::vector<int>& found : choose_by_ranks(sampler, p, c.edges)) EXPECT_EQ(found, tokens);
   }
 }
 

@@ -41,8 +41,8 @@ struct CudaOptions {
   uint64_t exchange_bytes = uint64_t{128} << 20;  // that each rank has for the others' parts of sums
   int64_t check_sums = 0;                         // not 0: steps from one comparison of the ranks' sums to the next
   SumTable sums;                                  // how they get from card to card
-  // Most probable tokens are chosen from what each rank found in its own columns of the logits; where more of them is
-  // needed than that (sampling, log-probabilities, penalties), they are brought together as they are without this.
+  // Tokens are chosen from what each rank finds in its own columns of the logits, or each SM of one card; where more is
+  // needed than that (log-probabilities, penalties), columns are brought together as they are without this.
   bool choose_by_parts = false;
   // Of a kernel, for another rank. Less than what the ranks' threads have for each other (ranks::kPatience), so that
   // who did not come is said by whom waited.

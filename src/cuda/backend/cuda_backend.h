@@ -20,6 +20,7 @@
 #include "cuda/backend/op_timer.h"
 #include "cuda/backend/part_graphs.h"
 #include "cuda/backend/plain_experts.h"
+#include "cuda/backend/rank_choice.h"
 #include "cuda/backend/ranks.h"
 #include "cuda/backend/sources.h"
 #include "cuda/backend/step_tables.h"
@@ -178,8 +179,7 @@ class CudaBackend : public ops::Backend {
   bool choose_later(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows);
   void collect(std::span<cpu::Chosen> chosen, std::span<std::string> errors);
   void reserve_choices(const ops::StepLimits& limits);
-  // Launches the choice of rows that need nothing but the most probable token: from the ranks' own columns.
-  void choose_by_parts(const step::SampleArgs& args, const ops::Tensor& own);
+  void reserve_parts(const ops::StepLimits& limits);
   // Brings columns of logits together that were left where they are.
   void gather_open();
   void settle();  // the stream was waited for
@@ -272,9 +272,8 @@ class CudaBackend : public ops::Backend {
     ops::Tensor part, out;
   };
   OpenGather open_gather_;
-  cuda::Buffer rank_parts_;  // [rows][ranks][rank_splits_] of step::SamplePart
-  int rank_splits_ = 0;
-  uint64_t sample_bytes_ = 0;  // of the tables of a step's choices
+  std::unique_ptr<RankChoice> rank_choice_;  // with choose_by_parts, of the stepper
+  uint64_t sample_bytes_ = 0;                // of the tables of a step's choices
 };
 
 }  // namespace fourfold::cuda

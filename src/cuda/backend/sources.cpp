@@ -12,7 +12,7 @@
 #include "kernels/gemm/unpack_args.h"
 #include "kernels/norm/norm_args.h"
 #include "kernels/step/rows_args.h"
-#include "kernels/step/sample_args.h"
+#include "kernels/step/sample_ranks_args.h"
 
 namespace fourfold::cuda {
 
@@ -333,7 +333,13 @@ plan::KernelSource sample_source() {
 plan::KernelSource rank_sample_source() {
   return {"sample_ranks",
           "#include \"kernels/step/sample_ranks.cuh\"\n",
-          {{"fourfold::step::sample_own_columns", step::kSampleThreads}}};
+          {{"fourfold::step::sample_own_columns", step::kSampleThreads},
+           {"fourfold::step::sample_join", step::kRankJoinThreads},
+           {"fourfold::step::sample_bins", step::kSampleThreads},
+           {"fourfold::step::sample_settle", step::kRankBins},
+           {"fourfold::step::sample_shares", step::kSampleThreads},
+           {"fourfold::step::sample_take", step::kSampleThreads},
+           {"fourfold::step::sample_end", step::kRankJoinThreads}}};
 }
 
 namespace {

@@ -113,7 +113,16 @@ plan::KernelSource stamp_source();  // of timelines
 // Choosing tokens.
 enum SampleEntry { kSamplePrepare, kSampleChoose };
 plan::KernelSource sample_source();
-// The best of a rank's own columns of the logits.
+// Of ranks with columns of their own.
+enum RankSampleEntry {
+  kSampleOwnColumns,
+  kSampleJoin,
+  kSampleBins,
+  kSampleSettle,
+  kSampleShares,
+  kSampleTake,
+  kSampleEnd
+};
 plan::KernelSource rank_sample_source();
 
 // Sequences of one row at a time from which on mixers take the tiles for many of them.

@@ -29,6 +29,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
                                                         ops::StepBody body) {
   reserve({limits.rows, limits.lanes, limits.context, limits.page_size});
   planning_ = true;
+  rank_choice_.reset();
   try {
     Rehearsal rehearsal(limits.lanes);
     const auto rehearse = [&] {
@@ -45,6 +46,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   const auto logit_bytes = static_cast<uint64_t>(limits.logit_rows * limits.vocabulary * 4);
   if (fetched_.bytes() < logit_bytes) fetched_ = PinnedBuffer(card_->device, logit_bytes, "logits");
   if (options_.wide) reserve_choices(limits);
+  if (options_.wide && options_.choose_by_parts) reserve_parts(limits);
   card_->stream.synchronize();
 
   cpu::HostStepParts parts;
@@ -109,26 +111,26 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   const auto words = static_cast<uint64_t>(ceil_div(limits.vocabulary, 32));
   // Masks for every row; lists of biases and banned tokens beyond that room go the host's way.
   sample_bytes_ = rows * (sizeof(step::SampleRow) + words * sizeof(uint32_t)) + (uint64_t{1} << 16);
+  if (options_.choose_by_parts) sample_bytes_ += rows * sizeof(int);
   sample_uploads_.prepare(sample_bytes_);
   carry_uploads_.prepare(static_cast<uint64_t>(limits.lanes) * (sizeof(step::CarriedToken) + 8 * sizeof(int)));
   const auto parts = rows + static_cast<uint64_t>(sms_);
   sample_parts_ = cuda::Buffer(card_->device, parts * sizeof(step::SamplePart), "choices of tokens");
-  if (options_.choose_by_parts && ranks_ != nullptr) {
-    const auto ranks = static_cast<int>(ranks_->count());
-    rank_splits_ = step::rank_splits(static_cast<int>(limits.vocabulary), ranks);
-    rank_parts_ =
-        cuda::Buffer(card_->device, rows * static_cast<uint64_t>(ranks * rank_splits_) * sizeof(step::SamplePart),
-                     "choices of tokens by rank");
-    loaded(rank_sample_source());
-    const int64_t part_words = rank_splits_ * step::kWordsOfPart;
-    ranks_->columns_of(part_words, ranks * part_words);
-  }
   const uint64_t results = rows * (1 + 2 * (1 + step::kMostLogprobs)) * sizeof(int);
   for (Choices& choices : choices_) {
     choices.results = PinnedBuffer(card_->device, results, "chosen tokens");
     choices.there = std::make_unique<Event>(card_->device);
   }
   chosen_ = collected_ = 0;
+}
+
+void CudaBackend::reserve_parts(const ops::StepLimits& limits) {
+  const bool alone = ranks_ == nullptr;
+  rank_choice_ = std::make_unique<RankChoice>(card_->device, card_->stream, loaded(rank_sample_source()),
+                                              alone ? 0 : ranks_->rank(), alone ? 1 : ranks_->count(),
+                                              limits.logit_rows, limits.vocabulary);
+  if (alone) return;
+  for (const int64_t words : rank_choice_->exchanged()) ranks_->columns_of(words, ranks_->count() * words);
 }
 
 bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows) {
@@ -141,7 +143,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   choices.asked = false;
   std::vector<step::SampleRow> samples;
   std::vector<step::Bias> biases;
-  std::vector<int> banned;
+  std::vector<int> banned, drawn;
   std::vector<uint32_t> masks;
   for (const cpu::RowChoice& row : rows) {
     const cpu::Choice& c = row.choice;
@@ -171,8 +173,13 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     if (p.logprobs >= 0 && step::adjusts(s)) return false;
     choices.defined.push_back(s.defined);
     choices.logprobs.push_back(s.logprobs);
+    if (s.temperature != 0.0f) drawn.push_back(static_cast<int>(samples.size()));
     samples.push_back(s);
   }
+  // Not where more is asked for than tokens. Of a card by itself only drawn rows have an advantage.
+  const bool open = open_gather_.out.data != nullptr && open_gather_.out.data == logits.data;
+  const bool by_parts = rank_choice_ != nullptr && !choices.asked && (ranks_ == nullptr ? !drawn.empty() : open);
+  if (!by_parts) drawn.clear();
   uint64_t total = 0;
   const auto place = [&total](const auto& values) {
     const uint64_t at = total;
@@ -180,7 +187,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     return at;
   };
   const uint64_t at_samples = place(samples), at_biases = place(biases), at_banned = place(banned),
-                 at_masks = place(masks);
+                 at_masks = place(masks), at_drawn = place(drawn);
   if (total > sample_bytes_) return false;
   if (!rows.empty()) {
     uint8_t* to = sample_uploads_.prepare(total);
@@ -191,12 +198,10 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     write(at_biases, biases);
     write(at_banned, banned);
     write(at_masks, masks);
+    write(at_drawn, drawn);
     copies_.add(sample_uploads_.take(total));
   }
-  const bool by_parts = open_gather_.out.data != nullptr && open_gather_.out.data == logits.data &&
-                        std::all_of(samples.begin(), samples.end(),
-                                    [](const step::SampleRow& s) { return s.temperature == 0.0f && s.logprobs < 0; });
-  const ops::Tensor own = open_gather_.part;
+  const ops::Tensor own = open ? open_gather_.part : logits;
   end_part();
   flush_tables();
   if (!by_parts) gather_open();
@@ -222,7 +227,12 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     args.logprob_tokens = choices.asked ? args.tokens + count : nullptr;
     args.logprobs = choices.asked ? reinterpret_cast<float*>(args.tokens + count * (2 + step::kMostLogprobs)) : nullptr;
     if (by_parts) {
-      choose_by_parts(args, own);
+      const auto exchange = [this](const ops::Tensor& part, const ops::Tensor& all) {
+        ranks_->gather(part, all, overlap_);
+      };
+      rank_choice_->choose(args, own.f32() - logits.f32(), own.cols,
+                           {samples, drawn, device_pointer<const int>(tables + at_drawn)}, (*sample_)[kSampleChoose],
+                           exchange, overlap_);
     } else {
       launch(card_->stream, (*sample_)[kSamplePrepare], {static_cast<unsigned>(args.splits), count}, overlap_, args);
       launch(card_->stream, (*sample_)[kSampleChoose], {count}, overlap_, args);
@@ -238,37 +248,6 @@ void CudaBackend::gather_open() {
   if (open_gather_.out.data == nullptr) return;
   const OpenGather open = std::exchange(open_gather_, {});
   ranks_->gather(open.part, open.out, overlap_);
-}
-
-void CudaBackend::choose_by_parts(const step::SampleArgs& args, const ops::Tensor& own) {
-  const int64_t words = rank_splits_ * step::kWordsOfPart;
-  const int64_t rank = ranks_->rank(), count = ranks_->count();
-  const auto* first = static_cast<const float*>(own.data);
-  step::RankSampleArgs mine = {};
-  mine.logits = args.logits;
-  mine.stride = args.stride;
-  mine.first = static_cast<int>(first - args.logits);
-  mine.last = mine.first + static_cast<int>(own.cols);
-  mine.samples = args.samples;
-  mine.biases = args.biases;
-  mine.banned = args.banned;
-  mine.masks = args.masks;
-  mine.mask_words = args.mask_words;
-  mine.splits = rank_splits_;
-  mine.parts = rank_parts_.as<step::SamplePart>() + rank * rank_splits_;
-  mine.parts_stride = count * rank_splits_;
-  launch(card_->stream, loaded(rank_sample_source())[0],
-         {static_cast<unsigned>(rank_splits_), static_cast<unsigned>(args.rows)}, overlap_, mine);
-  ops::Tensor parts;
-  parts.data = rank_parts_.as<void>();
-  parts.dtype = ops::DType::kF32;
-  parts.rows = args.rows;
-  parts.cols = parts.stride = count * words;
-  ranks_->gather(parts.slice_cols(rank * words, (rank + 1) * words), parts, overlap_);
-  step::SampleArgs all = args;
-  all.splits = static_cast<int>(count) * rank_splits_;
-  all.parts = rank_parts_.as<step::SamplePart>();
-  launch(card_->stream, (*sample_)[kSampleChoose], {static_cast<unsigned>(args.rows)}, overlap_, all);
 }
 
 void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> errors) {

@@ -71,30 +71,6 @@ struct SampleArgs {
   float* logprobs;      // likewise
 };
 
-// Of a rank that has the logits of some tokens only: what sample_prepare finds of those. Rows with a temperature of 0,
-// without penalties or log-probabilities, so that nothing else of them is needed; `parts` of all ranks side by side are
-// then SampleArgs::parts for sample_choose.
-struct RankSampleArgs {
-  const float* logits;  // [rows][stride]: columns [first, last) of them are this rank's
-  long long stride;
-  int first, last;
-  const SampleRow* samples;
-  const Bias* biases;
-  const int* banned;
-  const unsigned* masks;
-  long long mask_words;
-  int splits;         // CTAs of a row: rank_splits()
-  SamplePart* parts;  // [rows][parts_stride], of which `splits` are written
-  long long parts_stride;
-};
-// The same on every rank, whatever its card and its share of the vocabulary.
-FOURFOLD_HD constexpr int rank_splits(int vocabulary, int ranks) {
-  constexpr int kMost = 32;
-  const int wanted = (vocabulary / ranks + 4 * kSampleThreads - 1) / (4 * kSampleThreads);
-  return wanted < 1 ? 1 : wanted < kMost ? wanted : kMost;
-}
-inline constexpr int kWordsOfPart = sizeof(SamplePart) / 4;
-
 // Whether the row's logits are adjusted.
 FOURFOLD_HD constexpr bool adjusts(const SampleRow& s) {
   return s.bias_count > 0 || s.banned_count > 0 || s.mask >= 0 || s.counts >= 0;

@@ -1,10 +1,91 @@
-// Choosing the most probable tokens of rows whose logits are split among ranks, without bringing them together: each
-// rank finds the best of its own columns, ranks tell each other these, and sample_choose takes the best of all.
+// Choosing tokens of rows whose logits are split among ranks, or among the SMs of one card, without bringing them
+// together. The tokens are those of sample_choose: a token is found by comparing, counting and sums in fixed point, of
+// which ranks tell each other what their columns come to.
+//
+//   sample_own_columns, join   the largest of all, with which greedy rows are done
+//   sample_bins, settle        top_k, then top_p: four rounds each, eight bits of a key a round
+//   sample_shares, take, end   what a draw can take of every CTA's columns; the CTA that it falls to finds the token
+//
+// Between the two of each line ranks exchange what the first has written.
 #pragma once
 
 #include "kernels/step/sample.cuh"
+#include "kernels/step/sample_ranks_args.h"
 
 namespace fourfold::step {
+
+namespace rank_detail {
+
+using sample_detail::Cut;
+using sample_detail::kAll;
+using sample_detail::Row;
+using sample_detail::u32;
+using sample_detail::u64;
+
+struct Columns {
+  int begin, end;  // empty: end <= begin
+};
+__device__ __forceinline__ Columns columns_of(const RankSampleArgs& args, const SampleRow& s) {
+  const int last = args.last < s.defined ? args.last : s.defined;
+  const int length = (args.last - args.first + args.splits - 1) / args.splits;
+  const int begin = args.first + static_cast<int>(blockIdx.x) * length;
+  return {begin, begin + length < last ? begin + length : last};
+}
+
+// From column `first` on.
+__device__ __forceinline__ Row row_of(const RankSampleArgs& args, const SampleRow& s, const RankDraw& draw, int first,
+                                      int count) {
+  return {args.logits + s.row * args.stride + first, count, draw.largest, 1.0f / fmaxf(s.temperature, 1e-30f)};
+}
+
+// Of a token of the cut: what a draw can take.
+__device__ __forceinline__ u64 mass_of(const Row& row, u32 key, float min_p) {
+  const float weight = row.weight(key);
+  return weight >= min_p ? static_cast<u64>(weight * sample_detail::kUnit) : u64{0};
+}
+
+__device__ __forceinline__ bool searched(const RankSampleArgs& args, const SampleRow& s, const RankDraw& draw) {
+  return draw.drawn != 0 && (args.by_mass != 0 ? s.top_p < 1.0f : s.top_k > 0 && s.top_k < s.defined);
+}
+__device__ __forceinline__ bool has_prefix(const RankSampleArgs& args, u32 key, u32 prefix) {
+  return args.shift == 24 || key >> (args.shift + 8) == prefix >> (args.shift + 8);
+}
+
+// The sum of what this thread and those before it have. All threads of the CTA; sums: a place for each warp.
+template <int Warps>
+__device__ __forceinline__ u64 sum_through(u64 x, u64* sums, u64& total) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const u64 other = __shfl_up_sync(kAll, x, static_cast<u32>(d));
+    if (lane >= d) x += other;
+  }
+  __syncthreads();  // what was there was read
+  if (lane == 31) sums[warp] = x;
+  __syncthreads();
+  total = 0;
+  u64 before = 0;
+  for (int w = 0; w < Warps; ++w) {
+    if (w == warp) before = total;
+    total += sums[w];
+  }
+  return before + x;
+}
+
+__device__ __forceinline__ void join(SamplePart& part, const SamplePart& other) {
+  sample_detail::take_better(part.largest, part.token, other.largest, other.token);
+  part.raw = fmaxf(part.raw, other.raw);
+  part.bad |= other.bad;
+}
+__device__ __forceinline__ void join_lanes(SamplePart& part) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) {
+    join(part, {__shfl_xor_sync(kAll, part.largest, d), __shfl_xor_sync(kAll, part.token, d),
+                __shfl_xor_sync(kAll, part.raw, d), __shfl_xor_sync(kAll, part.bad, d)});
+  }
+}
+
+}  // namespace rank_detail
 
 // Grid: splits x rows.
 __global__ void __launch_bounds__(kSampleThreads) sample_own_columns(const __grid_constant__ RankSampleArgs args) {
@@ -15,13 +96,11 @@ __global__ void __launch_bounds__(kSampleThreads) sample_own_columns(const __gri
   const int thread = static_cast<int>(threadIdx.x);
   const long long t = blockIdx.y;
   const SampleRow& s = args.samples[t];
-  const int last = args.last < s.defined ? args.last : s.defined;
-  const int length = (args.last - args.first + args.splits - 1) / args.splits;
-  const int begin = args.first + static_cast<int>(blockIdx.x) * length;
-  const int end = begin + length < last ? begin + length : last;
-  const float* logits = args.logits + s.row * args.stride;
+  const rank_detail::Columns own = rank_detail::columns_of(args, s);
+  float* logits = args.logits + s.row * args.stride;
+  const bool adjust = adjusts(s) && s.temperature != 0.0f;  // for those that look at them again
   SamplePart part = {masked_logit(), 0x7fffffff, masked_logit(), 0};
-  for (int token = begin + thread; token < end; token += kSampleThreads) {
+  for (int token = own.begin + thread; token < own.end; token += kSampleThreads) {
     float x = __ldcg(logits + token);
     part.bad |= is_finite(x) ? 0 : 1;
     part.raw = fmaxf(part.raw, x);
@@ -35,24 +114,254 @@ __global__ void __launch_bounds__(kSampleThreads) sample_own_columns(const __gri
     if (s.mask >= 0 && (args.masks[s.mask * args.mask_words + token / 32] >> (token % 32) & 1u) == 0) {
       x = masked_logit();
     }
+    if (adjust) logits[token] = x;
     take_better(part.largest, part.token, x, token);
   }
-  const auto join = [&](const SamplePart& other) {
-    take_better(part.largest, part.token, other.largest, other.token);
-    part.raw = fmaxf(part.raw, other.raw);
-    part.bad |= other.bad;
-  };
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) {
-    join({__shfl_xor_sync(kAll, part.largest, d), __shfl_xor_sync(kAll, part.token, d),
-          __shfl_xor_sync(kAll, part.raw, d), __shfl_xor_sync(kAll, part.bad, d)});
-  }
+  rank_detail::join_lanes(part);
   if (thread % 32 == 0) parts[thread / 32] = part;
   __syncthreads();
   if (thread != 0) return;
 #pragma unroll 3  // as sample_prepare has it
-  for (int w = 1; w < kSampleWarps; ++w) join(parts[w]);
-  args.parts[t * args.parts_stride + blockIdx.x] = part;
+  for (int w = 1; w < kSampleWarps; ++w) rank_detail::join(part, parts[w]);
+  args.parts[(t * args.ranks + args.rank) * args.splits + blockIdx.x] = part;
+}
+
+// Grid: rows.
+__global__ void __launch_bounds__(kRankJoinThreads) sample_join(const __grid_constant__ RankSampleArgs args) {
+  using namespace sample_detail;
+  ptx::grid_launch_dependents();
+  ptx::grid_dependency_wait();
+  const int lane = static_cast<int>(threadIdx.x), count = args.ranks * args.splits;
+  const long long t = blockIdx.x;
+  SamplePart all = {masked_logit(), 0x7fffffff, masked_logit(), 0};
+  for (int i = lane; i < count; i += kRankJoinThreads) rank_detail::join(all, args.parts[t * count + i]);
+  rank_detail::join_lanes(all);
+  if (lane != 0) return;
+  const bool none = all.bad != 0 || !is_finite(all.largest);
+  args.tokens[t] = all.bad != 0 ? kNotFinite : none ? kAllMasked : all.token;
+  RankDraw draw = {};
+  draw.largest = all.largest;
+  draw.drawn = !none && args.samples[t].temperature != 0.0f ? 1 : 0;
+  draw.ties = ~0u;
+  args.draws[t] = draw;
+}
+
+// Grid: splits x drawn rows.
+__global__ void __launch_bounds__(kSampleThreads) sample_bins(const __grid_constant__ RankSampleArgs args) {
+  using namespace rank_detail;
+  __shared__ RankBins own;
+  ptx::grid_launch_dependents();
+  ptx::grid_dependency_wait();
+  const int thread = static_cast<int>(threadIdx.x), t = args.drawn[blockIdx.y];
+  const SampleRow& s = args.samples[t];
+  const RankDraw draw = args.draws[t];
+  if (!searched(args, s, draw)) return;
+  if (thread < kRankBins) {
+    own.mass[thread] = 0;
+    own.count[thread] = 0;
+  }
+  __syncthreads();
+  const Columns columns = columns_of(args, s);
+  const Row row = row_of(args, s, draw, 0, s.defined);
+  for (int token = columns.begin + thread; token < columns.end; token += kSampleThreads) {
+    const u32 key = row.key(token);
+    // Tokens that have the cut's own key are counted where the ranks' bins are put together.
+    if (key <= draw.key || !has_prefix(args, key, draw.prefix)) continue;
+    const u32 bin = key >> args.shift & 255u;
+    atomicAdd(&own.count[bin], 1u);
+    if (args.by_mass == 0) continue;
+    const u64 mass = row.mass(key);
+    if (mass > 0) atomicAdd(&own.mass[bin], mass);
+  }
+  __syncthreads();
+  if (thread >= kRankBins || own.count[thread] == 0) return;
+  RankBins& bins = args.bins[static_cast<long long>(blockIdx.y) * args.ranks + args.rank];
+  atomicAdd(&bins.count[thread], own.count[thread]);
+  if (own.mass[thread] > 0) atomicAdd(&bins.mass[thread], own.mass[thread]);
+}
+
+// Grid: drawn rows. The bin in which tokens from the largest on reach the target, as sample_detail::search finds it;
+// behind the last round the cut. Leaves this rank's bins at zero.
+__global__ void __launch_bounds__(kRankBins) sample_settle(const __grid_constant__ RankSampleArgs args) {
+  using namespace rank_detail;
+  constexpr int kWarps = kRankBins / 32;
+  __shared__ u64 sums[kWarps];
+  __shared__ int firsts[kWarps], lasts[kWarps];
+  ptx::grid_launch_dependents();
+  ptx::grid_dependency_wait();
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, t = args.drawn[blockIdx.x];
+  const SampleRow& s = args.samples[t];
+  const RankDraw draw = args.draws[t];
+  if (!searched(args, s, draw)) return;
+  const Row row = row_of(args, s, draw, 0, s.defined);
+  const bool begins = args.shift == 24;
+  const u32 prefix = begins ? 0u : draw.prefix;
+  const int bin = kRankBins - 1 - thread;  // the largest keys first
+  u64 mass = 0;
+  u32 count = 0;
+  RankBins* bins = args.bins + static_cast<long long>(blockIdx.x) * args.ranks;
+  for (int rank = 0; rank < args.ranks; ++rank) {
+    mass += __ldcg(&bins[rank].mass[bin]);
+    count += __ldcg(&bins[rank].count[bin]);
+  }
+  bins[args.rank].mass[bin] = 0;
+  bins[args.rank].count[bin] = 0;
+  if (draw.ties != ~0u && has_prefix(args, draw.key, prefix) &&
+      static_cast<int>(draw.key >> args.shift & 255u) == bin) {
+    count += draw.ties;
+    mass += draw.ties * row.mass(draw.key);
+  }
+  const u64 size = args.by_mass != 0 ? mass : count;
+  u64 total;
+  const u64 through = (begins ? 0 : draw.above) + sum_through<kWarps>(size, sums, total);
+  u64 target = draw.target;
+  if (args.by_mass == 0) {
+    target = static_cast<u64>(s.top_k);
+  } else if (begins) {
+    target = static_cast<u64>(ceil(static_cast<double>(s.top_p) * static_cast<double>(total)));
+  }
+  // The lowest bin that holds anything ends the search in any case: rounding may leave the target out of reach.
+  const u32 there = __ballot_sync(kAll, count > 0), reached = __ballot_sync(kAll, count > 0 && through >= target);
+  if (thread % 32 == 0) {
+    firsts[warp] = reached != 0 ? thread + __ffs(static_cast<int>(reached)) - 1 : kRankBins;
+    lasts[warp] = there != 0 ? thread + 31 - __clz(static_cast<int>(there)) : -1;
+  }
+  __syncthreads();
+  int first = kRankBins, last = -1;
+  for (int w = 0; w < kWarps; ++w) {
+    first = firsts[w] < first ? firsts[w] : first;
+    last = lasts[w] > last ? lasts[w] : last;
+  }
+  if (thread != (first < kRankBins ? first : last)) return;
+  RankDraw next = draw;
+  next.above = through - size;
+  next.target = target;
+  next.prefix = prefix | static_cast<u32>(bin) << args.shift;
+  if (args.shift == 0) {
+    // All that are left have one key: how many of them are needed.
+    const u64 each = args.by_mass != 0 ? row.mass(next.prefix) : 1;
+    const u64 missing = target > next.above ? target - next.above : 0;
+    u64 ties = each == 0 ? count : (missing + each - 1) / each;
+    ties = ties < 1 ? 1 : ties;
+    next.key = next.prefix;
+    next.ties = ties < count ? static_cast<u32>(ties) : count;
+  }
+  args.draws[t] = next;
+}
+
+// Grid: splits x drawn rows.
+__global__ void __launch_bounds__(kSampleThreads) sample_shares(const __grid_constant__ RankSampleArgs args) {
+  using namespace rank_detail;
+  __shared__ u64 masses[kSampleWarps];
+  __shared__ u32 ties[kSampleWarps];
+  ptx::grid_launch_dependents();
+  ptx::grid_dependency_wait();
+  const int thread = static_cast<int>(threadIdx.x), t = args.drawn[blockIdx.y];
+  const long long place = static_cast<long long>(blockIdx.y) * args.ranks + args.rank;
+  if (thread == 0 && blockIdx.x == 0) args.taken[place] = {-1, {}};
+  const SampleRow& s = args.samples[t];
+  const RankDraw draw = args.draws[t];
+  if (draw.drawn == 0) return;
+  const Columns columns = columns_of(args, s);
+  const Row row = row_of(args, s, draw, 0, s.defined);
+  u64 mass = 0;
+  u32 tied = 0;
+  for (int token = columns.begin + thread; token < columns.end; token += kSampleThreads) {
+    const u32 key = row.key(token);
+    if (key > draw.key) mass += mass_of(row, key, s.min_p);
+    tied += key == draw.key ? 1u : 0u;
+  }
+  mass = sample_detail::warp_sum(mass);
+  tied = sample_detail::warp_sum(tied);
+  if (thread % 32 == 0) {
+    masses[thread / 32] = mass;
+    ties[thread / 32] = tied;
+  }
+  __syncthreads();
+  if (thread != 0) return;
+  for (int w = 1; w < kSampleWarps; ++w) {
+    mass += masses[w];
+    tied += ties[w];
+  }
+  args.shares[place * args.splits + blockIdx.x] = {mass, tied, 0};
+}
+
+// Grid: splits x drawn rows. The token at which the sum of masses exceeds the draw's share is in one CTA's columns.
+// Two CTAs per SM: for three it would spill.
+__global__ void __launch_bounds__(kSampleThreads, 2) sample_take(const __grid_constant__ RankSampleArgs args) {
+  using namespace rank_detail;
+  __shared__ sample_detail::Shared shared;
+  __shared__ u64 mine[3];  // of this CTA: the mass before it, its own, and ties that count
+  ptx::grid_launch_dependents();
+  ptx::grid_dependency_wait();
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int t = args.drawn[blockIdx.y];
+  const SampleRow& s = args.samples[t];
+  const RankDraw draw = args.draws[t];
+  if (draw.drawn == 0) return;
+  // All CTAs of all ranks, in the order of their columns: a thread each.
+  const long long place = static_cast<long long>(blockIdx.y) * args.ranks;
+  const int count = args.ranks * args.splits, own = args.rank * args.splits + static_cast<int>(blockIdx.x);
+  RankShare share = {};
+  if (thread < count) {
+    const RankShare& there = args.shares[place * args.splits + thread];
+    share = {__ldcg(&there.mass), __ldcg(&there.ties), 0};
+  }
+  u64 total;
+  const u64 tied = sum_through<kSampleWarps>(share.ties, shared.warp_mass, total) - share.ties;
+  const u64 left_ties = tied < draw.ties ? draw.ties - tied : 0;
+  const u64 ties = left_ties < share.ties ? left_ties : share.ties;
+  const Columns columns = columns_of(args, s);
+  const Row row = row_of(args, s, draw, columns.begin, columns.end > columns.begin ? columns.end - columns.begin : 0);
+  const u64 mass = share.mass + (ties > 0 ? ties * mass_of(row, draw.key, s.min_p) : 0);
+  const u64 before = sum_through<kSampleWarps>(mass, shared.warp_mass, total) - mass;
+  if (thread == own) {
+    mine[0] = before;
+    mine[1] = mass;
+    mine[2] = ties;
+  }
+  __syncthreads();
+  u64 left = static_cast<u64>(sample_detail::draw_at(s.seed, static_cast<u64>(s.index)) * static_cast<double>(total));
+  if (left >= total) left = total - 1;
+  if (left < mine[0] || left >= mine[0] + mine[1]) return;  // another CTA's
+  left -= mine[0];
+
+  // As sample_detail::draw, of these columns.
+  const Cut cut = {draw.key, static_cast<u32>(mine[2])};
+  const sample_detail::Segment segment = sample_detail::segment_of(warp, row.count);
+  const u32 ties_before = sample_detail::ties_before_warp(row, cut, segment, shared);
+  u64 sum = 0;
+  sample_detail::for_cut(row, cut, segment, ties_before,
+                         [&](int, u32 key, bool in) { sum += in ? mass_of(row, key, s.min_p) : u64{0}; });
+  sum = sample_detail::warp_sum(sum);
+  if (lane == 0) shared.warp_mass[warp] = sum;
+  __syncthreads();
+  u64 done = 0;
+  for (int w = 0; w < warp; ++w) done += shared.warp_mass[w];
+  if (left < done || left >= done + sum) return;  // another warp's
+  sample_detail::for_cut(row, cut, segment, ties_before, [&](int token, u32 key, bool in) {
+    const u64 each = in ? mass_of(row, key, s.min_p) : u64{0};
+    u64 through = each;  // with the lanes before this one
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const u64 other = __shfl_up_sync(kAll, through, static_cast<u32>(d));
+      if (lane >= d) through += other;
+    }
+    if (each > 0 && left >= done + through - each && left < done + through) {
+      args.taken[place + args.rank].token = columns.begin + token;
+    }
+    done += __shfl_sync(kAll, through, 31);
+  });
+}
+
+// Grid: drawn rows.
+__global__ void __launch_bounds__(kRankJoinThreads) sample_end(const __grid_constant__ RankSampleArgs args) {
+  ptx::grid_launch_dependents();
+  ptx::grid_dependency_wait();
+  const int lane = static_cast<int>(threadIdx.x), t = args.drawn[blockIdx.x];
+  if (lane >= args.ranks || args.draws[t].drawn == 0) return;
+  const int token = __ldcg(&args.taken[static_cast<long long>(blockIdx.x) * args.ranks + lane].token);
+  if (token >= 0) args.tokens[t] = token;
 }
 
 }  // namespace fourfold::step

@@ -394,7 +394,9 @@ class Builder {
       }
       const ops::ExpertSource& stored = found->second;
       const int64_t all = config_.moe_intermediate;
-      const Part width = shard_.by_expert ? Part{0, all, all} : width_part(all, stored.down);
+      // Whole experts are padded by the backend where its kernels need that.
+      const bool whole = shard_.by_expert || shard_.ranks() == 1;
+      const Part width = whole ? Part{0, all, all} : width_part(all, stored.down);
       return {take_rows(stored.gate, width), take_rows(stored.up, width), take_columns(stored.down, width)};
     };
     const auto done = [&](int64_t i) {

@@ -155,7 +155,7 @@ Part heads_of(int64_t heads, int64_t rank, int64_t ranks) {
 
 Part width_of(int64_t width, int64_t rank, int64_t ranks, const MatrixSource& down) {
   constexpr int64_t kCell = 64;
-  if (ranks == 1) return {0, width, width};
+  if (ranks == 1) return {0, width, round_up(width, nvfp4::kBlock)};
   const bool cells = down.format == Format::kFp8 && down.scale_columns < down.columns;
   const int64_t unit = cells ? std::max<int64_t>(std::gcd(kCell, down.scale_columns), nvfp4::kBlock) : nvfp4::kBlock;
   const int64_t size = round_up(ceil_div(width, ranks), unit);

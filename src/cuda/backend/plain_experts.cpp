@@ -40,6 +40,15 @@ void check_same(const ops::MatrixSource& m, const ops::MatrixSource& first) {
        ops::format_name(m.format), first.rows, first.columns, ops::format_name(first.format));
 }
 
+// What kernels take for it: the width of experts, rows of gate and up and columns of down, in whole blocks of 16. What
+// is beyond the matrix is repacked as zeros, with factors of zero.
+ops::MatrixSource padded(const ops::MatrixSource& m, bool columns) {
+  ops::MatrixSource all = m;
+  (columns ? all.columns : all.rows) = round_up(columns ? m.columns : m.rows, int64_t{gemm::kBlockK});
+  if (m.scale_columns >= m.columns) all.scale_columns = std::max(m.scale_columns, all.columns);
+  return all;
+}
+
 }  // namespace
 
 bool all_nvfp4(const ops::ExpertSource& expert) {
@@ -85,7 +94,8 @@ PlainExperts::PlainExperts(std::shared_ptr<Card> card, int64_t count,
     check_same(expert.up, first.gate);
     check_same(expert.down, first.down);
     const auto put = [&](Side& side, const ops::MatrixSource& a, const ops::MatrixSource& b, bool paired) {
-      const PackedMatrix packed = paired ? place_pair(a, b) : place_stack(std::span(&a, 1));
+      const ops::MatrixSource all = padded(a, !paired);
+      const PackedMatrix packed = paired ? place_pair(all, padded(b, false)) : place_stack(std::span(&all, 1));
       if (i == 0) {
         side.formats = packed.formats();
         side.expert_bytes = packed.size;

@@ -24,6 +24,7 @@ class PlainExperts : public ops::Experts {
                const std::function<void(int64_t)>& done);
   int64_t count() const override { return count_; }
   int64_t hidden() const override { return down_.layout.rows; }
+  // A multiple of 16: widths that are not are padded with zeros.
   int64_t intermediate() const override { return down_.layout.columns; }
   int64_t bytes_per_expert() const override { return bytes_per_expert_; }
 

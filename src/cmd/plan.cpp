@@ -38,7 +38,7 @@ struct Options {
   bool json = false, all = false, reachable = false, step = false, prefill = false, by_expert = false, memory = false;
   bool kernels = false;
   std::string store;
-  std::string mix, cache = "bf16", link = "nvlink";
+  std::string mix, cache = "bf16", link;
   std::string directory;  // of the memory plan
   int64_t max_context = 0, sequences = 0, cache_tokens = 0;
   MemoryArgs memory_args;
@@ -99,6 +99,10 @@ memory::Plan memory_of_step(const Options& o, const Shapes& shapes) {
                       o.memory_args.utilization.value_or(memory::kUtilization));
 }
 
+plan::step::Link link_of(const Options& o) {
+  return o.link.empty() ? plan::step::link_of(o.shape.card()) : plan::step::find_link(o.link);
+}
+
 std::string step_text(const Options& o) {
   if (o.cache != "bf16" && o.cache != "fp8") fail("--kv-cache-dtype '{}': wanted bf16 or fp8", printable(o.cache));
   const Shapes shapes = shapes_of(o, "--step");
@@ -109,7 +113,7 @@ std::string step_text(const Options& o) {
                                               .drafts = o.drafts,
                                               .fp8_cache = o.cache == "fp8",
                                               .ranks = o.shape.ranks,
-                                              .link = plan::step::find_link(o.link),
+                                              .link = link_of(o),
                                               .by_expert = o.by_expert},
                                     .gpu = o.shape.card()};
   plan::step::StepPlan plan = predict::predict(request);
@@ -240,7 +244,10 @@ void add_plan(Command& app) {
       .range(0, 15)
       .group(group);
   command.add_option("--kv-cache-dtype", o.cache, "Keys and values: bf16 or fp8").show_default().group(group);
-  command.add_option("--link", o.link, "Between ranks: nvlink, pcie (peer copies), host").show_default().group(group);
+  command
+      .add_option("--link", o.link,
+                  "Between ranks: nvlink, pcie (peer copies), host (default: nvlink where the card has it, else pcie)")
+      .group(group);
   command.add_flag("--enable-expert-parallel", o.by_expert, "Ranks have whole experts instead of a part of each");
   command.add_flag("--kernels", o.kernels,
                    "List every kernel that the model needs: operation, shared memory, registers");
@@ -249,6 +256,9 @@ void add_plan(Command& app) {
   for (const char* name : {"--context", "--prefill", "--link"}) {
     command.need(name, "--step");
   }
+  command.need("--link", "--tp");
+  command.need("--enable-expert-parallel", "--tp");
+  command.exclude("--kernels", "--tp");
   command.add_flag("--memory", o.memory, "What weights, caches and work spaces take of the card's memory");
   command.add_option("--max-model-len", o.max_context, "Positions of a sequence (default: all that fit)")
       .range(2, 1 << 28)

@@ -349,6 +349,13 @@ TEST_F(Cmd, PlanNeedsNoCard) {
   expect_refused("plan --step --model 35B-A3B --mix D", {"--mix", "D", "bf16"});
   expect_refused("plan --step --model 9B", {"9B", "35B-A3B"});
   expect_refused("plan --step", {"--model"});
+  for (const auto& [card, link] : {std::pair{"h200", "NVLink"}, {"rtx-pro-6000", "PCIe with peer copies"}}) {
+    const std::string ranks = fmt::format("plan --step --model 35B-A3B --gpu {} --tensor-parallel-size 2 --json", card);
+    EXPECT_EQ(run_json(ranks).at("link"), link);
+  }
+  expect_refused("plan --step --model 35B-A3B --link pcie", {"--link", "--tp"});
+  expect_refused("plan --step --model 35B-A3B --enable-expert-parallel", {"--enable-expert-parallel", "--tp"});
+  expect_refused("plan --kernels --model 35B-A3B --tp 2", {"--kernels", "--tp"});
   expect_refused("plan --step --model 35B-A3B --top-k 4", {"--step", "--top-k"});
   expect_refused("plan --model 35B-A3B --context 4", {"--context", "--step"});
   expect_refused("plan --model 35B-A3B --hidden ''", {"--hidden"});

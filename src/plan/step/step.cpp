@@ -60,6 +60,12 @@ Link find_link(std::string_view name) {
   fail("--link '{}': wanted nvlink, pcie or host", printable(name));
 }
 
+Link link_of(const Gpu& gpu) {
+  constexpr std::string_view kServers[] = {"sm_80", "sm_90a", "sm_100a"};  // of the table's cards
+  return std::find(std::begin(kServers), std::end(kServers), gpu.arch) != std::end(kServers) ? Link::kNvlink
+                                                                                             : Link::kPeer;
+}
+
 void check(const Shape& s) {
   const auto within = [](std::string_view what, int64_t value, int64_t low, int64_t high) {
     if (value < low || value > high) fail("{}: found {}, wanted {} to {}", what, value, low, high);

@@ -32,6 +32,7 @@ std::span<const Mix> mixes();
 enum class Link { kNvlink, kPeer, kHost };
 std::string_view to_string(Link link);
 Link find_link(std::string_view name);  // "nvlink", "pcie", "host"
+Link link_of(const Gpu& gpu);           // several such cards of one host: NVLink where they have it, else PCIe
 
 struct Shape {
   int64_t tokens = 1;     // sequences of a decode step; with `prefill` the tokens of one sequence

@@ -73,13 +73,14 @@ Spread spread_of(std::vector<double> values) {
 // One sequence on the model, without the engine.
 class Driver {
  public:
-  // Room for so many sequences of so many positions; the first one is computed, the others only take their time.
-  Driver(model::Model& model, int64_t positions, int64_t sequences)
+  // Room for so many sequences of so many positions, and as many states at least; the first one is computed, the others
+  // only take their time.
+  Driver(model::Model& model, int64_t positions, int64_t sequences, int64_t states)
       : model_(model), pages_each_(static_cast<size_t>(ceil_div(positions, kPageSize))) {
     const int64_t pages = ceil_div(positions, kPageSize) * sequences;
     pages_.resize(static_cast<size_t>(pages));
     std::iota(pages_.begin(), pages_.end(), 0);
-    caches_ = model.make_caches(pages, kPageSize, sequences);
+    caches_ = model.make_caches(pages, kPageSize, std::max(sequences, states));
     row_.resize(static_cast<size_t>(model.config().vocabulary));
     for (int64_t i = 0; i < positions; ++i) {
       tokens_.push_back(static_cast<int32_t>(random_.below(static_cast<uint64_t>(model.config().vocabulary))));
@@ -121,6 +122,19 @@ class Driver {
       rows.push_back(static_cast<int32_t>(i));
     }
     return model_.time_forward({std::span(tokens_).first(static_cast<size_t>(count)), sequences, rows}, caches_);
+  }
+
+  // Of a sequence's last token and its drafts, each with logits and a state of its own.
+  std::optional<ops::OperationTimes> time_verification(int64_t position, int64_t count) {
+    std::vector<int32_t> each(static_cast<size_t>(count));
+    std::iota(each.begin(), each.end(), 0);
+    ops::Sequence sequence;
+    sequence.count = static_cast<int32_t>(count);
+    sequence.position = static_cast<int32_t>(position);
+    sequence.state_out = each;
+    sequence.pages = std::span(pages_).first(pages_each_);
+    return model_.time_forward({std::span(tokens_).first(static_cast<size_t>(count)), std::span(&sequence, 1), each},
+                               caches_);
   }
 
   // Chunks of at most `chunk` tokens; the logits of the last token only, as a prompt needs.
@@ -264,6 +278,12 @@ void run_on_card(const Options& options, int device, Driver& driver, chat::Loade
   trace("card, a decoded token", options.prompt, 1);
   trace("card, a prompt's chunk", options.prompt - chunk, chunk);
   add(fmt::format("decode, 1 token after {}", options.prompt), options.prompt, 1, false);
+  if (drafts > 0 && drafts < options.generate) {
+    if (std::optional<ops::OperationTimes> times = driver.time_verification(options.prompt, 1 + drafts)) {
+      figures.steps.push_back({fmt::format("verification, a token and {} drafts after {}", drafts, options.prompt),
+                               1 + drafts, *std::move(times), std::nullopt});
+    }
+  }
   add(fmt::format("prefill, {} tokens after {}", chunk, options.prompt - chunk), options.prompt - chunk, chunk, true);
   if (options.users > 0) {
     const auto title = fmt::format("decode, a token for each of {} sequences after {}", options.users, options.prompt);
@@ -320,7 +340,7 @@ std::optional<memory::Plan> plan_memory(const Options& options, const model::Mod
   planned.engine = engine_options_of(options, model.max_step_tokens, drafts);
   const int64_t users = std::max<int64_t>(options.users, 1);
   planned.more_pages = ceil_div(std::max(options.prompt + options.generate, options.users), kPageSize) * users;
-  planned.more_slots = users;
+  planned.more_slots = std::max<int64_t>(users, 1 + drafts);
   return require_memory(options.backend, options.memory, planned);
 }
 
@@ -355,7 +375,7 @@ void run(const Options& options) {
   }
   if (options.users > 0 && !model.backend().gpu())
     fail("bench model: --users is for a GPU; bench engine --concurrency");
-  Driver driver(model, std::max(positions, options.users), std::max<int64_t>(options.users, 1));
+  Driver driver(model, std::max(positions, options.users), std::max<int64_t>(options.users, 1), 1 + drafts);
   driver.prefill(options.prompt, model_options.max_step_tokens);  // warm-up: every buffer and (nearly) every weight
   if (const std::optional<int> device = model.backend().gpu()) {
     run_on_card(options, *device, driver, loaded, drafts, plan);

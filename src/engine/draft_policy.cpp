@@ -11,6 +11,7 @@ namespace {
 constexpr double kLaneDecay = 0.97;
 constexpr double kAllDecay = 0.998;
 constexpr double kPriorAcceptance = 0.6;  // before anything was measured
+constexpr double kNextPosition = 0.85;    // times that of the position before, likewise
 constexpr double kPriorWeight = 3;        // of all sequences, in observations of a sequence's own
 constexpr double kLearning = 0.1;         // of a measured knot, from steps that took longer
 constexpr double kCorrection = 0.2;       // from steps that took less: no disturbance makes a step faster
@@ -112,7 +113,12 @@ DraftPolicy::Load& DraftPolicy::load_of(int64_t lanes) {
 }
 
 double DraftPolicy::probability(const Acceptance& lane, size_t position) const {
-  const double prior = (all_.accepted[position] + 2 * kPriorAcceptance) / (all_.tried[position] + 2);
+  // A position that was never tried is a little less likely than the one before it, where that is likely.
+  double prior = kPriorAcceptance;
+  for (size_t p = 0; p <= position; ++p) {
+    if (p > 0) prior = std::max(kPriorAcceptance, kNextPosition * prior);
+    prior = (all_.accepted[p] + 2 * prior) / (all_.tried[p] + 2);
+  }
   return (lane.accepted[position] + kPriorWeight * prior) / (lane.tried[position] + kPriorWeight);
 }
 
@@ -165,7 +171,13 @@ void DraftPolicy::choose(std::span<Choice> lanes, int64_t others) {
       load.at_depth = 0;
       load.depth = std::min(load.depth + 1, most_);
     }
-    if (best(lanes, others, load.depth) >= kLeastGain) {
+    // Where drafting costs something of its own only several drafts may pay for it.
+    double gain = best(lanes, others, load.depth);
+    for (int32_t depth = load.depth + 1; gain < kLeastGain && depth <= most_; ++depth) {
+      for (Choice& lane : lanes) lane.drafts = 0;
+      gain = best(lanes, others, depth);
+    }
+    if (gain >= kLeastGain) {
       // The first steps of a kind are slow.
       if (!pass_.trusts(1) && !pass_.trusts(static_cast<int64_t>(lanes.size()))) trial_left_ = kFirstTrial - 1;
       load.idle = load.failures = load.since_trial = 0;

@@ -531,7 +531,7 @@ void EngineImpl::measure(const Flight& flight, const ops::StepOutcome& outcome) 
     const ops::LaneOutcome& lane = outcome.lanes[i];
     counters_.prefill_tokens += work.tokens;
     step.feeds = step.feeds || work.feeds;
-    for (size_t pass = 0; pass < lane.drafts.size() && !lane.tokens.empty(); ++pass) ++step.passes[pass];
+    for (int32_t pass = 0; pass < lane.passes; ++pass) ++step.passes[static_cast<size_t>(pass)];
     if (work.tokens > 0) {
       step.prompts = true;
       continue;
@@ -550,7 +550,7 @@ void EngineImpl::measure(const Flight& flight, const ops::StepOutcome& outcome) 
   }
   ++counters_.steps;
   counters_.step_seconds += outcome.seconds;
-  draft_policy_.measure(step, outcome.seconds);
+  if (!outcome.prepared) draft_policy_.measure(step, outcome.seconds);
 }
 
 void EngineImpl::publish(bool idle) {

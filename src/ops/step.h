@@ -107,6 +107,7 @@ struct LaneOutcome {
   std::vector<int32_t> drafts;                             // made for the next step
   int32_t verified = 0;                                    // drafts that were on rows of this step
   int32_t accepted = 0;                                    // of them
+  int32_t passes = 0;    // drafting passes that had a row for it; may be more than `drafts`, which end with the answer
   bool ended = false;    // chose a stop token or reached its limit, in this step or before
   int32_t position = 0;  // tokens whose keys, values and state are in the caches
   int32_t state = -1;    // the slot that holds the state at `position`
@@ -117,6 +118,8 @@ struct StepOutcome {
   std::span<const LaneOutcome> lanes;  // in the order of the plan's work
   std::string error;                   // not empty: the step failed, and what the caches hold is unknown
   double seconds = 0;                  // from its start on the backend to its end
+  // The backend prepared something in that time (it recorded launches), which later steps of the kind find there.
+  bool prepared = false;
 };
 
 using Ticket = uint64_t;

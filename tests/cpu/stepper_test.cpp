@@ -498,15 +498,23 @@ TEST(HostStepper, DraftsEndWhereTheAnswerDoes) {
   std::vector<int32_t> whole;
   for (const size_t stop_at : {size_t{0}, size_t{1}, size_t{2}}) {  // 0: nowhere, so that the tokens are known
     World world(32, 8, 1.0);
-    const auto stepper = make_host_stepper(small_limits(), world.parts(pool, 1));
+    HostStepParts parts = world.parts(pool, 1);
+    parts.prepared = [&world] { return world.bodies == 1; };
+    const auto stepper = make_host_stepper(small_limits(), std::move(parts));
     std::vector<int32_t> stop;
     if (stop_at > 0) stop = {whole[stop_at]};
     DraftingLane lane;
     lane.start.stop_tokens = stop;
-    const ops::LaneOutcome first = stepper->wait(stepper->launch({{}, std::span(&lane.work, 1)})).lanes[0];
+    const ops::StepOutcome* outcome = &stepper->wait(stepper->launch({{}, std::span(&lane.work, 1)}));
+    EXPECT_TRUE(outcome->prepared);
+    const ops::LaneOutcome first = outcome->lanes[0];
     EXPECT_EQ(first.drafts.size(), stop_at == 0 ? 2u : stop_at - 1);
     EXPECT_EQ(world.passes, stop_at == 1 ? 1 : 2);
-    const ops::LaneOutcome second = stepper->wait(stepper->launch({{}, std::span(&lane.next, 1)})).lanes[0];
+    EXPECT_EQ(first.passes, world.passes);
+    outcome = &stepper->wait(stepper->launch({{}, std::span(&lane.next, 1)}));
+    EXPECT_FALSE(outcome->prepared);
+    const ops::LaneOutcome second = outcome->lanes[0];
+    EXPECT_EQ(second.passes, 0);
     EXPECT_EQ(second.ended, stop_at > 0);
     EXPECT_EQ(second.verified, stop_at == 0 ? 2 : static_cast<int32_t>(stop_at) - 1);
     if (stop_at == 0) {

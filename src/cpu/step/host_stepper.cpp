@@ -258,7 +258,7 @@ void HostStepper::begin(Run& run, Step& step) {
   }
   run_ = &run;
   run.step = &step;
-  run.under_way = run.asked = false;
+  run.under_way = run.asked = run.prepared = false;
   run.begun = std::chrono::steady_clock::now();
   run.entries.clear();
   draft_passes_.clear();
@@ -271,6 +271,10 @@ void HostStepper::begin(Run& run, Step& step) {
     run.needs_tokens = shape.feed_drafter || shape.drafts > 0;
     if (shape.rows > 0) parts_.body(shape, *this);
     parts_.end(false);
+    if (parts_.prepared && parts_.prepared()) {
+      run.prepared = true;
+      if (open_ != nullptr) open_->prepared = true;  // it ends for the host when this one is on its way
+    }
     take_drafts();
   } catch (const std::exception& error) {
     step.outcome.error = *error.what() == '\0' ? "unknown error" : error.what();
@@ -328,6 +332,7 @@ void HostStepper::end(Run& run) {
     outcome.state = entry.end_state;
   }
   step.outcome.lanes = std::span(step.outcomes).first(step.works);
+  step.outcome.prepared = run.prepared;
   const auto now = std::chrono::steady_clock::now();
   step.outcome.seconds = std::chrono::duration<double>(now - std::max(run.begun, last_end_)).count();
   last_end_ = now;

@@ -72,6 +72,8 @@ struct HostStepParts {
   std::function<void(const ops::Batch&, StepPart, std::span<const CarriedRow> carried)> bind;
   // The body has returned, or was left by an error. Null: nothing to do.
   std::function<void(bool failed)> end;
+  // After end(): whether the body's operations were prepared on the way (recorded), which takes time once. Null: no.
+  std::function<bool()> prepared;
   // Copies a page of keys and values, all layers.
   std::function<void(int32_t from, int32_t to)> copy_page;
   // out[i] = x[rows[i]], tensors of the backend. The rows stay valid until the next call. Null: they are in host

@@ -70,7 +70,7 @@ void reset(ops::LaneOutcome& outcome, int32_t lane) {
   outcome.logprobs.clear();
   outcome.prompt_logprobs.clear();
   outcome.drafts.clear();
-  outcome.verified = outcome.accepted = 0;
+  outcome.verified = outcome.accepted = outcome.passes = 0;
   outcome.ended = false;
   outcome.error.clear();
 }

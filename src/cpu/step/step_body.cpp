@@ -348,6 +348,7 @@ int64_t HostStepper::begin_draft(int64_t pass) {
     const Entry& entry = run_->entries[i];
     const Lane& lane = *entry.lane;
     if (lane.wanted_drafts <= pass) break;
+    ++run_->step->outcomes[entry.work].passes;
     const auto row = static_cast<int32_t>(next_tokens_.size());
     sequences_.push_back({row, 1, lane.position - 1 + static_cast<int32_t>(pass), -1, {}, lane.pages});
     // Drafters keep their rows from pass to pass, and so their choices.

@@ -73,6 +73,7 @@ struct Run {
   bool asked = false;              // it was, and the answer was not collected
   bool needs_tokens = false;       // what follows the choice in its body depends on it
   bool under_way = false;          // all of it is launched, and its tokens are not known
+  bool prepared = false;           // StepOutcome::prepared
   std::chrono::steady_clock::time_point begun;
 };
 

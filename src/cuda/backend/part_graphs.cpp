@@ -11,6 +11,7 @@ void PartGraphs::begin(const Key& key) {
   const auto [found, first_time] = graphs_.try_emplace(key);
   Entry& entry = found->second;
   entry.used = ++now_;
+  fresh_ = fresh_ || entry.graph == nullptr;
   if (first_time) {
     if (graphs_.size() > most_) drop_oldest();
   } else if (entry.graph != nullptr) {

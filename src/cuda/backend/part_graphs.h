@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "cuda/backend/memory.h"
@@ -33,6 +34,8 @@ class PartGraphs {
   void end(const std::function<void()>& tables);
   // After an error: what was recorded is dropped.
   void abandon();
+  // Whether a part since the last call was the first or the second with its key: launched one by one, or recorded.
+  bool take_fresh() { return std::exchange(fresh_, false); }
   // Nothing recorded so far is valid any more.
   void clear();
 
@@ -47,6 +50,7 @@ class PartGraphs {
   const size_t most_;
   std::map<Key, Entry> graphs_;
   uint64_t now_ = 0;
+  bool fresh_ = false;
   Entry* open_ = nullptr;  // of the part that is recorded
   std::optional<Recording> recording_;
   const Graph* replaying_ = nullptr;

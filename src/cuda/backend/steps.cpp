@@ -71,6 +71,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     failed ? abandon_part() : end_part();
     if (!failed) check_sums();
   };
+  parts.prepared = [this] { return graphs_.take_fresh(); };
   parts.copy_page = [kv](int32_t from, int32_t to) {
     if (kv != nullptr) kv->copy_page(from, to);
   };

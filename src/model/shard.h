@@ -40,8 +40,9 @@ struct Part {
 Part share_of(int64_t count, int64_t unit, int64_t rank, int64_t ranks);
 // The rank's heads. Fewer heads than ranks: each is held by several.
 Part heads_of(int64_t heads, int64_t rank, int64_t ranks);
-// Of the width of an expert or MLP: equal sizes, multiples of NVFP4's block, also with one rank; where `down`, the projection back from it,
-// has FP8 scales for blocks of columns, of what such blocks may be cut into for a GPU's kernels, 64 columns.
+// Of the width of an expert or MLP: equal sizes, multiples of NVFP4's block, also with one rank; where `down`, the
+// projection back from it, has FP8 scales for blocks of columns, of what such blocks may be cut into for a GPU's
+// kernels, 64 columns.
 Part width_of(int64_t width, int64_t rank, int64_t ranks, const ops::MatrixSource& down);
 
 // Rows [begin, end) of a matrix, and zeros below them. A view where nothing has to be added or moved.

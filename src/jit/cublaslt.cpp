@@ -17,7 +17,6 @@ OpenedOnce<CublasLt>& opened() {
 
 CublasLt::Functions functions_of(const SharedLibrary& library) {
   CublasLt::Functions call = {};
-  library.load("cublasLtGetVersion", &call.get_version);
   library.load("cublasLtGetStatusString", &call.status_string);
   library.load("cublasLtCreate", &call.create);
   library.load("cublasLtDestroy", &call.destroy);
@@ -45,7 +44,7 @@ std::vector<fs::path> cublaslt_candidates() {
       if (fs::exists(folder / name, ignored)) list.push_back(folder / name);
     }
   };
-  for (const char* folder : {"lib64", "lib"}) add(fs::path(env("CUDA_HOME").value_or("/usr/local/cuda")) / folder);
+  for (const fs::path& folder : toolkit_folders(env("CUDA_HOME").value_or("/usr/local/cuda"))) add(folder);
   for (const fs::path& site : site_packages()) {
     add(site / "nvidia" / "cublas" / "lib");
     add(site / "nvidia" / "cu13" / "lib");
@@ -69,11 +68,6 @@ const CublasLt* CublasLt::find(std::string* why) {
 void CublasLt::substitute(std::shared_ptr<const Functions> functions) {
   opened().substitute(
       std::unique_ptr<const CublasLt>(functions == nullptr ? nullptr : new CublasLt(std::move(functions))));
-}
-
-std::string CublasLt::version() const {
-  const size_t version = call_->get_version();
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 void CublasLt::check(int status, const char* what) const {

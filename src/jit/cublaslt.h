@@ -27,7 +27,6 @@ class CublasLt {
   // has. Handles of an earlier one must be gone.
   static void substitute(std::shared_ptr<const Functions> functions);
 
-  std::string version() const;  // "13.1.0"
   const Functions& call() const { return *call_; }
   // Error, naming `what`, unless status is 0.
   void check(int status, const char* what) const;
@@ -58,7 +57,6 @@ struct CublasLt::Functions {
   static constexpr int kTransposeA = 3;         // cublasLtMatmulDescAttributes_t
   static constexpr int kMostWorkspace = 1;      // cublasLtMatmulPreferenceAttributes_t
 
-  size_t (*get_version)();
   const char* (*status_string)(int status);
   int (*create)(void** handle);
   int (*destroy)(void* handle);

@@ -35,6 +35,18 @@ SharedLibrary::~SharedLibrary() {
 
 void* SharedLibrary::symbol(const char* name) const { return ::dlsym(handle_, name); }
 
+std::vector<std::filesystem::path> toolkit_folders(const std::filesystem::path& toolkit) {
+  // `lib64` is missing where it was made to cross-compile, or for several systems.
+#if defined(__aarch64__)
+  const char* const folders[] = {"lib64", "lib", "targets/sbsa-linux/lib", "targets/aarch64-linux/lib"};
+#else
+  const char* const folders[] = {"lib64", "lib", "targets/x86_64-linux/lib"};
+#endif
+  std::vector<std::filesystem::path> list;
+  for (const char* folder : folders) list.push_back(toolkit / folder);
+  return list;
+}
+
 std::vector<std::filesystem::path> site_packages() {
   std::vector<std::filesystem::path> list;
   // PREFIX/lib/python3.X/site-packages for every X that exists.

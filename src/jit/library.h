@@ -38,6 +38,9 @@ class SharedLibrary {
   std::filesystem::path path_;
 };
 
+// Where a CUDA toolkit keeps its libraries.
+std::vector<std::filesystem::path> toolkit_folders(const std::filesystem::path& toolkit);
+
 // Folders in which pip has installed packages: of the active virtual environment, then of the user.
 std::vector<std::filesystem::path> site_packages();
 

@@ -14,13 +14,6 @@ using Program = void*;
 
 namespace {
 
-// Where a toolkit keeps its libraries: `lib64` is missing where it was made to cross-compile, or for several systems.
-#if defined(__aarch64__)
-constexpr const char* kToolkitFolders[] = {"lib64", "lib", "targets/sbsa-linux/lib", "targets/aarch64-linux/lib"};
-#else
-constexpr const char* kToolkitFolders[] = {"lib64", "lib", "targets/x86_64-linux/lib"};
-#endif
-
 // The PyPI packages keep the library in nvidia/cuda_nvrtc/lib (CUDA 12) or nvidia/cu13/lib.
 void add_site_packages(const fs::path& site, std::vector<fs::path>* out) {
   for (const char* folder : {"nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"}) {
@@ -38,9 +31,9 @@ std::vector<fs::path> nvrtc_candidates() {
   std::vector<fs::path> list;
   const auto add_toolkit = [&](const fs::path& root) {
     std::error_code ignored;
-    for (const char* folder : kToolkitFolders) {
+    for (const fs::path& folder : toolkit_folders(root)) {
       for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) {
-        if (fs::exists(root / folder / name, ignored)) list.push_back(root / folder / name);
+        if (fs::exists(folder / name, ignored)) list.push_back(folder / name);
       }
     }
   };

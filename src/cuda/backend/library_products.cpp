@@ -11,7 +11,7 @@ namespace {
 
 using Functions = jit::CublasLt::Functions;
 
-// Lengths of prompts differ; what was asked for longest ago is asked for again.
+// Lengths of prompts differ; beyond so many all are asked for anew.
 constexpr size_t kMostWays = 4096;
 constexpr int kUnpackCtas = 8;  // per SM
 

@@ -33,8 +33,8 @@ class LibraryProducts {
   LibraryProducts(const LibraryProducts&) = delete;
   LibraryProducts& operator=(const LibraryProducts&) = delete;
 
-  // out = factor x W^T. `workspace`: kWorkspaceBytes, of this stream alone. Sums are fp32; the same sizes give the same
-  // bits, other numbers of rows may give others.
+  // out = factor x W^T, summed in fp32. `workspace`: kWorkspaceBytes, of this stream alone. The library chooses how by
+  // the sizes, so other numbers of rows may give other bits.
   void multiply(const Stream& stream, const Product& product, DeviceAddress workspace);
 
  private:

@@ -132,13 +132,15 @@ struct UnitWords {
       scale = load_shared2(unit + moe::kUnitCodeBytes + static_cast<u32>(lane / 4) * 8u);
     }
   }
+  // Into registers of its own: of bf16 the words would do, but those of the next unit are loaded into them while the
+  // multiplication still reads.
   template <int J>
-  __device__ __forceinline__ void fragment(u32 scale_base, u32 (&a)[4]) const {
+  __device__ __forceinline__ void fragment(u32 scale_base, u32 zero, u32 (&a)[4]) const {
     if constexpr (F == Weights::kBf16) {
-      a[0] = w[J].x;
-      a[1] = w[J].y;
-      a[2] = w[J].z;
-      a[3] = w[J].w;
+      a[0] = or_pinned(w[J].x, zero);
+      a[1] = or_pinned(w[J].y, zero);
+      a[2] = or_pinned(w[J].z, zero);
+      a[3] = or_pinned(w[J].w, zero);
     } else if constexpr (F == Weights::kFp8) {
       if constexpr (J % 2 == 0) {
         fp8_fragment(w[J / 2].x, w[J / 2].y, a);
@@ -261,6 +263,7 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
   for (int i = 0; i < N; ++i) {
     if constexpr (T.cells()) total[i % 2][i / 2] = 0.0f;
   }
+  const u32 zero = static_cast<u32>(args.zero);
   UnitWords<F> words[2];
   u32 a[2][2][4];
   u64 rows = 0;
@@ -285,8 +288,8 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
     }
   };
   const auto prepare = [&]<int J>() {
-    words[0].template fragment<J>(scale_base, a[J % 2][0]);
-    words[1].template fragment<J>(scale_base, a[J % 2][1]);
+    words[0].template fragment<J>(scale_base, zero, a[J % 2][0]);
+    words[1].template fragment<J>(scale_base, zero, a[J % 2][1]);
   };
   const auto multiply = [&]<int J, bool First>() {
     wgmma_fence();
@@ -299,6 +302,17 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
     }
     wgmma_commit();
     wgmma_wait<1>();  // the multiplication before this one is done: its fragments may be overwritten
+    if constexpr (!First) {
+      hold_fragment(a[1 - J % 2][0], args.zero);
+      hold_fragment(a[1 - J % 2][1], args.zero);
+    }
+  };
+  const auto drain = [&] {
+    wgmma_wait<0>();
+    keep_registers(acc[0]);
+    keep_registers(acc[1]);
+    hold_fragment(a[1][0], args.zero);
+    hold_fragment(a[1][1], args.zero);
   };
   // A unit; where it is the first of a sum, accumulators are only written.
   const auto step = [&]<bool First>() {
@@ -324,9 +338,7 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
       end = (cell + 1) * in_cell < end_unit ? (cell + 1) * in_cell : end_unit;
       step.template operator()<true>();
       for (int unit = first + 1; unit < end; ++unit) step.template operator()<false>();
-      wgmma_wait<0>();
-      keep_registers(acc[0]);
-      keep_registers(acc[1]);
+      drain();
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         float2 scale = make_float2(1.0f, 1.0f);
@@ -344,9 +356,7 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
     step.template operator()<true>();
     for (int unit = first_unit + 1; unit < end_unit; ++unit) step.template operator()<false>();
   }
-  wgmma_wait<0>();
-  keep_registers(acc[0]);
-  keep_registers(acc[1]);
+  drain();
   mbarrier_arrive(bars.empty(ended));
   if constexpr (T.cells()) {
 #pragma unroll

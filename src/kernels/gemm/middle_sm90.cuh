@@ -161,6 +161,7 @@ __device__ __forceinline__ void multiply_segment(const DenseArgs& args, u32 base
   for (int i = 0; i < N / 2; ++i) {
     if constexpr (T.cells()) total[i] = 0.0f;
   }
+  const u32 zero = static_cast<u32>(args.zero);
   UnitWords<F> words;
   u32 a[2][2][4];
   u64 rows = 0;
@@ -188,8 +189,8 @@ __device__ __forceinline__ void multiply_segment(const DenseArgs& args, u32 base
     if (lane == 0) mbarrier_arrive(bars.empty(stage));
   };
   const auto prepare = [&]<int Pair>() {
-    words.template fragment<2 * Pair>(scale_base, a[Pair][0]);
-    words.template fragment<2 * Pair + 1>(scale_base, a[Pair][1]);
+    words.template fragment<2 * Pair>(scale_base, zero, a[Pair][0]);
+    words.template fragment<2 * Pair + 1>(scale_base, zero, a[Pair][1]);
   };
   const auto multiply = [&]<int Pair, bool First>() {
     wgmma_fence();
@@ -201,6 +202,16 @@ __device__ __forceinline__ void multiply_segment(const DenseArgs& args, u32 base
     Wgmma<N>::add(acc, a[Pair][1], rows + static_cast<u64>(4 * Pair + 2));
     wgmma_commit();
     wgmma_wait<1>();  // the pair before this one is done: its fragments may be overwritten
+    if constexpr (!First) {
+      hold_fragment(a[1 - Pair][0], args.zero);
+      hold_fragment(a[1 - Pair][1], args.zero);
+    }
+  };
+  const auto drain = [&] {
+    wgmma_wait<0>();
+    keep_registers(acc);
+    hold_fragment(a[1][0], args.zero);
+    hold_fragment(a[1][1], args.zero);
   };
   // A unit; where it is the first of a sum, accumulators are only written.
   const auto step = [&]<bool First>() {
@@ -222,8 +233,7 @@ __device__ __forceinline__ void multiply_segment(const DenseArgs& args, u32 base
       end = (cell + 1) * in_cell < end_unit ? (cell + 1) * in_cell : end_unit;
       step.template operator()<true>();
       for (int unit = first + 1; unit < end; ++unit) step.template operator()<false>();
-      wgmma_wait<0>();
-      keep_registers(acc);
+      drain();
       float2 scale = make_float2(1.0f, 1.0f);
       if (cells && there) {
         scale = *(reinterpret_cast<const float2*>(part.cells) +
@@ -236,8 +246,7 @@ __device__ __forceinline__ void multiply_segment(const DenseArgs& args, u32 base
     step.template operator()<true>();
     for (int unit = first_unit + 1; unit < end_unit; ++unit) step.template operator()<false>();
   }
-  wgmma_wait<0>();
-  keep_registers(acc);
+  drain();
   give_back(ended);
   if constexpr (T.cells()) {
 #pragma unroll

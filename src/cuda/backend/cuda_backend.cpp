@@ -568,7 +568,7 @@ void CudaBackend::take_along(gemm::RowsArgs& args) {
 
 void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
                                const std::vector<Kernel>& kernels, const ops::Tensor& out) {
-  const WideEntry entry = wide_entry(arch_, formats, x.rows, matrix);
+  const WideEntry entry = wide_entry(arch_, formats, x.rows, matrix, sms_);
   gemm::DenseArgs args = {};
   args.matrix = matrix;
   args.tokens = static_cast<int>(x.rows);

@@ -168,12 +168,20 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way) {
   return source;
 }
 
-WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix) {
+WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms) {
   // Few items are dealt out evenly; where there are many, x is brought to twice as many weights at once.
   const bool wgmma = wide_by_wgmma(arch, formats);
   if (!wgmma && rows <= 32) return kMiddle;
   if (wgmma && rows <= gemm::kMiddleRows && matrix.tiles <= arch.most_middle_tiles) return kMiddle;
-  return rows > 64 && (formats & gemm::kCells) == 0 ? kWideMany : kWideFew;
+  if (rows <= 64 || (formats & gemm::kCells) != 0) return kWideFew;
+  if (wgmma) {
+    // Where many CTAs share an item's columns and have little of them each, the sums that they store and that are read
+    // one CTA's after the other take longer than copies do: half of them each, at twice as many CTAs.
+    constexpr int kSplits = 8, kUnits = 8;
+    const int units = gemm::wide_split_units(wide_tile(arch, formats, kWideMany), matrix, static_cast<int>(rows), sms);
+    if (gemm::wide_splits(matrix, units) >= kSplits && units <= kUnits) return kWideFew;
+  }
+  return kWideMany;
 }
 
 // As many stages as there is room for, up to 200 kB.
@@ -203,7 +211,7 @@ bool stays_with_few(const Target& arch, const gemm::Matrix& matrix, int formats,
   if (!has_wide(arch, formats)) return true;
   if (wide_by_wgmma(arch, formats) || rows > kMost) return false;
   if (rows <= kOne) return true;
-  const gemm::DenseTile tile = dense_tile(arch, formats, wide_entry(arch, formats, rows, matrix));
+  const gemm::DenseTile tile = dense_tile(arch, formats, wide_entry(arch, formats, rows, matrix, sms));
   return 2 * gemm::dense_grid(tile, matrix, static_cast<int>(rows)) < sms;
 }
 

@@ -72,13 +72,14 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way);
 // other, for every row tile again, and four launches can do without.
 int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens);
 
-// Products of more rows, by wgmma or mma.sync. Entries: up to 64 rows of a matrix that is no head, up to 64 rows, and
-// many; with cells one for the latter two.
+// Products of more rows, by wgmma or mma.sync. Entries: up to 64 rows of a matrix that is no head; tiles for up to 64
+// rows, also where more have so few items that the columns are shared out among many CTAs; tiles for many. With cells
+// one for the latter two. `sms`: that items are for.
 enum WideEntry { kMiddle, kWideFew, kWideMany };
 // Whether those of wgmma are taken; and whether there are any.
 bool wide_by_wgmma(const Target& arch, int formats);
 bool has_wide(const Target& arch, int formats);
-WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix);
+WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms);
 // Where the architecture has wgmma:
 gemm::WideTile wide_tile(const Target& arch, int formats, WideEntry entry);
 gemm::MiddleTile middle_tile(const Target& arch, int formats);

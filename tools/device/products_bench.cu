@@ -1,5 +1,6 @@
 // Checks and times the kernels of dense products on whatever card is there.
-//   products [--check] [--time] [--quick] [--small]
+//   products [--check] [--repeats N] [--time] [--quick] [--small] [--many]
+// --many: of both only products of 17 rows and more. --repeats: runs of each of them that must have the same bits.
 // Built and run by tools/device/products.sh. Times: graphs of dependent nodes, every node with weights of its own so
 // that they come from memory, launched programmatically; microseconds per node, the best of the replays and their
 // median.
@@ -16,7 +17,7 @@
 
 #include "cuda/gemm/packed_matrix.h"
 #include "kernels/gemm/dense.cuh"
-#include "kernels/gemm/dense_sm90.cuh"
+#include "kernels/gemm/middle_sm90.cuh"
 #include "kernels/gemm/route.cuh"
 #include "kernels/gemm/rows.cuh"
 #include "kernels/norm/norm.cuh"
@@ -194,6 +195,9 @@ struct Many {
   unsigned shared;
   void (*dense)(DenseArgs);
   void (*with_map)(ff::ptx::TensorMap, DenseArgs);
+  WideTile wide_tile = {};
+  MiddleTile middle_tile = {};
+  bool middle() const { return middle_tile.ctas > 0; }
 };
 template <int... Values>
 Many dense_of(const char* name) {
@@ -205,18 +209,42 @@ Many dense_of(const char* name) {
 template <int... Values>
 Many wide_of(const char* name) {
   using Tile = WideTileOf<Values...>;
-  return {name,           true,         Tile::value.formats,         Tile::value.tokens,
-          kWideTiles,     kWideThreads, wide_map(Tile::value).total, nullptr,
-          gemm_wide<Tile>};
+  return {name,
+          true,
+          Tile::value.formats,
+          Tile::value.tokens,
+          kWideTiles,
+          kWideThreads,
+          wide_map(Tile::value).total,
+          nullptr,
+          gemm_wide<Tile>,
+          Tile::value};
+}
+template <int... Values>
+Many middle_of(const char* name) {
+  using Tile = MiddleTileOf<Values...>;
+  return {name,
+          true,
+          Tile::value.formats,
+          kMiddleRows,
+          kMiddleTiles,
+          kMiddleThreads,
+          middle_map(Tile::value).total,
+          nullptr,
+          gemm_middle<Tile>,
+          {},
+          Tile::value};
 }
 #define DENSE(...) dense_of<__VA_ARGS__>("mma {" #__VA_ARGS__ "}")
+#define MIDDLE(...) middle_of<__VA_ARGS__>("middle {" #__VA_ARGS__ "}")
 #define WIDE(...) wide_of<__VA_ARGS__>("wgmma {" #__VA_ARGS__ "}")
 std::vector<Many> many_kernels() {
   return {DENSE(1, 32, 8, 4, 2),  DENSE(2, 32, 8, 4, 2),  DENSE(4, 32, 8, 4, 2),  DENSE(1, 64, 4, 4, 2),
           DENSE(2, 64, 4, 4, 2),  DENSE(4, 64, 4, 4, 2),  DENSE(1, 128, 4, 3, 1), DENSE(2, 128, 4, 4, 1),
           DENSE(4, 128, 4, 4, 1), DENSE(15, 64, 4, 4, 1), WIDE(1, 32, 5),         WIDE(2, 32, 8),
           WIDE(4, 32, 10),        WIDE(1, 64, 5),         WIDE(2, 64, 8),         WIDE(4, 64, 10),
-          WIDE(1, 128, 4),        WIDE(2, 128, 6),        WIDE(4, 128, 7),        WIDE(10, 64, 8)};
+          WIDE(1, 128, 4),        WIDE(2, 128, 6),        WIDE(4, 128, 7),        WIDE(10, 64, 8),
+          MIDDLE(1, 4, 2),        MIDDLE(2, 3, 2),        MIDDLE(4, 4, 2),        MIDDLE(10, 3, 2)};
 }
 bool takes(const Many& k, Weights format, bool cells) {
   return (k.formats >> static_cast<int>(format) & 1) != 0 && (!cells || (k.formats & kCells) != 0);
@@ -244,22 +272,41 @@ ff::ptx::TensorMap map_of(const DenseArgs& args, int tokens) {
   std::memcpy(&out, &map, sizeof(map));
   return out;
 }
-void launch_many(const Many& k, const DenseArgs& args, cudaStream_t stream) {
-  const int blocks = (args.tokens + k.tokens - 1) / k.tokens;
-  const int items = (k.wide ? run_groups(args.matrix, k.group) : dense_groups(args.matrix, k.group)) * blocks;
-  if (k.wide) {
-    launch(k.with_map, std::min(items, sms), k.threads, k.shared, stream, map_of(args, k.tokens), args);
+// As the backend launches them.
+void launch_many(const Many& k, DenseArgs args, cudaStream_t stream) {
+  static float* const partial = [] {
+    float* p = nullptr;
+    CHECK(cudaMalloc(
+        &p, static_cast<size_t>(std::max(wide_partial_bytes({0, 128, 0}, sms), middle_partial_bytes(2 * sms)))));
+    return p;
+  }();
+  static int* const arrived = upload(std::vector<int>(static_cast<size_t>(sms * kWideWarps), 0));
+  args.partial = partial;
+  args.arrived = arrived;
+  if (k.middle()) {
+    args.split_units = middle_split_units(k.middle_tile, args.matrix, args.tokens, sms, 4);
+    launch(k.with_map, middle_grid(args.matrix, args.tokens, args.split_units), k.threads, k.shared, stream,
+           map_of(args, kMiddleRows), args);
+  } else if (k.wide) {
+    args.split_units = wide_split_units(k.wide_tile, args.matrix, args.tokens, sms);
+    args.splits = wide_splits(args.matrix, args.split_units);
+    args.band = wide_band(k.wide_tile, args.matrix);
+    launch(k.with_map, wide_grid(k.wide_tile, args.matrix, args.tokens, args.splits, sms), k.threads, k.shared, stream,
+           map_of(args, k.tokens), args);
   } else {
-    launch(k.dense, items, k.threads, k.shared, stream, args);
+    launch(k.dense, dense_groups(args.matrix, k.group) * ((args.tokens + k.tokens - 1) / k.tokens), k.threads, k.shared,
+           stream, args);
   }
 }
 
-void check_many(bool small) {
+// `repeats`: so many runs of each kernel beyond the first, four launched behind each other, have the same bits.
+void check_many(bool small, int repeats) {
   unsigned seed = 900;
   struct Shape {
     int rows, columns, tokens;
   };
-  for (const Shape s : {Shape{300, 1104, 70}, {2064, 2048, 300}}) {
+  for (const Shape s :
+       {Shape{300, 1104, 70}, {2064, 2048, 300}, {257, 2048, 256}, {2048, 4096, 64}, {1100, 2048, 40}}) {
     if (small && s.rows > 500) continue;
     for (const Kind kind : kKinds) {
       if (kind == Kind::kF32 || kind == Kind::kF16) continue;
@@ -272,7 +319,7 @@ void check_many(bool small) {
       double worst = 0;
       const size_t count = want.y.size();
       float* out = nullptr;
-      CHECK(cudaMalloc(&out, count * 4));
+      CHECK(cudaMalloc(&out, count * 4 * 4));
       for (const Many& k : many_kernels()) {
         if (!takes(k, packed.parts[0].format, packed.parts[0].cell_units != 0)) continue;
         CHECK(cudaMemset(out, 0xff, count * 4));
@@ -294,6 +341,22 @@ void check_many(bool small) {
           ++failures;
         }
         if (!(error <= worst)) worst = error;
+        for (int r = 0; r < repeats; r += 4) {
+          CHECK(cudaMemset(out, 0xff, count * 4 * 4));
+          for (int i = 0; i < 4; ++i) {
+            args.out = out + static_cast<size_t>(i) * count;
+            launch_many(k, args, nullptr);
+          }
+          std::vector<float> again(4 * count);
+          CHECK(cudaMemcpy(again.data(), out, count * 4 * 4, cudaMemcpyDeviceToHost));
+          bool same = true;
+          for (size_t i = 0; i < 4; ++i) same &= std::memcmp(&again[i * count], y.data(), count * 4) == 0;
+          if (same) continue;
+          std::printf("FAIL %s, %d rows, %s: other bits in another run\n", parts[0].name.c_str(), s.tokens,
+                      k.name.c_str());
+          ++failures;
+          break;
+        }
       }
       verdict(parts[0].name + ", " + std::to_string(s.tokens) + " rows", worst < 1e-5, worst);
       cudaFree(weights);
@@ -515,8 +578,9 @@ void time_many(const Shape& s, int tokens) {
   for (const Many& k : many_kernels()) {
     if (!takes(k, s.format, false) || (k.formats & (k.formats - 1)) != 0) continue;
     if (tokens > 64 && k.tokens < 64) continue;
-    if (tokens > 256 && k.tokens < 128) continue;
+    if (tokens > 1024 && (k.tokens < 128 || k.middle())) continue;
     if (tokens <= 32 && k.tokens > 64) continue;
+    if (tokens > 256 && k.middle()) continue;
     size_t at = 0;
     const Time t = time_graph(
         nodes,
@@ -600,7 +664,7 @@ void time_between() {
   }
 }
 
-void time_all(bool quick) {
+void time_all(bool quick, bool many) {
   CHECK(cudaMalloc(&pool, kPool));
   fill_random<<<1024, 256>>>(reinterpret_cast<unsigned*>(pool), kPool / 4);
   std::vector<float> f(1 << 19, 1.0f);
@@ -629,24 +693,27 @@ void time_all(bool quick) {
     std::printf("empty node of %d CTAs, launched at the start of the one before: %.2f us\n", ctas, t.median);
   }
   const Weights b = Weights::kBf16, e = Weights::kFp8, n = Weights::kNvfp4;
-  time_shapes("fp8 12288x2048", {{e, 12288, 2048}}, 1, true);
-  time_shapes("fp8 2048x4096", {{e, 2048, 4096}}, 1, true);
-  time_shapes("fp8 12288x2048, 2048x4096", {{e, 12288, 2048}, {e, 2048, 4096}}, 1, true);
-  time_shapes("fp8 9216x2048", {{e, 9216, 2048}}, 1, true);
-  time_shapes("nvfp4 head 248320x2048", {{n, 248320, 2048}}, 1, true);
-  time_shapes("nvfp4 12288x2048", {{n, 12288, 2048}}, 1, true);
-  time_shapes("nvfp4 shared 2x512x2048", {{n, 512, 2048, true}}, 1, true);
-  time_shapes("nvfp4 shared 2048x512", {{n, 2048, 512}}, 1, true);
-  time_shapes("bf16 12288x2048", {{b, 12288, 2048}}, 1, true);
-  time_shapes("bf16 2048x4096", {{b, 2048, 4096}}, 1, true);
-  time_shapes("bf16 router 256x2048", {{b, 256, 2048}}, 1, true);
-  time_shapes("bf16 head 248320x2048", {{b, 248320, 2048}}, 1, true);
-  time_between();
+  if (!many) {
+    time_shapes("fp8 12288x2048", {{e, 12288, 2048}}, 1, true);
+    time_shapes("fp8 2048x4096", {{e, 2048, 4096}}, 1, true);
+    time_shapes("fp8 12288x2048, 2048x4096", {{e, 12288, 2048}, {e, 2048, 4096}}, 1, true);
+    time_shapes("fp8 9216x2048", {{e, 9216, 2048}}, 1, true);
+    time_shapes("nvfp4 head 248320x2048", {{n, 248320, 2048}}, 1, true);
+    time_shapes("nvfp4 12288x2048", {{n, 12288, 2048}}, 1, true);
+    time_shapes("nvfp4 shared 2x512x2048", {{n, 512, 2048, true}}, 1, true);
+    time_shapes("nvfp4 shared 2048x512", {{n, 2048, 512}}, 1, true);
+    time_shapes("bf16 12288x2048", {{b, 12288, 2048}}, 1, true);
+    time_shapes("bf16 2048x4096", {{b, 2048, 4096}}, 1, true);
+    time_shapes("bf16 router 256x2048", {{b, 256, 2048}}, 1, true);
+    time_shapes("bf16 head 248320x2048", {{b, 248320, 2048}}, 1, true);
+    time_between();
+  }
   for (const int tokens : {17, 32, 64, 128, 256, 512, 2048, 8192}) {
     for (const Weights f : {b, e, n}) time_many({f, 12288, 2048}, tokens);
   }
-  for (const int tokens : {64, 8192}) time_many({e, 2048, 4096}, tokens);
-  if (quick) return;
+  for (const int tokens : {64, 128, 256, 512, 8192}) time_many({e, 2048, 4096}, tokens);
+  for (const int tokens : {64, 128, 256, 512, 1024, 2048, 8192}) time_many({b, 257, 2048}, tokens);
+  if (quick || many) return;
   for (const int tokens : {2, 4, 8, 16}) {
     time_shapes("fp8 12288x2048", {{e, 12288, 2048}}, tokens, true);
     time_shapes("fp8 2048x4096", {{e, 2048, 4096}}, tokens, tokens == 4);
@@ -659,13 +726,16 @@ void time_all(bool quick) {
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  bool check = false, time = false, quick = false, small = false;
+  bool check = false, time = false, many = false, quick = false, small = false;
+  int repeats = 4;
   for (int i = 1; i < argc; ++i) {
     const std::string a = argv[i];
     check |= a == "--check";
     time |= a == "--time";
     quick |= a == "--quick";
     small |= a == "--small";
+    many |= a == "--many";
+    if (a == "--repeats" && i + 1 < argc) repeats = std::atoi(argv[++i]);
   }
   if (!check && !time) check = time = true;
   cudaDeviceProp properties;
@@ -673,11 +743,11 @@ int main(int argc, char** argv) {
   sms = properties.multiProcessorCount;
   std::printf("%s, %d SMs\n", properties.name, sms);
   if (check) {
-    check_ends();
-    check_many(small);
-    check_rows(small);
+    if (!many) check_ends();
+    check_many(small, repeats);
+    if (!many) check_rows(small);
     std::printf(failures == 0 ? "all right\n" : "%d failures\n", failures);
   }
-  if (time) time_all(quick);
+  if (time) time_all(quick, many);
   return failures != 0;
 }

@@ -125,12 +125,15 @@ std::string run_prefill(const PrefillKernel& kernel, const AttentionProblem& p, 
     blocks.push_back({-1, 0});
     blocks.push_back({p.live, 0});  // not live: must not be taken
     a.blocks = device.constant(blocks, "blocks");
-    a.queries = device.alloc<unsigned short>(static_cast<size_t>(p.rows * p.shape.heads * p.shape.head_dim), "queries");
-    const attn::PrefillLaunch prepare =
-        attn::prefill_prepare_launch(p.shape, p.most_rows, static_cast<int>(p.sequences.size()));
+    a.block_count = static_cast<int>(blocks.size());
+    a.queries =
+        device.alloc<unsigned short>(static_cast<size_t>(attn::query_bytes(p.shape, p.rows, p.live) / 2), "queries");
+    a.query_rows = attn::query_rows(p.rows, p.live, p.shape.group());
+    const attn::PrefillLaunch prepare = attn::prefill_prepare_launch(p.most_rows, static_cast<int>(p.sequences.size()));
     device.launch({"prepare", {prepare.grid_x, prepare.grid_y}, static_cast<int>(prepare.threads), 0},
                   [&] { kernel.prepare(a); });
-    const attn::PrefillLaunch launch = attn::prefill_launch(kernel.tile, p.shape, static_cast<int>(blocks.size()));
+    constexpr int kSms = 2;  // so that CTAs have several blocks
+    const attn::PrefillLaunch launch = attn::prefill_launch(kernel.tile, p.shape, a.block_count, kSms);
     device.launch({kernel.name, {launch.grid_x, launch.grid_y}, static_cast<int>(launch.threads), launch.shared_bytes},
                   [&] { kernel.run(a); });
     if (seen != nullptr) *seen = device.seen();
@@ -155,8 +158,7 @@ std::string run_append(const PrefillKernel& kernel, const AttentionProblem& p, c
     a.attention = upload_attention(device, rows);
     a.attention.row_stride = width;
     a.attention.shape.heads = 0;
-    const attn::PrefillLaunch launch =
-        attn::prefill_prepare_launch(a.attention.shape, p.most_rows, static_cast<int>(p.sequences.size()));
+    const attn::PrefillLaunch launch = attn::prefill_prepare_launch(p.most_rows, static_cast<int>(p.sequences.size()));
     device.launch({"append", {launch.grid_x, launch.grid_y}, static_cast<int>(launch.threads), 0},
                   [&] { kernel.prepare(a); });
     rows.out.assign(rows.out.size(), std::nan(""));

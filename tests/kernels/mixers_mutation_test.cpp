@@ -162,7 +162,7 @@ TEST(MixerMutations, OfAttentionForFewRowsAreCaught) {
 
 TEST(MixerMutations, OfAttentionForManyRowsAreCaught) {
   std::vector<Check> checks;
-  const AttentionProblem a = make_attention({3, 1, 64, true}, 32, 16, false, {{7, 190, 0, {}}}, 3);
+  const AttentionProblem a = make_attention({3, 1, 64, true}, 32, 16, false, {{50, 30, 0, {}}, {7, 190, 0, {}}}, 3);
   const AttentionProblem b = make_attention({2, 1, 64, true}, 0, 16, false, {{40, 70, 0, {}}}, 4);
   checks.push_back([&, kernel = named(prefill_kernels(), "prefill {64, 32, 8, 64, 2, 0, 1}")](
                        const Options& o, SeenSites* seen) { return run_prefill(kernel, a, o, 6e-3, seen); });

@@ -534,11 +534,16 @@ std::vector<attn::RowBlock> row_blocks(const std::vector<SequenceRows>& sequence
   std::stable_sort(blocks.begin(), blocks.end(), [&](const auto& x, const auto& y) { return keys(x) > keys(y); });
   return blocks;
 }
-void run(const PrefillEntry& e, const attn::PrefillArgs& args, int longest, int sequences, int blocks, int what,
+int sms() {
+  int count = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+void run(const PrefillEntry& e, const attn::PrefillArgs& args, int longest, int sequences, int what,
          cudaStream_t stream) {
-  const attn::PrefillLaunch p = attn::prefill_prepare_launch(args.attention.shape, longest, sequences);
+  const attn::PrefillLaunch p = attn::prefill_prepare_launch(longest, sequences);
   if (what & 1) launch(e.prepare, dim3(p.grid_x, p.grid_y), p.threads, 0, stream, args);
-  const attn::PrefillLaunch l = attn::prefill_launch(e.tile, args.attention.shape, blocks);
+  const attn::PrefillLaunch l = attn::prefill_launch(e.tile, args.attention.shape, args.block_count, sms());
   if (what & 2) launch(e.kernel, dim3(l.grid_x, l.grid_y), l.threads, l.shared_bytes, stream, args);
 }
 
@@ -556,11 +561,13 @@ void check_prefill() {
       std::vector<attn::RowBlock> blocks = row_blocks(p.sequences, p.live, group, e.tile.rows());
       blocks.push_back({-1, 0});
       Device<attn::RowBlock> table(blocks);
-      Device<unsigned short> queries(static_cast<size_t>(p.rows) * p.shape.heads * p.shape.head_dim);
+      Device<unsigned short> queries(static_cast<size_t>(attn::query_bytes(p.shape, p.rows, p.live) / 2));
       queries.poison();
       a.blocks = table.p;
+      a.block_count = static_cast<int>(blocks.size());
       a.queries = queries.p;
-      run(e, a, p.most_rows, p.live + 2, static_cast<int>(blocks.size()), 3, nullptr);
+      a.query_rows = attn::query_rows(p.rows, p.live, group);
+      run(e, a, p.most_rows, p.live + 2, 3, nullptr);
       CUDA_CHECK(cudaDeviceSynchronize());
       double error = -1;
       const std::string text = mixers::compare_attention(p, b.out.get().data(), b.cache.get().data(), 6e-3, &error);
@@ -573,7 +580,7 @@ void time_prefill() {
   struct Case {
     int heads, tokens, position;
   };
-  for (const Case c : {Case{16, 8192, 0}, {32, 8192, 0}, {16, 2048, 30720}}) {
+  for (const Case c : {Case{16, 8192, 0}, {32, 8192, 0}, {16, 2048, 30720}, {16, 2048, 0}, {16, 512, 0}}) {
     const attn::AttentionShape shape{c.heads, 2, 256, true};
     const int pages = (c.tokens + c.position + 63) / 64;
     Device<unsigned short> rows(static_cast<size_t>(shape.columns()) * c.tokens);
@@ -588,7 +595,7 @@ void time_prefill() {
     measure::fill_floats<<<64, 256>>>(params.p, params.count, 0.5f);
     Device<float> scales(std::vector<float>{0.1f, 0.1f});
     Device<unsigned short> out(static_cast<size_t>(c.heads) * 256 * c.tokens);
-    Device<unsigned short> queries(out.count);
+    Device<unsigned short> queries(static_cast<size_t>(attn::query_bytes(shape, c.tokens, 1) / 2));
     const double flops = 4.0 * 256 * c.heads * c.tokens * (c.position + 0.5 * c.tokens);
     for (const PrefillEntry& e : prefill_entries()) {
       const long long page_bytes = 2LL * 2 * 64 * 256 * (e.tile.fp8 ? 1 : 2);
@@ -620,15 +627,26 @@ void time_prefill() {
       a.attention.norm_eps = 1e-6f;
       a.attention.settled = 1;
       a.blocks = block_table.p;
+      a.block_count = static_cast<int>(blocks.size());
       a.queries = queries.p;
+      a.query_rows = attn::query_rows(c.tokens, 1, shape.group());
       double us[2];
       for (int what = 1; what <= 2; ++what) {
         us[what - 1] = measure::graph_us(4, [&](cudaStream_t s) {
-          for (int i = 0; i < 4; ++i) run(e, a, c.tokens, 1, static_cast<int>(blocks.size()), what, s);
+          for (int i = 0; i < 4; ++i) run(e, a, c.tokens, 1, what, s);
         });
       }
-      std::printf("prefill %2d heads, %d tokens at %5d  %-32s %8.1f us, %.0f TFLOP/s; prepare %.1f us\n", c.heads,
-                  c.tokens, c.position, e.name, us[1], flops / us[1] * 1e-6, us[0]);
+      unsigned long long bits[2];
+      for (unsigned long long& b : bits) {
+        out.poison();
+        run(e, a, c.tokens, 1, 3, nullptr);
+        b = measure::bits_of(out);
+      }
+      if (bits[0] != bits[1]) ++g_failed;
+      std::printf(
+          "prefill %2d heads, %d tokens at %5d  %-32s %8.1f us, %.0f TFLOP/s; prepare %.1f us; bits %016llx%s\n",
+          c.heads, c.tokens, c.position, e.name, us[1], flops / us[1] * 1e-6, us[0], bits[0],
+          bits[0] == bits[1] ? "" : " FAIL: others in a second run");
     }
   }
 }

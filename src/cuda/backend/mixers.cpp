@@ -94,7 +94,8 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
     const int splits = attn::most_splits(static_cast<int>(limits_.context));
     reserve_partial(std::max(kPartialBytes, static_cast<int64_t>(partial_bytes(splits, attn::kMostRows))));
     if (whole) {
-      scratch(queries_, rows_of(k) * params.heads * params.head_dim * 2, "queries");
+      scratch(queries_, attn::query_bytes(shape, static_cast<int>(rows_of(k)), static_cast<int>(limits_.sequences)),
+              "queries");
       const int64_t block_rows = whole_tile->rows();
       const int64_t blocks = limits_.rows * shape.group() / block_rows + limits_.sequences + 1;
       block_uploads_.prepare(static_cast<uint64_t>(blocks) * sizeof(attn::RowBlock));
@@ -173,7 +174,7 @@ void CudaBackend::append_keys(const ops::AttentionParams& params, const ops::Ten
   args.attention.settled = overlap_ == Overlap::kProgrammatic ? 1 : 0;
   const auto append = [&](int first, int live, int page_row, int most_rows, int places) {
     take_places(args.attention, first, live, page_row);
-    const attn::PrefillLaunch l = attn::prefill_prepare_launch(shape, most_rows, places);
+    const attn::PrefillLaunch l = attn::prefill_prepare_launch(most_rows, places);
     launch(card_->stream, kernel, {l.grid_x, l.grid_y}, overlap_, args);
   };
   for (const StepTables::Round& round : tables_.rounds) {
@@ -204,11 +205,14 @@ void CudaBackend::attend_whole(const attn::AttentionArgs& shared, const ops::Att
   take_places(args.attention, whole.first, whole.live, whole.page_row);
   args.attention.settled = overlap_ == Overlap::kProgrammatic ? 1 : 0;
   args.blocks = device_pointer<const attn::RowBlock>(blocks_);
+  args.block_count = block_count_;
+  const auto rows = static_cast<int>(tables_.rows);
   args.queries =
-      device_pointer<uint16_t>(scratch(queries_, tables_.rows * params.heads * params.head_dim * 2, "queries"));
-  const attn::PrefillLaunch prepare = attn::prefill_prepare_launch(shared.shape, whole.most_rows, whole.places);
+      device_pointer<uint16_t>(scratch(queries_, attn::query_bytes(shared.shape, rows, whole.places), "queries"));
+  args.query_rows = attn::query_rows(rows, whole.places, group);
+  const attn::PrefillLaunch prepare = attn::prefill_prepare_launch(whole.most_rows, whole.places);
   launch(card_->stream, attention_kernels(params)[kAttendPrepare], {prepare.grid_x, prepare.grid_y}, overlap_, args);
-  const attn::PrefillLaunch attend = attn::prefill_launch(tile, shared.shape, block_count_);
+  const attn::PrefillLaunch attend = attn::prefill_launch(tile, shared.shape, block_count_, card_->device.info().sms);
   launch(card_->stream, kernels[kPrefill], {attend.grid_x, attend.grid_y}, overlap_, args);
 }
 

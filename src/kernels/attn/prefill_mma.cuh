@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
     const int chunk = i % (T.head_dim / 8);
     uint4 words = make_uint4(0, 0, 0, 0);
     if (m < block.rows) {
-      words = *reinterpret_cast<const uint4*>(
-          args.queries + (static_cast<long long>(row_of(m)) * shape.heads + head_of(m)) * T.head_dim + chunk * 8);
+      const long long row = first_query_row(block.sequence.first, block.place, group) + block.first + m;
+      words = *reinterpret_cast<const uint4*>(args.queries + query_place(args, kv_head, row, chunk));
     }
     if constexpr (T.fp8) {
       const auto convert = [](u32 pair) {

@@ -15,10 +15,31 @@ struct RowBlock {
 struct PrefillArgs {
   AttentionArgs attention;
   const RowBlock* blocks;   // of the step, for any kv head; longest contexts first
-  unsigned short* queries;  // bf16 [rows][heads][head_dim]: normalised, rotated
+  unsigned short* queries;  // bf16 [kv head][piece of 128 bytes][query_rows][128 bytes]: normalised, rotated
+  long long query_rows;     // query_rows() of the step
+  int block_count;
 };
 
+// Rows of queries, (token, head of the group), lie as wgmma's operands with 128-byte swizzle: the 16-byte chunks of
+// row r's piece are exchanged by r % 8. A sequence begins with a multiple of 8, so that some blocks of 8 rows have a
+// part that is nobody's.
+FOURFOLD_MIXER_FN long long first_query_row(int first, int place, int group) {
+  return (static_cast<long long>(first) * group + 8LL * place + 7) / 8 * 8;
+}
+FOURFOLD_MIXER_FN long long query_rows(int rows, int sequences, int group) {
+  return first_query_row(rows, sequences, group);
+}
+FOURFOLD_MIXER_FN long long query_bytes(const AttentionShape& shape, int rows, int sequences) {
+  return query_rows(rows, sequences, shape.group()) * shape.kv_heads * shape.head_dim * 2;
+}
+// Elements from the first one to chunk `chunk` of a row of a kv head.
+FOURFOLD_MIXER_FN long long query_place(const PrefillArgs& args, int kv_head, long long row, int chunk) {
+  const int pieces = args.attention.shape.head_dim / 64;
+  return ((kv_head * pieces + chunk / 8) * args.query_rows + row) * 64 + (chunk % 8 ^ static_cast<int>(row & 7)) * 8;
+}
+
 inline constexpr int kPrepareThreads = 256;
+inline constexpr int kPrepareTokens = 4;  // of a CTA
 
 struct PrefillTile {
   int head_dim;
@@ -45,15 +66,18 @@ struct PrefillMap {
   unsigned values;   //
   unsigned queries;  // [rows][head_dim], 16 bits
   unsigned barriers;
+  unsigned works;  // wgmma: the blocks that the CTA has at the time
   unsigned total;
 };
+inline constexpr int kPrefillWorks = 4;
 FOURFOLD_MIXER_FN PrefillMap prefill_map(const PrefillTile& t) {
   PrefillMap m{};
   m.keys = 0;
   m.values = static_cast<unsigned>(t.stages * t.half_bytes());
   m.queries = 2 * m.values;
   m.barriers = m.queries + static_cast<unsigned>(t.rows() * t.head_dim * 2);
-  m.total = m.barriers + static_cast<unsigned>(4 * t.stages * 8);
+  m.works = m.barriers + static_cast<unsigned>((4 * t.stages + 4) * 8);
+  m.total = m.works + (t.wgmma ? kPrefillWorks * 32u : 0u);
   return m;
 }
 
@@ -68,15 +92,18 @@ struct PrefillLaunch {
   unsigned threads;
   unsigned shared_bytes;
 };
-// `rows`: of the step; `sequences`: of the bucket.
-FOURFOLD_MIXER_FN PrefillLaunch prefill_prepare_launch(const AttentionShape& shape, int rows, int sequences) {
-  const int vectors = shape.heads + 2 * shape.kv_heads;
-  return {static_cast<unsigned>((rows * vectors + kPrepareThreads / 32 - 1) / (kPrepareThreads / 32)),
-          static_cast<unsigned>(sequences), kPrepareThreads, 0};
+// `rows`: of the longest sequence; `sequences`: of the bucket.
+FOURFOLD_MIXER_FN PrefillLaunch prefill_prepare_launch(int rows, int sequences) {
+  return {static_cast<unsigned>((rows + kPrepareTokens - 1) / kPrepareTokens), static_cast<unsigned>(sequences),
+          kPrepareThreads, 0};
 }
-FOURFOLD_MIXER_FN PrefillLaunch prefill_launch(const PrefillTile& t, const AttentionShape& shape, int blocks) {
-  return {static_cast<unsigned>(shape.kv_heads), static_cast<unsigned>(blocks), static_cast<unsigned>(t.threads()),
-          prefill_map(t).total};
+// With wgmma a CTA has several blocks, one after the other; `sms`: of the card.
+FOURFOLD_MIXER_FN PrefillLaunch prefill_launch(const PrefillTile& t, const AttentionShape& shape, int blocks, int sms) {
+  const unsigned total = prefill_map(t).total;
+  const auto threads = static_cast<unsigned>(t.threads());
+  if (!t.wgmma) return {static_cast<unsigned>(shape.kv_heads), static_cast<unsigned>(blocks), threads, total};
+  const int items = shape.kv_heads * blocks;
+  return {static_cast<unsigned>(items < sms ? items : sms), 1, threads, total};
 }
 
 }  // namespace fourfold::attn

@@ -43,22 +43,20 @@ struct HeadVector {
   float x[8];
 };
 
-template <int HeadDim>
-__device__ __forceinline__ HeadVector load_vector(const u16* source, int lane) {
+// Eight bf16 values.
+__device__ __forceinline__ HeadVector unpack(const uint4& words) {
   HeadVector v;
-  if (lane * 8 < HeadDim) {
-    const uint4 words = *reinterpret_cast<const uint4*>(source + lane * 8);
-    const u32 w[4] = {words.x, words.y, words.z, words.w};
+  const u32 w[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      v.x[2 * i] = __uint_as_float(w[i] << 16);
-      v.x[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v.x[i] = 0.0f;
+  for (int i = 0; i < 4; ++i) {
+    v.x[2 * i] = __uint_as_float(w[i] << 16);
+    v.x[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
   }
   return v;
+}
+template <int HeadDim>
+__device__ __forceinline__ HeadVector load_vector(const u16* source, int lane) {
+  return unpack(lane * 8 < HeadDim ? *reinterpret_cast<const uint4*>(source + lane * 8) : make_uint4(0, 0, 0, 0));
 }
 
 // `turns`: [rotary_dim / 2] of this row, in shared memory.

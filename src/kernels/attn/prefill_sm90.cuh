@@ -440,6 +440,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
       if (stage + 1 == stages) give_back(queries_free<Tile>(base, half));
       mask(stage);
       const float2 shrink = softmax(s, scale);
+      ptx::finish_before(softmax.sum[0] + softmax.sum[1]);
       ptx::wgmma_wait<0>();
       ptx::keep_registers(out);
       give_back(barrier(kValuesFree, slot_of(at - 1)));

@@ -173,6 +173,16 @@ __device__ __forceinline__ void hold_fragment(const u32 (&a)[4], int never) {
                : "memory");
 }
 
+// Keeps what `x`, which is never negative, depends on in front of what follows: the assembler moves waits for wgmma up,
+// across work that could hide the multiplication. Nobody ever sleeps.
+__device__ __forceinline__ void finish_before(float x) {
+  asm volatile(
+      "{.reg .pred p;\n"
+      "setp.lt.f32 p, %0, 0f00000000;\n"
+      "@p nanosleep.u32 20;}" ::"f"(x)
+      : "memory");
+}
+
 // The compiler must take the value for unknown from here on: a constant is then a register, computed once.
 __device__ __forceinline__ u32 keep_register(u32 x) {
   asm volatile("" : "+r"(x));

@@ -68,6 +68,7 @@ template <int Count>
 void keep_registers(float (&)[Count]) {}
 
 inline u32 keep_register(u32 x) { return x; }
+inline void finish_before(float) {}
 
 void grid_dependency_wait(Site site = Site::here());
 void grid_launch_dependents(Site site = Site::here());

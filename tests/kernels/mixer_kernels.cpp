@@ -78,7 +78,7 @@ std::vector<DecodeKernel> decode_kernels() {
   // head_dim, rotary_dim, row tiles, key groups, parts, blocks, stages, fp8, bulk, ctas
   return {
       DECODE(256, 64, 1, 4, 2, 1, 3, 0, 1, 1),                                            //
-      DECODE(256, 64, 1, 4, 2, 1, 6, 1, 1, 1),                                            //
+      DECODE(256, 64, 1, 2, 2, 1, 6, 1, 1, 2),  DECODE(256, 64, 1, 2, 2, 1, 3, 0, 1, 2),  //
       DECODE(256, 64, 2, 2, 1, 1, 2, 0, 0, 1),                                            // 99 KB
       DECODE(256, 64, 4, 1, 2, 2, 4, 1, 1, 1),                                            //
       DECODE(128, 128, 1, 2, 1, 2, 3, 0, 1, 1), DECODE(256, 64, 1, 2, 2, 2, 2, 1, 0, 1),  // 99 KB

@@ -169,7 +169,7 @@ std::string run_append(const PrefillKernel& kernel, const AttentionProblem& p, c
 }
 
 CacheRun run_decode(const DecodeKernel& kernel, const AttentionProblem& p, const Options& options, double tolerance,
-                    std::set<executor::SeenSite>* seen) {
+                    std::set<executor::SeenSite>* seen, int span) {
   try {
     Device device(options);
     attn::AttentionArgs a = upload_attention(device, p);
@@ -177,8 +177,9 @@ CacheRun run_decode(const DecodeKernel& kernel, const AttentionProblem& p, const
         static_cast<size_t>(attn::partial_floats(p.shape, a.splits, a.most_rows, static_cast<int>(p.sequences.size())));
     a.partial = device.alloc<float>(parts, "partial");
     a.partial_sums = device.alloc<float>(parts / static_cast<size_t>(p.shape.head_dim) * 2, "partial_sums");
+    a.span = span;
     const attn::DecodeLaunch launch =
-        attn::decode_launch(kernel.tile, p.shape, a.splits, a.most_rows, static_cast<int>(p.sequences.size()));
+        attn::decode_launch(kernel.tile, p.shape, a.splits, a.most_rows, static_cast<int>(p.sequences.size()), span);
     device.launch({kernel.name,
                    {launch.grid_x, launch.grid_y, launch.grid_z},
                    static_cast<int>(launch.threads),

@@ -21,8 +21,9 @@ struct CacheRun {
   std::string error;
   std::vector<unsigned short> out;
 };
+// `span`: splits of a CTA.
 CacheRun run_decode(const DecodeKernel& kernel, const AttentionProblem& p, const executor::Options& options,
-                    double tolerance, SeenSites* seen = nullptr);
+                    double tolerance, SeenSites* seen = nullptr, int span = 1);
 std::string run_prefill(const PrefillKernel& kernel, const AttentionProblem& p, const executor::Options& options,
                         double tolerance, SeenSites* seen = nullptr);
 // Keys and values to the cache, and nothing else.

@@ -98,6 +98,29 @@ TEST(AttentionPrefill, MatchesForEveryTile) {
   }
 }
 
+// Several splits of a CTA: the end of a context among them, a first token, whole shares.
+TEST(AttentionDecode, SplitsOneAfterTheOtherHaveTheSameBits) {
+  int spanning = 0;
+  for (const DecodeKernel& kernel : decode_kernels()) {
+    const attn::DecodeTile& t = kernel.tile;
+    const attn::AttentionShape shape{6, 2, t.head_dim, true};
+    if (attn::most_span(t, shape, 1, 700) < 4) continue;
+    ++spanning;
+    const AttentionProblem p =
+        make_attention(shape, t.rotary_dim, 64, t.fp8, {{1, 645, 0, {}}, {1, 0, 0, {}}, {1, 255, 0, {}}}, 5, true);
+    const CacheRun one = run_decode(kernel, p, {}, kTolerance);
+    EXPECT_EQ(one.error, "") << kernel.name;
+    for (const int span : {2, 4}) {
+      for (const Options& o : schedules(1, 5)) {
+        const CacheRun run = run_decode(kernel, p, o, kTolerance, nullptr, span);
+        EXPECT_EQ(run.error, "") << kernel.name << ", " << span;
+        EXPECT_EQ(run.out, one.out) << kernel.name << ", " << span;
+      }
+    }
+  }
+  EXPECT_GE(spanning, 2);
+}
+
 TEST(AttentionDecode, DoesNotDependOnOtherSequences) {
   const DecodeKernel kernel = decode_kernels().back();
   const attn::AttentionShape shape{4, 2, kernel.tile.head_dim, true};

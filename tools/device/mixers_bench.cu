@@ -1,6 +1,8 @@
-// Checks and times the kernels of the mixers. tools/device/mixers.sh builds and runs it.
+// Checks and times the kernels of the mixers. tools/device/mixers.sh builds and
+// runs it.
 //   mixers_bench check     every kernel against plain double arithmetic
-//   mixers_bench time      in graphs of dependent nodes, each with a state or cache of its own
+//   mixers_bench time      in graphs of dependent nodes, each with a state or
+//   cache of its own
 #include <cstring>
 
 #include "../../tests/kernels/mixer_problems.h"
@@ -178,8 +180,10 @@ void time_recurrent() {
           }
         });
       }
-      std::printf("recurrence %2d heads, %3d sequences x %d rows  %-36s %7.2f us, early %7.2f us  %.2f TB/s\n", c.heads,
-                  c.sequences, c.rows, e.name, us[0], us[1], bytes / us[1] * 1e-6);
+      std::printf(
+          "recurrence %2d heads, %3d sequences x %d rows  %-36s %7.2f "
+          "us, early %7.2f us  %.2f TB/s\n",
+          c.heads, c.sequences, c.rows, e.name, us[0], us[1], bytes / us[1] * 1e-6);
     }
   }
 }
@@ -318,8 +322,10 @@ void time_chunks() {
             }
           });
         }
-        std::printf("delta rule %2d heads, %4d tokens  %-28s %7.1f us: prepare %6.1f, scan %6.1f, scale %6.1f\n", heads,
-                    tokens, e.name, us[3], us[0], us[1], us[2]);
+        std::printf(
+            "delta rule %2d heads, %4d tokens  %-28s %7.1f us: prepare "
+            "%6.1f, scan %6.1f, scale %6.1f\n",
+            heads, tokens, e.name, us[3], us[0], us[1], us[2]);
       }
     }
   }
@@ -351,7 +357,8 @@ std::vector<DecodeEntry> decode_entries() {
   };
 }
 void run(const DecodeEntry& e, const attn::AttentionArgs& args, int sequences, cudaStream_t stream) {
-  const attn::DecodeLaunch l = attn::decode_launch(e.tile, args.shape, args.splits, args.most_rows, sequences);
+  const attn::DecodeLaunch l =
+      attn::decode_launch(e.tile, args.shape, args.splits, args.most_rows, sequences, std::max(args.span, 1));
   launch(e.kernel, dim3(l.grid_x, l.grid_y, l.grid_z), l.threads, l.shared_bytes, stream, args);
   const attn::DecodeLaunch c = attn::combine_launch(args.shape, args.most_rows, sequences);
   launch(e.combine, dim3(c.grid_x, c.grid_y, c.grid_z), c.threads, 0, stream, args);
@@ -427,6 +434,7 @@ void time_decode() {
                        {32, 1, 32768, 1},
                        {16, 1, 131072, 1},
                        {16, 64, 2048, 1},
+                       {16, 256, 2048, 1},
                        {16, 1, 32768, 4}}) {
     for (const bool fp8 : {false, true}) {
       const attn::AttentionShape shape{c.heads, 2, 256, true};
@@ -481,21 +489,40 @@ void time_decode() {
       a.norm_eps = 1e-6f;
       for (const DecodeEntry& e : decode_entries()) {
         if (e.tile.fp8 != fp8 || (c.rows == 1 && e.tile.row_tiles > 1)) continue;
-        double us[2];
-        for (int settled = 0; settled < 2; ++settled) {
-          a.settled = settled;
-          us[settled] = measure::graph_us(layers, [&](cudaStream_t s) {
-            for (int i = 0; i < layers; ++i) {
-              attn::AttentionArgs own = a;
-              own.cache = cache.p + i * layer_bytes;
-              run(e, own, c.sequences, s);
-            }
-          });
+        // Splits of a CTA one after the other: the same bits, in every run.
+        const int most = c.sequences > 1 ? attn::most_span(e.tile, shape, c.rows, c.context) : 1;
+        unsigned long long bits = 0;
+        for (a.span = 1; a.span <= std::min(most, 8); a.span *= 2) {
+          double us[2];
+          for (int settled = 0; settled < 2; ++settled) {
+            a.settled = settled;
+            us[settled] = measure::graph_us(layers, [&](cudaStream_t s) {
+              for (int i = 0; i < layers; ++i) {
+                attn::AttentionArgs own = a;
+                own.cache = cache.p + i * layer_bytes;
+                run(e, own, c.sequences, s);
+              }
+            });
+          }
+          bool same = true;
+          for (int i = 0; i < 8; ++i) {
+            attn::AttentionArgs own = a;
+            own.cache = cache.p;
+            out.poison();
+            run(e, own, c.sequences, nullptr);
+            const unsigned long long now = measure::bits_of(out);
+            if (i == 0 && a.span == 1) bits = now;
+            same = same && now == bits;
+          }
+          if (!same) ++g_failed;
+          std::printf(
+              "attention %2d heads, %3d sequences x %d rows of %6d %s  "
+              "%-32s span %d %7.2f us, early %7.2f us  %.2f "
+              "TB/s%s\n",
+              c.heads, c.sequences, c.rows, c.context, fp8 ? "e4m3" : "bf16", e.name, a.span, us[0], us[1],
+              static_cast<double>(layer_bytes) / us[1] * 1e-6, same ? "" : " FAIL: other bits");
         }
-        std::printf(
-            "attention %2d heads, %2d sequences x %d rows of %6d %s  %-32s %7.2f us, early %7.2f us  %.2f TB/s\n",
-            c.heads, c.sequences, c.rows, c.context, fp8 ? "e4m3" : "bf16", e.name, us[0], us[1],
-            static_cast<double>(layer_bytes) / us[1] * 1e-6);
+        a.span = 1;
       }
     }
   }
@@ -644,7 +671,8 @@ void time_prefill() {
       }
       if (bits[0] != bits[1]) ++g_failed;
       std::printf(
-          "prefill %2d heads, %d tokens at %5d  %-32s %8.1f us, %.0f TFLOP/s; prepare %.1f us; bits %016llx%s\n",
+          "prefill %2d heads, %d tokens at %5d  %-32s %8.1f us, %.0f "
+          "TFLOP/s; prepare %.1f us; bits %016llx%s\n",
           c.heads, c.tokens, c.position, e.name, us[1], flops / us[1] * 1e-6, us[0], bits[0],
           bits[0] == bits[1] ? "" : " FAIL: others in a second run");
     }

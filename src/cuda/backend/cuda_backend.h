@@ -169,6 +169,8 @@ class CudaBackend : public ops::Backend {
                                      int64_t layer);
   void take_places(attn::AttentionArgs& args, int first, int live, int page_row) const;
   // Sequences of more than 16 rows.
+  int attention_span(const attn::DecodeTile& tile, const attn::AttentionShape& shape, const attn::AttentionArgs& args,
+                     int longest, int places) const;
   void attend_whole(const attn::AttentionArgs& shared, const ops::AttentionParams& params);
   const float* frequencies(float theta, int64_t rotary_dim);
   // The layer's routed experts, where they are no NVFP4 ones.

@@ -12,6 +12,7 @@ namespace fourfold::cuda {
 namespace {
 
 constexpr int64_t kPartialBytes = 64 << 20;
+constexpr int kMostSpan = 8;  // splits of a CTA
 
 }  // namespace
 
@@ -69,6 +70,21 @@ void CudaBackend::take_places(attn::AttentionArgs& args, int first, int live, in
   args.sequences = device_pointer<const SequenceRows>(tables_.sequences) + first;
   args.live = device_pointer<const int>(tables_.lives) + live;
   args.pages = device_pointer<const int>(tables_.pages) + static_cast<int64_t>(page_row) * tables_.page_stride;
+}
+
+// Splits that a CTA has one after the other, without a beginning and an end for each, as long as there are about two
+// CTAs for every place on the card: with fewer a late one is waited for. Results do not depend on it.
+int CudaBackend::attention_span(const attn::DecodeTile& tile, const attn::AttentionShape& shape,
+                                const attn::AttentionArgs& args, int longest, int places) const {
+  const int most = std::min(attn::most_span(tile, shape, args.most_rows, longest), kMostSpan);
+  const int slots = card_->device.info().sms * tile.ctas;
+  int span = 1;
+  while (2 * span <= most) {
+    const attn::DecodeLaunch l = attn::decode_launch(tile, shape, args.splits, args.most_rows, places, 2 * span);
+    if (static_cast<int>(l.grid_x * l.grid_y * l.grid_z) < 2 * slots - slots / 8) break;
+    span *= 2;
+  }
+  return span;
 }
 
 void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tensor& q, const ops::Tensor& k,
@@ -148,7 +164,9 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
     for (int begin = 0; begin < round.places; begin += at_once) {
       const int places = std::min(at_once, round.places - begin);
       take_places(args, round.first + begin, round.live, round.page_row + begin);
-      const attn::DecodeLaunch decode = attn::decode_launch(tile, shape, args.splits, args.most_rows, places);
+      args.span = entry == kAttendBatch ? attention_span(tile, shape, args, round.longest, places) : 1;
+      const attn::DecodeLaunch decode =
+          attn::decode_launch(tile, shape, args.splits, args.most_rows, places, args.span);
       launch(card_->stream, kernels[entry], {decode.grid_x, decode.grid_y, decode.grid_z}, overlap_, args);
       const attn::DecodeLaunch combine = attn::combine_launch(shape, args.most_rows, places);
       launch(card_->stream, kernels[kAttendCombine], {combine.grid_x, combine.grid_y, combine.grid_z}, overlap_, args);

@@ -2,11 +2,12 @@
 //   attention_decode   q/k norm, rotation, append to the cache, scores and weighted values of one split of the context
 //   attention_combine  adds up a sequence's splits in their order; output gate
 //
-// A CTA has one split of one sequence for one kv head, its rows are (row of the sequence, query head): with few rows
-// the keys are read once for all heads of the group. Warps beside each other have keys of their own and meet at the
-// end; two that share keys both compute the scores, and have half of the values' dimensions each: one warp in each
-// quarter of an SM waits for its own results most of the time. A split's positions follow from the sequence's own
-// length (split_length), so a result does not depend on the batch.
+// A CTA has one split of one sequence for one kv head, or, where there are many sequences, several one after the other
+// without a pause between them. Its rows are (row of the sequence, query head): with few rows the keys are read once
+// for all heads of the group. Warps beside each other have keys of their own and meet at the end of a split; two that
+// share keys both compute the scores, and have half of the values' dimensions each: one warp in each quarter of an SM
+// waits for its own results most of the time. A split's positions follow from the sequence's own length (split_length),
+// so a result does not depend on the batch, nor on how many splits a CTA has.
 //
 // What the cache holds already is asked for before the wait for the projection. New keys are normalised and rotated by
 // the CTA that has their split: it writes them to the cache, and to its own stage.
@@ -213,12 +214,13 @@ struct Warp {
     }
   }
 
-  // Outputs of rows g and g + 8, each times its factor, to [16][output_stride] fp32.
-  __device__ __forceinline__ void store(float* to, const float (&factor)[2], int lane) const {
+  // Outputs of rows g and g + 8, where there are so many, each times its factor, to [rows][output_stride] fp32.
+  __device__ __forceinline__ void store(float* to, const float (&factor)[2], int rows, int lane) const {
     const int g = lane / 4;
     const int l = lane % 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      if (g + 8 * h >= rows) continue;
       float* row = to + (g + 8 * h) * T.output_stride();
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
@@ -239,7 +241,7 @@ struct Warp {
 
 }  // namespace decode_detail
 
-// `Tile` is a DecodeTileOf<...>. Grid: splits x (kv heads x blocks of rows) x sequences of the bucket.
+// `Tile` is a DecodeTileOf<...>. Grid: (splits / span) x (kv heads x blocks of rows) x sequences of the bucket.
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     attention_decode(const __grid_constant__ AttentionArgs args) {
@@ -255,7 +257,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
   const int warp = tid / 32;
   const int lane = tid % 32;
   const AttentionShape& shape = args.shape;
-  const int split = static_cast<int>(blockIdx.x);
+  const int span = T.spans() && args.span > 1 ? args.span : 1;
+  const int first_split = static_cast<int>(blockIdx.x) * span;
   const int kv_head = static_cast<int>(blockIdx.y) % shape.kv_heads;
   const int first_row = static_cast<int>(blockIdx.y) / shape.kv_heads * T.rows();
   const int place = static_cast<int>(blockIdx.z);
@@ -267,13 +270,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
   const int count = sequence.count < args.most_rows ? sequence.count : args.most_rows;
   const int context = sequence.position + count;
   const int length = split_length(context);
-  const int begin = split * length;
+  const int begin = first_split * length;
   const int rows = count * group - first_row < T.rows() ? count * group - first_row : T.rows();
   if (sequence.first < 0 || count <= 0 || begin >= context || rows <= 0) {
     ptx::grid_dependency_wait();  // who waits for this kernel's end relies on the one before it
     return;
   }
-  const int end = begin + length < context ? begin + length : context;
+  const int end = begin + span * length < context ? begin + span * length : context;
   // Only the first block of rows appends; with several, the others wait for nobody and make the new keys themselves.
   const bool appends = first_row == 0;
 
@@ -449,8 +452,69 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
   }
   Warp<Tile> w;
   w.clear();
+  // The warps' parts of a split become one. `space`: where nobody reads a stage any more.
+  float2* sums = reinterpret_cast<float2*>(smem + kMap.sums);
+  const auto store_split = [&](int split, u32 space) {
+    if constexpr (!T.bulk) ptx::async_copy_wait<0>();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      w.sum[h] += __shfl_xor_sync(kAll, w.sum[h], 1);
+      w.sum[h] += __shfl_xor_sync(kAll, w.sum[h], 2);
+    }
+
+    if (lane % 4 == 0 && part == 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        sums[key_group * T.rows() + row_tile * 16 + lane / 4 + 8 * h] = make_float2(w.largest[h], w.sum[h]);
+      }
+    }
+    __syncthreads();
+    const auto total_of = [&](int m) {
+      float most = kNobody;
+#pragma unroll
+      for (int k = 0; k < T.key_groups; ++k) most = fmaxf(most, sums[k * T.rows() + m].x);
+      float sum = 0.0f;
+#pragma unroll
+      for (int k = 0; k < T.key_groups; ++k) {
+        const float2 part = sums[k * T.rows() + m];
+        sum += part.y * ptx::exp2_approx(part.x - most);
+      }
+      return make_float2(most, sum);
+    };
+    float factor[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float2 total = total_of(row_tile * 16 + lane / 4 + 8 * h);
+      factor[h] = ptx::exp2_approx(w.largest[h] - total.x) * (T.fp8 ? 256.0f * value_scale : 1.0f);
+    }
+    float* outputs = reinterpret_cast<float*>(smem + space);
+    w.store(outputs + (key_group * rows + row_tile * 16) * T.output_stride() + part * (T.head_dim / T.parts), factor,
+            rows - row_tile * 16, lane);
+    __syncthreads();
+    const long long partial =
+        ((static_cast<long long>(place) * shape.kv_heads + kv_head) * args.splits + split) * (args.most_rows * group) +
+        first_row;
+    for (int i = tid; i < rows * (T.head_dim / 4); i += T.threads()) {
+      const int m = i / (T.head_dim / 4);
+      const int quad = i % (T.head_dim / 4);
+      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+      for (int k = 0; k < T.key_groups; ++k) {
+        const float4 x = reinterpret_cast<const float4*>(outputs + (k * rows + m) * T.output_stride())[quad];
+        sum.x += x.x;
+        sum.y += x.y;
+        sum.z += x.z;
+        sum.w += x.w;
+      }
+      reinterpret_cast<float4*>(args.partial + (partial + m) * T.head_dim)[quad] = sum;
+    }
+    for (int m = tid; m < rows; m += T.threads())
+      reinterpret_cast<float2*>(args.partial_sums)[partial + m] = total_of(m);
+  };
   __syncthreads();
   w.take_queries(queries, lane);
+  int split = first_split;
+  int split_end = length / T.keys();  // stages up to its end
   for (int stage = 0; stage < stages; ++stage) {
     if constexpr (T.bulk) {
       ptx::mbarrier_wait(there(stage), static_cast<u32>(stage / T.stages) & 1u);
@@ -479,63 +543,19 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
         }
       w.add(s, keys + kValues, first, part, lane);
     }
-  }
-  if constexpr (!T.bulk) ptx::async_copy_wait<0>();
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    w.sum[h] += __shfl_xor_sync(kAll, w.sum[h], 1);
-    w.sum[h] += __shfl_xor_sync(kAll, w.sum[h], 2);
-  }
-
-  // ---- the warps' parts become one
-  float2* sums = reinterpret_cast<float2*>(smem + kMap.sums);
-  if (lane % 4 == 0 && part == 0) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      sums[key_group * T.rows() + row_tile * 16 + lane / 4 + 8 * h] = make_float2(w.largest[h], w.sum[h]);
+    if constexpr (!T.spans()) continue;
+    const bool last_one = stage + 1 == stages;
+    if (last_one || stage + 1 == split_end) {
+      store_split(split, span > 1 ? stage_at(stage) : kMap.stages);
+      if (!last_one) {
+        ++split;
+        split_end += length / T.keys();
+        w.clear();
+        ptx::fence_async_shared();  // the copy engine writes there next
+      }
     }
   }
-  __syncthreads();
-  const auto total_of = [&](int m) {
-    float most = kNobody;
-#pragma unroll
-    for (int k = 0; k < T.key_groups; ++k) most = fmaxf(most, sums[k * T.rows() + m].x);
-    float sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < T.key_groups; ++k) {
-      const float2 part = sums[k * T.rows() + m];
-      sum += part.y * ptx::exp2_approx(part.x - most);
-    }
-    return make_float2(most, sum);
-  };
-  float factor[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float2 total = total_of(row_tile * 16 + lane / 4 + 8 * h);
-    factor[h] = ptx::exp2_approx(w.largest[h] - total.x) * (T.fp8 ? 256.0f * value_scale : 1.0f);
-  }
-  float* outputs = reinterpret_cast<float*>(smem + kMap.stages);
-  w.store(outputs + (key_group * T.rows() + row_tile * 16) * T.output_stride() + part * (T.head_dim / T.parts), factor,
-          lane);
-  __syncthreads();
-  const long long partial =
-      ((static_cast<long long>(place) * shape.kv_heads + kv_head) * args.splits + split) * (args.most_rows * group) +
-      first_row;
-  for (int i = tid; i < rows * (T.head_dim / 4); i += T.threads()) {
-    const int m = i / (T.head_dim / 4);
-    const int quad = i % (T.head_dim / 4);
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-    for (int k = 0; k < T.key_groups; ++k) {
-      const float4 x = reinterpret_cast<const float4*>(outputs + (k * T.rows() + m) * T.output_stride())[quad];
-      sum.x += x.x;
-      sum.y += x.y;
-      sum.z += x.z;
-      sum.w += x.w;
-    }
-    reinterpret_cast<float4*>(args.partial + (partial + m) * T.head_dim)[quad] = sum;
-  }
-  for (int m = tid; m < rows; m += T.threads()) reinterpret_cast<float2*>(args.partial_sums)[partial + m] = total_of(m);
+  if constexpr (!T.spans()) store_split(first_split, kMap.stages);
 }
 
 // Grid: heads x rows of a sequence x sequences of the bucket.

@@ -26,6 +26,8 @@ struct DecodeTile {
   FOURFOLD_MIXER_FN int chunks() const { return row_bytes() / 16; }
   FOURFOLD_MIXER_FN int stage_bytes() const { return 2 * keys() * row_bytes(); }
   FOURFOLD_MIXER_FN int output_stride() const { return head_dim + 8; }  // floats, for the banks
+  // Whether a CTA can have several splits one after the other: with tiles for many sequences.
+  FOURFOLD_MIXER_FN bool spans() const { return bulk && row_tiles == 1 && ctas > 1; }
   FOURFOLD_MIXER_FN bool legal() const {
     return (parts == 1 || parts == 2) && (head_dim == 64 || head_dim == 128 || head_dim == 256) &&
            rotary_dim % 16 == 0 && rotary_dim <= head_dim && kSplitStep % keys() == 0 && stages >= 2 && warps() <= 16;
@@ -77,11 +79,20 @@ struct DecodeLaunch {
   unsigned threads;
   unsigned shared_bytes;
 };
+// Splits that a CTA can have one after the other (at least one), with contexts of up to `longest` positions: what its
+// warps add up lies in a stage that is free, and there is room for the pages.
+FOURFOLD_MIXER_FN int most_span(const DecodeTile& t, const AttentionShape& shape, int rows, int longest) {
+  const int all = rows * shape.group();
+  const int live = all < t.rows() ? all : t.rows();
+  if (!t.spans() || t.key_groups * live * t.output_stride() * 4 > t.stage_bytes()) return 1;
+  const int span = (kSplitPages - 8) * kLeastPage / split_length(longest);
+  return span > 1 ? span : 1;
+}
 // `splits`: most_splits() of the longest context of the bucket; `rows`: of a sequence at most.
 FOURFOLD_MIXER_FN DecodeLaunch decode_launch(const DecodeTile& t, const AttentionShape& shape, int splits, int rows,
-                                             int sequences) {
+                                             int sequences, int span = 1) {
   const int blocks = (rows * shape.group() + t.rows() - 1) / t.rows();
-  return {static_cast<unsigned>(splits), static_cast<unsigned>(shape.kv_heads * blocks),
+  return {static_cast<unsigned>((splits + span - 1) / span), static_cast<unsigned>(shape.kv_heads * blocks),
           static_cast<unsigned>(sequences), static_cast<unsigned>(t.threads()), decode_map(t).total};
 }
 inline constexpr int kCombineThreads = 256;

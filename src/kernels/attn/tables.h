@@ -81,7 +81,8 @@ struct AttentionArgs {
   long long page_bytes;        // from one page to the next
   int page_shift;              // log2 of the positions in a page
   int page_table_stride;
-  int splits;     // of the grid and of `partial`
+  int splits;     // of `partial`
+  int span;       // splits that a CTA has, one after the other (most_span); 0: one
   int most_rows;  // of a sequence, of `partial`
   float scale;    // of the scores
   float norm_eps;

@@ -55,9 +55,9 @@ inline std::vector<BrokenKernel> broken_kernels() {
        cuda::delta_source(arch, 128, 128),
        cuda::kDeltaOne,
        "kernels/gdn/recurrent.cuh",
-       "make_float2(expf(log_decay(a, a_log, dt_bias)), sigmoid(b))",
-       "make_float2(expf(log_decay(a, a_log, dt_bias)), sigmoid(a - b))",
-       {"recurrent_detail", "delta_recurrent"}},
+       "gates_of(a, b, a_log, dt_bias)",
+       "gates_of(a, a - b, a_log, dt_bias)",
+       {"delta_recurrent"}},
       // Squares of a warp's first lane alone.
       {"norm",
        cuda::norm_source(),

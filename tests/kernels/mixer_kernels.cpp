@@ -58,6 +58,7 @@ std::vector<RecurrentKernel> recurrent_kernels() {
       RECURRENT(128, 128, 1, 16, 2, 0),   //
       RECURRENT(128, 128, 16, 16, 1, 0),  //
       RECURRENT(128, 128, 4, 8, 2, 0),    // two panels a warp
+      RECURRENT(16, 48, 1, 4, 1, 0),      //
       RECURRENT(16, 48, 4, 4, 1, 0),      // odd sizes: part of a block, a pass with fewer panels
       RECURRENT(80, 16, 3, 8, 1, 1),      // more warps than panels, fp32 rows
       RECURRENT(256, 32, 2, 2, 1, 0),

@@ -89,6 +89,7 @@ DeltaProblem make_delta(const gdn::DeltaShape& shape, bool float32, const std::v
   for (const SequencePlan& s : plan)
     for (int i = 0; i < p.state_out_stride; ++i)
       p.state_out.push_back(i < static_cast<int>(s.state_out.size()) ? s.state_out[static_cast<size_t>(i)] : -1);
+  p.state_out.resize(p.sequences.size() * static_cast<size_t>(p.state_out_stride), 0);
   const auto fill = [&](auto& v, size_t n, float mean, float deviation) {
     v.resize(n);
     for (auto& x : v) x = mean + deviation * normal(rng);

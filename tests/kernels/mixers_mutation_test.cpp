@@ -133,9 +133,15 @@ auto named(const Kernels& kernels, const std::string& name) {
 }
 
 TEST(MixerMutations, OfTheRecurrenceAreCaught) {
-  const RecurrentKernel kernel = named(recurrent_kernels(), "recurrent {16, 48, 4, 4, 1, 0}");
-  const DeltaProblem p = make_delta({1, 2, 16, 48}, false, {{3, 9, 0, {1, -1, 0}}, {0, 0, 0, {}}}, 2, 3);
-  expect_caught({[&](const Options& o, SeenSites* seen) { return run_recurrent(kernel, p, o, seen); }}, 4);
+  const gdn::DeltaShape shape{1, 2, 16, 48};
+  const DeltaProblem p = make_delta(shape, false, {{3, 9, 0, {1, -1, 0}}, {0, 0, 0, {}}}, 2, 3);
+  const DeltaProblem alone = make_delta(shape, false, {{1, 9, 0, {0}}, {0, 0, 0, {}}}, 1, 4);
+  const auto check = [](const char* name, const DeltaProblem& problem) {
+    return [&problem, kernel = named(recurrent_kernels(), name)](const Options& o, SeenSites* seen) {
+      return run_recurrent(kernel, problem, o, seen);
+    };
+  };
+  expect_caught({check("recurrent {16, 48, 4, 4, 1, 0}", p), check("recurrent {16, 48, 1, 4, 1, 0}", alone)}, 7);
 }
 
 TEST(MixerMutations, OfTheChunksAreCaught) {

@@ -464,7 +464,7 @@ gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim
   };
   std::vector<gdn::RecurrentTile> tiles;
   if (entry == kDeltaOne) {
-    // Two CTAs of an SM have 64 registers for a thread, which is four too few.
+    // Two CTAs of an SM, or one beside one of the projection, have 64 registers for a thread.
     tiles = {tile(1, 16, arch.wgmma ? 2 : 1), tile(1, 8, 2)};
   } else if (entry == kDeltaBatch) {
     // Two panels a warp, one after the other: reads and writes of a CTA overlap.

@@ -19,6 +19,27 @@ __device__ __forceinline__ float element(const void* p, long long i) {
     return __uint_as_float(static_cast<u32>(static_cast<const u16*>(p)[i]) << 16);
   }
 }
+// The bits of an element, and their number.
+template <bool Float32>
+__device__ __forceinline__ u32 element_bits(const void* p, long long i) {
+  if constexpr (Float32) {
+    return static_cast<const u32*>(p)[i];
+  } else {
+    return static_cast<const u16*>(p)[i];
+  }
+}
+template <bool Float32>
+__device__ __forceinline__ float number_of(u32 bits) {
+  return __uint_as_float(Float32 ? bits : bits << 16);
+}
+template <bool Float32>
+__device__ __forceinline__ void store_bits(void* p, long long i, u32 bits) {
+  if constexpr (Float32) {
+    static_cast<u32*>(p)[i] = bits;
+  } else {
+    static_cast<u16*>(p)[i] = static_cast<u16>(bits);
+  }
+}
 template <bool Float32>
 __device__ __forceinline__ const void* element_at(const void* p, long long i) {
   return static_cast<const u8*>(p) + i * (Float32 ? 4 : 2);

@@ -28,12 +28,14 @@ struct RecurrentTile {
 
 struct RecurrentMap {
   unsigned inputs;   // [3 + rows][channels], elements: history, then the rows
-  unsigned z;        // [rows][value_dim], elements
+  unsigned weights;  // [channels][4], fp32: of the convolution
   unsigned keys;     // [rows][key_dim] {k, q}, fp32, not normalised
   unsigned values;   // [rows][value_dim], fp32
   unsigned outputs;  // [rows][value_dim], fp32
-  unsigned squares;  // [rows][2][key_blocks]: sums of squares of q, k
+  unsigned sums;     // [rows][key_blocks] {q . q, k . k, q . k, 0}
   unsigned gates;    // [rows] {decay, beta}
+  unsigned norm;     // [value_dim], fp32: weights
+  unsigned factors;  // [rows][value_dim], fp32: of the normalised outputs
   unsigned total;
 };
 
@@ -46,12 +48,14 @@ FOURFOLD_MIXER_FN RecurrentMap recurrent_map(const RecurrentTile& t) {
     return here;
   };
   m.inputs = take((kHistory + t.rows) * t.channels() * t.element());
-  m.z = take(t.rows * t.value_dim * t.element());
+  m.weights = take(t.channels() * kTaps * 4);
   m.keys = take(t.rows * t.key_dim * 8);
   m.values = take(t.rows * t.value_dim * 4);
   m.outputs = take(t.rows * t.value_dim * 4);
-  m.squares = take(t.rows * 2 * t.key_blocks() * 4);
+  m.sums = take(t.rows * t.key_blocks() * 16);
   m.gates = take(t.rows * 8);
+  m.norm = take(t.value_dim * 4);
+  m.factors = take(t.rows * t.value_dim * 4);
   m.total = at;
   return m;
 }

@@ -46,8 +46,9 @@ struct DeltaArgs {
   DeltaShape shape;
   const SequenceRows* sequences;
   const int* live;           // how many of them are there
-  const int* state_out;      // recurrent: [sequence][state_out_stride], slot of the state after row i of the sequence;
-                             // chunked: entry 0, after the last row. -1: not kept. May be state_in.
+  const int* state_out;      // recurrent: [sequence][state_out_stride], slot of the state after row i of the sequence,
+                             // for every place of the bucket; chunked: entry 0, after the last row. -1: not kept. May
+                             // be state_in.
   const void* rows;          // [rows][row_stride], bf16 or fp32 as the tile says; 16-byte aligned as is the stride
   float* states;             // of slot 0 in this layer
   void* history;             //

@@ -146,24 +146,65 @@ struct Sums {
 // x in shared memory: piece (unit, half, row of x, l) has columns 2 l, 2 l + 1, 2 l + 8, 2 l + 9 of the two blocks of
 // 16 of that half of a unit, times 2^80. These are 8 columns of a row, from `piece` * 8 of the panel on.
 __device__ __forceinline__ void place_piece(u32* rows, int tokens, int t, int piece, const uint4& w) {
-  u32* to = rows + ((piece / 4 * tokens + t) * 16 + piece % 4);
+  u32* to = rows + (((piece >> 2) * tokens + t) * 16 + (piece & 3));
   to[0] = mul_bf16x2(w.x, kRowPair);
   to[4] = mul_bf16x2(w.y, kRowPair);
   to[8] = mul_bf16x2(w.z, kRowPair);
   to[12] = mul_bf16x2(w.w, kRowPair);
 }
 
+// The pieces of a panel of x that a thread brings, row after row: every threads()th.
 template <typename Tile>
-__device__ __forceinline__ void place_panel(const RowsArgs& args, u32* rows, int first_unit) {
-  const int left = (args.matrix.units - first_unit + 3) / 4 * 4;
-  const int pieces = (left < args.panel_units ? left : (args.panel_units + 3) / 4 * 4) * 8;
-  const int first = first_unit * 8;
-  for (int t = 0; t < args.tokens; ++t) {
-    const u16* x = args.x + t * args.x_stride + static_cast<long long>(first) * 8;
-    for (int p = static_cast<int>(threadIdx.x); p < pieces; p += Tile::value.threads()) {
-      const bool there = (first + p) * 8 < args.matrix.columns;
-      place_piece(rows, args.tokens, t, p,
-                  there ? __ldcg(reinterpret_cast<const uint4*>(x) + p) : make_uint4(0u, 0u, 0u, 0u));
+struct PanelWalk {
+  static constexpr int kThreads = Tile::value.threads();
+  int first;   // of the panel's pieces, in a row
+  int pieces;  // of a row
+  int row;
+  int piece;
+  int rows_on, pieces_on;  // to the next one
+
+  __device__ __forceinline__ PanelWalk(const RowsArgs& args, int first_unit) {
+    const int left = (args.matrix.units - first_unit + 3) / 4 * 4;
+    first = first_unit * 8;
+    pieces = (left < args.panel_units ? left : (args.panel_units + 3) / 4 * 4) * 8;
+    const auto thread = static_cast<u32>(threadIdx.x), count = static_cast<u32>(pieces);
+    row = static_cast<int>(thread / count);
+    piece = static_cast<int>(thread % count);
+    rows_on = static_cast<int>(kThreads / count);
+    pieces_on = static_cast<int>(kThreads % count);
+  }
+  __device__ __forceinline__ void next() {
+    row += rows_on;
+    piece += pieces_on;
+    if (piece >= pieces) {
+      piece -= pieces;
+      ++row;
+    }
+  }
+};
+
+template <typename Tile>
+__device__ __forceinline__ void place_panel(const RowsArgs& args, u32* rows, PanelWalk<Tile> walk) {
+  const int there = (args.matrix.columns + 7) / 8 - walk.first;  // pieces; those beyond are zero
+  const uint4* x = reinterpret_cast<const uint4*>(args.x) + walk.first;
+  const int stride = static_cast<int>(args.x_stride / 8);
+  // Some at a time, of whatever rows: one way to L2 and back for all of them. With cells registers are short.
+  constexpr int kAtOnce = Tile::value.cells() ? 2 : 4;
+#pragma unroll 1
+  while (walk.row < args.tokens) {
+    uint4 w[kAtOnce];
+    int row[kAtOnce], piece[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      row[i] = walk.row;
+      piece[i] = walk.piece;
+      w[i] = make_uint4(0u, 0u, 0u, 0u);
+      if (row[i] < args.tokens && piece[i] < there) w[i] = __ldcg(x + (row[i] * stride + piece[i]));
+      walk.next();
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (row[i] < args.tokens) place_piece(rows, args.tokens, row[i], piece[i], w[i]);
     }
   }
 }
@@ -172,7 +213,7 @@ __device__ __forceinline__ void place_panel(const RowsArgs& args, u32* rows, int
 template <typename Tile>
 __device__ __forceinline__ void next_panel(const RowsArgs& args, u32* rows, int first_unit) {
   __syncthreads();  // nobody reads the last panel any more
-  place_panel<Tile>(args, rows, first_unit);
+  place_panel<Tile>(args, rows, PanelWalk<Tile>(args, first_unit));
   __syncthreads();
 }
 
@@ -391,6 +432,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   for (int i = 0; i < T.slots; ++i) requests.next();
   u32* rows = reinterpret_cast<u32*>(smem + map.rows);
   const bool one_panel = units <= args.panel_units;
+  const PanelWalk<Tile> panel(args, 0);
   norm::Piece norm_weights[T.norm_pieces > 0 ? T.norm_pieces : 1];
   if constexpr (T.norm_pieces > 0) {
 #pragma unroll
@@ -459,7 +501,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         place_norm<Tile>(args, rows, reinterpret_cast<float*>(smem + map.norm), norm_weights);
         __syncthreads();
       } else if (one_panel) {
-        place_panel<Tile>(args, rows, 0);
+        place_panel<Tile>(args, rows, panel);
         __syncthreads();
       }
     }

@@ -3,7 +3,7 @@
 #include "kernels/attn/decode.cuh"
 #include "kernels/attn/prefill_prepare.cuh"
 #include "kernels/attn/prefill_sm90.cuh"
-#include "kernels/gdn/chunk_scan.cuh"
+#include "kernels/gdn/chunk_scan_sm90.cuh"
 #include "kernels/gdn/recurrent.cuh"
 
 namespace fourfold::mixers {
@@ -18,9 +18,16 @@ RecurrentKernel recurrent(const char* name) {
 template <int... Values>
 ChunkKernel chunk(const char* name) {
   using Tile = gdn::ChunkTileOf<Values...>;
-  return {name, Tile::value, [](const gdn::ChunkArgs& args) { gdn::delta_prepare<Tile>(args); },
-          [](const gdn::ChunkArgs& args) { gdn::delta_scan<Tile>(args); },
-          [](const gdn::ChunkArgs& args) { gdn::delta_scale<Tile>(args); }};
+  ChunkKernel kernel{name, Tile::value, [](const gdn::ChunkArgs& args) { gdn::delta_prepare<Tile>(args); }, nullptr,
+                     nullptr};
+  if constexpr (Tile::value.wgmma) {
+    kernel.scan = [](const gdn::ChunkArgs& args) { gdn::delta_scan_wgmma<Tile>(args); };
+    kernel.scale = [](const gdn::ChunkArgs& args) { gdn::delta_gate<Tile>(args); };
+  } else {
+    kernel.scan = [](const gdn::ChunkArgs& args) { gdn::delta_scan<Tile>(args); };
+    kernel.scale = [](const gdn::ChunkArgs& args) { gdn::delta_scale<Tile>(args); };
+  }
+  return kernel;
 }
 
 template <int... Values>
@@ -66,12 +73,14 @@ std::vector<RecurrentKernel> recurrent_kernels() {
 }
 
 std::vector<ChunkKernel> chunk_kernels() {
-  // key_dim, value_dim, chunk, columns, helpers, bulk, fp32
+  // key_dim, value_dim, chunk, columns, helpers, bulk, fp32, wgmma
   return {
-      CHUNK(128, 128, 64, 32, 1, 1, 0),  //
-      CHUNK(128, 32, 32, 16, 1, 0, 0),   // 99 KB
-      CHUNK(16, 48, 64, 16, 0, 1, 0),    // odd sizes
-      CHUNK(48, 64, 32, 32, 1, 1, 1),    // fp32 rows
+      CHUNK(128, 128, 64, 32, 1, 1, 0),    //
+      CHUNK(128, 32, 32, 16, 1, 0, 0),     // 99 KB
+      CHUNK(16, 48, 64, 16, 0, 1, 0),      // odd sizes
+      CHUNK(48, 64, 32, 32, 1, 1, 1),      // fp32 rows
+      CHUNK(128, 64, 64, 64, 0, 1, 0, 1),  // wgmma
+      CHUNK(64, 128, 64, 64, 0, 1, 0, 1),  //
   };
 }
 

@@ -155,6 +155,20 @@ TEST(MixerMutations, OfTheChunksAreCaught) {
   expect_caught(checks, 12);
 }
 
+TEST(MixerMutations, OfTheChunksOnHopperAreCaught) {
+  // A single chunk, and more of them than stages.
+  const ChunkKernel kernel = named(chunk_kernels(), "chunk {128, 64, 64, 64, 0, 1, 0, 1}");
+  std::vector<Check> checks;
+  std::vector<DeltaProblem> problems;
+  for (const int tokens : {2, 4 * 64 + 5}) {
+    problems.push_back(make_delta({1, 1, 128, 64}, false, {{tokens, 9, 0, {0}}}, 1, 5, true));
+  }
+  for (const DeltaProblem& p : problems) {
+    checks.push_back([&](const Options& o, SeenSites* seen) { return run_chunks(kernel, p, o, 4e-3, 5e-5, seen); });
+  }
+  expect_caught(checks, 40);
+}
+
 TEST(MixerMutations, OfAttentionForFewRowsAreCaught) {
   std::vector<Check> checks;
   const AttentionProblem bf16 = make_attention({4, 2, 64, true}, 0, 16, false, {{2, 300, 0, {}}, {0, 0, 0, {}}}, 3);

@@ -9,7 +9,7 @@
 #include "kernels/attn/decode.cuh"
 #include "kernels/attn/prefill_prepare.cuh"
 #include "kernels/attn/prefill_sm90.cuh"
-#include "kernels/gdn/chunk_scan.cuh"
+#include "kernels/gdn/chunk_scan_sm90.cuh"
 #include "kernels/gdn/recurrent.cuh"
 #include "mixers_support.cuh"
 
@@ -250,12 +250,16 @@ struct ChunkEntry {
 template <int... V>
 ChunkEntry chunk(const char* name) {
   using Tile = gdn::ChunkTileOf<V...>;
-  return {name, Tile::value, gdn::delta_prepare<Tile>, gdn::delta_scan<Tile>, gdn::delta_scale<Tile>};
+  if constexpr (Tile::value.wgmma) {
+    return {name, Tile::value, gdn::delta_prepare<Tile>, gdn::delta_scan_wgmma<Tile>, gdn::delta_gate<Tile>};
+  } else {
+    return {name, Tile::value, gdn::delta_prepare<Tile>, gdn::delta_scan<Tile>, gdn::delta_scale<Tile>};
+  }
 }
 #define CHUNK(...) chunk<__VA_ARGS__>("chunk {" #__VA_ARGS__ "}")
 std::vector<ChunkEntry> chunk_entries() {
-  return {CHUNK(128, 128, 64, 32, 1, 1, 0), CHUNK(128, 128, 64, 32, 0, 1, 0), CHUNK(128, 128, 32, 32, 0, 1, 0),
-          CHUNK(128, 128, 32, 64, 0, 1, 0), CHUNK(128, 128, 32, 16, 1, 0, 0)};
+  return {CHUNK(128, 128, 64, 64, 0, 1, 0, 1), CHUNK(128, 128, 64, 32, 1, 1, 0), CHUNK(128, 128, 64, 32, 0, 1, 0),
+          CHUNK(128, 128, 32, 32, 0, 1, 0),    CHUNK(128, 128, 32, 64, 0, 1, 0), CHUNK(128, 128, 32, 16, 1, 0, 0)};
 }
 constexpr int kPrepare = 1, kScan = 2, kScale = 4;
 void run(const ChunkEntry& e, const gdn::ChunkArgs& args, int chunks, int sequences, int what, cudaStream_t stream) {

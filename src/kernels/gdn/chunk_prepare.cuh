@@ -2,8 +2,9 @@
 // heads at once. With c_i the sum of the chunk's log decays up to token i, k and q normalised,
 //   A_ij = beta_i (k_i . k_j) e^(c_i - c_j), j < i      T = (I + A)^-1
 //   P_ij = (q_i . k_j) key_dim^-0.5 e^(c_i - c_j), j <= i
-// k and q are rounded to bf16 here, once; T and P are stored as sums of two bf16. T: blocks of 16 on the diagonal by
-// substitution in fp32, the others T_IJ = -T_II (sum over J <= K < I of A_IK T_KJ), products of two bf16 each.
+// k and q are rounded to bf16 here, once; T and P are stored as sums of two bf16 (for wgmma P as one). T: blocks of 16
+// on the diagonal by substitution in fp32, the others T_IJ = -T_II (sum over J <= K < I of A_IK T_KJ), products of two
+// bf16 each.
 #pragma once
 
 #include "kernels/gdn/chunk_tile.h"
@@ -222,17 +223,29 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid
       }
   }
   // What pads a row is never multiplied, but copied.
-  if (tid < 2 * C) {
+  if (!T.wgmma && tid < 2 * C) {
     *reinterpret_cast<uint4*>(smem + (tid < C ? kMap.queries : kMap.keys) + tid % C * T.key_stride() + T.key_dim * 2) =
         make_uint4(0, 0, 0, 0);
   }
   __syncthreads();
   const long long key_place = (chunk * shape.key_heads + key_head) * T.key_bytes();
-  for (int i = tid; i < T.key_bytes() / 16; i += kPrepareThreads) {
-    reinterpret_cast<uint4*>(args.space + args.at.keys + key_place)[i] =
-        reinterpret_cast<const uint4*>(smem + kMap.keys)[i];
-    reinterpret_cast<uint4*>(args.space + args.at.queries + key_place)[i] =
-        reinterpret_cast<const uint4*>(smem + kMap.queries)[i];
+  if constexpr (T.wgmma) {
+    constexpr int kPieces = T.key_dim / 8;
+    for (int i = tid; i < C * kPieces; i += kPrepareThreads) {
+      const int row = i / kPieces;
+      const int piece = i % kPieces;
+      const int from = row * T.key_stride() + piece * 16;
+      u8* to = args.space + key_place + T.key_place(row, piece);
+      *reinterpret_cast<uint4*>(to + args.at.keys) = *reinterpret_cast<const uint4*>(smem + kMap.keys + from);
+      *reinterpret_cast<uint4*>(to + args.at.queries) = *reinterpret_cast<const uint4*>(smem + kMap.queries + from);
+    }
+  } else {
+    for (int i = tid; i < T.key_bytes() / 16; i += kPrepareThreads) {
+      reinterpret_cast<uint4*>(args.space + args.at.keys + key_place)[i] =
+          reinterpret_cast<const uint4*>(smem + kMap.keys)[i];
+      reinterpret_cast<uint4*>(args.space + args.at.queries + key_place)[i] =
+          reinterpret_cast<const uint4*>(smem + kMap.queries)[i];
+    }
   }
 
   // ---- products with the keys before a token and its own: 16 rows of one matrix a warp
@@ -295,8 +308,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid
   const float scale = rsqrtf(static_cast<float>(T.key_dim));
 #pragma unroll 1
   for (int head = first_head; head < first_head + shape.ratio(); ++head) {
-    const long long square_place = (chunk * shape.value_heads + head) * T.square_bytes();
-    const long long gate_place = (chunk * shape.value_heads + head) * T.gate_bytes();
+    const long long head_place = chunk * shape.value_heads + head;
+    const long long gate_place = head_place * T.gate_bytes();
     __syncthreads();                                             // the products are there, and the head before is done
     const float* sums = gates_of + (head - first_head) * 2 * C;  // c, beta
     float* gates = reinterpret_cast<float*>(args.space + args.at.gates + gate_place);
@@ -305,7 +318,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid
       gates[C + i] = sums[C + i];
       gates[2 * C + i] = expf(sums[C - 1] - sums[i]);
     }
-    u8* scores = args.space + args.at.scores + square_place;
+    u8* scores = args.space + args.at.scores + head_place * T.score_bytes();
     for (int i = tid; i < C * C / 2; i += kPrepareThreads) {
       const int row = i / (C / 2);
       const int column = i % (C / 2) * 2;
@@ -321,8 +334,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid
       *reinterpret_cast<float2*>(lower + row * kStride + column) = make_float2(a[0], a[1]);
       *reinterpret_cast<float2*>(inverse + row * kStride + column) = make_float2(0.0f, 0.0f);
       const Split s = split(p[0], p[1]);
-      *reinterpret_cast<u32*>(scores + row * T.square_stride() + column * 2) = s.high;
-      *reinterpret_cast<u32*>(scores + (C + row) * T.square_stride() + column * 2) = s.low;
+      *reinterpret_cast<u32*>(scores + T.square_place(row, column)) = s.high;
+      if (!T.wgmma) *reinterpret_cast<u32*>(scores + T.square_bytes() / 2 + T.square_place(row, column)) = s.low;
     }
     __syncthreads();
     if (warp < C / 32) {
@@ -375,14 +388,14 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid
       }
       __syncthreads();
     }
-    u8* out = args.space + args.at.inverse + square_place;
+    u8* out = args.space + args.at.inverse + head_place * T.square_bytes();
     for (int i = tid; i < C * C / 2; i += kPrepareThreads) {
       const int row = i / (C / 2);
       const int column = i % (C / 2) * 2;
       const float2 x = *reinterpret_cast<const float2*>(inverse + row * kStride + column);
       const Split s = split(x.x, x.y);
-      *reinterpret_cast<u32*>(out + row * T.square_stride() + column * 2) = s.high;
-      *reinterpret_cast<u32*>(out + (C + row) * T.square_stride() + column * 2) = s.low;
+      *reinterpret_cast<u32*>(out + T.square_place(row, column)) = s.high;
+      *reinterpret_cast<u32*>(out + T.square_bytes() / 2 + T.square_place(row, column)) = s.low;
     }
   }
 }

@@ -1,5 +1,5 @@
-// Shapes, workspace and shared memory of the chunked delta rule (chunk_prepare.cuh, chunk_scan.cuh). Read by host and
-// device, includes nothing of CUDA.
+// Shapes, workspace and shared memory of the chunked delta rule (chunk_prepare.cuh, chunk_scan.cuh,
+// chunk_scan_sm90.cuh). Read by host and device, includes nothing of CUDA.
 #pragma once
 
 #include "kernels/gdn/tables.h"
@@ -18,17 +18,28 @@ struct ChunkTile {
   bool helpers;  // four warps for 16 columns instead of two: convolution and output have warps of their own
   bool bulk;     // the copy engine brings what the scan takes (sm_90 and later); otherwise cp.async
   bool float32;  // the rows' elements; otherwise bf16
+  // delta_scan_wgmma and delta_gate (sm_90a) instead of delta_scan and delta_scale: 64 tokens, 64 columns, bulk copies.
+  bool wgmma = false;
 
   FOURFOLD_MIXER_FN int element() const { return float32 ? 4 : 2; }
   FOURFOLD_MIXER_FN int pairs() const { return columns / 16; }
   FOURFOLD_MIXER_FN int splits() const { return value_dim / columns; }
-  FOURFOLD_MIXER_FN int scan_threads() const { return pairs() * (helpers ? 128 : 64); }
+  FOURFOLD_MIXER_FN int scan_threads() const { return wgmma ? 384 : pairs() * (helpers ? 128 : 64); }
   // Bytes of a row of keys and queries, and of a row of a chunk x chunk matrix: odd multiples of 16, so that eight rows
-  // lie in different banks.
+  // lie in different banks. For wgmma what the scan takes are operands with 128-byte swizzle instead: pieces of 64
+  // columns, [64 rows][128 bytes] each.
   FOURFOLD_MIXER_FN int key_stride() const { return key_dim * 2 + 16; }
-  FOURFOLD_MIXER_FN int square_stride() const { return chunk * 2 + 16; }
-  FOURFOLD_MIXER_FN int key_bytes() const { return chunk * key_stride(); }
+  FOURFOLD_MIXER_FN int square_stride() const { return wgmma ? 128 : chunk * 2 + 16; }
+  FOURFOLD_MIXER_FN int key_bytes() const { return wgmma ? chunk * key_dim * 2 : chunk * key_stride(); }
   FOURFOLD_MIXER_FN int square_bytes() const { return 2 * chunk * square_stride(); }  // two bf16: value and rest
+  FOURFOLD_MIXER_FN int score_bytes() const { return wgmma ? square_bytes() / 2 : square_bytes(); }  // wgmma: no rest
+  // Where 16 bytes from column 8 `piece` on of a row of keys or queries are, and two bytes of a chunk x chunk matrix.
+  FOURFOLD_MIXER_FN int key_place(int row, int piece) const {
+    return wgmma ? piece / 8 * (chunk * 128) + row * 128 + (piece % 8 ^ row % 8) * 16 : row * key_stride() + piece * 16;
+  }
+  FOURFOLD_MIXER_FN int square_place(int row, int column) const {
+    return row * square_stride() + (wgmma ? (column / 8 ^ row % 8) * 16 + column % 8 * 2 : column * 2);
+  }
   // [chunk] each: e^c, beta, e^(c_last - c), with c the sum of the chunk's log decays up to a token.
   FOURFOLD_MIXER_FN int gate_bytes() const { return 3 * chunk * 4; }
   FOURFOLD_MIXER_FN int input_stride() const { return columns * element(); }
@@ -36,7 +47,9 @@ struct ChunkTile {
   FOURFOLD_MIXER_FN bool legal() const {
     return key_dim % 16 == 0 && value_dim % 16 == 0 && key_dim <= kMostDim && value_dim <= kMostDim &&
            (chunk == 32 || chunk == 64) && columns % 16 == 0 && value_dim % columns == 0 &&
-           pairs() * (helpers ? 2 : 1) <= 4;
+           (wgmma ? chunk == 64 && columns == 64 && (key_dim == 64 || key_dim == 128) &&
+                        (value_dim == 64 || value_dim == 128) && bulk && !float32
+                  : pairs() * (helpers ? 2 : 1) <= 4);
   }
 };
 
@@ -46,9 +59,9 @@ struct ChunkSpace {
   long long keys;     // [chunk][key head] key_bytes
   long long queries;  //
   long long inverse;  // [chunk][value head] square_bytes
-  long long scores;   //
+  long long scores;   // [chunk][value head] score_bytes
   long long gates;    // [chunk][value head] gate_bytes
-  long long squares;  // fp32 [row][value head][value_dim / 16]: sums of squares of the outputs
+  long long squares;  // fp32 [row][value head][value_dim / 16]: sums of squares of the outputs; not for wgmma
   long long total;
 };
 FOURFOLD_MIXER_FN ChunkSpace chunk_space(const ChunkTile& t, const DeltaShape& shape, int chunks, int rows) {
@@ -57,9 +70,9 @@ FOURFOLD_MIXER_FN ChunkSpace chunk_space(const ChunkTile& t, const DeltaShape& s
   s.queries = s.keys + static_cast<long long>(chunks) * shape.key_heads * t.key_bytes();
   s.inverse = s.queries + static_cast<long long>(chunks) * shape.key_heads * t.key_bytes();
   s.scores = s.inverse + static_cast<long long>(chunks) * shape.value_heads * t.square_bytes();
-  s.gates = s.scores + static_cast<long long>(chunks) * shape.value_heads * t.square_bytes();
+  s.gates = s.scores + static_cast<long long>(chunks) * shape.value_heads * t.score_bytes();
   s.squares = s.gates + static_cast<long long>(chunks) * shape.value_heads * t.gate_bytes();
-  s.total = s.squares + static_cast<long long>(rows) * shape.value_heads * (t.value_dim / 16) * 4;
+  s.total = s.squares + (t.wgmma ? 0 : static_cast<long long>(rows) * shape.value_heads * (t.value_dim / 16) * 4);
   return s;
 }
 
@@ -95,8 +108,8 @@ FOURFOLD_MIXER_FN PrepareMap prepare_map(const ChunkTile& t) {
   m.lower = 2 * square;
   m.inverse = 3 * square;
   m.keys = ((inputs > 4 * square ? inputs : 4 * square) + 15u) / 16u * 16u;
-  m.queries = m.keys + static_cast<unsigned>(t.key_bytes());
-  m.gates = m.queries + static_cast<unsigned>(t.key_bytes());
+  m.queries = m.keys + static_cast<unsigned>(t.chunk * t.key_stride());
+  m.gates = m.queries + static_cast<unsigned>(t.chunk * t.key_stride());
   m.total = m.gates + static_cast<unsigned>(kMostRatio * 2 * t.chunk * 4);
   return m;
 }
@@ -140,9 +153,48 @@ FOURFOLD_MIXER_FN ScanMap scan_map(const ChunkTile& t) {
   return m;
 }
 
-template <int KeyDim, int ValueDim, int Chunk, int Columns, bool Helpers, bool Bulk, bool Float32>
+// Of delta_scan_wgmma. Updates: keys, (I + A)^-1 of a chunk, for K S0 and D; outputs: queries and scores.
+inline constexpr int kUpdateStages = 3;
+inline constexpr int kOutputStages = 2;
+struct ScanWgmmaMap {
+  unsigned updates;  // [stage] keys, inverse
+  unsigned update_stride;
+  unsigned outputs;  // [stage] queries, scores
+  unsigned output_stride;
+  unsigned states;   // [warp][key_dim / 16][lane] 16 bytes: fragments of the state before a chunk, rounded
+  unsigned changes;  // [warp][chunk / 16][lane] 16 bytes: fragments of the changes, rounded
+  unsigned rows;     // [warp][chunk][16] bf16: outputs on their way
+  unsigned values;   // two of fp32 [columns][value_stride]
+  unsigned values_stride;
+  unsigned update_gates;  // [stage] gate_bytes
+  unsigned output_gates;  // [stage] the first third of them
+  unsigned barriers;
+  unsigned total;
+};
+FOURFOLD_MIXER_FN ScanWgmmaMap scan_wgmma_map(const ChunkTile& t) {
+  ScanWgmmaMap m{};
+  m.update_stride = static_cast<unsigned>(t.key_bytes() + t.square_bytes());
+  m.output_stride = static_cast<unsigned>(t.key_bytes() + t.score_bytes());
+  m.values_stride = static_cast<unsigned>(t.columns * t.value_stride() * 4);
+  m.updates = 0;
+  m.outputs = m.updates + kUpdateStages * m.update_stride;
+  m.states = m.outputs + kOutputStages * m.output_stride;
+  m.changes = m.states + static_cast<unsigned>(t.columns * t.key_dim * 2);
+  m.rows = m.changes + static_cast<unsigned>(t.columns * t.chunk * 2);
+  m.values = m.rows + static_cast<unsigned>(t.columns * t.chunk * 2);
+  m.update_gates = m.values + 2 * m.values_stride;
+  m.output_gates = m.update_gates + kUpdateStages * static_cast<unsigned>(t.gate_bytes());
+  m.barriers = m.output_gates + kOutputStages * static_cast<unsigned>(t.gate_bytes() / 3);
+  m.total = m.barriers + 8 * (2 * kUpdateStages + 2 * kOutputStages + 8);
+  return m;
+}
+FOURFOLD_MIXER_FN unsigned scan_bytes(const ChunkTile& t) {
+  return t.wgmma ? scan_wgmma_map(t).total : scan_map(t).total;
+}
+
+template <int KeyDim, int ValueDim, int Chunk, int Columns, bool Helpers, bool Bulk, bool Float32, bool Wgmma = false>
 struct ChunkTileOf {
-  static constexpr ChunkTile value{KeyDim, ValueDim, Chunk, Columns, Helpers, Bulk, Float32};
+  static constexpr ChunkTile value{KeyDim, ValueDim, Chunk, Columns, Helpers, Bulk, Float32, Wgmma};
   static_assert(value.legal());
 };
 
@@ -156,7 +208,7 @@ FOURFOLD_MIXER_FN ChunkLaunch prepare_launch(const ChunkTile& t, const DeltaShap
 }
 FOURFOLD_MIXER_FN ChunkLaunch scan_launch(const ChunkTile& t, const DeltaShape& shape, int sequences) {
   return {static_cast<unsigned>(shape.value_heads * t.splits()), static_cast<unsigned>(sequences),
-          static_cast<unsigned>(t.scan_threads()), scan_map(t).total};
+          static_cast<unsigned>(t.scan_threads()), scan_bytes(t)};
 }
 inline constexpr int kScalePieces = 8;  // of 8 values, of a thread
 FOURFOLD_MIXER_FN ChunkLaunch scale_launch(const ChunkTile& t, const DeltaShape& shape, int chunks) {

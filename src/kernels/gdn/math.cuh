@@ -8,6 +8,7 @@ namespace fourfold::gdn {
 
 using ptx::u16;
 using ptx::u32;
+using ptx::u64;
 using ptx::u8;
 
 // Element i of rows in bf16 or fp32.

@@ -370,10 +370,11 @@ std::string recurrent_expression(const gdn::RecurrentTile& t) {
 
 // Of preparing, scanning and scaling.
 std::vector<std::string> chunk_expressions(const gdn::ChunkTile& t) {
-  const std::string name = fmt::format("fourfold::gdn::ChunkTileOf<{}, {}, {}, {}, {}, {}, {}>", t.key_dim, t.value_dim,
-                                       t.chunk, t.columns, t.helpers, t.bulk, t.float32);
-  return {fmt::format("fourfold::gdn::delta_prepare<{}>", name), fmt::format("fourfold::gdn::delta_scan<{}>", name),
-          fmt::format("fourfold::gdn::delta_scale<{}>", name)};
+  const std::string name = fmt::format("fourfold::gdn::ChunkTileOf<{}, {}, {}, {}, {}, {}, {}, {}>", t.key_dim,
+                                       t.value_dim, t.chunk, t.columns, t.helpers, t.bulk, t.float32, t.wgmma);
+  return {fmt::format("fourfold::gdn::delta_prepare<{}>", name),
+          fmt::format("fourfold::gdn::delta_scan{}<{}>", t.wgmma ? "_wgmma" : "", name),
+          fmt::format("fourfold::gdn::{}<{}>", t.wgmma ? "delta_gate" : "delta_scale", name)};
 }
 
 }  // namespace
@@ -486,13 +487,14 @@ std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int va
     int chunk, columns;
   };
   std::vector<gdn::ChunkTile> tiles;
+  if (arch.wgmma) tiles.push_back({key_dim, value_dim, 64, 64, false, true, false, true});
   for (const Shape& s : {Shape{64, 32}, Shape{32, 32}, Shape{32, 16}}) {
     tiles.push_back({key_dim, value_dim, s.chunk, s.columns, true, arch.bulk_copy, false});
   }
   return first_fit(
       arch, tiles,
       [&](const gdn::ChunkTile& t) {
-        return std::max(gdn::scan_map(t).total, gdn::prepare_map(t).total) <= shared_of(arch);
+        return std::max(gdn::scan_bytes(t), gdn::prepare_map(t).total) <= shared_of(arch);
       },
       chunk_expressions);
 }
@@ -511,11 +513,11 @@ plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim) 
                               static_cast<int64_t>(gdn::recurrent_map(t).total)});
   }
   if (const std::optional<gdn::ChunkTile> t = chunk_tile(arch, key_dim, value_dim)) {
-    source.text += "#include \"kernels/gdn/chunk_scan.cuh\"\n";
+    source.text += fmt::format("#include \"kernels/gdn/chunk_scan{}.cuh\"\n", t->wgmma ? "_sm90" : "");
     const std::vector<std::string> expressions = chunk_expressions(*t);
     source.entries.push_back({expressions[0], gdn::kPrepareThreads, static_cast<int64_t>(gdn::prepare_map(*t).total)});
     source.entries.push_back(
-        {expressions[1], static_cast<unsigned>(t->scan_threads()), static_cast<int64_t>(gdn::scan_map(*t).total)});
+        {expressions[1], static_cast<unsigned>(t->scan_threads()), static_cast<int64_t>(gdn::scan_bytes(*t))});
     source.entries.push_back({expressions[2], gdn::kScaleThreads});
   }
   name_apart(arch, source);

@@ -146,7 +146,7 @@ TEST(MixerMutations, OfTheRecurrenceAreCaught) {
 
 TEST(MixerMutations, OfTheChunksAreCaught) {
   std::vector<Check> checks;
-  const DeltaProblem bf16 = make_delta({1, 2, 16, 48}, false, {{70, 9, 0, {0}}, {0, 0, 0, {}}}, 1, 3, true);
+  const DeltaProblem bf16 = make_delta({1, 3, 16, 48}, false, {{70, 9, 0, {0}}, {0, 0, 0, {}}}, 1, 3, true);
   const DeltaProblem fp32 = make_delta({1, 2, 48, 64}, true, {{100, 9, 0, {0}}}, 1, 4, true);
   checks.push_back([&, kernel = named(chunk_kernels(), "chunk {16, 48, 64, 16, 0, 1, 0}")](
                        const Options& o, SeenSites* seen) { return run_chunks(kernel, bf16, o, 4e-3, 5e-5, seen); });
@@ -156,13 +156,11 @@ TEST(MixerMutations, OfTheChunksAreCaught) {
 }
 
 TEST(MixerMutations, OfTheChunksOnHopperAreCaught) {
-  // A single chunk, and more of them than stages.
+  // A single chunk of three heads, of which two are prepared at a time, and more chunks than stages.
   const ChunkKernel kernel = named(chunk_kernels(), "chunk {128, 64, 64, 64, 0, 1, 0, 1}");
   std::vector<Check> checks;
-  std::vector<DeltaProblem> problems;
-  for (const int tokens : {2, 4 * 64 + 5}) {
-    problems.push_back(make_delta({1, 1, 128, 64}, false, {{tokens, 9, 0, {0}}}, 1, 5, true));
-  }
+  const DeltaProblem problems[] = {make_delta({1, 3, 128, 64}, false, {{2, 9, 0, {0}}}, 1, 5, true),
+                                   make_delta({1, 1, 128, 64}, false, {{3 * 64 + 5, 9, 0, {0}}}, 1, 5, true)};
   for (const DeltaProblem& p : problems) {
     checks.push_back([&](const Options& o, SeenSites* seen) { return run_chunks(kernel, p, o, 4e-3, 5e-5, seen); });
   }

@@ -34,7 +34,8 @@ __device__ __forceinline__ void mma_split(float (&d)[4], const u32 (&a_high)[4],
   ptx::mma_m16n8k16(d, a_high, b_low[0], b_low[1]);
 }
 
-// acc += a b of 16 x 16 blocks in shared memory, fp32 with rows of `stride`.
+// acc += a b of 16 x 16 blocks in shared memory, fp32 with rows of `stride`. Transposed: a is there as its transpose.
+template <bool Transposed>
 __device__ __forceinline__ void multiply_block(float (&acc)[2][4], const float* a, const float* b, int stride,
                                                int lane) {
   const int g = lane / 4;
@@ -42,7 +43,14 @@ __device__ __forceinline__ void multiply_block(float (&acc)[2][4], const float* 
   u32 a_high[4], a_low[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float2 x = *reinterpret_cast<const float2*>(a + (g + 8 * (i % 2)) * stride + 2 * l + 8 * (i / 2));
+    const int row = g + 8 * (i % 2);
+    const int column = 2 * l + 8 * (i / 2);
+    float2 x;
+    if constexpr (Transposed) {
+      x = make_float2(a[column * stride + row], a[(column + 1) * stride + row]);
+    } else {
+      x = *reinterpret_cast<const float2*>(a + row * stride + column);
+    }
     const Split s = split(x.x, x.y);
     a_high[i] = s.high;
     a_low[i] = s.low;
@@ -65,7 +73,7 @@ __device__ __forceinline__ void multiply_block(float (&acc)[2][4], const float* 
 
 // `Tile` is a ChunkTileOf<...>. Grid: key heads x chunks.
 template <typename Tile>
-__global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid_constant__ ChunkArgs args) {
+__global__ void __launch_bounds__(kPrepareThreads, 3) delta_prepare(const __grid_constant__ ChunkArgs args) {
   using namespace chunk_detail;
   static constexpr ChunkTile T = Tile::value;
   static constexpr PrepareMap kMap = prepare_map(T);
@@ -252,8 +260,6 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid
   for (int item = warp; item < 2 * (C / 16); item += kWarps) {
     const int block = item % (C / 16);
     const u32 rows = base + (item < C / 16 ? kMap.keys : kMap.queries) + static_cast<u32>(block * 16 * T.key_stride());
-    float* to = reinterpret_cast<float*>(smem + (item < C / 16 ? kMap.keys_keys : kMap.queries_keys)) +
-                (block * 16 + lane / 4) * kStride + lane % 4 * 2;
     // All blocks of columns at once: their multiplications do not wait for each other.
     const u32 columns =
         base + kMap.keys + static_cast<u32>((lane % 8 + lane / 16 * 8) * T.key_stride() + lane / 8 % 2 * 16);
@@ -271,6 +277,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid
         ptx::mma_m16n8k16(acc[other][1], a, b[2], b[3]);
       }
     }
+    // Of the keys transposed: A is wanted that way.
+    float* products = reinterpret_cast<float*>(smem + (item < C / 16 ? kMap.keys_keys : kMap.queries_keys));
 #pragma unroll
     for (int other = 0; other < C / 16; ++other) {
       if (other > block) continue;
@@ -278,8 +286,16 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid
       for (int n = 0; n < 2; ++n)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          *reinterpret_cast<float2*>(to + 8 * h * kStride + other * 16 + 8 * n) =
-              make_float2(acc[other][n][2 * h], acc[other][n][2 * h + 1]);
+          const int row = block * 16 + 8 * h + lane / 4;
+          const int column = other * 16 + 8 * n + lane % 4 * 2;
+          const float x = acc[other][n][2 * h];
+          const float y = acc[other][n][2 * h + 1];
+          if (item < C / 16) {
+            products[column * kStride + row] = x;
+            products[(column + 1) * kStride + row] = y;
+          } else {
+            *reinterpret_cast<float2*>(products + row * kStride + column) = make_float2(x, y);
+          }
         }
     }
   }
@@ -303,69 +319,93 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid
 
   const float* keys_keys = reinterpret_cast<const float*>(smem + kMap.keys_keys);
   const float* queries_keys = reinterpret_cast<const float*>(smem + kMap.queries_keys);
-  float* lower = reinterpret_cast<float*>(smem + kMap.lower);
-  float* inverse = reinterpret_cast<float*>(smem + kMap.inverse);
   const float scale = rsqrtf(static_cast<float>(T.key_dim));
+  const auto decay = [](float from, float to) { return ptx::exp2_approx((to - from) * 1.4426950408889634f); };
+  // From here on a group of warps has a value head by itself.
+  constexpr int kGroupThreads = kPrepareThreads / kPrepareGroups;
+  constexpr int kGroupWarps = kGroupThreads / 32;
+  const int group = warp / kGroupWarps;
+  const int own_warp = warp % kGroupWarps;
+  const int own_tid = tid % kGroupThreads;
+  float* matrix = reinterpret_cast<float*>(smem + kMap.matrices + static_cast<u32>(group) * prepare_square(T));
+  __syncthreads();  // the products are there, and nobody reads keys any more
 #pragma unroll 1
-  for (int head = first_head; head < first_head + shape.ratio(); ++head) {
-    const long long head_place = chunk * shape.value_heads + head;
-    const long long gate_place = head_place * T.gate_bytes();
-    __syncthreads();                                             // the products are there, and the head before is done
-    const float* sums = gates_of + (head - first_head) * 2 * C;  // c, beta
-    float* gates = reinterpret_cast<float*>(args.space + args.at.gates + gate_place);
-    for (int i = tid; i < C; i += kPrepareThreads) {
+  for (int index = group; index < shape.ratio(); index += kPrepareGroups) {
+    const long long head_place = chunk * shape.value_heads + first_head + index;
+    const float* sums = gates_of + index * 2 * C;  // c, beta
+    float* gates = reinterpret_cast<float*>(args.space + args.at.gates + head_place * T.gate_bytes());
+    for (int i = own_tid; i < C; i += kGroupThreads) {
       gates[i] = expf(sums[i]);
       gates[C + i] = sums[C + i];
       gates[2 * C + i] = expf(sums[C - 1] - sums[i]);
     }
+#pragma unroll 2
+    for (int column = own_warp; column < C; column += kGroupWarps) {
+#pragma unroll
+      for (int row = lane; row < C; row += 32) {
+        if (row > column) {
+          matrix[column * kStride + row] =
+              sums[C + row] * keys_keys[column * kStride + row] * decay(sums[column], sums[row]);
+        }
+      }
+    }
     u8* scores = args.space + args.at.scores + head_place * T.score_bytes();
-    for (int i = tid; i < C * C / 2; i += kPrepareThreads) {
+#pragma unroll 2
+    for (int i = own_tid; i < C * C / 2; i += kGroupThreads) {
       const int row = i / (C / 2);
       const int column = i % (C / 2) * 2;
-      float a[2], p[2];
+      float p[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         // Above the diagonal the exponent is positive, and the products were not formed.
         const bool there = column + j <= row;
-        const float decay = there ? ptx::exp2_approx((sums[row] - sums[column + j]) * 1.4426950408889634f) : 0.0f;
-        a[j] = column + j < row ? sums[C + row] * keys_keys[row * kStride + column + j] * decay : 0.0f;
-        p[j] = there ? queries_keys[row * kStride + column + j] * scale * decay : 0.0f;
+        p[j] = there ? queries_keys[row * kStride + column + j] * scale * decay(sums[column + j], sums[row]) : 0.0f;
       }
-      *reinterpret_cast<float2*>(lower + row * kStride + column) = make_float2(a[0], a[1]);
-      *reinterpret_cast<float2*>(inverse + row * kStride + column) = make_float2(0.0f, 0.0f);
       const Split s = split(p[0], p[1]);
       *reinterpret_cast<u32*>(scores + T.square_place(row, column)) = s.high;
       if (!T.wgmma) *reinterpret_cast<u32*>(scores + T.square_bytes() / 2 + T.square_place(row, column)) = s.low;
     }
-    __syncthreads();
-    if (warp < C / 32) {
-      // Half a warp has a block of the diagonal, a lane one column of its inverse.
-      const int block = warp * 2 + lane / 16;
+    ptx::barrier_sync(1 + group, kGroupThreads);
+    if (own_warp < C / 32) {
+      // Half a warp has a block of the diagonal, a lane one column of its inverse: what is known of it is taken off all
+      // that follows.
+      const int block = own_warp * 2 + lane / 16;
       const int column = lane % 16;
-      const float* a = lower + block * 16 * kStride + block * 16;
+      float* own = matrix + block * 16 * kStride + block * 16;
       float t[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        float sum = i == column ? 1.0f : 0.0f;
+      for (int i = 0; i < 16; ++i) t[i] = i == column ? 1.0f : 0.0f;
 #pragma unroll
-        for (int k = 0; k < i; ++k) sum -= a[i * kStride + k] * t[k];
-        t[i] = sum;
+      for (int k = 0; k < 15; ++k) {
+        float a[16];  // column k of A
+#pragma unroll
+        for (int i = (k + 1) / 4 * 4; i < 16; i += 4) {
+          const float4 x = *reinterpret_cast<const float4*>(own + k * kStride + i);
+          a[i] = x.x;
+          a[i + 1] = x.y;
+          a[i + 2] = x.z;
+          a[i + 3] = x.w;
+        }
+#pragma unroll
+        for (int i = k + 1; i < 16; ++i) t[i] -= a[i] * t[k];
       }
+      __syncwarp();
 #pragma unroll
-      for (int i = 0; i < 16; ++i) inverse[(block * 16 + i) * kStride + block * 16 + column] = t[i];
+      for (int i = 0; i < 16; ++i) own[i * kStride + column] = t[i];
     }
-    __syncthreads();
+    ptx::barrier_sync(1 + group, kGroupThreads);
 #pragma unroll 1
     for (int distance = 1; distance < C / 16; ++distance) {
-      if (warp < C / 16 - distance) {
-        const int i = warp + distance;
-        const int j = warp;
+      if (own_warp < C / 16 - distance) {
+        const int i = own_warp + distance;
+        const int j = own_warp;
         float acc[2][4] = {};
 #pragma unroll 1
         for (int k = j; k < i; ++k) {
-          multiply_block(acc, lower + i * 16 * kStride + k * 16, inverse + k * 16 * kStride + j * 16, kStride, lane);
+          multiply_block<true>(acc, matrix + k * 16 * kStride + i * 16, matrix + k * 16 * kStride + j * 16, kStride,
+                               lane);
         }
-        float* own = inverse + i * 16 * kStride + j * 16;
+        float* own = matrix + i * 16 * kStride + j * 16;
         float* to = own + lane / 4 * kStride + lane % 4 * 2;
         const auto put = [&](float sign) {
 #pragma unroll
@@ -382,21 +422,24 @@ __global__ void __launch_bounds__(kPrepareThreads, 2) delta_prepare(const __grid
         for (int n = 0; n < 2; ++n)
 #pragma unroll
           for (int e = 0; e < 4; ++e) acc[n][e] = 0.0f;
-        multiply_block(acc, inverse + i * 16 * kStride + i * 16, own, kStride, lane);
+        multiply_block<false>(acc, matrix + i * 16 * kStride + i * 16, own, kStride, lane);
         __syncwarp();
         put(-1.0f);
       }
-      __syncthreads();
+      ptx::barrier_sync(1 + group, kGroupThreads);
     }
     u8* out = args.space + args.at.inverse + head_place * T.square_bytes();
-    for (int i = tid; i < C * C / 2; i += kPrepareThreads) {
+#pragma unroll 2
+    for (int i = own_tid; i < C * C / 2; i += kGroupThreads) {
       const int row = i / (C / 2);
       const int column = i % (C / 2) * 2;
-      const float2 x = *reinterpret_cast<const float2*>(inverse + row * kStride + column);
+      float2 x = make_float2(0.0f, 0.0f);
+      if (column / 16 <= row / 16) x = *reinterpret_cast<const float2*>(matrix + row * kStride + column);
       const Split s = split(x.x, x.y);
       *reinterpret_cast<u32*>(out + T.square_place(row, column)) = s.high;
       *reinterpret_cast<u32*>(out + T.square_bytes() / 2 + T.square_place(row, column)) = s.low;
     }
+    ptx::barrier_sync(1 + group, kGroupThreads);
   }
 }
 

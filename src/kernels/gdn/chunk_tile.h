@@ -89,27 +89,34 @@ struct ChunkArgs {
   ChunkSpace at;
 };
 
+// What is needed one after the other lies at the same place: three CTAs have room on an SM.
+inline constexpr int kPrepareGroups = 2;  // of warps, each with a value head of its own
 struct PrepareMap {
-  unsigned inputs;  // [3 + chunk][2 key_dim] elements; later the four matrices below, fp32 [chunk][chunk + 4]
-  unsigned keys_keys, queries_keys, lower, inverse;
-  unsigned keys;     // [chunk][key_stride] bytes
-  unsigned queries;  //
-  unsigned gates;    // [value head of the key head][2][chunk] fp32: c (first the log decay), beta
+  unsigned inputs;  // [3 + chunk][2 key_dim] elements; later the two products, fp32 [chunk][chunk + 4]
+  unsigned keys_keys, queries_keys;
+  unsigned keys;  // [chunk][key_stride] bytes; later the matrices of the groups
+  unsigned queries;
+  unsigned matrices;  // [group] fp32 [chunk][chunk + 4]: (I + A)^-1, and above its blocks of the diagonal A, transposed
+  unsigned gates;     // [value head of the key head][2][chunk] fp32: c (first the log decay), beta
   unsigned total;
 };
 FOURFOLD_MIXER_FN int prepare_stride(const ChunkTile& t) { return t.chunk + 4; }  // floats
+FOURFOLD_MIXER_FN unsigned prepare_square(const ChunkTile& t) {
+  return static_cast<unsigned>(t.chunk * prepare_stride(t) * 4);
+}
 FOURFOLD_MIXER_FN PrepareMap prepare_map(const ChunkTile& t) {
   PrepareMap m{};
   const unsigned inputs = static_cast<unsigned>((kHistory + t.chunk) * 2 * t.key_dim * t.element());
-  const unsigned square = static_cast<unsigned>(t.chunk * prepare_stride(t) * 4);
+  const unsigned products = 2 * prepare_square(t);
+  const unsigned keys = static_cast<unsigned>(t.chunk * t.key_stride());
+  const unsigned matrices = kPrepareGroups * prepare_square(t);
   m.inputs = 0;
   m.keys_keys = 0;
-  m.queries_keys = square;
-  m.lower = 2 * square;
-  m.inverse = 3 * square;
-  m.keys = ((inputs > 4 * square ? inputs : 4 * square) + 15u) / 16u * 16u;
-  m.queries = m.keys + static_cast<unsigned>(t.chunk * t.key_stride());
-  m.gates = m.queries + static_cast<unsigned>(t.chunk * t.key_stride());
+  m.queries_keys = prepare_square(t);
+  m.keys = ((inputs > products ? inputs : products) + 15u) / 16u * 16u;
+  m.queries = m.keys + keys;
+  m.matrices = m.keys;
+  m.gates = m.keys + (2 * keys > matrices ? 2 * keys : matrices);
   m.total = m.gates + static_cast<unsigned>(kMostRatio * 2 * t.chunk * 4);
   return m;
 }

@@ -48,11 +48,11 @@ std::string read_to_end(int fd, const std::string& name, uint64_t limit) {
   std::string content;
   std::array<char, 65536> buffer{};
   for (;;) {
+    if (!wait_for_input(fd)) throw Interrupted();
     const ssize_t count = ::read(fd, buffer.data(), buffer.size());
     if (count == 0) return content;
     if (count < 0) {
       if (errno != EINTR) fail("cannot read {}: {}", name, std::strerror(errno));
-      throw_if_interrupted();
       continue;
     }
     content.append(buffer.data(), static_cast<size_t>(count));

@@ -20,4 +20,9 @@ class Interrupted : public std::runtime_error {
 };
 void throw_if_interrupted();
 
+// Waits until reading from `fd` would not block. False: there is an interrupt that nobody has cleared, whether it came
+// before the wait or during it and whichever thread took it; a blocking read() learns only of those that it takes
+// itself.
+bool wait_for_input(int fd);
+
 }  // namespace fourfold

@@ -48,7 +48,7 @@ bool continues(std::string& line) {
 
 // ---- plain
 
-// Read with read(2): the streams of the library retry when a signal arrives.
+// Read with read(2): the streams of the library keep what they have read, and poll() does not see it.
 class LineEditor::Plain {
  public:
   Input read(std::string& line) {
@@ -61,14 +61,13 @@ class LineEditor::Plain {
         if (continues(line)) continue;
         return Input::kLine;
       }
+      if (!wait_for_input(STDIN_FILENO)) return Input::kInterrupted;
       char buffer[4096];
       const ssize_t count = ::read(STDIN_FILENO, buffer, sizeof buffer);
       if (count > 0) {
         pending_.append(buffer, static_cast<size_t>(count));
         if (pending_.size() + line.size() > kMaxLine) fail("standard input: a line of more than {} bytes", kMaxLine);
-      } else if (count < 0 && errno == EINTR) {
-        if (interrupted()) return Input::kInterrupted;
-      } else {
+      } else if (count == 0 || errno != EINTR) {
         if (pending_.empty() && line.empty()) return Input::kEnd;
         line += pending_;
         pending_.clear();
@@ -108,6 +107,7 @@ class LineEditor::Edited {
   ~Edited() {
     if (editor_ != nullptr) ::el_end(editor_);
     if (history_ != nullptr) ::history_end(history_);
+    if (keys_ != STDIN_FILENO) ::close(keys_);
   }
 
   Input read(std::string& line) {
@@ -148,16 +148,17 @@ class LineEditor::Edited {
 
   // One character of the terminal: 1, 0 at the end, -1 after a Ctrl-C.
   static int read_character(EditLine* editor, wchar_t* character) {
+    Edited& edited = self(editor);
     std::mbstate_t state{};
     for (;;) {
-      char byte = 0;
-      const ssize_t count = ::read(STDIN_FILENO, &byte, 1);
-      if (count < 0 && errno == EINTR) {
-        if (!interrupted()) continue;
+      if (!wait_for_input(edited.keys_)) {
         const LineInfo* line = ::el_line(editor);
-        self(editor).stop_ = line->lastchar > line->buffer ? Stop::kCleared : Stop::kInterrupted;
+        edited.stop_ = line->lastchar > line->buffer ? Stop::kCleared : Stop::kInterrupted;
         return -1;
       }
+      char byte = 0;
+      const ssize_t count = ::read(edited.keys_, &byte, 1);
+      if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (count <= 0) return 0;
       const size_t size = std::mbrtowc(character, &byte, 1, &state);
       if (size == static_cast<size_t>(-2)) continue;  // the character has more bytes
@@ -211,6 +212,14 @@ class LineEditor::Edited {
     ::close(fd);
   }
 
+  // The terminal once more, so that reading never waits and nobody else's reading changes: Ctrl-C takes back the keys
+  // that a wait was told of. Where it cannot be opened, standard input as it is.
+  static int open_keys() {
+    const int fd = ::open("/proc/self/fd/0", O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    return fd < 0 ? STDIN_FILENO : fd;
+  }
+
+  const int keys_ = open_keys();
   std::filesystem::path file_;
   History* history_ = nullptr;
   EditLine* editor_ = nullptr;

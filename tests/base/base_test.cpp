@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "base/check.h"
@@ -16,6 +18,7 @@
 #include "base/console.h"
 #include "base/env.h"
 #include "base/file.h"
+#include "base/interrupt.h"
 #include "base/math.h"
 #include "base/random.h"
 #include "base/threads.h"
@@ -39,6 +42,33 @@ TEST(Console, WhoHasStoppedReadingEndsNothing) {
   };
   EXPECT_EXIT(write(SIG_DFL), testing::ExitedWithCode(0), "");
   EXPECT_EXIT(write(SIG_IGN), testing::ExitedWithCode(0), "");
+}
+
+// The handler runs on another thread, so that no call of this one returns early.
+TEST(Interrupt, EndsAWaitForInput) {
+  install_interrupt_handler();
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ::pthread_kill(::pthread_self(), SIGINT);
+    for (int i = 0; i < 500 && interrupted(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_EQ(::write(ends[1], "x", 1), 1);  // ends a wait that has missed it
+  });
+  EXPECT_FALSE(wait_for_input(ends[0]));
+  EXPECT_FALSE(wait_for_input(ends[0]));  // until it is cleared
+  clear_interrupt();
+  EXPECT_TRUE(wait_for_input(ends[0]));
+  other.join();
+  EXPECT_TRUE(wait_for_input(ends[0]));
+
+  ::raise(SIGINT);  // before the wait, and before there is anything to read
+  EXPECT_FALSE(wait_for_input(ends[0]));
+  clear_interrupt();
+  EXPECT_TRUE(wait_for_input(ends[0]));
+  ::signal(SIGINT, SIG_DFL);
+  ::close(ends[1]);
+  ::close(ends[0]);
 }
 
 TEST(Math, CheckedArithmeticNamesTheThing) {

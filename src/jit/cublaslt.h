@@ -51,6 +51,7 @@ struct CublasLt::Functions {
     std::array<int, 4> reserved;
   };
   static_assert(sizeof(Heuristic) == 96);
+  static constexpr int kNotSupported = 15;      // cublasStatus_t
   static constexpr int kFloat = 0, kBf16 = 14;  // cudaDataType
   static constexpr int kComputeFloat = 68;      // cublasComputeType_t
   static constexpr int kTranspose = 1;          // cublasOperation_t

@@ -201,14 +201,12 @@ TEST_P(HostModel, HasTheReferencesLogits) {
   const std::vector<float> want = logits_of(*reference(c.experts), c.steps);
   HostCard card = c.card;
   card.executor.seed = 3;
-  card.cublaslt = c.library_rows > 0;
   card.executor.delivery = c.overlap ? executor::Delivery::kLate : executor::Delivery::kAtOnce;
   install(card);
   const size_t listed = warm(c);
   {
     cuda::CudaOptions options = cuda_options(c.overlap, c.fp8, c.wide);
     options.emulate = c.emulate;
-    options.library_rows = c.library_rows;
     const auto model = load(cuda::make_backend(options), c.rows, c.experts);
     const std::vector<float> got = logits_of(*model, c.steps);
     const Difference d = compare(got, want, static_cast<size_t>(model->config().vocabulary));
@@ -217,7 +215,6 @@ TEST_P(HostModel, HasTheReferencesLogits) {
     // Random weights amplify what is rounded.
     EXPECT_LT(d.mean_kl, c.fp8 || c.experts != ops::Format::kNvfp4 ? 1e-3 : 1e-4);
     EXPECT_EQ(d.other_choices, 0);
-    EXPECT_EQ(library_products() > 0, c.library_rows > 0);
     if (c.again) {
       EXPECT_EQ(got, logits_of(*model, c.steps)) << "two runs have other bits";
     }
@@ -242,10 +239,44 @@ INSTANTIATE_TEST_SUITE_P(
              .fp8 = true,
              .emulate = "rtx-pro-6000",
              .rows = 32},
-        Case{.name = "Library", .steps = {{33, 0}, {20, 1}}, .library_rows = 30},
         Case{.name = "Bf16Experts", .steps = {{19, 2}, {1, 1}}, .experts = ops::Format::kBf16},
         Case{.name = "Fp8Experts", .steps = {{19, 2}, {1, 1}}, .experts = ops::Format::kFp8}),
     [](const auto& parameter) { return parameter.param.name; });
+
+// cuBLASLt takes some products and has nothing for the others, which our kernels take: it is asked once for each size,
+// and one of them is named.
+TEST(HostLibrary, TakesTheProductsThatItHas) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  const Case c = {.name = "Library", .steps = {{33}}, .library_rows = 30};
+  const std::vector<float> want = logits_of(*reference(c.experts), c.steps);
+  HostCard card;
+  card.executor.seed = 3;
+  card.cublaslt = true;
+  card.cublaslt_most = 256;
+  install(card);
+  const size_t listed = warm(c);
+  {
+    cuda::CudaOptions options = cuda_options(true, false, true);
+    options.library_rows = c.library_rows;
+    const auto model = load(cuda::make_backend(options), c.rows, c.experts);
+    testing::internal::CaptureStderr();
+    const std::vector<float> got = logits_of(*model, c.steps);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find("cuBLASLt has nothing for 1024 x 256 with 33 rows"), std::string::npos) << said;
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+    const int64_t taken = library_products(), sizes = library_questions();
+    EXPECT_GT(taken, 0);
+    const Difference d = compare(got, want, static_cast<size_t>(model->config().vocabulary));
+    EXPECT_LT(d.mean_kl, 1e-4);
+    EXPECT_EQ(d.other_choices, 0);
+
+    EXPECT_EQ(got, logits_of(*model, c.steps)) << "two runs have other bits";
+    EXPECT_EQ(library_products(), 2 * taken);
+    EXPECT_EQ(library_questions(), sizes);
+  }
+  EXPECT_EQ(live(), Live{});
+  EXPECT_EQ(jit::KernelStore(kernel_store()).keys().size(), listed) << "the list lacks kernels that were run";
+}
 
 // ---- ranks
 

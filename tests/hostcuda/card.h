@@ -100,7 +100,7 @@ class Card {
   uint64_t peak = 0;
   std::string error;    // not empty: nothing works any more
   int64_t gathers = 0;  // NCCL's
-  int64_t library_products = 0;
+  int64_t library_products = 0, library_questions = 0;
   int64_t corrupt_in = 0;  // sums until one is wrong
   int held_rank = -1;      // whose kernels do not come to meetings
   int64_t calls[static_cast<size_t>(Call::kCount)] = {};

@@ -11,7 +11,7 @@ namespace {
 
 using Functions = jit::CublasLt::Functions;
 
-constexpr int kInvalidValue = 7, kNotSupported = 15;  // cublasStatus_t
+constexpr int kInvalidValue = 7;  // cublasStatus_t
 
 struct Layout {
   int type;
@@ -91,7 +91,13 @@ std::shared_ptr<const Functions> cublaslt_functions() {
   call->heuristic = [](void*, void* desc, void* a, void* b, void* c, void* d, void* preference, int wanted,
                        Functions::Heuristic* results, int* found) {
     if (!static_cast<Desc*>(desc)->transposed || c != d || wanted < 1) return kInvalidValue;
-    if (!fit(*static_cast<Layout*>(a), *static_cast<Layout*>(b), *static_cast<Layout*>(d))) return kNotSupported;
+    if (!fit(*static_cast<Layout*>(a), *static_cast<Layout*>(b), *static_cast<Layout*>(d))) return kInvalidValue;
+    const std::lock_guard lock(card().mutex);
+    ++card().library_questions;
+    const Layout& out = *static_cast<Layout*>(d);
+    *found = 0;
+    // It says so in one of two ways.
+    if (out.rows > card().card().cublaslt_most) return out.type == Functions::kFloat ? 0 : Functions::kNotSupported;
     *results = {};
     results->workspace_bytes = *static_cast<uint64_t*>(preference);
     *found = 1;
@@ -117,6 +123,11 @@ std::shared_ptr<const Functions> cublaslt_functions() {
 int64_t library_products() {
   const std::lock_guard lock(card().mutex);
   return card().library_products;
+}
+
+int64_t library_questions() {
+  const std::lock_guard lock(card().mutex);
+  return card().library_questions;
 }
 
 }  // namespace fourfold::hostcuda

@@ -36,6 +36,8 @@ struct HostCard {
   bool nccl_refuses = false;  // no rank can join
   bool nccl_loses = false;    // what it should bring
   bool cublaslt = false;      // there is one
+  // It has nothing for products of more outputs.
+  int64_t cublaslt_most = int64_t{1} << 40;
   // A rank whose kernel has waited so long for the others' runs it without them; 0: never.
   std::chrono::milliseconds lone_after{0};
 };
@@ -106,6 +108,8 @@ uint64_t peak_bytes();
 int64_t calls(Call call);    // since install()
 int64_t nccl_calls();        // its gathers, recorded or not
 int64_t library_products();  // of cuBLASLt, the same
+// How often it was asked for a way to take a product.
+int64_t library_questions();
 // The nth call from now (1: the next) fails with `result`, once; 0: none does.
 void fail_call(Call call, int64_t nth, int result);
 // Kernels of that rank do not come to meetings; -1: all come.

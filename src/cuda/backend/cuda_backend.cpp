@@ -120,6 +120,7 @@ void CudaBackend::load_asked_for(const std::function<void()>& rehearse) {
   attention_.clear();
   prefill_.clear();
   delta_.clear();
+  unpack_ = nullptr;
   card_->loader.load(sources);  // in parallel
 }
 
@@ -503,14 +504,7 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
   const RowsWay way = rows_way(arch_, formats, rows, x.cols);
   if (timer_ != nullptr) matrices_.insert({formats, rows, x.cols});
   const ProductKernels& kernels = product_kernels(way);
-  if (options_.wide && wide_by_wgmma(arch_, formats) && (planning_ || x.rows > kFewRows)) {
-    const gemm::WideTile most = {formats, 128, 0};
-    const int sms = sms_;
-    scratch(wide_partial_,
-            std::max<int64_t>(gemm::wide_partial_bytes(most, sms),
-                              gemm::middle_partial_bytes(sms * middle_tile(arch_, formats).ctas)),
-            "parts of products");
-  }
+  wide_room(formats, x.rows);
   if (planning_) return;
   const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
                       waiting_.args.columns == x.cols && way.norm_pieces > 0;

@@ -157,6 +157,8 @@ class CudaBackend : public ops::Backend {
   void product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats, int64_t rows,
                int64_t weight_bytes, const ops::Tensor& out);
   void take_along(gemm::RowsArgs& args);
+  // Memory for parts of sums, of products of so many rows.
+  void wide_room(int formats, int64_t rows);
   void wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, const std::vector<Kernel>& kernels,
                     const ops::Tensor& out);
   // The same by cuBLASLt, where that is asked for.
@@ -254,7 +256,8 @@ class CudaBackend : public ops::Backend {
   std::map<std::pair<float, int64_t>, cuda::Buffer> frequencies_;
   std::vector<std::unique_ptr<std::vector<Kernel>>> owned_;
   const std::vector<Kernel>*norm_ = nullptr, *step_ = nullptr,
-        *sample_ = nullptr;  // after load_known()
+        *sample_ = nullptr;                      // after load_known()
+  const std::vector<Kernel>* unpack_ = nullptr;  // once a product has asked for it
 
   cuda::Buffer zeros_, ones_, arrived_;
   cuda::Buffer plain_tables_, plain_hidden_, plain_partial_;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/check.h"
+#include "base/console.h"
 #include "cuda/backend/cuda_backend.h"
 #include "cuda/backend/tensors.h"
 #include "kernels/gemm/unpack_args.h"
@@ -65,14 +67,21 @@ void LibraryProducts::forget(Way& way) {
   way = {};
 }
 
-// Column-major, as the library has it: out [outputs x rows] = W^T [inputs x outputs]^T times x [inputs x rows].
-const LibraryProducts::Way& LibraryProducts::way_of(const Product& p) {
+const LibraryProducts::Way* LibraryProducts::way_of(const Product& p) {
   const Key key = {p.outputs, p.inputs, p.rows, p.x_stride, p.out_stride, p.floats};
-  if (const auto it = ways_.find(key); it != ways_.end()) return it->second;
-  if (ways_.size() == kMostWays) {
-    for (auto& [old, way] : ways_) forget(way);
-    ways_.clear();
+  auto it = ways_.find(key);
+  if (it == ways_.end()) {
+    if (ways_.size() == kMostWays) {
+      for (auto& [old, way] : ways_) forget(way);
+      ways_.clear();
+    }
+    it = ways_.emplace(key, ask(p)).first;
   }
+  return it->second.weights == nullptr ? nullptr : &it->second;
+}
+
+// Column-major, as the library has it: out [outputs x rows] = W^T [inputs x outputs]^T times x [inputs x rows].
+LibraryProducts::Way LibraryProducts::ask(const Product& p) {
   const Functions& call = library_.call();
   const auto layout = [&](void** to, int type, int64_t rows, int64_t columns, int64_t stride) {
     library_.check(call.layout_create(to, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), stride),
@@ -85,21 +94,26 @@ const LibraryProducts::Way& LibraryProducts::way_of(const Product& p) {
     layout(&way.out, p.floats ? Functions::kFloat : Functions::kBf16, p.outputs, p.rows, p.out_stride);
     Functions::Heuristic best = {};
     int count = 0;
-    library_.check(call.heuristic(handle_, desc_, way.weights, way.x, way.out, way.out, preference_, 1, &best, &count),
-                   "cublasLtMatmulAlgoGetHeuristic");
-    if (count < 1 || best.status != 0) {
-      fail("cuBLASLt has nothing for {} x {} with {} rows", p.outputs, p.inputs, p.rows);
+    const int status =
+        call.heuristic(handle_, desc_, way.weights, way.x, way.out, way.out, preference_, 1, &best, &count);
+    if (status != Functions::kNotSupported) library_.check(status, "cublasLtMatmulAlgoGetHeuristic");
+    if (status == 0 && count > 0 && best.status == 0) {
+      way.algorithm = best.algorithm;
+      return way;
     }
-    way.algorithm = best.algorithm;
   } catch (...) {
     forget(way);
     throw;
   }
-  return ways_.emplace(key, way).first->second;
+  forget(way);
+  if (!std::exchange(warned_, true)) {
+    warn(fmt::format("cuBLASLt has nothing for {} x {} with {} rows; fourfold's own kernels take such products",
+                     p.outputs, p.inputs, p.rows));
+  }
+  return way;
 }
 
-void LibraryProducts::multiply(const Stream& stream, const Product& p, DeviceAddress workspace) {
-  const Way& way = way_of(p);
+void LibraryProducts::multiply(const Stream& stream, const Way& way, const Product& p, DeviceAddress workspace) {
   const float none = 0.0f;
   const auto at = [](DeviceAddress address) { return reinterpret_cast<void*>(static_cast<uintptr_t>(address)); };
   library_.check(library_.call().matmul(handle_, desc_, &p.factor, at(p.weights), way.weights, at(p.x), way.x, &none,
@@ -115,15 +129,17 @@ bool CudaBackend::takes_library(const Stack& stack, int64_t rows) const {
          has_wide(arch_, stack.formats());
 }
 
-// Parts that the library multiplies, one after the other through one matrix of bf16; the others as they are otherwise.
+// Parts that the library can multiply, one after the other through one matrix of bf16; the others as they are
+// otherwise.
 void CudaBackend::library_product(std::string_view name, const ops::Tensor& x, const Stack& stack,
                                   const ops::Tensor& out) {
   const gemm::Matrix& matrix = stack.matrix();
-  const Kernel& unpack = loaded(unpack_source()).front();
+  if (unpack_ == nullptr) unpack_ = &loaded(unpack_source());
   int64_t most = 0;
   for (int p = 0; p < matrix.count; ++p) most = std::max<int64_t>(most, matrix.parts[p].rows);
   const DeviceAddress weights = scratch(unpacked_, most * matrix.columns * 2, "weights for cuBLASLt"),
                       workspace = scratch(library_space_, LibraryProducts::kWorkspaceBytes, "workspace of cuBLASLt");
+  wide_room(stack.formats(), x.rows);
   if (planning_) return;
   settle_norm();
   const plan::step::Extent extent = {
@@ -138,32 +154,47 @@ void CudaBackend::library_product(std::string_view name, const ops::Tensor& x, c
     gemm::Part part = matrix.parts[p];
     const int tiles = gemm::part_tiles(matrix, p);
     const std::optional<float> factor = stack.factor(p);
-    if (part.rows < LibraryProducts::kLeastOutputs || !factor) {
+    bool taken = part.rows >= LibraryProducts::kLeastOutputs && factor.has_value();
+    const LibraryProducts::Way* way = nullptr;
+    const LibraryProducts::Product product = {
+        .weights = weights,
+        .outputs = part.rows,
+        .inputs = matrix.columns,
+        .x = address_of(x.data),
+        .x_stride = x.stride,
+        .rows = x.rows,
+        .factor = factor.value_or(1.0f),
+        .out = address_of(out.data) + static_cast<uint64_t>(part.first_row * out.element_bytes()),
+        .out_stride = out.stride,
+        .floats = is_float(out)};
+    if (taken && library_ != nullptr) {  // it is null on a card that only counts
+      way = library_->way_of(product);
+      taken = way != nullptr;
+    }
+    if (!taken) {
       part.first_tile = rest.tiles;
       rest.parts[rest.count++] = part;
       rest.tiles += tiles;
       continue;
     }
     const gemm::UnpackArgs args = {part, tiles, matrix.units, matrix.columns, device_pointer<unsigned short>(weights)};
-    launch(card_->stream, unpack, {static_cast<unsigned>(kUnpackCtas * sms_)}, Overlap::kNone, args);
-    if (library_ == nullptr) continue;  // on a card that only counts
-    library_->multiply(card_->stream,
-                       {.weights = weights,
-                        .outputs = part.rows,
-                        .inputs = matrix.columns,
-                        .x = address_of(x.data),
-                        .x_stride = x.stride,
-                        .rows = x.rows,
-                        .factor = *factor,
-                        .out = address_of(out.data) + static_cast<uint64_t>(part.first_row * out.element_bytes()),
-                        .out_stride = out.stride,
-                        .floats = is_float(out)},
-                       workspace);
+    launch(card_->stream, unpack_->front(), {static_cast<unsigned>(kUnpackCtas * sms_)}, Overlap::kNone, args);
+    if (way != nullptr) library_->multiply(card_->stream, *way, product, workspace);
   }
   if (rest.count > 0) {
     const RowsWay way = rows_way(arch_, stack.formats(), stack.rows(), x.cols);
     wide_product(x, rest, stack.formats(), *product_kernels(way).many, out);
   }
+}
+
+void CudaBackend::wide_room(int formats, int64_t rows) {
+  if (!options_.wide || !wide_by_wgmma(arch_, formats) || (!planning_ && rows <= kFewRows)) return;
+  const gemm::WideTile most = {formats, 128, 0};
+  const int sms = sms_;
+  scratch(wide_partial_,
+          std::max<int64_t>(gemm::wide_partial_bytes(most, sms),
+                            gemm::middle_partial_bytes(sms * middle_tile(arch_, formats).ctas)),
+          "parts of products");
 }
 
 void CudaBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, const ops::Tensor& out) {

@@ -33,24 +33,30 @@ class LibraryProducts {
   LibraryProducts(const LibraryProducts&) = delete;
   LibraryProducts& operator=(const LibraryProducts&) = delete;
 
-  // out = factor x W^T, summed in fp32. `workspace`: kWorkspaceBytes, of this stream alone. The library chooses how by
-  // the sizes, so other numbers of rows may give other bits.
-  void multiply(const Stream& stream, const Product& product, DeviceAddress workspace);
-
- private:
-  // How products of some sizes are taken: outputs, inputs, rows, strides of x and out, fp32.
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
+  // How products of some sizes are taken.
   struct Way {
-    void *weights = nullptr, *x = nullptr, *out = nullptr;  // layouts
+    void *weights = nullptr, *x = nullptr, *out = nullptr;  // layouts; null: the library has no way
     jit::CublasLt::Functions::Algorithm algorithm = {};
   };
-  const Way& way_of(const Product& product);
+  // By the product's sizes alone; valid until the next call. Null: the library has no way, which is remembered like
+  // one and of which the first time is warned.
+  const Way* way_of(const Product& product);
+
+  // out = factor x W^T, summed in fp32. `workspace`: kWorkspaceBytes, of this stream alone. The library chooses how by
+  // the sizes, so other numbers of rows may give other bits.
+  void multiply(const Stream& stream, const Way& way, const Product& product, DeviceAddress workspace);
+
+ private:
+  // Outputs, inputs, rows, strides of x and out, fp32.
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
+  Way ask(const Product& product);
   void forget(Way& way);
   void close();
 
   const jit::CublasLt& library_;
   void *handle_ = nullptr, *desc_ = nullptr, *preference_ = nullptr;
   std::map<Key, Way> ways_;
+  bool warned_ = false;
 };
 
 }  // namespace fourfold::cuda

@@ -153,20 +153,20 @@ LoadFigures run_load(engine::Engine& engine, std::vector<engine::Request> reques
           until, begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(arrivals[sent])));
     }
     if (!inbox->take(ready, until)) continue;
+    // The engine calls for each event: one that is there already came at the time of a later call.
     for (const auto& [i, time] : ready) {
-      while (const auto event = streams[i] ? streams[i]->next(std::chrono::milliseconds(0)) : std::nullopt) {
-        if (event->kind == engine::Event::Kind::kToken) {
-          figures.requests[i].tokens.push_back(since(time));
-          continue;
-        }
-        if (event->reason == engine::FinishReason::kError) fail("{}", event->error);
-        figures.requests[i].end = *event;
-        streams[i].reset();
-        ++done;
-        --running;
-        if (progress) progress(done);
-        break;
+      const auto event = streams[i]->next(std::chrono::milliseconds(0));
+      FF_ASSERT(event.has_value());
+      if (event->kind == engine::Event::Kind::kToken) {
+        figures.requests[i].tokens.push_back(since(time));
+        continue;
       }
+      if (event->reason == engine::FinishReason::kError) fail("{}", event->error);
+      figures.requests[i].end = *event;
+      streams[i].reset();
+      ++done;
+      --running;
+      if (progress) progress(done);
     }
     ready.clear();
   }

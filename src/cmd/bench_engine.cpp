@@ -18,6 +18,7 @@
 #include "base/progress.h"
 #include "base/random.h"
 #include "chat/chat_text.h"
+#include "chat/sampling.h"
 #include "cmd/arguments.h"
 #include "cmd/card_memory.h"
 #include "cmd/engine_load.h"
@@ -41,16 +42,30 @@ struct Options {
   MemoryArgs memory;
   int64_t requests = 32, concurrency = 8, prompt = 512, generate = 64, shared_prefix = 0, chunk = 512, context = 0;
   double arrival = 0;
+  chat::SamplingChoice sampling;
   uint64_t seed = 1;
   bool json = false, thinking = false, pairs = false;
 };
 
-engine::Request greedy_request(std::vector<int32_t> prompt, int64_t max_tokens) {
-  engine::Request request;
-  request.prompt = std::move(prompt);
-  request.max_tokens = max_tokens;
-  request.sampling.temperature = 0;
-  return request;
+// Greedy, unless drawn tokens are asked for: then `recommended` holds for what is not asked for.
+engine::SamplingParams sampling_of(const Options& options, engine::SamplingParams recommended) {
+  const chat::SamplingChoice& choice = options.sampling;
+  if (!choice.temperature && !choice.top_k && !choice.top_p) recommended.temperature = 0;
+  return choice.over(std::move(recommended));
+}
+
+std::string describe(const engine::SamplingParams& sampling) {
+  if (sampling.temperature == 0) return "greedy";
+  std::string text = fmt::format("drawn at temperature {:g}", sampling.temperature);
+  if (sampling.top_k > 0) text += fmt::format(", top-k {}", sampling.top_k);
+  if (sampling.top_p < 1) text += fmt::format(", top-p {:g}", sampling.top_p);
+  if (sampling.min_p > 0) text += fmt::format(", min-p {:g}", sampling.min_p);
+  return text;
+}
+
+// Each request draws numbers of its own, which are the same whatever runs beside it.
+void take_seeds(const Options& options, std::vector<engine::Request>& requests) {
+  for (size_t i = 0; i < requests.size(); ++i) requests[i].sampling.seed = options.seed + i;
 }
 
 // Random prompts with a shared beginning; every answer has its full length.
@@ -63,10 +78,14 @@ std::vector<engine::Request> random_requests(const Options& options, int64_t voc
   for (int64_t i = 0; i < options.requests; ++i) {
     std::vector<int32_t> prompt = shared;
     while (static_cast<int64_t>(prompt.size()) < options.prompt) prompt.push_back(draw());
-    all.push_back(greedy_request(std::move(prompt), options.generate));
-    all.back().cache.boundaries = {options.shared_prefix};
-    if (options.shared_prefix == 0) all.back().cache.boundaries.clear();
+    engine::Request request;
+    request.prompt = std::move(prompt);
+    request.max_tokens = options.generate;
+    request.sampling = sampling_of(options, {});
+    if (options.shared_prefix > 0) request.cache.boundaries = {options.shared_prefix};
+    all.push_back(std::move(request));
   }
+  take_seeds(options, all);
   return all;
 }
 
@@ -90,7 +109,7 @@ std::vector<engine::Request> real_requests(const Options& options, const model::
       conversation.variables["enable_thinking"] = options.thinking;
     }
     engine::Request request = text.request(text.prompt(conversation));
-    request.sampling.temperature = 0;
+    request.sampling = sampling_of(options, std::move(request.sampling));
     request.max_tokens = options.generate;
     conversations.push_back(std::move(request));
   }
@@ -99,6 +118,7 @@ std::vector<engine::Request> real_requests(const Options& options, const model::
   while (static_cast<int64_t>(conversations.size()) < options.requests) {
     conversations.push_back(conversations[conversations.size() % distinct]);
   }
+  take_seeds(options, conversations);
   return conversations;
 }
 
@@ -166,6 +186,7 @@ struct Result {
   // With --pairs: what the same requests got without drafts, and the median of what drafts gave, turn by turn.
   std::optional<double> plain_decode_tokens_per_s, median_speedup;
   uint64_t taken = 0;  // of the card's memory, while the engine was there
+  engine::SamplingParams sampling;
 };
 
 void check(const Options& options, const model::ModelConfig& config) {
@@ -266,6 +287,7 @@ Result measure(const Options& options, std::shared_ptr<model::Model> model, int3
   const auto engine = engine::make_engine(share_model(model), engine_options);
 
   Result result;
+  result.sampling = requests.front().sampling;
   const bool plain = drafts == 0 && options.arrival == 0 && options.prompts.empty();
   if (plain) {
     const int64_t first = std::min(options.prompt, engine_options.max_context - kOverheadSteps - 1);
@@ -381,6 +403,11 @@ void run(const Options& options) {
     out["requests"] = options.requests;
     out["concurrency"] = options.concurrency;
     out["generate"] = options.generate;
+    out["sampling"] = {{"temperature", result.sampling.temperature},
+                       {"top_k", result.sampling.top_k},
+                       {"top_p", result.sampling.top_p},
+                       {"min_p", result.sampling.min_p},
+                       {"seed", options.seed}};
     out["arrival_per_s"] = options.arrival;
     out["seconds"] = load.seconds;
     out["output_tokens"] = load.output_tokens();
@@ -409,10 +436,10 @@ void run(const Options& options) {
   fmt::print("{}\n{}\n\n", loaded.name, backend);
   if (plan)
     fmt::print("{}  {:<20}{:>10.3f} GB\n\n", memory::text(*plan), "taken", static_cast<double>(result.taken) * 1e-9);
-  fmt::print("{} requests, {}; prompts: {}; {} tokens each at most\n", options.requests,
+  fmt::print("{} requests, {}; prompts: {}; {} tokens each at most, {}\n", options.requests,
              options.arrival > 0 ? fmt::format("{} a second (Poisson)", options.arrival)
                                  : fmt::format("{} at a time", options.concurrency),
-             prompts, options.generate);
+             prompts, options.generate, describe(result.sampling));
   fmt::print("{:<24}{:10.2f} tokens/s\n", "output", output_rate);
   fmt::print("{:<24}{:10.2f} tokens/s\n", "output and prompts", total_rate);
   fmt::print("{:<24}{:10.2f} tokens/s, of one sequence after its prompt\n", "decode", load.decode_tokens_per_s());
@@ -468,7 +495,12 @@ void add_bench_engine(Command& bench_app) {
   command.add_option("--chunk", options->chunk, "Tokens of one step at most").range(1, 65536);
   command.add_option("--context", options->context, "Positions of the cache in all; 0: twice what the requests need")
       .range(0, int64_t{1} << 30);
-  command.add_option("--seed", options->seed, "Of prompts and arrivals");
+  command.add_option("--temperature", options->sampling.temperature, "Of drawn tokens (default: 0, greedy)")
+      .real_range(0, 10);
+  command.add_option("--top-k", options->sampling.top_k, "Of the k most probable tokens (0: all)").range(0, 1 << 24);
+  command.add_option("--top-p", options->sampling.top_p, "Of the most probable tokens up to this probability, (0, 1]")
+      .real_range(0, 1);
+  command.add_option("--seed", options->seed, "Of prompts, arrivals and drawn tokens");
   command.add_flag("--json", options->json, "Print one JSON object");
   command.callback([options] {
     options->concurrency = std::min(options->concurrency, options->requests);

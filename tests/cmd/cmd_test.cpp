@@ -327,6 +327,30 @@ TEST_F(Cmd, BenchEngineRunsAsManyRequestsAtATimeAsThereAre) {
   EXPECT_GT(out["decode_tokens_per_s"].get<double>(), 0);
 }
 
+// Answers of conversations end where the model ends them, so their lengths tell which tokens were chosen.
+TEST_F(Cmd, BenchEngineDrawsTokens) {
+  const std::string prompts =
+      write("prompts.jsonl", R"({"messages": [{"role": "user", "content": "What is 8 times 7?"}]})"
+                             "\n"
+                             R"({"messages": [{"role": "user", "content": "What is 12 + 30?"}]})"
+                             "\n");
+  const auto tokens = [&](const std::string& flags) {
+    const Json out = run_json("bench engine '" + demo_ + "' --device cpu --prompts " + prompts +
+                              " --requests 4 --generate 60 --json " + flags);
+    return std::pair(out.at("output_tokens").get<int64_t>(), out.at("sampling"));
+  };
+  const auto [greedy, params] = tokens("");
+  EXPECT_EQ(params.at("temperature"), 0);
+  EXPECT_EQ(tokens("--temperature 8 --top-k 1").first, greedy);
+  const auto [drawn, asked] = tokens("--temperature 8 --top-p 0.999 --seed 5");
+  EXPECT_NE(drawn, greedy);
+  EXPECT_EQ(asked.at("temperature"), 8);
+  EXPECT_EQ(asked.at("seed"), 5);
+  EXPECT_EQ(tokens("--temperature 8 --top-p 0.999 --seed 5 --concurrency 2").first, drawn);
+  EXPECT_GT(tokens("--top-p 1").second.at("temperature"), 0);
+  expect_refused("bench engine " + demo_ + " --device cpu --temperature 11", {"--temperature", "11"});
+}
+
 TEST_F(Cmd, PlanNeedsNoCard) {
   const Json plan = run_json("plan --gpu rtx-pro-6000 --model 397B-A17B --tokens 8 --json");
   EXPECT_GT(plan.at("predicted_us").get<double>(), 0);

@@ -23,7 +23,7 @@ std::vector<RowsKernel> rows_kernels();
 struct DenseKernel {
   std::string name;
   bool wide;
-  int tokens;  // of a CTA; gemm_middle: at most
+  int tokens;  // of a CTA at a time
   int threads;
   unsigned shared_bytes;
   void (*run)(const ptx::TensorMap& x, const DenseArgs&);

@@ -586,8 +586,8 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   args.partial = wide_partial_.as<float>();
   args.arrived = arrived_.as<int>();
   if (entry == kMiddle) {
-    args.split_units = gemm::middle_split_units(middle_tile(arch_, formats), matrix, sms, kLeastShare);
-    const int grid = gemm::middle_grid(matrix, args.split_units);
+    args.split_units = gemm::middle_split_units(middle_tile(arch_, formats), matrix, args.tokens, sms, kLeastShare);
+    const int grid = gemm::middle_grid(matrix, args.tokens, args.split_units);
     launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
     return;
   }

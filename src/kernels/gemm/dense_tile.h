@@ -205,9 +205,9 @@ FOURFOLD_HD constexpr int wide_grid(const WideTile& t, const Matrix& m, int toke
   return items < sms ? items : sms;
 }
 
-// ---- wgmma, up to 64 rows (middle_sm90.cuh): sm_90a -----------------------------------------------------------------
+// ---- wgmma, few rows (middle_sm90.cuh): sm_90a ----------------------------------------------------------------------
 
-inline constexpr int kMiddleRows = 64;      // of x
+inline constexpr int kMiddleRows = 64;      // of x, of an item
 inline constexpr int kMiddleTiles = 8;      // row tiles of an item: one for each warp that multiplies
 inline constexpr int kMiddleThreads = 288;  // and one that copies
 inline constexpr int kMiddlePieces = 24;    // of an item's columns, at most
@@ -244,22 +244,23 @@ FOURFOLD_HD constexpr MiddleMap middle_map(const MiddleTile& t) {
   m.total = m.barriers + static_cast<unsigned>(t.stages) * 16u;
   return m;
 }
-// Items are 128 rows and all columns; their units, one item after the other, are dealt out in equal shares, so that a
-// CTA may have the end of one item and the beginning of the next.
-FOURFOLD_HD constexpr long long middle_units(const Matrix& m) {
-  return static_cast<long long>(run_groups(m, kMiddleTiles)) * m.units;
+// Items are 128 rows, kMiddleRows rows of x and all columns; their units, one item after the other, are dealt out in
+// equal shares, so that a CTA may have the end of one item and the beginning of the next.
+FOURFOLD_HD constexpr int middle_blocks(int tokens) { return (tokens + kMiddleRows - 1) / kMiddleRows; }
+FOURFOLD_HD constexpr long long middle_units(const Matrix& m, int tokens) {
+  return static_cast<long long>(run_groups(m, kMiddleTiles)) * middle_blocks(tokens) * m.units;
 }
 // Units for each CTA: no item comes in more than kMiddlePieces pieces, and nobody starts for less than `least`.
-FOURFOLD_HD constexpr int middle_split_units(const MiddleTile& t, const Matrix& m, int sms, int least) {
+FOURFOLD_HD constexpr int middle_split_units(const MiddleTile& t, const Matrix& m, int tokens, int sms, int least) {
   const long long slots = static_cast<long long>(sms) * t.ctas;
-  long long share = (middle_units(m) + slots - 1) / slots;
+  long long share = (middle_units(m, tokens) + slots - 1) / slots;
   const int most_cut = (m.units + kMiddlePieces - 2) / (kMiddlePieces - 1);
   share = share > most_cut ? share : most_cut;
   share = share > least ? share : least;
   return static_cast<int>((share + t.most_units() - 1) / t.most_units() * t.most_units());
 }
-FOURFOLD_HD constexpr int middle_grid(const Matrix& m, int split_units) {
-  return static_cast<int>((middle_units(m) + split_units - 1) / split_units);
+FOURFOLD_HD constexpr int middle_grid(const Matrix& m, int tokens, int split_units) {
+  return static_cast<int>((middle_units(m, tokens) + split_units - 1) / split_units);
 }
 // Of each CTA the pieces of two items: 128 rows x 64 fp32.
 FOURFOLD_HD constexpr long long middle_partial_bytes(int grid) {

@@ -1,9 +1,10 @@
-// Products of 17 to 64 rows by wgmma: such a product is a stream of weights, and short. Every SM has an equal share of
-// it: items of 128 rows, one after the other, are cut into shares of units of columns wherever a share ends. The sums
-// of an item's pieces meet in memory, and each of its CTAs adds up a part of them, in the order of the columns; so all
-// CTAs must have room at the same time.
+// Products of few rows, but more than 16, by wgmma: such a product is a stream of weights, and short. Every SM has an
+// equal share of it: items of 128 rows and up to 64 rows of x, one after the other, are cut into shares of units of
+// columns wherever a share ends. The sums of an item's pieces meet in memory, and each of its CTAs adds up a part of
+// them, in the order of the columns; so all CTAs must have room at the same time.
 //
-// Eight warps multiply, a row tile each, two warpgroups beside each other; a warp copies. Weights are asked for before
+// Eight warps multiply, a row tile each, two warpgroups beside each other; a warp copies, a row tile by each lane: one
+// lane would take longer to ask for eight tiles than the SM to multiply them. Weights are asked for before
 // the wait for the kernel before, and two CTAs have room on an SM: while one waits, the other one multiplies, or the
 // next product's weights come.
 #pragma once
@@ -38,6 +39,15 @@ struct Segment {
   int first_unit, end_unit;
   bool whole;
 };
+// Items with the same weights stand beside each other.
+struct Place {
+  Group group;
+  int first_token;
+};
+__device__ __forceinline__ Place place_of(const DenseArgs& args, int item) {
+  const int blocks = middle_blocks(args.tokens);
+  return {run_group_of(args.matrix, item / blocks, kMiddleTiles), item % blocks * kMiddleRows};
+}
 __device__ __forceinline__ Segment segment_at(const DenseArgs& args, int at, int end) {
   const int units = args.matrix.units;
   Segment s;
@@ -67,73 +77,83 @@ __device__ __forceinline__ float4* piece_at(const DenseArgs& args, int cta, bool
   return reinterpret_cast<float4*>(args.partial) + static_cast<long long>(2 * cta + (second ? 1 : 0)) * kPieceFloats4;
 }
 
-// One lane of the warp that copies: first the weights of as many stages as there are, then x, which the kernel before
-// makes.
+// The warp that copies: first the weights of as many stages as there are, then x, which the kernel before makes.
 template <typename Tile>
 __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& args, u32 base, int begin, int end) {
   static constexpr MiddleTile T = Tile::value;
   static constexpr MiddleMap kMap = middle_map(T);
+  constexpr u32 kRowBytes = kMiddleRows * 128u;  // of a unit
   const Barriers<Tile> bars{base + kMap.barriers};
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const u64 policy = policy_evict_first();
-  const auto format_of = [&](const Group& group) { return args.matrix.parts[group.part].format; };
-  const auto units_in = [&](const Segment& s, const Group& group, int unit) {
-    const int most = stage_units(format_of(group));
-    return s.end_unit - unit < most ? s.end_unit - unit : most;
+  struct Step {
+    int tiles;          // of the item
+    const u8* weights;  // of this lane's tile, from the stage's first unit on
+    u32 bytes;          // of a unit
+    int at_once, count;
+    int unit, first_token;
   };
-  const auto ask_weights = [&](const Segment& s, const Group& group, int unit, int stage) {
-    const int count = units_in(s, group, unit);
-    const u32 bytes = static_cast<u32>(unit_bytes(format_of(group)));
-    const u32 to_next = static_cast<u32>(stage_units(format_of(group))) * bytes;
-    const u32 bar = bars.full(stage);
-    mbarrier_arrive_expect(
-        bar, static_cast<u32>(count) * (static_cast<u32>(group.tiles) * bytes + static_cast<u32>(kMiddleRows) * 128u));
-    int p = group.part;
-    const u32 to = base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride;
-    for (int i = 0; i < group.tiles; ++i) {
-      const int tile = group.first + i;
-      while (p + 1 < args.matrix.count && tile >= args.matrix.parts[p + 1].first_tile) ++p;
-      const Part& part = args.matrix.parts[p];
-      bulk_copy(to + static_cast<u32>(i) * to_next,
-                part.weights + (static_cast<u64>(tile - part.first_tile) * static_cast<u64>(args.matrix.units) +
-                                static_cast<u64>(unit)) *
-                                   bytes,
-                static_cast<u32>(count) * bytes, bar, policy);
-    }
-  };
-  const auto ask_rows = [&](const Segment& s, const Group& group, int unit, int stage) {
-    const int count = units_in(s, group, unit);
-    const u32 to = base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride;
-    for (int i = 0; i < count; ++i) {
-      tensor_copy_rows(to + static_cast<u32>(i * kMiddleRows) * 128u, x, (unit + i) * kUnitK, 0, kMiddleRows,
-                       bars.full(stage));
-    }
-  };
-  // body(segment, group, unit): for each stage of the share, until it says no.
-  const auto walk = [&](int from, auto&& body) {
-    for (int at = from; at < end;) {
+  // body(step): for each stage of the share, until it says no.
+  const auto walk = [&](auto&& body) {
+    for (int at = begin; at < end;) {
       const Segment s = segment_at(args, at, end);
-      const Group group = run_group_of(args.matrix, s.item, kMiddleTiles);
-      for (int unit = s.first_unit; unit < s.end_unit; unit += stage_units(format_of(group))) {
-        if (!body(s, group, unit)) return;
+      const Place place = place_of(args, s.item);
+      const Group& group = place.group;
+      const Weights format = args.matrix.parts[group.part].format;
+      const int tile = group.first + (lane < group.tiles ? lane : 0);
+      const Part& part = args.matrix.parts[part_of(args.matrix, tile)];
+      Step step = {};
+      step.tiles = group.tiles;
+      step.bytes = static_cast<u32>(unit_bytes(format));
+      step.weights = part.weights + (static_cast<u64>(tile - part.first_tile) * static_cast<u64>(args.matrix.units) +
+                                     static_cast<u64>(s.first_unit)) *
+                                        step.bytes;
+      step.at_once = stage_units(format);
+      step.first_token = place.first_token;
+      for (step.unit = s.first_unit; step.unit < s.end_unit; step.unit += step.at_once) {
+        const int left = s.end_unit - step.unit;
+        step.count = left < step.at_once ? left : step.at_once;
+        if (!body(step)) return;
+        step.weights += static_cast<u32>(step.at_once) * step.bytes;
       }
       at += s.end_unit - s.first_unit;
     }
   };
+  const auto ask_weights = [&](const Step& step, int stage) {
+    const u32 bytes = static_cast<u32>(step.count) * step.bytes;
+    if (lane == 0) {
+      mbarrier_arrive_expect(bars.full(stage),
+                             static_cast<u32>(step.tiles) * bytes + static_cast<u32>(step.count) * kRowBytes);
+    }
+    __syncwarp();
+    if (lane < step.tiles) {
+      bulk_copy(base + kMap.weights + static_cast<u32>(stage) * kMap.weight_stride +
+                    static_cast<u32>(lane * step.at_once) * step.bytes,
+                step.weights, bytes, bars.full(stage), policy);
+    }
+  };
+  const auto ask_rows = [&](const Step& step, int stage) {
+    if (lane < step.count) {
+      tensor_copy_rows(
+          base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride + static_cast<u32>(lane) * kRowBytes, x,
+          (step.unit + lane) * kUnitK, step.first_token, kMiddleRows, bars.full(stage));
+    }
+  };
   int stage = 0;
-  walk(begin, [&](const Segment& s, const Group& group, int unit) {
+  walk([&](const Step& step) {
     if (stage == T.stages) return false;
-    ask_weights(s, group, unit, stage++);
+    ask_weights(step, stage++);
     return true;
   });
   grid_dependency_wait();
   stage = 0;
   u32 turn = 0;
-  walk(begin, [&](const Segment& s, const Group& group, int unit) {
+  walk([&](const Step& step) {
     if (turn > 0) {
       mbarrier_wait(bars.empty(stage), (turn & 1u) ^ 1u);
-      ask_weights(s, group, unit, stage);
+      ask_weights(step, stage);
     }
-    ask_rows(s, group, unit, stage);
+    ask_rows(step, stage);
     if (++stage == T.stages) {
       stage = 0;
       ++turn;
@@ -270,8 +290,9 @@ __device__ __forceinline__ void add_pieces(const DenseArgs& args, int item, cons
   constexpr int kAtOnce = 8;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Group group = run_group_of(args.matrix, item, kMiddleTiles);
-  const int jobs = (args.tokens + 7) / 8 * kMiddleTiles;
+  const Place place = place_of(args, item);
+  const int tokens = args.tokens - place.first_token < kMiddleRows ? args.tokens - place.first_token : kMiddleRows;
+  const int jobs = (tokens + 7) / 8 * kMiddleTiles;
   const int own = static_cast<int>(blockIdx.x) - pieces.first_cta;
   // This CTA's jobs are dealt out to its warps.
   const int begin = own * jobs / pieces.count + warp;
@@ -312,9 +333,9 @@ __device__ __forceinline__ void add_pieces(const DenseArgs& args, int item, cons
 #pragma unroll 1
   for (int i = 0; i < mine; ++i) {
     const int which = begin + i * kMiddleTiles;
-    if (which % kMiddleTiles >= group.tiles) continue;
-    finish_sums(args, group.first + which % kMiddleTiles, lane / 4, which / kMiddleTiles * 8 + lane % 4 * 2,
-                staging[i * 32 + lane]);
+    if (which % kMiddleTiles >= place.group.tiles) continue;
+    finish_sums(args, place.group.first + which % kMiddleTiles, lane / 4,
+                place.first_token + which / kMiddleTiles * 8 + lane % 4 * 2, staging[i * 32 + lane]);
   }
 }
 
@@ -344,11 +365,11 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
   }
   grid_launch_dependents();
   __syncthreads();
-  const int all = run_groups(args.matrix, kMiddleTiles) * args.matrix.units;
+  const int all = static_cast<int>(middle_units(args.matrix, args.tokens));
   const int begin = static_cast<int>(blockIdx.x) * args.split_units;
   const int end = begin + args.split_units < all ? begin + args.split_units : all;
   if (warp == kMiddleTiles) {
-    if (one_lane()) produce<Tile>(x, args, base, begin, end);
+    produce<Tile>(x, args, base, begin, end);
     return;
   }
   grid_dependency_wait();
@@ -358,7 +379,8 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
   int cuts = 0;
   for (int at = begin; at < end;) {
     const Segment segment = segment_at(args, at, end);
-    const Group group = run_group_of(args.matrix, segment.item, kMiddleTiles);
+    const Place place = place_of(args, segment.item);
+    const Group& group = place.group;
     const bool there = warp < group.tiles;
     const int tile = group.first + (there ? warp : 0);
     const Part& part = args.matrix.parts[part_of(args.matrix, tile)];
@@ -371,7 +393,7 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
       if (!there) continue;
 #pragma unroll
       for (int i = 0; i < kFragments; ++i) {
-        finish_sums(args, tile, lane / 4, i * 8 + lane % 4 * 2,
+        finish_sums(args, tile, lane / 4, place.first_token + i * 8 + lane % 4 * 2,
                     make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
       }
       continue;

@@ -39,8 +39,8 @@ inline std::vector<BrokenKernel> broken_kernels() {
        cuda::wide_source(arch, 4),
        cuda::kMiddle,
        "kernels/gemm/middle_sm90.cuh",
-       "const float high = factors[8] *",
-       "const float high = 1.125f * factors[8] *",
+       "e.high = factors[8] *",
+       "e.high = 1.125f * factors[8] *",
        {"middle_detail", "gemm_middle"}},
       // What was summed before a larger score came keeps its weight.
       {"decode",

@@ -201,7 +201,9 @@ __global__ void __launch_bounds__(kDenseThreads, Tile::value.ctas) gemm_dense(co
   const Group group = group_of(args.matrix, static_cast<int>(blockIdx.x) / blocks, kDenseTiles);
   const Part& part = args.matrix.parts[group.part];
   const RowsOf rows = {args.x, args.x_stride, nullptr, args.tokens, args.matrix.columns, args.matrix.units, args.zero};
-  const auto end = [&](int tile, int g, int t, float low, float high) { finish(args, part, tile, g, t, low, high); };
+  const auto end = [&](int tile, int g, int t, float low, float high) {
+    with_end(args.end, [&]<DenseEnd End>() { finish<End>(args, part, tile, g, t, low, high); });
+  };
   with_format<Tile>(part.format, [&]<Weights F>() {
     multiply_group<Tile, F>(rows, shared_address(smem), smem, part, group,
                             static_cast<int>(blockIdx.x) % blocks * T.tokens, end);

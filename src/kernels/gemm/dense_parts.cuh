@@ -45,34 +45,43 @@ FOURFOLD_HD constexpr float dense_scale(Weights format) {
   return format == Weights::kNvfp4 ? fragment_scale(format) : 1.0f;
 }
 
+// Calls `body` with what becomes of sums, a constant: asked once, and not for every sum.
+template <typename Body>
+__device__ __forceinline__ void with_end(DenseEnd end, const Body& body) {
+  switch (end) {
+    case DenseEnd::kBf16:
+      return body.template operator()<DenseEnd::kBf16>();
+    case DenseEnd::kFloat:
+      return body.template operator()<DenseEnd::kFloat>();
+    case DenseEnd::kAdd:
+      return body.template operator()<DenseEnd::kAdd>();
+    case DenseEnd::kSwiGlu:
+      return body.template operator()<DenseEnd::kSwiGlu>();
+  }
+}
+
 // Rows g and g + 8 (low, high) of row tile `index` of a part, token t; where they are there.
+template <DenseEnd End>
 __device__ __forceinline__ void finish(const DenseArgs& args, const Part& part, int index, int g, int t, float low,
                                        float high) {
   if (t >= args.tokens) return;
-  const bool paired = args.end == DenseEnd::kSwiGlu;
-  const int in_part = index * (paired ? 8 : 16) + g;
+  const int in_part = index * (End == DenseEnd::kSwiGlu ? 8 : 16) + g;
   const bool low_there = in_part < part.rows;
   const bool high_there = in_part + 8 < part.rows;
   const long long at = t * args.out_stride + part.first_row + in_part;
-  switch (args.end) {
-    case DenseEnd::kSwiGlu:
-      if (low_there) static_cast<u16*>(args.out)[at] = to_bf16(silu(low) * high);
-      break;
-    case DenseEnd::kBf16:
-      if (low_there) static_cast<u16*>(args.out)[at] = to_bf16(low);
-      if (high_there) static_cast<u16*>(args.out)[at + 8] = to_bf16(high);
-      break;
-    case DenseEnd::kFloat:
-      if (low_there) static_cast<float*>(args.out)[at] = low;
-      if (high_there) static_cast<float*>(args.out)[at + 8] = high;
-      break;
-    case DenseEnd::kAdd: {
-      const float scale = args.row_scales != nullptr ? __ldcg(args.row_scales + t) : 1.0f;
-      float* out = static_cast<float*>(args.out) + at;
-      if (low_there) out[0] = fmaf(low, scale, __ldcg(out));
-      if (high_there) out[8] = fmaf(high, scale, __ldcg(out + 8));
-      break;
-    }
+  if constexpr (End == DenseEnd::kSwiGlu) {
+    if (low_there) static_cast<u16*>(args.out)[at] = to_bf16(silu(low) * high);
+  } else if constexpr (End == DenseEnd::kBf16) {
+    if (low_there) static_cast<u16*>(args.out)[at] = to_bf16(low);
+    if (high_there) static_cast<u16*>(args.out)[at + 8] = to_bf16(high);
+  } else if constexpr (End == DenseEnd::kFloat) {
+    if (low_there) static_cast<float*>(args.out)[at] = low;
+    if (high_there) static_cast<float*>(args.out)[at + 8] = high;
+  } else {
+    const float scale = args.row_scales != nullptr ? __ldcg(args.row_scales + t) : 1.0f;
+    float* out = static_cast<float*>(args.out) + at;
+    if (low_there) out[0] = fmaf(low, scale, __ldcg(out));
+    if (high_there) out[8] = fmaf(high, scale, __ldcg(out + 8));
   }
 }
 

@@ -74,7 +74,8 @@ __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& arg
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int items = item_count<Tile>(args);
   const u64 units = static_cast<u64>(args.matrix.units);
-  const u64 policy = policy_evict_last();  // the next block of tokens wants the same weights
+  // Whether the next block of tokens wants the same weights.
+  const u64 policy = args.tokens > T.tokens ? policy_evict_last() : policy_evict_first();
   Ring ring{0, 1};
   for (int number = static_cast<int>(blockIdx.x); number < items; number += static_cast<int>(gridDim.x)) {
     const Item item = item_of<Tile>(args, number);
@@ -388,18 +389,20 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
     store_rows<N>(args, *own[0], row, item.first_token, acc, low, high, staging, lane);
     return;
   }
+  dense_detail::with_end(args.end, [&]<DenseEnd End>() {
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    if (first_tile + m >= group.tiles) continue;
+    for (int m = 0; m < 2; ++m) {
+      if (first_tile + m >= group.tiles) continue;
 #pragma unroll
-    for (int n = 0; n < N / 8; ++n) {
+      for (int n = 0; n < N / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        dense_detail::finish(args, *own[m], index[m], g, item.first_token + n * 8 + lane % 4 * 2 + e,
-                             acc[m][n * 4 + e] * low[m], acc[m][n * 4 + 2 + e] * high[m]);
+        for (int e = 0; e < 2; ++e) {
+          dense_detail::finish<End>(args, *own[m], index[m], g, item.first_token + n * 8 + lane % 4 * 2 + e,
+                                    acc[m][n * 4 + e] * low[m], acc[m][n * 4 + 2 + e] * high[m]);
+        }
       }
     }
-  }
+  });
 }
 
 }  // namespace wide_detail

@@ -274,18 +274,29 @@ __device__ __forceinline__ void multiply_segment(const DenseArgs& args, u32 base
   }
 }
 
-// Sums of rows g and g + 8 of row tile `tile` of the stack, rows t and t + 1 of x.
-__device__ __forceinline__ void finish_sums(const DenseArgs& args, int tile, int g, int t, const float4& sums) {
-  const Part& part = args.matrix.parts[part_of(args.matrix, tile)];
-  const int index = tile - part.first_tile;
-  const float* factors = part.factors + static_cast<long long>(index) * 16 + g;
-  const float low = factors[0] * dense_detail::dense_scale(part.format);
-  const float high = factors[8] * dense_detail::dense_scale(part.format);
-  dense_detail::finish(args, part, index, g, t, sums.x * low, sums.z * high);
-  dense_detail::finish(args, part, index, g, t + 1, sums.y * low, sums.w * high);
+// The row tile whose sums a warp ends.
+struct Ending {
+  const Part* part;
+  int index;  // in the part
+  float low, high;
+};
+__device__ __forceinline__ Ending ending_of(const DenseArgs& args, int tile, int g) {
+  Ending e;
+  e.part = &args.matrix.parts[part_of(args.matrix, tile)];
+  e.index = tile - e.part->first_tile;
+  const float* factors = e.part->factors + static_cast<long long>(e.index) * 16 + g;
+  e.low = factors[0] * dense_detail::dense_scale(e.part->format);
+  e.high = factors[8] * dense_detail::dense_scale(e.part->format);
+  return e;
+}
+// Rows g and g + 8 of the tile, rows t and t + 1 of x.
+template <DenseEnd End>
+__device__ __forceinline__ void finish_sums(const DenseArgs& args, const Ending& e, int g, int t, const float4& sums) {
+  dense_detail::finish<End>(args, *e.part, e.index, g, t, sums.x * e.low, sums.z * e.high);
+  dense_detail::finish<End>(args, *e.part, e.index, g, t + 1, sums.y * e.low, sums.w * e.high);
 }
 
-// What this CTA adds up of an item whose pieces are all there, and its end. `staging`: of this warp, shared.
+// What this CTA adds up of an item, when its pieces are all there, and its end. `staging`: of this warp, shared.
 __device__ __forceinline__ void add_pieces(const DenseArgs& args, int item, const Pieces& pieces, float4* staging) {
   constexpr int kAtOnce = 8;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -297,7 +308,12 @@ __device__ __forceinline__ void add_pieces(const DenseArgs& args, int item, cons
   // This CTA's jobs are dealt out to its warps.
   const int begin = own * jobs / pieces.count + warp;
   const int end = (own + 1) * jobs / pieces.count;
-  const int mine = begin < end ? (end - begin + kMiddleTiles - 1) / kMiddleTiles : 0;
+  const int in_group = begin % kMiddleTiles;  // row tile of all of them
+  int mine = begin < end ? (end - begin + kMiddleTiles - 1) / kMiddleTiles : 0;
+  if (in_group >= place.group.tiles) mine = 0;
+  const Ending ending = ending_of(args, place.group.first + (mine > 0 ? in_group : 0), lane / 4);
+  if (lane == 0) wait_count(args.arrived + pieces.first_cta, pieces.count);
+  __syncwarp();
   // All pieces of one job, then of the next: so many loads at once, whatever they belong to.
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   int done = 0;
@@ -330,13 +346,13 @@ __device__ __forceinline__ void add_pieces(const DenseArgs& args, int item, cons
       }
     }
   }
+  dense_detail::with_end(args.end, [&]<DenseEnd End>() {
 #pragma unroll 1
-  for (int i = 0; i < mine; ++i) {
-    const int which = begin + i * kMiddleTiles;
-    if (which % kMiddleTiles >= place.group.tiles) continue;
-    finish_sums(args, place.group.first + which % kMiddleTiles, lane / 4,
-                place.first_token + which / kMiddleTiles * 8 + lane % 4 * 2, staging[i * 32 + lane]);
-  }
+    for (int i = 0; i < mine; ++i) {
+      const int block = (begin + i * kMiddleTiles) / kMiddleTiles;  // of eight rows of x
+      finish_sums<End>(args, ending, lane / 4, place.first_token + block * 8 + lane % 4 * 2, staging[i * 32 + lane]);
+    }
+  });
 }
 
 }  // namespace middle_detail
@@ -391,11 +407,14 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
     at += segment.end_unit - segment.first_unit;
     if (segment.whole) {
       if (!there) continue;
+      const Ending ending = ending_of(args, tile, lane / 4);
+      dense_detail::with_end(args.end, [&]<DenseEnd End>() {
 #pragma unroll
-      for (int i = 0; i < kFragments; ++i) {
-        finish_sums(args, tile, lane / 4, place.first_token + i * 8 + lane % 4 * 2,
-                    make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
-      }
+        for (int i = 0; i < kFragments; ++i) {
+          finish_sums<End>(args, ending, lane / 4, place.first_token + i * 8 + lane % 4 * 2,
+                           make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
+        }
+      });
       continue;
     }
     const Pieces pieces = pieces_of(args, segment.item);
@@ -425,8 +444,6 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
     const int item = i == 0 ? cut[0] : cut[1];
     const Pieces pieces = pieces_of(args, item);
     int* arrived = args.arrived + pieces.first_cta;
-    if (lane == 0) wait_count(arrived, pieces.count);
-    __syncwarp();
     add_pieces(args, item, pieces, staging);
     barrier_sync(1, kConsumers);  // all of it is read
     if (threadIdx.x == 0 && atomicAdd(arrived, 1) == 2 * pieces.count - 1) *arrived = 0;

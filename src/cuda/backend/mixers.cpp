@@ -12,7 +12,7 @@ namespace fourfold::cuda {
 namespace {
 
 constexpr int64_t kPartialBytes = 64 << 20;
-constexpr int kMostSpan = 8;  // splits of a CTA
+constexpr int kMostSpan = 8;  // splits of a CTA, about
 
 }  // namespace
 
@@ -76,10 +76,10 @@ void CudaBackend::take_places(attn::AttentionArgs& args, int first, int live, in
 // CTAs for every place on the card: with fewer a late one is waited for. Results do not depend on it.
 int CudaBackend::attention_span(const attn::DecodeTile& tile, const attn::AttentionShape& shape,
                                 const attn::AttentionArgs& args, int longest, int places) const {
-  const int most = std::min(attn::most_span(tile, shape, args.most_rows, longest), kMostSpan);
+  const int most = attn::most_span(tile, shape, args.most_rows, longest);
   const int slots = card_->device.info().sms * tile.ctas;
   int span = 1;
-  while (2 * span <= most) {
+  while (2 * span <= kMostSpan && ceil_div(args.splits, attn::span_ctas(args.splits, 2 * span)) <= most) {
     const attn::DecodeLaunch l = attn::decode_launch(tile, shape, args.splits, args.most_rows, places, 2 * span);
     if (static_cast<int>(l.grid_x * l.grid_y * l.grid_z) < 2 * slots - slots / 8) break;
     span *= 2;

@@ -241,7 +241,8 @@ struct Warp {
 
 }  // namespace decode_detail
 
-// `Tile` is a DecodeTileOf<...>. Grid: (splits / span) x (kv heads x blocks of rows) x sequences of the bucket.
+// `Tile` is a DecodeTileOf<...>. Grid: decode_launch, CTAs of a sequence x (kv heads x blocks of rows) x sequences of
+// the bucket.
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     attention_decode(const __grid_constant__ AttentionArgs args) {
@@ -257,8 +258,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
   const int warp = tid / 32;
   const int lane = tid % 32;
   const AttentionShape& shape = args.shape;
-  const int span = T.spans() && args.span > 1 ? args.span : 1;
-  const int first_split = static_cast<int>(blockIdx.x) * span;
+  const bool shares = T.spans() && args.span > 1;
   const int kv_head = static_cast<int>(blockIdx.y) % shape.kv_heads;
   const int first_row = static_cast<int>(blockIdx.y) / shape.kv_heads * T.rows();
   const int place = static_cast<int>(blockIdx.z);
@@ -270,13 +270,18 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
   const int count = sequence.count < args.most_rows ? sequence.count : args.most_rows;
   const int context = sequence.position + count;
   const int length = split_length(context);
+  // With fewer CTAs than splits they have equal shares of what this sequence has.
+  const int all = shares ? split_count(context) : 0, ctas = static_cast<int>(gridDim.x),
+            cta = static_cast<int>(blockIdx.x);
+  const int first_split = shares ? cta * all / ctas : cta;
+  const int end_split = shares ? (cta + 1) * all / ctas : cta + 1;
   const int begin = first_split * length;
   const int rows = count * group - first_row < T.rows() ? count * group - first_row : T.rows();
-  if (sequence.first < 0 || count <= 0 || begin >= context || rows <= 0) {
+  if (sequence.first < 0 || count <= 0 || begin >= context || first_split == end_split || rows <= 0) {
     ptx::grid_dependency_wait();  // who waits for this kernel's end relies on the one before it
     return;
   }
-  const int end = begin + span * length < context ? begin + span * length : context;
+  const int end = end_split * length < context ? end_split * length : context;
   // Only the first block of rows appends; with several, the others wait for nobody and make the new keys themselves.
   const bool appends = first_row == 0;
 
@@ -546,7 +551,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     if constexpr (!T.spans()) continue;
     const bool last_one = stage + 1 == stages;
     if (last_one || stage + 1 == split_end) {
-      store_split(split, span > 1 ? stage_at(stage) : kMap.stages);
+      store_split(split, shares ? stage_at(stage) : kMap.stages);
       if (!last_one) {
         ++split;
         split_end += length / T.keys();

@@ -88,11 +88,17 @@ FOURFOLD_MIXER_FN int most_span(const DecodeTile& t, const AttentionShape& shape
   const int span = (kSplitPages - 8) * kLeastPage / split_length(longest);
   return span > 1 ? span : 1;
 }
+// CTAs that share the splits of a sequence, at least `span` each where there are so many; one split each without a
+// span.
+FOURFOLD_MIXER_FN int span_ctas(int splits, int span) {
+  if (span <= 1) return splits;
+  return splits > span ? splits / span : 1;
+}
 // `splits`: most_splits() of the longest context of the bucket; `rows`: of a sequence at most.
 FOURFOLD_MIXER_FN DecodeLaunch decode_launch(const DecodeTile& t, const AttentionShape& shape, int splits, int rows,
                                              int sequences, int span = 1) {
   const int blocks = (rows * shape.group() + t.rows() - 1) / t.rows();
-  return {static_cast<unsigned>((splits + span - 1) / span), static_cast<unsigned>(shape.kv_heads * blocks),
+  return {static_cast<unsigned>(span_ctas(splits, span)), static_cast<unsigned>(shape.kv_heads * blocks),
           static_cast<unsigned>(sequences), static_cast<unsigned>(t.threads()), decode_map(t).total};
 }
 inline constexpr int kCombineThreads = 256;

@@ -82,7 +82,7 @@ struct AttentionArgs {
   int page_shift;              // log2 of the positions in a page
   int page_table_stride;
   int splits;     // of `partial`
-  int span;       // splits that a CTA has, one after the other (most_span); 0: one
+  int span;       // more than 1: CTAs have several splits, one after the other (span_ctas, most_span)
   int most_rows;  // of a sequence, of `partial`
   float scale;    // of the scores
   float norm_eps;

@@ -41,6 +41,7 @@ model::ModelOptions model_options(const engine::EngineOptions& options) {
 
 struct Answer {
   std::vector<int32_t> tokens;
+  std::vector<std::pair<int32_t, float>> logprobs;  // of all tokens
   std::string error;
   int64_t accepted = 0;  // drafts
 };
@@ -50,6 +51,7 @@ Answer read(engine::EventStream& stream) {
   while (const auto event = stream.next(std::chrono::minutes(4))) {
     if (event->kind == Event::Kind::kToken) {
       answer.tokens.push_back(event->token);
+      for (const auto& [token, logprob] : event->logprobs) answer.logprobs.emplace_back(token, logprob);
       continue;
     }
     answer.error = event->error;
@@ -263,6 +265,7 @@ TEST(HostRanksFaults, TokensAreTheSameWithoutGatheringLogits) {
   const engine::EngineOptions options = engine_options();
   for (const int ranks : {2, 1}) {
     std::vector<std::vector<int32_t>> want;
+    std::vector<std::pair<int32_t, float>> want_logprobs;
     for (const bool parts : {false, true}) {
       install(ranks > 1 ? two_cards() : HostCard{});
       cuda::CudaOptions base = cuda_options();
@@ -272,6 +275,7 @@ TEST(HostRanksFaults, TokensAreTheSameWithoutGatheringLogits) {
             model::load_model(*weights, rank_backends(false, 100000, base), {.ranks = ranks}, model_options(options)),
             options);
         std::vector<std::vector<int32_t>> got;
+        std::vector<std::pair<int32_t, float>> logprobs;
         const auto ask = [&](std::vector<engine::Request> requests) {
           std::vector<std::unique_ptr<engine::EventStream>> streams;
           for (engine::Request& request : requests) {
@@ -283,6 +287,7 @@ TEST(HostRanksFaults, TokensAreTheSameWithoutGatheringLogits) {
             EXPECT_EQ(answer.error, "");
             EXPECT_EQ(answer.tokens.size(), 2u);
             got.push_back(answer.tokens);
+            logprobs.insert(logprobs.end(), answer.logprobs.begin(), answer.logprobs.end());
           }
         };
         engine::Request biased = request_of(2), drawn = request_of(2), asked = request_of(2), counted = request_of(2);
@@ -298,14 +303,19 @@ TEST(HostRanksFaults, TokensAreTheSameWithoutGatheringLogits) {
         narrow.sampling.top_p = 0.9f;
         narrow.sampling.seed = 6;
         counted.sampling.presence_penalty = 1;  // the host's
+        engine::Request greedy = request_of(2);
+        greedy.sampling.logprobs = 3;
         ask({drawn, narrow});
+        ask({asked});
+        ask({greedy});
         if (ranks > 1) {
           ask({request_of(3), biased});
-          ask({asked});
           ask({counted});
         }
-        if (want.empty()) want = got;
+        EXPECT_EQ(logprobs.size(), 2u * (1 + 2) + 2 * (1 + 3));
+        if (want.empty()) want = got, want_logprobs = logprobs;
         EXPECT_EQ(got, want);
+        EXPECT_EQ(logprobs, want_logprobs);
       }
       EXPECT_EQ(live(), Live{});
     }

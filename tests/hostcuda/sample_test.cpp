@@ -107,10 +107,10 @@ struct DeviceSampler {
 };
 
 // Ranks that choose together, each on a thread and a stream of its own, with its columns between two of the edges and
-// nothing that could be used in the others. The tokens that each of them found.
-std::vector<std::vector<int>> choose_by_ranks(DeviceSampler& sampler, const Problem& p, const std::vector<int>& edges) {
+// nothing that could be used in the others. What each of them found.
+std::vector<Chosen> choose_by_ranks(DeviceSampler& sampler, const Problem& p, const std::vector<int>& edges) {
   const auto ranks = static_cast<std::ptrdiff_t>(edges.size()) - 1;
-  std::vector<std::vector<int>> found(static_cast<size_t>(ranks));
+  std::vector<Chosen> found(static_cast<size_t>(ranks));
   std::vector<ops::Tensor> shown(static_cast<size_t>(ranks));
   std::barrier here(ranks);
   const auto choose = [&](size_t rank) {
@@ -118,10 +118,11 @@ std::vector<std::vector<int>> choose_by_ranks(DeviceSampler& sampler, const Prob
     const auto n = p.rows.size();
     std::vector<float> own(p.logits.size(), NAN);
     std::vector<SampleRow> rows = p.rows;
-    std::vector<int> drawn;
+    std::vector<int> drawn, reported;
     for (size_t row = 0; row < n; ++row) {
       rows[row].row = static_cast<int>(row);
       if (rows[row].temperature != 0) drawn.push_back(static_cast<int>(row));
+      if (rows[row].logprobs >= 0) reported.push_back(static_cast<int>(row));
       const auto at = static_cast<std::ptrdiff_t>(row) * p.vocabulary;
       std::copy(p.logits.begin() + at + edges[rank], p.logits.begin() + at + edges[rank + 1],
                 own.begin() + at + edges[rank]);
@@ -133,7 +134,9 @@ std::vector<std::vector<int>> choose_by_ranks(DeviceSampler& sampler, const Prob
                  biases = upload(sampler.device, stream, p.biases, "biases"),
                  banned = upload(sampler.device, stream, p.banned, "banned"),
                  masks = upload(sampler.device, stream, p.masks, "masks"),
-                 numbers = upload(sampler.device, stream, drawn, "drawn"), tokens(sampler.device, n * 4, "tokens");
+                 numbers = upload(sampler.device, stream, drawn, "drawn"),
+                 asked = upload(sampler.device, stream, reported, "reported"), tokens(sampler.device, n * 4, "tokens"),
+                 logprobs(sampler.device, n * 21 * 4, "logprobs"), ids(sampler.device, n * 21 * 4, "ids");
     step::SampleArgs args = {};
     args.logits = args.adjusted = logits.as<float>();
     args.stride = p.vocabulary;
@@ -144,6 +147,8 @@ std::vector<std::vector<int>> choose_by_ranks(DeviceSampler& sampler, const Prob
     args.masks = masks.as<unsigned>();
     args.mask_words = p.words();
     args.tokens = tokens.as<int>();
+    args.logprob_tokens = ids.as<int>();
+    args.logprobs = logprobs.as<float>();
     const auto exchange = [&](const ops::Tensor& part, const ops::Tensor& all) {
       EXPECT_EQ(part.f32(), all.f32() + static_cast<int64_t>(rank) * part.cols);
       stream.synchronize();
@@ -158,9 +163,11 @@ std::vector<std::vector<int>> choose_by_ranks(DeviceSampler& sampler, const Prob
       }
       here.arrive_and_wait();
     };
-    choice.choose(args, edges[rank], edges[rank + 1] - edges[rank], {rows, drawn, numbers.as<int>()},
-                  sampler.kernels[cuda::kSampleChoose], exchange, cuda::Overlap::kProgrammatic);
-    found[rank] = tokens.download<int>(stream, n);
+    choice.choose(args, edges[rank], edges[rank + 1] - edges[rank],
+                  {rows, drawn, numbers.as<int>(), reported, asked.as<int>()}, sampler.kernels[cuda::kSampleChoose],
+                  exchange, cuda::Overlap::kProgrammatic);
+    found[rank] = {tokens.download<int>(stream, n), ids.download<int>(stream, n * 21),
+                   logprobs.download<float>(stream, n * 21)};
   };
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < found.size(); ++rank) {
@@ -347,7 +354,7 @@ TEST_F(HostSampling, RanksChooseFromTheirOwnColumns) {
     p.rows[3].defined = 690;
     p.logits[3 * 700 + 690] = NAN;
     const std::vector<int> tokens = sampler.choose(p).tokens;
-    for (const std::vector<int>& found : choose_by_ranks(sampler, p, edges)) EXPECT_EQ(found, tokens);
+    for (const Chosen& found : choose_by_ranks(sampler, p, edges)) EXPECT_EQ(found.tokens, tokens);
     EXPECT_EQ(tokens[1], step::kAllMasked);
     EXPECT_EQ(tokens[2], step::kNotFinite);
     for (size_t row = 3; row < p.rows.size(); ++row) {
@@ -405,7 +412,7 @@ TEST_F(HostSampling, RanksDrawFromTheirOwnColumns) {
     const std::vector<int> tokens = sampler.choose(p).tokens;
     EXPECT_EQ(tokens[1], step::kAllMasked);
     EXPECT_EQ(tokens[2], step::kNotFinite);
-    for (const std::vector<int>& found : choose_by_ranks(sampler, p, c.edges)) EXPECT_EQ(found, tokens);
+    for (const Chosen& found : choose_by_ranks(sampler, p, c.edges)) EXPECT_EQ(found.tokens, tokens);
   }
 }
 
@@ -426,6 +433,53 @@ TEST_F(HostSampling, LogProbabilitiesAreOfTheModelsOwnDistribution) {
     for (size_t i = 0; i < static_cast<size_t>(s.logprobs) + 1; ++i) {
       EXPECT_EQ(got.logprob_tokens[row * 21 + i], order[i]) << row << ", " << i;
       EXPECT_NEAR(got.logprobs[row * 21 + i], x[order[i]] - std::log(sum), 1e-5);
+    }
+  }
+}
+
+// To the bit, greedy and drawn, beside rows that do not ask: ties over edges, zeros of both signs, ranks that have
+// nothing or fewer tokens than are asked for, a row without a token, and more rows than are reported at once.
+TEST_F(HostSampling, RanksTellLogProbabilitiesOfAllLogits) {
+  DeviceSampler sampler;
+  struct Case {
+    std::vector<int> edges;
+    int rows;
+    bool ties;
+  };
+  const std::vector<Case> cases = {
+      {{0, 2320, 4301}, 3, false}, {{0, 16, 16, 256, 688, 700, 700}, 6, true}, {{0, 16, 33}, 70, true}};
+  uint64_t seed = 40;
+  for (const Case& c : cases) {
+    Problem p = mixed_problem(++seed, c.edges.back(), c.rows, c.ties);
+    if (c.ties) {
+      for (float& x : p.logits) x = std::round(x / 4);  // many zeros of both signs
+    }
+    Random random(seed);
+    for (int row = 0; row < c.rows; ++row) {
+      SampleRow& s = p.rows[static_cast<size_t>(row)];
+      s.counts = -1;
+      if (c.rows < 64 && row == 1) continue;
+      s.logprobs = row == 0 ? 20 : row == 3 || (row > 4 && row < 62) ? 0 : static_cast<int>(random.below(21));
+      s.bias_count = s.banned_count = 0;
+      s.mask = -1;
+      if (row % 3 == 2 || c.rows > 64) s.temperature = 0;
+      if (row == 4) s.defined = 7;  // fewer than are asked for
+      if (row == 4) s.logprobs = 20;
+    }
+    p.rows[2].defined = p.vocabulary;
+    p.logits[3 * static_cast<size_t>(p.vocabulary) - 1] = NAN;
+    const Chosen want = sampler.choose(p);
+    EXPECT_EQ(want.tokens[2], step::kNotFinite);
+    for (const Chosen& found : choose_by_ranks(sampler, p, c.edges)) {
+      EXPECT_EQ(found.tokens, want.tokens);
+      for (size_t row = 0; row < p.rows.size(); ++row) {
+        const SampleRow& s = p.rows[row];
+        if (s.logprobs < 0 || want.tokens[row] < 0) continue;
+        for (size_t i = 21 * row; i < 21 * row + 1 + static_cast<size_t>(std::min(s.logprobs, s.defined)); ++i) {
+          EXPECT_EQ(found.logprob_tokens[i], want.logprob_tokens[i]) << row << ", " << i - 21 * row;
+          EXPECT_EQ(found.logprobs[i], want.logprobs[i]) << row << ", " << i - 21 * row;
+        }
+      }
     }
   }
 }

@@ -128,7 +128,6 @@ class CudaBackend : public ops::Backend {
     PinnedBuffer results;
     std::unique_ptr<Event> there;
     std::vector<int> defined, logprobs;  // of each row, as SampleRow has them
-    bool asked = false;                  // somebody asked for log-probabilities
     std::array<uint64_t, 5> taken = {};  // of uploads(), before `there`
   };
 

@@ -9,7 +9,7 @@ namespace fourfold::cuda {
 
 namespace {
 
-// More are done so many at a time, so that bins need no more memory than this.
+// More are done so many at a time, so that bins and reports need no more memory than this.
 constexpr int64_t kDrawnAtOnce = 64;
 
 template <typename T>
@@ -33,11 +33,12 @@ RankChoice::RankChoice(const Device& device, const Stream& stream, const std::ve
   bins_ = room<step::RankBins>(device, drawn * ranks);
   shares_ = room<step::RankShare>(device, drawn * ranks * splits_);
   taken_ = room<step::RankTaken>(device, drawn * ranks);
+  reports_ = room<step::RankReport>(device, drawn * ranks * splits_);
   bins_.fill(stream, 0);
 }
 
 std::vector<int64_t> RankChoice::exchanged() const {
-  return {splits_ * step::kWordsOfPart, step::kWordsOfBins, step::kWordsOfTaken};
+  return {splits_ * step::kWordsOfPart, step::kWordsOfBins, step::kWordsOfTaken, splits_ * step::kWordsOfReport};
 }
 
 void RankChoice::share(const Buffer& buffer, int64_t rows, int64_t words, const Exchange& exchange) const {
@@ -72,9 +73,12 @@ void RankChoice::choose(const step::SampleArgs& args, int64_t first, int64_t col
   mine.bins = bins_.as<step::RankBins>();
   mine.shares = shares_.as<step::RankShare>();
   mine.taken = taken_.as<step::RankTaken>();
+  mine.reports = reports_.as<step::RankReport>();
+  mine.logprob_tokens = args.logprob_tokens;
+  mine.logprobs = args.logprobs;
   launch(stream_, kernels_[kSampleOwnColumns], {splits, count}, overlap, mine);
   share(parts_, args.rows, splits_ * step::kWordsOfPart, exchange);
-  if (rows.drawn.empty()) {
+  if (rows.drawn.empty() && rows.reported.empty()) {
     step::SampleArgs all = args;
     all.splits = ranks_ * splits_;
     all.parts = mine.parts;
@@ -84,8 +88,21 @@ void RankChoice::choose(const step::SampleArgs& args, int64_t first, int64_t col
   launch(stream_, kernels_[kSampleJoin], {count}, overlap, mine);
   for (size_t at = 0; at < rows.drawn.size(); at += kDrawnAtOnce) {
     const size_t some = std::min<size_t>(kDrawnAtOnce, rows.drawn.size() - at);
-    draw(mine, {rows.samples, rows.drawn.subspan(at, some), rows.drawn_there + at}, exchange, overlap);
+    draw(mine, {rows.samples, rows.drawn.subspan(at, some), rows.drawn_there + at, {}, nullptr}, exchange, overlap);
   }
+  for (size_t at = 0; at < rows.reported.size(); at += kDrawnAtOnce) {
+    const size_t some = std::min<size_t>(kDrawnAtOnce, rows.reported.size() - at);
+    report(mine, {rows.samples, {}, nullptr, rows.reported.subspan(at, some), rows.reported_there + at}, exchange,
+           overlap);
+  }
+}
+
+void RankChoice::report(step::RankSampleArgs mine, const Rows& rows, const Exchange& exchange, Overlap overlap) const {
+  const auto count = static_cast<unsigned>(rows.reported.size());
+  mine.reported = rows.reported_there;
+  launch(stream_, kernels_[kSampleReport], {static_cast<unsigned>(splits_), count}, overlap, mine);
+  share(reports_, count, splits_ * step::kWordsOfReport, exchange);
+  launch(stream_, kernels_[kSampleTell], {count}, overlap, mine);
 }
 
 void RankChoice::draw(step::RankSampleArgs mine, const Rows& rows, const Exchange& exchange, Overlap overlap) const {

@@ -25,30 +25,35 @@ class RankChoice {
   // How many words ranks exchange, of one rank's columns of a row, each time another kind of things.
   std::vector<int64_t> exchanged() const;
 
-  // What a step's rows ask for: the host's copy of SampleArgs::samples, and which of them have a temperature, here and
-  // on the card.
+  // What a step's rows ask for: the host's copy of SampleArgs::samples, which of them have a temperature, and which
+  // ask for log-probabilities, here and on the card.
   struct Rows {
     std::span<const step::SampleRow> samples;
     std::span<const int> drawn;
     const int* drawn_there;
+    std::span<const int> reported;
+    const int* reported_there;
   };
-  // As sample_prepare and sample_choose: args.tokens of rows of whose logits this rank has `columns` from `first` on;
-  // these may be adjusted in place. Rows have no penalties and ask for no log-probabilities. `greedy`: sample_choose.
+  // As sample_prepare and sample_choose: args.tokens and log-probabilities of rows of whose logits this rank has
+  // `columns` from `first` on; these may be adjusted in place. Rows have no penalties, and those that ask for
+  // log-probabilities no biases, banned tokens or masks. `greedy`: sample_choose.
   void choose(const step::SampleArgs& args, int64_t first, int64_t columns, const Rows& rows, const Kernel& greedy,
               const Exchange& exchange, Overlap overlap) const;
 
  private:
   void draw(step::RankSampleArgs mine, const Rows& rows, const Exchange& exchange, Overlap overlap) const;
+  void report(step::RankSampleArgs mine, const Rows& rows, const Exchange& exchange, Overlap overlap) const;
   void share(const Buffer& buffer, int64_t rows, int64_t words, const Exchange& exchange) const;
 
   const Stream& stream_;
   const std::vector<Kernel>& kernels_;
   const int rank_, ranks_, splits_;
-  Buffer parts_;   // [rows][ranks][splits] of step::SamplePart
-  Buffer draws_;   // [rows] of step::RankDraw
-  Buffer bins_;    // [kDrawnAtOnce][ranks] of step::RankBins
-  Buffer shares_;  // [kDrawnAtOnce][ranks][splits] of step::RankShare
-  Buffer taken_;   // [kDrawnAtOnce][ranks] of step::RankTaken
+  Buffer parts_;    // [rows][ranks][splits] of step::SamplePart
+  Buffer draws_;    // [rows] of step::RankDraw
+  Buffer bins_;     // [kDrawnAtOnce][ranks] of step::RankBins
+  Buffer shares_;   // [kDrawnAtOnce][ranks][splits] of step::RankShare
+  Buffer taken_;    // [kDrawnAtOnce][ranks] of step::RankTaken
+  Buffer reports_;  // [kDrawnAtOnce][ranks][splits] of step::RankReport
 };
 
 }  // namespace fourfold::cuda

@@ -347,7 +347,9 @@ plan::KernelSource rank_sample_source() {
            {"fourfold::step::sample_settle", step::kRankBins},
            {"fourfold::step::sample_shares", step::kSampleThreads},
            {"fourfold::step::sample_take", step::kSampleThreads},
-           {"fourfold::step::sample_end", step::kRankJoinThreads}}};
+           {"fourfold::step::sample_end", step::kRankJoinThreads},
+           {"fourfold::step::sample_report", step::kSampleThreads},
+           {"fourfold::step::sample_tell", step::kSampleThreads}}};
 }
 
 namespace {

@@ -122,7 +122,9 @@ enum RankSampleEntry {
   kSampleSettle,
   kSampleShares,
   kSampleTake,
-  kSampleEnd
+  kSampleEnd,
+  kSampleReport,
+  kSampleTell
 };
 plan::KernelSource rank_sample_source();
 

@@ -112,7 +112,7 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   const auto words = static_cast<uint64_t>(ceil_div(limits.vocabulary, 32));
   // Masks for every row; lists of biases and banned tokens beyond that room go the host's way.
   sample_bytes_ = rows * (sizeof(step::SampleRow) + words * sizeof(uint32_t)) + (uint64_t{1} << 16);
-  if (options_.choose_by_parts) sample_bytes_ += rows * sizeof(int);
+  if (options_.choose_by_parts) sample_bytes_ += 2 * rows * sizeof(int);
   sample_uploads_.prepare(sample_bytes_);
   carry_uploads_.prepare(static_cast<uint64_t>(limits.lanes) * (sizeof(step::CarriedToken) + 8 * sizeof(int)));
   const auto parts = rows + static_cast<uint64_t>(sms_);
@@ -141,10 +141,9 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   Choices& choices = choices_[chosen_ % choices_.size()];
   choices.defined.clear();
   choices.logprobs.clear();
-  choices.asked = false;
   std::vector<step::SampleRow> samples;
   std::vector<step::Bias> biases;
-  std::vector<int> banned, drawn;
+  std::vector<int> banned, drawn, reported;
   std::vector<uint32_t> masks;
   for (const cpu::RowChoice& row : rows) {
     const cpu::Choice& c = row.choice;
@@ -170,17 +169,18 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     masks.insert(masks.end(), c.mask.begin(), c.mask.end());
     s.counts = -1;
     s.logprobs = p.logprobs;
-    choices.asked = choices.asked || p.logprobs >= 0;
     if (p.logprobs >= 0 && step::adjusts(s)) return false;
     choices.defined.push_back(s.defined);
     choices.logprobs.push_back(s.logprobs);
     if (s.temperature != 0.0f) drawn.push_back(static_cast<int>(samples.size()));
+    if (s.logprobs >= 0) reported.push_back(static_cast<int>(samples.size()));
     samples.push_back(s);
   }
-  // Not where more is asked for than tokens. Of a card by itself only drawn rows have an advantage.
+  const bool asked = !reported.empty();
+  // Of a card by itself rows have an advantage that are drawn or ask for log-probabilities.
   const bool open = open_gather_.out.data != nullptr && open_gather_.out.data == logits.data;
-  const bool by_parts = rank_choice_ != nullptr && !choices.asked && (ranks_ == nullptr ? !drawn.empty() : open);
-  if (!by_parts) drawn.clear();
+  const bool by_parts = rank_choice_ != nullptr && (ranks_ == nullptr ? !drawn.empty() || asked : open);
+  if (!by_parts) drawn.clear(), reported.clear();
   uint64_t total = 0;
   const auto place = [&total](const auto& values) {
     const uint64_t at = total;
@@ -188,7 +188,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     return at;
   };
   const uint64_t at_samples = place(samples), at_biases = place(biases), at_banned = place(banned),
-                 at_masks = place(masks), at_drawn = place(drawn);
+                 at_masks = place(masks), at_drawn = place(drawn), at_reported = place(reported);
   if (total > sample_bytes_) return false;
   if (!rows.empty()) {
     uint8_t* to = sample_uploads_.prepare(total);
@@ -200,6 +200,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     write(at_banned, banned);
     write(at_masks, masks);
     write(at_drawn, drawn);
+    write(at_reported, reported);
     copies_.add(sample_uploads_.take(total));
   }
   const ops::Tensor own = open ? open_gather_.part : logits;
@@ -225,15 +226,16 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     args.mask_words = static_cast<long long>(words);
     args.parts = sample_parts_.as<step::SamplePart>();
     args.tokens = reinterpret_cast<int*>(choices.results.data());
-    args.logprob_tokens = choices.asked ? args.tokens + count : nullptr;
-    args.logprobs = choices.asked ? reinterpret_cast<float*>(args.tokens + count * (2 + step::kMostLogprobs)) : nullptr;
+    args.logprob_tokens = asked ? args.tokens + count : nullptr;
+    args.logprobs = asked ? reinterpret_cast<float*>(args.tokens + count * (2 + step::kMostLogprobs)) : nullptr;
     if (by_parts) {
       const auto exchange = [this](const ops::Tensor& part, const ops::Tensor& all) {
         ranks_->gather(part, all, overlap_);
       };
       rank_choice_->choose(args, own.f32() - logits.f32(), own.cols,
-                           {samples, drawn, device_pointer<const int>(tables + at_drawn)}, (*sample_)[kSampleChoose],
-                           exchange, overlap_);
+                           {samples, drawn, device_pointer<const int>(tables + at_drawn), reported,
+                            device_pointer<const int>(tables + at_reported)},
+                           (*sample_)[kSampleChoose], exchange, overlap_);
     } else {
       launch(card_->stream, (*sample_)[kSamplePrepare], {static_cast<unsigned>(args.splits), count}, overlap_, args);
       launch(card_->stream, (*sample_)[kSampleChoose], {count}, overlap_, args);

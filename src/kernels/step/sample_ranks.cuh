@@ -5,6 +5,7 @@
 //   sample_own_columns, join   the largest of all, with which greedy rows are done
 //   sample_bins, settle        top_k, then top_p: four rounds each, eight bits of a key a round
 //   sample_shares, take, end   what a draw can take of every CTA's columns; the CTA that it falls to finds the token
+//   sample_report, tell        log-probabilities, behind the choice: sums and the most probable tokens of every CTA
 //
 // Between the two of each line ranks exchange what the first has written.
 #pragma once
@@ -362,6 +363,128 @@ __global__ void __launch_bounds__(kRankJoinThreads) sample_end(const __grid_cons
   if (lane >= args.ranks || args.draws[t].drawn == 0) return;
   const int token = __ldcg(&args.taken[static_cast<long long>(blockIdx.x) * args.ranks + lane].token);
   if (token >= 0) args.tokens[t] = token;
+}
+
+// Grid: splits x rows that ask for log-probabilities. As many tokens as the row wants, since all may be in one CTA's
+// columns. Two CTAs per SM, as sample_choose.
+__global__ void __launch_bounds__(kSampleThreads, 2) sample_report(const __grid_constant__ RankSampleArgs args) {
+  using namespace rank_detail;
+  __shared__ sample_detail::Shared shared;
+  ptx::grid_launch_dependents();
+  ptx::grid_dependency_wait();
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int t = args.reported[blockIdx.y], chosen = __ldcg(args.tokens + t);
+  if (chosen < 0) return;
+  const SampleRow& s = args.samples[t];
+  const Columns columns = columns_of(args, s);
+  const int count = columns.end > columns.begin ? columns.end - columns.begin : 0;
+  Row row = row_of(args, s, args.draws[t], columns.begin, count);
+  row.inverse_temperature = 1.0f;
+  u64 sum = 0;
+  for (int token = thread; token < count; token += kSampleThreads) sum += row.mass(row.key(token));
+  sum = sample_detail::warp_sum(sum);
+  if (lane == 0) shared.warp_mass[warp] = sum;
+  if (thread == 0) shared.above_count = 0;
+  __syncthreads();
+  const long long place = static_cast<long long>(blockIdx.y) * args.ranks + args.rank;
+  RankReport& report = args.reports[place * args.splits + blockIdx.x];
+  const int wanted = s.logprobs < count ? s.logprobs : count;
+  if (thread == 0) {
+    u64 mass = 0;
+    for (int w = 0; w < kSampleWarps; ++w) mass += shared.warp_mass[w];
+    report.mass = mass;
+    report.chosen = chosen >= columns.begin && chosen < columns.end ? __ldcg(row.logits + chosen - columns.begin)
+                                                                    : sample_detail::masked_logit();
+    report.count = wanted;
+  }
+  if (wanted == 0) return;
+  const Cut cut = sample_detail::search<false>(row, {0, ~0u}, static_cast<u64>(wanted), shared);
+  const sample_detail::Segment segment = sample_detail::segment_of(warp, count);
+  const u32 before = sample_detail::ties_before_warp(row, cut, segment, shared);
+  sample_detail::for_cut(row, cut, segment, before, [&](int token, u32 key, bool in) {
+    if (!in) return;
+    const u32 at = atomicAdd(&shared.above_count, 1u);
+    report.values[at] = moe::key_value(key);
+    report.tokens[at] = columns.begin + token;
+  });
+}
+
+// Grid: rows that ask for log-probabilities. Each thread has the report of one CTA.
+__global__ void __launch_bounds__(kSampleThreads) sample_tell(const __grid_constant__ RankSampleArgs args) {
+  using namespace rank_detail;
+  __shared__ u64 masses[kSampleWarps], firsts[kSampleWarps];
+  __shared__ float values[kMostLogprobs], logit;
+  __shared__ int found[kMostLogprobs];
+  ptx::grid_launch_dependents();
+  ptx::grid_dependency_wait();
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int t = args.reported[blockIdx.x], chosen = __ldcg(args.tokens + t), count = args.ranks * args.splits;
+  if (chosen < 0) return;
+  const SampleRow& s = args.samples[t];
+  const bool there = thread < count;
+  const RankReport& report = args.reports[static_cast<long long>(blockIdx.x) * count + (there ? thread : 0)];
+  const u64 mass = sample_detail::warp_sum(there ? __ldcg(&report.mass) : u64{0});
+  if (lane == 0) masses[warp] = mass;
+  if (const float x = __ldcg(&report.chosen); there && sample_detail::is_finite(x)) logit = x;
+
+  // The most probable ones, one after the other. Of two with the same key the first one comes first: a candidate is
+  // its key above its token's complement, 0 where there is none.
+  const int candidates = there ? __ldcg(&report.count) : 0;
+  u32 taken = 0;
+  u64 best = 0;
+  int best_at = 0;
+  const auto look = [&] {
+    best = 0;
+    for (int i = 0; i < candidates; ++i) {
+      const u64 candidate = static_cast<u64>(moe::order_key(__ldcg(&report.values[i]))) << 32 |
+                            ~static_cast<u32>(__ldcg(&report.tokens[i]));
+      if ((taken >> i & 1u) != 0 || candidate < best) continue;
+      best = candidate;
+      best_at = i;
+    }
+  };
+  look();
+  const int wanted = s.logprobs < s.defined ? s.logprobs : s.defined;
+  for (int i = 0; i < wanted; ++i) {
+    u64 first = best;
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+      const u64 other = __shfl_xor_sync(kAll, first, d);
+      first = other > first ? other : first;
+    }
+    if (lane == 0) firsts[warp] = first;
+    __syncthreads();
+    for (int w = 0; w < kSampleWarps; ++w) first = firsts[w] > first ? firsts[w] : first;
+    if (best == first && best != 0) {  // one thread's: no two have a token
+      values[i] = moe::key_value(static_cast<u32>(best >> 32));
+      found[i] = static_cast<int>(~static_cast<u32>(best));
+      taken |= 1u << best_at;
+      look();
+    }
+    __syncthreads();
+  }
+  __syncthreads();
+
+  u64 total = 0;
+  for (int w = 0; w < kSampleWarps; ++w) total += masses[w];
+  const float largest = args.draws[t].largest;
+  const float log_total =
+      static_cast<float>(log(static_cast<double>(total) / static_cast<double>(sample_detail::kUnit)));
+  int* tokens = args.logprob_tokens + static_cast<long long>(t) * (1 + kMostLogprobs);
+  float* logprobs = args.logprobs + static_cast<long long>(t) * (1 + kMostLogprobs);
+  if (thread == 0) {
+    tokens[0] = chosen;
+    logprobs[0] = logit - largest - log_total;
+  }
+  if (thread >= wanted) return;
+  // Zeros of both signs have keys of their own and are one value.
+  int place = 0;
+  for (int i = 0; i < wanted; ++i) {
+    const bool first = values[i] > values[thread] || (values[i] == values[thread] && found[i] < found[thread]);
+    place += first ? 1 : 0;
+  }
+  tokens[1 + place] = found[thread];
+  logprobs[1 + place] = values[thread] - largest - log_total;
 }
 
 }  // namespace fourfold::step

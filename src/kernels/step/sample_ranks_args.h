@@ -40,6 +40,17 @@ struct RankTaken {
 };
 inline constexpr int kWordsOfTaken = sizeof(RankTaken) / 4;
 
+// Of one CTA's columns, of a row that asks for log-probabilities. A multiple of four words.
+struct RankReport {
+  unsigned long long mass;  // of the model's own distribution, of its largest logit
+  float chosen;             // the chosen token's logit; on CTAs that do not have it minus infinity
+  int count;
+  float values[kMostLogprobs];  // the largest logits, `count` of them, in any order
+  int tokens[kMostLogprobs];
+};
+inline constexpr int kWordsOfReport = sizeof(RankReport) / 4;
+static_assert(kWordsOfReport % 4 == 0);
+
 // What ranks know of a row, the same on all.
 struct RankDraw {
   unsigned long long above;   // of the search under way: tokens above the prefix, in number or in mass
@@ -51,7 +62,8 @@ struct RankDraw {
   unsigned prefix;
 };
 
-// Of a rank that has columns [first, last) of the logits. Rows without penalties or log-probabilities.
+// Of a rank that has columns [first, last) of the logits. Rows without penalties; those that ask for log-probabilities
+// have nothing that adjusts their logits.
 struct RankSampleArgs {
   float* logits;  // [rows][stride]; columns of drawn rows are adjusted in place
   long long stride;
@@ -73,6 +85,11 @@ struct RankSampleArgs {
   RankTaken* taken;   // [drawn][ranks]
   int by_mass;        // the search: 0 for top_k, 1 for top_p
   int shift;          // of the bits that it looks at: 24, 16, 8, 0
+  // Of rows that ask for log-probabilities: `reported` has `rows` of them.
+  const int* reported;  // [CTAs of the grid] rows of `samples`
+  RankReport* reports;  // [reported][ranks][splits]
+  int* logprob_tokens;  // as SampleArgs has them
+  float* logprobs;
 };
 inline constexpr int kRankJoinThreads = 32;
 

@@ -51,11 +51,7 @@ void ModelKernels::rehearse(model::WeightSource& source) {
   for (const bool fp8_cache : {false, true}) {
     cuda::CudaOptions cuda_options;
     cuda_options.fp8_cache = fp8_cache;
-    // Whether this machine has the library says nothing about the one that the kernels are for.
-    if (library_rows() > 0 ||
-        (library_rows() == cuda::kLibraryWhereFaster && plan::arch_of(cuda::gpu_row_of(card_)).wgmma)) {
-      cuda_options.library_rows = kRows;
-    }
+    if (library_rows() > 0) cuda_options.library_rows = kRows;
     backends_.push_back({cuda::make_counting_backend(cuda_options, card_, kBytes), fp8_cache});
     const auto model = model::load_model(source, backends_.back().backend, options);
     model::Caches caches = model->make_caches(1, kPage, 1);

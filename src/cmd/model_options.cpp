@@ -136,8 +136,7 @@ cuda::SumTable sum_table() {
 
 int64_t library_rows() {
   const auto products = env("FOURFOLD_PRODUCTS");
-  if (!products) return cuda::kLibraryWhereFaster;
-  if (*products == "own") return 0;
+  if (!products || *products == "own") return 0;
   if (*products == "library") return 1024;
   const std::string_view prefix = "library:";
   int64_t rows = 0;

@@ -44,7 +44,7 @@ std::optional<int> chosen_device(const BackendArgs& args, uint64_t weight_bytes,
 std::string device_name(const BackendArgs& args);  // as it was asked for
 // What a backend on a card is made with.
 cuda::CudaOptions cuda_options(const BackendArgs& args, int device);
-// Rows from which on products on a GPU go to cuBLASLt: FOURFOLD_PRODUCTS, or cuda::kLibraryWhereFaster.
+// Rows from which on products on a GPU go to cuBLASLt: FOURFOLD_PRODUCTS, or 0 (none).
 int64_t library_rows();
 // How ranks on GPUs add up: FOURFOLD_SUMS, or as measured.
 cuda::SumTable sum_table();

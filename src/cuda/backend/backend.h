@@ -22,9 +22,6 @@ namespace fourfold::cuda {
 
 inline constexpr int64_t kMostLayerRows = 16384;  // of one launch of an expert layer
 
-// From as many rows on as were measured to be faster, on cards where they were, if the library is there.
-inline constexpr int64_t kLibraryWhereFaster = -1;
-
 struct CudaOptions {
   int device = 0;
   int threads = 0;              // of the host, for sampling; 0: the default of base/threads.h
@@ -34,9 +31,8 @@ struct CudaOptions {
   bool self_test = true;        // of the expert kernels
   bool test_kernels = true;     // self-test of all other kernels when a stepper is made
   bool measured_ways = true;    // of products, where `fourfold tune --products` has measured them on this card
-  // Products of so many rows and more by cuBLASLt; 0: by the backend's own kernels; kLibraryWhereFaster.
-  int64_t library_rows = 0;
-  bool fp8_cache = false;  // keys and values as e4m3, scale 1; otherwise bf16
+  int64_t library_rows = 0;     // products of so many rows and more by cuBLASLt; 0: by the backend's own kernels
+  bool fp8_cache = false;       // keys and values as e4m3, scale 1; otherwise bf16
   // Products and attention of more than 16 rows by kernels for many rows, and tokens chosen on the card; otherwise 16
   // rows follow each other, and the host chooses.
   bool wide = true;

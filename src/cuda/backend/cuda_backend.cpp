@@ -57,7 +57,6 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
   ones_ = cuda::Buffer(card_->device, 128, "scales of the cache");
   ones_.upload(card_->stream, scales);
   loaded(step_source());
-  options_.library_rows = library_rows_on(arch_, options_.library_rows);
   if (options_.library_rows > 0 && !card_->device.only_counts()) {
     library_ = std::make_unique<LibraryProducts>(card_->device);
   }

@@ -31,12 +31,6 @@ const jit::CublasLt& found() {
 
 }  // namespace
 
-int64_t library_rows_on(const plan::Arch& arch, int64_t asked) {
-  constexpr int64_t kMeasured = 2048;
-  if (asked != kLibraryWhereFaster) return asked;
-  return arch.wgmma && jit::CublasLt::find(nullptr) != nullptr ? kMeasured : 0;
-}
-
 LibraryProducts::LibraryProducts(const Device& device) : library_(found()) {
   const Functions& call = library_.call();
   device.make_current();

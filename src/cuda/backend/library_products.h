@@ -10,9 +10,6 @@
 
 namespace fourfold::cuda {
 
-// What CudaOptions::library_rows means on an architecture. Looks for the library where that decides.
-int64_t library_rows_on(const plan::Arch& arch, int64_t asked);
-
 class LibraryProducts {
  public:
   static constexpr int64_t kWorkspaceBytes = 32 << 20;

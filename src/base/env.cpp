@@ -25,7 +25,7 @@ constexpr EnvVariable kVariables[] = {
      "how GPUs choose tokens: gathered (default), from all logits, or parts, from what each rank, or each SM of one "
      "GPU, finds in its own columns"},
     {"FOURFOLD_PRODUCTS",
-     "products of many rows on GPUs: own (default), library, by cuBLASLt from 1,024 rows on, or library:N, from N on"},
+     "products of many rows on GPUs: own (default), library, by cuBLASLt from 4,096 rows on, or library:N, from N on"},
     {"FOURFOLD_CUBLASLT", "file of cuBLASLt (default: searched for)"},
     {"FOURFOLD_NCCL", "file of NCCL (default: searched for)"},
     {"CUDA_HOME", "a CUDA toolkit, searched for NVRTC and cuBLASLt"},

@@ -137,7 +137,7 @@ cuda::SumTable sum_table() {
 int64_t library_rows() {
   const auto products = env("FOURFOLD_PRODUCTS");
   if (!products || *products == "own") return 0;
-  if (*products == "library") return 1024;
+  if (*products == "library") return 4096;  // at 2,048 rows it is slower, at 8,192 faster (docs/kernels/products.md)
   const std::string_view prefix = "library:";
   int64_t rows = 0;
   const char* end = products->data() + products->size();

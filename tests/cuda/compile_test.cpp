@@ -185,7 +185,7 @@ TEST_P(BackendKernels, CompileWithoutSpillsAndFit) {
   if (!arch.wgmma) {  // where it is there these spill up to 36 registers (docs/cuda.md)
     for (const int formats : {5, 10}) sources.push_back(rows_source(arch, rows_way(arch, formats, 12352, 2048)));
     sources.push_back(attention_source(arch, 256, 64, false));
-    sources.push_back(delta_source(arch, 128, 128, 32));
+    sources.push_back(delta_source(arch, 128, 128));
   }
   std::vector<jit::KernelRequest> requests;
   for (const plan::KernelSource& source : sources) {

@@ -52,7 +52,7 @@ inline std::vector<BrokenKernel> broken_kernels() {
        {"decode_detail", "attention_decode"}},
       // Another gate.
       {"recurrent",
-       cuda::delta_source(arch, 128, 128, 1),
+       cuda::delta_source(arch, 128, 128),
        cuda::kDeltaOne,
        "kernels/gdn/recurrent.cuh",
        "gates_of(a, b, a_log, dt_bias)",
@@ -111,7 +111,7 @@ inline std::vector<plan::KernelSource> replacements() {
     if (name == "rows") all.push_back(cuda::rows_source(arch, cuda::rows_way(arch, 4, 256, 256)));
     if (name == "middle") all.push_back(cuda::wide_source(arch, 4));
     if (name == "decode") all.push_back(cuda::attention_source(arch, 256, 64, false));
-    if (name == "recurrent") all.push_back(cuda::delta_source(arch, 128, 128, 1));
+    if (name == "recurrent") all.push_back(cuda::delta_source(arch, 128, 128));
   }
   return all;
 }

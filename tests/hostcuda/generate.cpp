@@ -31,7 +31,7 @@ std::vector<plan::KernelSource> all_sources() {
   };
   for (const ModelArch& model : kModelArchs) {
     const plan::Arch& arch = plan::find_arch(model.name);
-    for (const int heads : {1, cuda::kWideDeltaHeads}) all.push_back(cuda::delta_source(arch, 128, 128, heads));
+    all.push_back(cuda::delta_source(arch, 128, 128));
     all.push_back(cuda::attention_source(arch, 256, 64, model.fp8_cache));
     all.push_back(cuda::prefill_source(arch, 256, 64, model.fp8_cache));
     for (const int formats : kStackFormats) {
@@ -48,7 +48,7 @@ std::vector<plan::KernelSource> all_sources() {
     all.push_back(cuda::rows_source(hopper, cuda::rows_way(hopper, formats, 256, 256)));
     all.push_back(cuda::wide_source(hopper, formats));
   }
-  all.push_back(cuda::delta_source(hopper, 64, 48, 1));
+  all.push_back(cuda::delta_source(hopper, 64, 48));
   all.push_back(cuda::attention_source(hopper, 128, 32, false));
   all.push_back(cuda::prefill_source(hopper, 128, 32, false));
   for (plan::KernelSource& source : replacements()) all.push_back(std::move(source));

@@ -41,6 +41,7 @@ constexpr Redundant kRedundant[] = {
      "for kernels further on"},
     {"any", "__syncwarp();  // announced before anything lands",
      "a phase ends with its arrival: bytes may come before they are announced"},
+    {"any", "__syncwarp();  // or the lane that brings goes on by itself, and the others after it", "for speed alone"},
     {"prefill_sm90.cuh",
      "__syncwarp();  // every lane has seen the stage free before it can be filled and given back again",
      "the one behind the announcement orders the lanes, too"},

@@ -136,9 +136,8 @@ void CudaBackend::load_known() {
     }
   }
   if (state_shape_.layers > 0) {
-    sources.push_back(delta_source(arch_, static_cast<int>(state_shape_.key_dim),
-                                   static_cast<int>(state_shape_.value_dim),
-                                   static_cast<int>(state_shape_.value_heads)));
+    sources.push_back(
+        delta_source(arch_, static_cast<int>(state_shape_.key_dim), static_cast<int>(state_shape_.value_dim)));
   }
   card_->loader.load(sources);  // in parallel
   for (const plan::KernelSource& source : sources) loaded(source);
@@ -274,9 +273,8 @@ void CudaBackend::begin_step(const ops::Batch& batch) {
 void CudaBackend::build_tables(const ops::Batch& batch) {
   card_->settle_weights();
   load_known();
-  const gdn::DeltaShape shape = delta_shape(state_shape_);
-  const auto chunks =
-      state_shape_.layers > 0 ? chunk_tile(arch_, shape.key_dim, shape.value_dim, shape.value_heads) : std::nullopt;
+  const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
+  const auto chunks = state_shape_.layers > 0 ? chunk_tile(arch_, key_dim, value_dim) : std::nullopt;
   copies_.add(tables_.build(batch, kv_shape_.layers > 0 ? kv_shape_.page_size : 0,
                             std::max<int64_t>(limits_.context, 1), chunks ? chunks->chunk : 0, step_uploads_));
   block_group_ = 0;

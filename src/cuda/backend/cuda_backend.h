@@ -249,8 +249,7 @@ class CudaBackend : public ops::Backend {
   std::map<std::string, const std::vector<Kernel>*> by_name_;
   std::map<std::string, std::string> expressions_;  // of loaded kernels, by their names
   std::map<RowsWay, ProductKernels> products_;
-  std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, prefill_;
-  std::map<std::array<int64_t, 3>, const std::vector<Kernel>*> delta_;  // keys, values of a head, value heads
+  std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, prefill_, delta_;
   std::map<std::array<int64_t, 5>, ExpertSet> experts_;  // by count, choices, sizes, slices of the shared one
   std::map<std::pair<float, int64_t>, cuda::Buffer> frequencies_;
   std::vector<std::unique_ptr<std::vector<Kernel>>> owned_;

@@ -155,8 +155,8 @@ std::vector<KernelCase> KernelTests::run() {
                      [this, dims = entry.first] { attention(dims.first, dims.second); }});
   }
   for (const auto& entry : of_.delta_) {
-    units.push_back({fmt::format("delta rule {} {}", entry.first[0], entry.first[1]),
-                     [this, dims = entry.first] { delta_rule(dims[0], dims[1], dims[2] >= kWideDeltaHeads); }});
+    units.push_back({fmt::format("delta rule {} {}", entry.first.first, entry.first.second),
+                     [this, dims = entry.first] { delta_rule(dims.first, dims.second); }});
   }
   units.push_back({"routes", [this] { routes(); }});
   if (o.wide) units.push_back({"choices", [this] { choices(); }});
@@ -525,19 +525,19 @@ void KernelTests::attention(int64_t head_dim, int64_t rotary_dim) {
   }
 }
 
-void KernelTests::delta_rule(int64_t key_dim, int64_t value_dim, bool wide) {
-  const int64_t value_heads = wide ? kWideDeltaHeads : 4, key_heads = value_heads / 2;
+void KernelTests::delta_rule(int64_t key_dim, int64_t value_dim) {
+  constexpr int64_t kKeyHeads = 2, kValueHeads = 4;
   const Stream& stream = of_.card_->stream;
   Random random(20265);
   ops::StateCacheShape shape;
   shape.layers = 2;
-  shape.key_heads = key_heads;
-  shape.value_heads = value_heads;
+  shape.key_heads = kKeyHeads;
+  shape.value_heads = kValueHeads;
   shape.key_dim = key_dim;
   shape.value_dim = value_dim;
   shape.conv_taps = gdn::kTaps;
   const std::vector<float> conv = bf16_normals(random, shape.conv_channels() * gdn::kTaps, 0.5),
-                           a_log = bf16_normals(random, value_heads), dt_bias = bf16_normals(random, value_heads),
+                           a_log = bf16_normals(random, kValueHeads), dt_bias = bf16_normals(random, kValueHeads),
                            norm = bf16_normals(random, value_dim);
   const std::vector<std::vector<std::vector<int>>> scripts = {
       {{1}, {1}},
@@ -554,7 +554,7 @@ void KernelTests::delta_rule(int64_t key_dim, int64_t value_dim, bool wide) {
     };
     const auto vectors = parameters(backend), host_vectors = parameters(*reference_);
     const auto params = [&](const auto& v) {
-      return ops::DeltaNetParams{key_heads, value_heads, key_dim, value_dim, gdn::kTaps,
+      return ops::DeltaNetParams{kKeyHeads, kValueHeads, key_dim, value_dim, gdn::kTaps,
                                  1e-6f,     &v[0],       &v[1],   &v[2],     &v[3]};
     };
     std::vector<int32_t> positions(static_cast<size_t>(count)), slots(static_cast<size_t>(count));
@@ -566,14 +566,14 @@ void KernelTests::delta_rule(int64_t key_dim, int64_t value_dim, bool wide) {
         sequence.state_out = std::span(&slots[s], 1);
       });
       const auto tokens = static_cast<int64_t>(step.tokens.size());
-      const int64_t channels = shape.conv_channels(), width = value_heads * value_dim,
-                    cols = channels + width + 2 * value_heads;
+      const int64_t channels = shape.conv_channels(), width = kValueHeads * value_dim,
+                    cols = channels + width + 2 * kValueHeads;
       const std::vector<float> values = bf16_normals(random, tokens * cols);
       const auto run = [&](ops::Backend& b, const ops::DeltaNetParams& p, const ops::Tensor& in, ops::StateCache& cache,
                            const ops::Tensor& out) {
         b.begin_step({step.tokens, step.sequences, {}});
         b.delta_net(p, in.slice_cols(0, channels), in.slice_cols(channels, channels + width),
-                    in.slice_cols(channels + width, cols - value_heads), in.slice_cols(cols - value_heads, cols), cache,
+                    in.slice_cols(channels + width, cols - kValueHeads), in.slice_cols(cols - kValueHeads, cols), cache,
                     1, out);
         return read(b, out);
       };

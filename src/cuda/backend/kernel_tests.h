@@ -50,7 +50,7 @@ class KernelTests {
   void gates();
   void routes();
   void attention(int64_t head_dim, int64_t rotary_dim);
-  void delta_rule(int64_t key_dim, int64_t value_dim, bool wide);
+  void delta_rule(int64_t key_dim, int64_t value_dim);
   void repacking();
   void plain_experts(int gate_up_formats, int down_formats);
   void choices();

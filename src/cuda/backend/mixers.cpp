@@ -239,16 +239,15 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
                             const ops::Tensor& out) {
   if (replaying()) return;
   FF_ASSERT(follows(qkv, z) && follows(z, b) && follows(b, a) && out.rows == qkv.rows);
-  const int key_dim = static_cast<int>(params.key_dim), value_dim = static_cast<int>(params.value_dim),
-            value_heads = static_cast<int>(params.value_heads);
-  const std::vector<Kernel>*& found = delta_[{params.key_dim, params.value_dim, params.value_heads}];
-  if (found == nullptr) found = &loaded(delta_source(arch_, key_dim, value_dim, value_heads));
+  const int key_dim = static_cast<int>(params.key_dim), value_dim = static_cast<int>(params.value_dim);
+  const std::vector<Kernel>*& found = delta_[{params.key_dim, params.value_dim}];
+  if (found == nullptr) found = &loaded(delta_source(arch_, key_dim, value_dim));
   auto& cache = static_cast<CardStateCache&>(states);
   const gdn::DeltaShape shape = delta_shape(cache.shape());
   FF_ASSERT(layer >= 0 && layer < cache.shape().layers && shape.key_dim == key_dim && shape.value_dim == value_dim &&
             shape.key_heads == params.key_heads && shape.value_heads == params.value_heads &&
             params.conv_taps == gdn::kTaps && qkv.cols == shape.channels() && z.cols == out.cols);
-  const std::optional<gdn::ChunkTile> tile = chunk_tile(arch_, key_dim, value_dim, value_heads);
+  const std::optional<gdn::ChunkTile> tile = chunk_tile(arch_, key_dim, value_dim);
   const auto reserve_chunks = [&](int64_t chunks, int64_t rows) {
     const gdn::ChunkSpace space = gdn::chunk_space(*tile, shape, static_cast<int>(chunks), static_cast<int>(rows));
     scratch(chunk_space_, space.total, "chunks of the delta rule");

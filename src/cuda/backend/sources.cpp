@@ -484,14 +484,12 @@ gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim
   return found.value_or(tiles.front());  // that it is legal is for whoever makes a source of it
 }
 
-std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int value_dim, int value_heads) {
+std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int value_dim) {
   struct Shape {
     int chunk, columns;
   };
   std::vector<gdn::ChunkTile> tiles;
-  if (arch.wgmma && value_heads >= kWideDeltaHeads) {
-    tiles.push_back({key_dim, value_dim, 64, 64, false, true, false, true});
-  }
+  if (arch.wgmma) tiles.push_back({key_dim, value_dim, 64, 64, false, true, false, true});
   for (const Shape& s : {Shape{64, 32}, Shape{32, 32}, Shape{32, 16}}) {
     tiles.push_back({key_dim, value_dim, s.chunk, s.columns, true, arch.bulk_copy, false});
   }
@@ -503,7 +501,7 @@ std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int va
       chunk_expressions);
 }
 
-plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim, int value_heads) {
+plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim) {
   plan::KernelSource source;
   source.name = fmt::format("delta_{}_{}", key_dim, value_dim);
   source.text = "#include \"kernels/gdn/recurrent.cuh\"\n";
@@ -516,9 +514,8 @@ plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim, 
     source.entries.push_back({recurrent_expression(t), static_cast<unsigned>(t.threads()),
                               static_cast<int64_t>(gdn::recurrent_map(t).total)});
   }
-  if (const std::optional<gdn::ChunkTile> t = chunk_tile(arch, key_dim, value_dim, value_heads)) {
+  if (const std::optional<gdn::ChunkTile> t = chunk_tile(arch, key_dim, value_dim)) {
     source.text += fmt::format("#include \"kernels/gdn/chunk_scan{}.cuh\"\n", t->wgmma ? "_sm90" : "");
-    if (t->wgmma) source.name += "_wgmma";
     const std::vector<std::string> expressions = chunk_expressions(*t);
     source.entries.push_back({expressions[0], gdn::kPrepareThreads, static_cast<int64_t>(gdn::prepare_map(*t).total)});
     source.entries.push_back(

@@ -145,12 +145,7 @@ plan::KernelSource prefill_source(const Target& arch, int head_dim, int rotary_d
 
 enum DeltaEntry { kDeltaOne, kDeltaFew, kDeltaBatch, kDeltaPrepare, kDeltaScan, kDeltaScale };
 gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim, DeltaEntry entry);
-// `value_heads` decides which tile of the chunks is the faster one: it is the model's, so that no result depends on the
-// batch.
-std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int value_dim, int value_heads);
-plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim, int value_heads);
-// From so many value heads on the tile of wgmma is the first choice: with 64 columns a CTA fewer leave most of a card
-// alone.
-inline constexpr int kWideDeltaHeads = 64;
+std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int value_dim);
+plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim);
 
 }  // namespace fourfold::cuda

@@ -1,10 +1,10 @@
 // The chunked delta rule, first node: everything of a chunk that does not depend on the state, for all chunks and key
 // heads at once. With c_i the sum of the chunk's log decays up to token i, k and q normalised,
-//   A_ij = beta_i (k_i . k_j) e^(c_i - c_j), j < i      T = (I + A)^-1
+//   A_ij = beta_i (k_i . k_j) e^(c_i - c_j), j < i      T = (I + A)^-1 diag(beta)
 //   P_ij = (q_i . k_j) key_dim^-0.5 e^(c_i - c_j), j <= i
 // k and q are rounded to bf16 here, once; T and P are stored as sums of two bf16 (for wgmma P as one). T: blocks of 16
-// on the diagonal by substitution in fp32, the others T_IJ = -T_II (sum over J <= K < I of A_IK T_KJ), products of two
-// bf16 each.
+// on the diagonal by substitution in fp32, the others of R = (I + A)^-1: R_IJ = -R_II (sum over J <= K < I of A_IK
+// R_KJ), products of two bf16 each.
 #pragma once
 
 #include "kernels/gdn/chunk_tile.h"
@@ -105,6 +105,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) delta_prepare(const __grid
     ptx::grid_dependency_wait();  // who waits for this kernel's end relies on the one before it
     return;
   }
+  const int q_first = key_head * T.key_dim;  // columns of a row; a division for each would take longer than the rest
+  const int k_first = (shape.key_heads + key_head) * T.key_dim;
   // Weights of this lane's channels: pairs 2 lane, 2 lane + 1 of every 64.
   constexpr int kPairs = (T.key_dim + 63) / 64;
   float4 weights[2][kPairs][2];
@@ -117,8 +119,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) delta_prepare(const __grid
         const int c = 64 * i + 2 * lane + j;
         weights[m][i][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (c < T.key_dim) {
-          const int column = (m == 0 ? shape.q_column(first_head) : shape.k_column(first_head)) + c;
-          weights[m][i][j] = reinterpret_cast<const float4*>(args.delta.conv)[column];
+          weights[m][i][j] = reinterpret_cast<const float4*>(args.delta.conv)[(m == 0 ? q_first : k_first) + c];
         }
       }
 
@@ -126,31 +127,27 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) delta_prepare(const __grid
   ptx::grid_launch_dependents();
 
   // ---- inputs: three before the chunk, then the chunk's
+  const long long first_row = sequence.first + first_token;
+  const long long own_history =
+      sequence.state_in * args.delta.history_stride + static_cast<long long>(first_head) * shape.history_head();
   for (int i = tid; i < (kHistory + tokens) * 2 * kKeyVectors; i += kPrepareThreads) {
-    const int row = i / (2 * kKeyVectors);
+    const int row = i / (2 * kKeyVectors) - kHistory;
     const int v = i % (2 * kKeyVectors);
-    const int token = first_token + row - kHistory;
     const u32 to = base + kMap.inputs + static_cast<u32>(i) * 16u;
-    if (token >= 0) {
-      const int column = v < kKeyVectors ? shape.q_column(first_head) + v * kVector
-                                         : shape.k_column(first_head) + (v - kKeyVectors) * kVector;
-      ptx::async_copy16(
-          to, element_at<kF>(args.delta.rows,
-                             static_cast<long long>(sequence.first + token) * args.delta.row_stride + column));
+    if (first_token + row >= 0) {
+      const int column = v * kVector + (v < kKeyVectors ? q_first : k_first - T.key_dim);
+      ptx::async_copy16(to, element_at<kF>(args.delta.rows, (first_row + row) * args.delta.row_stride + column));
     } else if (sequence.position == 0) {
       reinterpret_cast<uint4*>(smem + kMap.inputs)[i] = make_uint4(0, 0, 0, 0);
     } else {
-      ptx::async_copy16(
-          to, element_at<kF>(args.delta.history, sequence.state_in * args.delta.history_stride +
-                                                     static_cast<long long>(first_head) * shape.history_head() +
-                                                     (kHistory + token) * (2 * T.key_dim + T.value_dim) + v * kVector));
+      ptx::async_copy16(to,
+                        element_at<kF>(args.delta.history,
+                                       own_history + (kHistory + row) * (2 * T.key_dim + T.value_dim) + v * kVector));
     }
   }
   ptx::async_copy_commit();
-  ptx::async_copy_wait<0>();
-  __syncthreads();
 
-  // ---- gates of all value heads: log decays and beta, then sums
+  // ---- gates of all value heads, while the inputs come: log decays and beta, then sums
   float* gates_of = reinterpret_cast<float*>(smem + kMap.gates);
   for (int i = tid; i < shape.ratio() * C; i += kPrepareThreads) {
     const int head = first_head + i / C;
@@ -158,7 +155,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) delta_prepare(const __grid
     float g = 0.0f;
     float beta = 0.0f;
     if (token < tokens) {
-      const long long row = static_cast<long long>(sequence.first + first_token + token) * args.delta.row_stride;
+      const long long row = (first_row + token) * args.delta.row_stride;
       g = log_decay(element<kF>(args.delta.rows, row + shape.a_column(head)), args.delta.a_log[head],
                     args.delta.dt_bias[head]);
       beta = sigmoid(element<kF>(args.delta.rows, row + shape.b_column(head)));
@@ -166,69 +163,71 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) delta_prepare(const __grid
     gates_of[i / C * 2 * C + token] = g;
     gates_of[(i / C * 2 + 1) * C + token] = beta;
   }
+  ptx::async_copy_wait<0>();
+  __syncthreads();
 
-  // ---- convolution and norm, a warp two tokens
-  for (int first = warp; first < C; first += 2 * kWarps) {
-    float y[2][2][kPairs][2];
-    float square[2][2];
+  // ---- convolution and norm: a warp has tokens one after the other, a lane the last three inputs of its channels
+  constexpr int kTokens = C / kWarps;
 #pragma unroll
-    for (int t = 0; t < 2; ++t)
+  for (int m = 0; m < 2; ++m) {
+    const auto input = [&](int row, int i, float(&x)[2]) {
+      const int at = row * 2 * T.key_dim + m * T.key_dim + 64 * i + 2 * lane;
+      if constexpr (kF) {
+        x[0] = element<kF>(smem + kMap.inputs, at);
+        x[1] = element<kF>(smem + kMap.inputs, at + 1);
+      } else {
+        const u32 both = *reinterpret_cast<const u32*>(smem + kMap.inputs + at * 2);
+        x[0] = __uint_as_float(both << 16);
+        x[1] = __uint_as_float(both & 0xffff0000u);
+      }
+    };
+    const auto there = [&](int i) { return T.key_dim % 64 == 0 || 64 * i + 2 * lane < T.key_dim; };
+    float window[kPairs][kTaps][2];
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const int token = first + t * kWarps;
-        square[t][m] = 0.0f;
+    for (int i = 0; i < kPairs; ++i)
+#pragma unroll
+      for (int tap = 0; tap < kHistory; ++tap) {
+        window[i][tap][0] = window[i][tap][1] = 0.0f;
+        if (there(i)) input(warp * kTokens + tap, i, window[i][tap]);
+      }
+#pragma unroll
+    for (int t = 0; t < kTokens; t += 2) {
+      float y[2][kPairs][2];
+      float square[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const int token = warp * kTokens + t + u;
+        constexpr int kSlots = kTaps;  // of the window: the input of tap j of token t is in (t + j) % kTaps
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-          const int c = 64 * i + 2 * lane;
-          y[t][m][i][0] = y[t][m][i][1] = 0.0f;
-          if (T.key_dim % 64 == 0 || c < T.key_dim) {
-            float sum[2] = {0.0f, 0.0f};
+          y[u][i][0] = y[u][i][1] = 0.0f;
+          if (!there(i)) continue;
+          input(token + kHistory, i, window[i][(t + u + kHistory) % kSlots]);
 #pragma unroll
-            for (int tap = 0; tap < kTaps; ++tap) {
-              const int at = (token + tap) * 2 * T.key_dim + m * T.key_dim + c;
-              float x[2];
-              if constexpr (kF) {
-                x[0] = element<kF>(smem + kMap.inputs, at);
-                x[1] = element<kF>(smem + kMap.inputs, at + 1);
-              } else {
-                const u32 both = *reinterpret_cast<const u32*>(smem + kMap.inputs + at * 2);
-                x[0] = __uint_as_float(both << 16);
-                x[1] = __uint_as_float(both & 0xffff0000u);
-              }
-#pragma unroll
-              for (int j = 0; j < 2; ++j) {
-                const float4 w = weights[m][i][j];
-                sum[j] += (tap == 0 ? w.x : tap == 1 ? w.y : tap == 2 ? w.z : w.w) * x[j];
-              }
-            }
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              y[t][m][i][j] = token < tokens ? silu(sum[j]) : 0.0f;  // beyond the sequence there may be anything
-              square[t][m] += y[t][m][i][j] * y[t][m][i][j];
-            }
+          for (int j = 0; j < 2; ++j) {
+            const float4 w = weights[m][i][j];
+            const auto x = [&](int tap) { return window[i][(t + u + tap) % kSlots][j]; };
+            const float sum = w.x * x(0) + w.y * x(1) + w.z * x(2) + w.w * x(3);
+            y[u][i][j] = token < tokens ? silu(sum) : 0.0f;  // beyond the sequence there may be anything
+            square[u] += y[u][i][j] * y[u][i][j];
           }
         }
       }
 #pragma unroll
-    for (int d = 16; d > 0; d /= 2)
+      for (int d = 16; d > 0; d /= 2)
 #pragma unroll
-      for (int t = 0; t < 2; ++t)
+        for (int u = 0; u < 2; ++u) square[u] += __shfl_xor_sync(kAll, square[u], d);
 #pragma unroll
-        for (int m = 0; m < 2; ++m) square[t][m] += __shfl_xor_sync(kAll, square[t][m], d);
-#pragma unroll
-    for (int t = 0; t < 2; ++t)
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const float norm = rsqrtf(square[t][m] + 1e-6f);
-        u32* to =
-            reinterpret_cast<u32*>(smem + (m == 0 ? kMap.queries : kMap.keys) + (first + t * kWarps) * T.key_stride());
+      for (int u = 0; u < 2; ++u) {
+        const float norm = rsqrtf(square[u] + 1e-6f);
+        u32* to = reinterpret_cast<u32*>(smem + (m == 0 ? kMap.queries : kMap.keys) +
+                                         (warp * kTokens + t + u) * T.key_stride());
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-          if (64 * i + 2 * lane < T.key_dim) {
-            to[32 * i + lane] = ptx::to_bf16x2(y[t][m][i][0] * norm, y[t][m][i][1] * norm);
-          }
+          if (there(i)) to[32 * i + lane] = ptx::to_bf16x2(y[u][i][0] * norm, y[u][i][1] * norm);
         }
       }
+    }
   }
   // What pads a row is never multiplied, but copied.
   if (!T.wgmma && tid < 2 * C) {
@@ -336,34 +335,65 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) delta_prepare(const __grid
     float* gates = reinterpret_cast<float*>(args.space + args.at.gates + head_place * T.gate_bytes());
     for (int i = own_tid; i < C; i += kGroupThreads) {
       gates[i] = expf(sums[i]);
-      gates[C + i] = sums[C + i];
-      gates[2 * C + i] = expf(sums[C - 1] - sums[i]);
+      gates[C + i] = expf(sums[C - 1] - sums[i]);
     }
-#pragma unroll 2
-    for (int column = own_warp; column < C; column += kGroupWarps) {
+    {
+      float row_sum[C / 32], row_beta[C / 32];
 #pragma unroll
-      for (int row = lane; row < C; row += 32) {
-        if (row > column) {
-          matrix[column * kStride + row] =
-              sums[C + row] * keys_keys[column * kStride + row] * decay(sums[column], sums[row]);
+      for (int i = 0; i < C / 32; ++i) {
+        row_sum[i] = sums[32 * i + lane];
+        row_beta[i] = sums[C + 32 * i + lane];
+      }
+#pragma unroll 2
+      for (int column = own_warp; column < C; column += kGroupWarps) {
+        const float from = sums[column];
+#pragma unroll
+        for (int i = 0; i < C / 32; ++i) {
+          const int at = column * kStride + 32 * i + lane;
+          if (32 * i + lane > column) matrix[at] = row_beta[i] * keys_keys[at] * decay(from, row_sum[i]);
         }
       }
     }
-    u8* scores = args.space + args.at.scores + head_place * T.score_bytes();
-#pragma unroll 2
-    for (int i = own_tid; i < C * C / 2; i += kGroupThreads) {
-      const int row = i / (C / 2);
-      const int column = i % (C / 2) * 2;
-      float p[2];
+    // Of P and T a thread has eight columns of every so many rows, 16 bytes each.
+    constexpr int kPieces = C / 8;
+    constexpr int kRows = kGroupThreads / kPieces;
+    const int first_column = own_tid % kPieces * 8;
+    const auto eight = [](const float* from, float(&x)[8]) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        // Above the diagonal the exponent is positive, and the products were not formed.
-        const bool there = column + j <= row;
-        p[j] = there ? queries_keys[row * kStride + column + j] * scale * decay(sums[column + j], sums[row]) : 0.0f;
+        const float4 four = reinterpret_cast<const float4*>(from)[j];
+        x[4 * j] = four.x;
+        x[4 * j + 1] = four.y;
+        x[4 * j + 2] = four.z;
+        x[4 * j + 3] = four.w;
       }
-      const Split s = split(p[0], p[1]);
-      *reinterpret_cast<u32*>(scores + T.square_place(row, column)) = s.high;
-      if (!T.wgmma) *reinterpret_cast<u32*>(scores + T.square_bytes() / 2 + T.square_place(row, column)) = s.low;
+    };
+    const auto put = [&](u8* to, int row, const float(&x)[8], bool rests) {
+      Split s[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) s[j] = split(x[2 * j], x[2 * j + 1]);
+      u8* at = to + T.square_place(row, first_column);
+      *reinterpret_cast<uint4*>(at) = make_uint4(s[0].high, s[1].high, s[2].high, s[3].high);
+      if (rests) {
+        *reinterpret_cast<uint4*>(at + T.square_bytes() / 2) = make_uint4(s[0].low, s[1].low, s[2].low, s[3].low);
+      }
+    };
+    u8* scores = args.space + args.at.scores + head_place * T.score_bytes();
+    {
+      float from[8];
+      eight(sums + first_column, from);
+#pragma unroll 1
+      for (int row = own_tid / kPieces; row < C; row += kRows) {
+        float p[8];
+        eight(queries_keys + row * kStride + first_column, p);
+        const float to = sums[row];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          // Above the diagonal the exponent is positive, and the products were not formed.
+          p[j] = first_column + j <= row ? p[j] * scale * decay(from[j], to) : 0.0f;
+        }
+        put(scores, row, p, !T.wgmma);
+      }
     }
     ptx::barrier_sync(1 + group, kGroupThreads);
     if (own_warp < C / 32) {
@@ -429,15 +459,17 @@ __global__ void __launch_bounds__(kPrepareThreads, 3) delta_prepare(const __grid
       ptx::barrier_sync(1 + group, kGroupThreads);
     }
     u8* out = args.space + args.at.inverse + head_place * T.square_bytes();
-#pragma unroll 2
-    for (int i = own_tid; i < C * C / 2; i += kGroupThreads) {
-      const int row = i / (C / 2);
-      const int column = i % (C / 2) * 2;
-      float2 x = make_float2(0.0f, 0.0f);
-      if (column / 16 <= row / 16) x = *reinterpret_cast<const float2*>(matrix + row * kStride + column);
-      const Split s = split(x.x, x.y);
-      *reinterpret_cast<u32*>(out + T.square_place(row, column)) = s.high;
-      *reinterpret_cast<u32*>(out + T.square_bytes() / 2 + T.square_place(row, column)) = s.low;
+    float beta[8];
+    eight(sums + C + first_column, beta);
+#pragma unroll 1
+    for (int row = own_tid / kPieces; row < C; row += kRows) {
+      float x[8] = {};
+      if (first_column / 16 <= row / 16) {
+        eight(matrix + row * kStride + first_column, x);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x[j] *= beta[j];
+      }
+      put(out, row, x, true);
     }
     ptx::barrier_sync(1 + group, kGroupThreads);
   }

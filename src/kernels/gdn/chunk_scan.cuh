@@ -1,5 +1,5 @@
 // The chunked delta rule, second node: the chunks of a sequence one after the other, S0 the state before a chunk,
-//   D = T diag(beta) (V - diag(e^c) K S0)
+//   D = T (V - diag(e^c) K S0)
 //   O = diag(e^c) Q S0 key_dim^-0.5 + P D
 //   S = e^(c_last) S0 + (diag(e^(c_last - c)) K)^T D
 // and the third one, the norm of a head. A CTA has one value head of one sequence and `columns` of its values: columns
@@ -241,6 +241,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
         load_operands(n, slot(kMap.outputs, kMap.output_stride, n), args.at.queries, args.at.scores, bar);
       }
     }
+    __syncwarp();  // or the lane that brings goes on by itself, and the others after it
     if (n + 2 < chunks) load_inputs(n + 2);
     ptx::async_copy_commit();
 
@@ -272,13 +273,12 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
 #pragma unroll
       for (int i = 0; i < C / 8; ++i) {
         const float2 decay = *reinterpret_cast<const float2*>(gates + 8 * i + 2 * l);
-        const float2 beta = *reinterpret_cast<const float2*>(gates + C + 8 * i + 2 * l);
         const float2 v0 = *reinterpret_cast<const float2*>(values + g * T.value_stride() + 8 * i + 2 * l);
         const float2 v1 = *reinterpret_cast<const float2*>(values + (g + 8) * T.value_stride() + 8 * i + 2 * l);
-        x[i][0] = beta.x * (v0.x - decay.x * x[i][0]);
-        x[i][1] = beta.y * (v0.y - decay.y * x[i][1]);
-        x[i][2] = beta.x * (v1.x - decay.x * x[i][2]);
-        x[i][3] = beta.y * (v1.y - decay.y * x[i][3]);
+        x[i][0] = v0.x - decay.x * x[i][0];
+        x[i][1] = v0.y - decay.y * x[i][1];
+        x[i][2] = v1.x - decay.x * x[i][2];
+        x[i][3] = v1.y - decay.y * x[i][3];
       }
       float d[C / 8][4];
 #pragma unroll
@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
         put_fragment(changes, k, high, low, lane);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float2 left = *reinterpret_cast<const float2*>(gates + 2 * C + 8 * (2 * k + i) + 2 * l);
+          const float2 left = *reinterpret_cast<const float2*>(gates + C + 8 * (2 * k + i) + 2 * l);
           d[2 * k + i][0] *= left.x;
           d[2 * k + i][1] *= left.y;
           d[2 * k + i][2] *= left.x;
@@ -507,13 +507,39 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1) delta_scan(cons
   }
 }
 
+namespace chunk_detail {
+
+// Pieces of 8 values of a chunk's outputs that a thread has one after the other, kScaleThreads apart: two divisions in
+// all.
+struct PieceWalk {
+  int row, piece;  // of the chunk, of the row
+  int rows, pieces, width;
+  __device__ __forceinline__ PieceWalk(int first, int row_pieces)
+      : row(first / row_pieces),
+        piece(first - row * row_pieces),
+        rows(kScaleThreads / row_pieces),
+        pieces(kScaleThreads - rows * row_pieces),
+        width(row_pieces) {}
+  __device__ __forceinline__ void next() {
+    row += rows;
+    piece += pieces;
+    if (piece >= width) {
+      piece -= width;
+      ++row;
+    }
+  }
+};
+
+}  // namespace chunk_detail
+
 // Third node. Grid: as scale_launch says; a thread has pieces of 8 values.
 template <typename Tile>
 __global__ void __launch_bounds__(kScaleThreads) delta_scale(const __grid_constant__ ChunkArgs args) {
   static constexpr ChunkTile T = Tile::value;
   const DeltaShape& shape = args.delta.shape;
   if (args.delta.settled == 0) ptx::grid_dependency_wait();
-  const ChunkPlace place = args.chunks[blockIdx.y];
+  // The last chunks first: the scan wrote them last, so they are in L2 for the most part.
+  const ChunkPlace place = args.chunks[gridDim.y - 1 - blockIdx.y];
   SequenceRows sequence{-1, 0, 0, 0};
   if (place.sequence >= 0 && place.sequence < *args.delta.live) sequence = args.delta.sequences[place.sequence];
   ptx::grid_dependency_wait();
@@ -521,35 +547,35 @@ __global__ void __launch_bounds__(kScaleThreads) delta_scale(const __grid_consta
   if (sequence.first < 0) return;
   const int width = shape.value_heads * T.value_dim / 8;
   const int left = sequence.count - place.index * T.chunk;
-  const int pieces = (left < T.chunk ? left : T.chunk) * width;
   const long long first_row = sequence.first + static_cast<long long>(place.index) * T.chunk;
   const float* squares = reinterpret_cast<const float*>(args.space + args.at.squares);
   const int first = static_cast<int>(blockIdx.x) * (kScaleThreads * kScalePieces) + static_cast<int>(threadIdx.x);
+  const chunk_detail::PieceWalk begin(first, width);
+  const int tokens = left < T.chunk ? left : T.chunk;
   uint4 words[kScalePieces];
   float sums[kScalePieces];
+  chunk_detail::PieceWalk at = begin;
 #pragma unroll
-  for (int i = 0; i < kScalePieces; ++i) {
-    const int piece = first + i * kScaleThreads;
+  for (int i = 0; i < kScalePieces; ++i, at.next()) {
     sums[i] = 0.0f;
     words[i] = make_uint4(0, 0, 0, 0);
-    if (piece >= pieces) continue;
-    const long long row = first_row + piece / width;
-    const int column = piece % width;
-    words[i] = reinterpret_cast<const uint4*>(args.delta.out + row * args.delta.out_stride)[column];
-    const float* own = squares + (row * shape.value_heads + column / (T.value_dim / 8)) * (T.value_dim / 16);
+    if (at.row >= tokens) continue;
+    const long long row = first_row + at.row;
+    words[i] = reinterpret_cast<const uint4*>(args.delta.out + row * args.delta.out_stride)[at.piece];
+    const float* own = squares + (row * shape.value_heads + at.piece / (T.value_dim / 8)) * (T.value_dim / 16);
 #pragma unroll
     for (int j = 0; j < T.value_dim / 16; ++j) sums[i] += own[j];
   }
+  at = begin;
 #pragma unroll
-  for (int i = 0; i < kScalePieces; ++i) {
-    const int piece = first + i * kScaleThreads;
-    if (piece >= pieces) continue;
+  for (int i = 0; i < kScalePieces; ++i, at.next()) {
+    if (at.row >= tokens) continue;
     const float factor = rsqrtf(sums[i] / static_cast<float>(T.value_dim) + args.delta.norm_eps);
     const auto scaled = [&](u32 x) {
       return ptx::to_bf16x2(__uint_as_float(x << 16) * factor, __uint_as_float(x & 0xffff0000u) * factor);
     };
     const uint4 y = make_uint4(scaled(words[i].x), scaled(words[i].y), scaled(words[i].z), scaled(words[i].w));
-    reinterpret_cast<uint4*>(args.delta.out + (first_row + piece / width) * args.delta.out_stride)[piece % width] = y;
+    reinterpret_cast<uint4*>(args.delta.out + (first_row + at.row) * args.delta.out_stride)[at.piece] = y;
   }
 }
 

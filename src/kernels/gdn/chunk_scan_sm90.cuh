@@ -3,7 +3,7 @@
 // A CTA has 64 columns of a head: the rows of wgmma. Its first warpgroup carries the state, fp32 accumulators of 64
 // columns and all keys: D and S of chunk after chunk, products of values split into two bf16 each. The second one has
 // the outputs, from fragments of the state and of D rounded to bf16, which is what outputs are in the end. The third
-// one has the convolution of V, a chunk ahead, and two of its lanes bring operands. Nobody waits for all others:
+// one has the convolution of V, a chunk ahead; of the fourth one lane brings operands. Nobody waits for all others:
 //
 //   what                      who fills it          who gives it back
 //   updates: keys, T, gates   copy engine           first warpgroup, when S is there
@@ -21,7 +21,8 @@
 namespace fourfold::gdn {
 
 inline constexpr int kStateRegisters = 240;  // per thread of the first warpgroup
-inline constexpr int kOtherRegisters = 128;
+inline constexpr int kOtherRegisters = 112;  // of the second and the third
+inline constexpr int kBringRegisters = 40;
 
 namespace chunk_detail {
 
@@ -205,20 +206,33 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(barriers.states_there());
 
-      // X = diag(beta) (V - diag(e^c) K S0) of 32 tokens, as fragments.
-      const auto solve = [&](int half) {
+      // X = V - diag(e^c) K S0 of 32 tokens, as fragments. What it takes of shared memory is in registers before the
+      // multiplications are waited for.
+      struct Inputs {
+        float2 decay[4], v[4][2];
+      };
+      const auto inputs_of = [&](int half) {
+        Inputs in;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int token = 32 * half + 8 * i;
-          const float2 decay = *reinterpret_cast<const float2*>(gates + token);
-          const float2 beta = *reinterpret_cast<const float2*>(gates + C + token);
-          const float2 v0 = *reinterpret_cast<const float2*>(values + token);
-          const float2 v1 = *reinterpret_cast<const float2*>(values + 8 * T.value_stride() + token);
+          in.decay[i] = *reinterpret_cast<const float2*>(gates + token);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            in.v[i][j] = *reinterpret_cast<const float2*>(values + 8 * j * T.value_stride() + token);
+          }
+        }
+        return in;
+      };
+      const auto solve = [&](int half, const Inputs& in) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
           float* y = x[half] + 4 * i;
-          y[0] = beta.x * (v0.x - decay.x * y[0]);
-          y[1] = beta.y * (v0.y - decay.y * y[1]);
-          y[2] = beta.x * (v1.x - decay.x * y[2]);
-          y[3] = beta.y * (v1.y - decay.y * y[3]);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            y[2 * j] = in.v[i][j].x - in.decay[i].x * y[2 * j];
+            y[2 * j + 1] = in.v[i][j].y - in.decay[i].y * y[2 * j + 1];
+          }
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) fragment_of(x[half] + 8 * i, x_high[2 * half + i], x_low[2 * half + i]);
@@ -240,20 +254,22 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
         }
       };
       ptx::mbarrier_wait(barriers.values_there(static_cast<int>(parity)), static_cast<u32>(n / 2) & 1u);
+      const Inputs first = inputs_of(0);
       ptx::wgmma_wait<1>();
       ptx::keep_registers(x[0]);
-      solve(0);
+      solve(0, first);
       ptx::wgmma_fence();
       multiply(0, 0);
       ptx::wgmma_commit();
       ptx::wgmma_fence();
       multiply(1, 0);
       ptx::wgmma_commit();
+      const Inputs second = inputs_of(1);
       ptx::wgmma_wait<2>();
       ptx::keep_registers(x[1]);
-      solve(1);
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(barriers.values_free(static_cast<int>(parity)));
+      solve(1, second);
       ptx::wgmma_fence();
       multiply(1, 1);
       ptx::wgmma_commit();
@@ -265,7 +281,20 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
       for (int part = 0; part < kParts; ++part)
 #pragma unroll
         for (int i = 0; i < 32; ++i) state[part][i] *= last;
-      const auto change = [&](int half) {
+      struct Left {
+        float2 at[2][2];
+      };
+      const auto left_of = [&](int half) {
+        Left left;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            left.at[i][j] = *reinterpret_cast<const float2*>(gates + C + 32 * half + 16 * i + 8 * j);
+          }
+        return left;
+      };
+      const auto change = [&](int half, const Left& left) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int k = 2 * half + i;
@@ -275,11 +304,10 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
           put_rounded(changes, k, rounded, lane);
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            const float2 left = *reinterpret_cast<const float2*>(gates + 2 * C + 16 * k + 8 * j);
-            y[4 * j] *= left.x;
-            y[4 * j + 1] *= left.y;
-            y[4 * j + 2] *= left.x;
-            y[4 * j + 3] *= left.y;
+            y[4 * j] *= left.at[i][j].x;
+            y[4 * j + 1] *= left.at[i][j].y;
+            y[4 * j + 2] *= left.at[i][j].x;
+            y[4 * j + 3] *= left.at[i][j].y;
           }
           fragment_of(y, change_high[k], change_low[k]);
         }
@@ -294,16 +322,17 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
         }
       };
       ptx::mbarrier_wait(barriers.changes_free(), parity ^ 1u);
+      const Left left_first = left_of(0), left_second = left_of(1);
       ptx::wgmma_wait<2>();
       ptx::keep_registers(d[0]);
-      change(0);
+      change(0, left_first);
       ptx::wgmma_fence();
 #pragma unroll
       for (int part = 0; part < kParts; ++part) update(part, 0);
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
       ptx::keep_registers(d[1]);
-      change(1);
+      change(1, left_second);
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(barriers.changes_there());
 #pragma unroll
@@ -333,6 +362,52 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
     for (int part = 0; part < kParts; ++part)
 #pragma unroll
       for (int i = 0; i < 32; ++i) to[state_place(part, i)] = state[part][i];
+    return;
+  }
+
+  if (tid >= 384) {
+    // ---- operands, by one lane of a warp that has nothing else to do: a lane that waits for room goes on apart from
+    // the others of its warp. (A fourth warpgroup whole: registers are taken from what the CTA has at its start.)
+    ptx::registers_decrease<kBringRegisters>();
+    if (tid != 384) return;
+    ptx::grid_dependency_wait();
+    const u64 policy = ptx::policy_evict_first();
+    const auto bring_updates = [&](int n) {
+      const int stage = n % kUpdateStages;
+      const u32 there = barriers.updates_there(stage);
+      const u32 to = base + kMap.updates + static_cast<u32>(stage) * kMap.update_stride;
+      const long long head_place = (first_chunk + n) * shape.value_heads + head;
+      ptx::mbarrier_wait(barriers.updates_free(stage), (static_cast<u32>(n / kUpdateStages) & 1u) ^ 1u);
+      ptx::mbarrier_arrive_expect(there, static_cast<u32>(T.key_bytes() + T.square_bytes() + T.gate_bytes()));
+      ptx::bulk_copy(to, args.space + args.at.keys + ((first_chunk + n) * shape.key_heads + key_head) * T.key_bytes(),
+                     static_cast<u32>(T.key_bytes()), there, policy);
+      ptx::bulk_copy(to + static_cast<u32>(T.key_bytes()), args.space + args.at.inverse + head_place * T.square_bytes(),
+                     static_cast<u32>(T.square_bytes()), there, policy);
+      ptx::bulk_copy(base + kMap.update_gates + static_cast<u32>(stage * T.gate_bytes()),
+                     args.space + args.at.gates + head_place * T.gate_bytes(), static_cast<u32>(T.gate_bytes()), there,
+                     policy);
+    };
+    const auto bring_outputs = [&](int n) {
+      const int stage = n % kOutputStages;
+      const u32 there = barriers.outputs_there(stage);
+      const u32 to = base + kMap.outputs + static_cast<u32>(stage) * kMap.output_stride;
+      const long long head_place = (first_chunk + n) * shape.value_heads + head;
+      ptx::mbarrier_wait(barriers.outputs_free(stage), (static_cast<u32>(n / kOutputStages) & 1u) ^ 1u);
+      ptx::mbarrier_arrive_expect(there, static_cast<u32>(T.key_bytes() + T.score_bytes() + T.gate_bytes() / 2));
+      ptx::bulk_copy(to,
+                     args.space + args.at.queries + ((first_chunk + n) * shape.key_heads + key_head) * T.key_bytes(),
+                     static_cast<u32>(T.key_bytes()), there, policy);
+      ptx::bulk_copy(to + static_cast<u32>(T.key_bytes()), args.space + args.at.scores + head_place * T.score_bytes(),
+                     static_cast<u32>(T.score_bytes()), there, policy);
+      ptx::bulk_copy(base + kMap.output_gates + static_cast<u32>(stage * (T.gate_bytes() / 2)),
+                     args.space + args.at.gates + head_place * T.gate_bytes(), static_cast<u32>(T.gate_bytes() / 2),
+                     there, policy);
+    };
+#pragma unroll 1
+    for (int n = 0; n < chunks; ++n) {
+      bring_updates(n);
+      bring_outputs(n);
+    }
     return;
   }
 
@@ -429,43 +504,11 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
   float4 weights[2];
 #pragma unroll
   for (int j = 0; j < 2; ++j) weights[j] = reinterpret_cast<const float4*>(args.delta.conv)[v_column + 2 * lane + j];
-  ptx::grid_dependency_wait();  // for all three groups: the others see of the kernel before this one what is brought
-                                // here
+  ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
-  const u64 policy = ptx::policy_evict_first();
-  const auto bring_updates = [&](int n) {
-    const int stage = n % kUpdateStages;
-    const u32 there = barriers.updates_there(stage);
-    const u32 to = base + kMap.updates + static_cast<u32>(stage) * kMap.update_stride;
-    const long long head_place = (first_chunk + n) * shape.value_heads + head;
-    ptx::mbarrier_wait(barriers.updates_free(stage), (static_cast<u32>(n / kUpdateStages) & 1u) ^ 1u);
-    ptx::mbarrier_arrive_expect(there, static_cast<u32>(T.key_bytes() + T.square_bytes() + T.gate_bytes()));
-    ptx::bulk_copy(to, args.space + args.at.keys + ((first_chunk + n) * shape.key_heads + key_head) * T.key_bytes(),
-                   static_cast<u32>(T.key_bytes()), there, policy);
-    ptx::bulk_copy(to + static_cast<u32>(T.key_bytes()), args.space + args.at.inverse + head_place * T.square_bytes(),
-                   static_cast<u32>(T.square_bytes()), there, policy);
-    ptx::bulk_copy(base + kMap.update_gates + static_cast<u32>(stage * T.gate_bytes()),
-                   args.space + args.at.gates + head_place * T.gate_bytes(), static_cast<u32>(T.gate_bytes()), there,
-                   policy);
-  };
-  const auto bring_outputs = [&](int n) {
-    const int stage = n % kOutputStages;
-    const u32 there = barriers.outputs_there(stage);
-    const u32 to = base + kMap.outputs + static_cast<u32>(stage) * kMap.output_stride;
-    const long long head_place = (first_chunk + n) * shape.value_heads + head;
-    ptx::mbarrier_wait(barriers.outputs_free(stage), (static_cast<u32>(n / kOutputStages) & 1u) ^ 1u);
-    ptx::mbarrier_arrive_expect(there, static_cast<u32>(T.key_bytes() + T.score_bytes() + T.gate_bytes() / 3));
-    ptx::bulk_copy(to, args.space + args.at.queries + ((first_chunk + n) * shape.key_heads + key_head) * T.key_bytes(),
-                   static_cast<u32>(T.key_bytes()), there, policy);
-    ptx::bulk_copy(to + static_cast<u32>(T.key_bytes()), args.space + args.at.scores + head_place * T.score_bytes(),
-                   static_cast<u32>(T.score_bytes()), there, policy);
-    ptx::bulk_copy(base + kMap.output_gates + static_cast<u32>(stage * (T.gate_bytes() / 3)),
-                   args.space + args.at.gates + head_place * T.gate_bytes(), static_cast<u32>(T.gate_bytes() / 3),
-                   there, policy);
-  };
   constexpr int kTokens = C / 4;   // of a warp
   u32 inputs[kHistory + kTokens];  // of two columns
-  // What lies before or behind the sequence has no effect, behind it because beta is zero: other rows instead.
+  // What lies before or behind the sequence has no effect, behind it because T has zeros there: other rows instead.
   const auto load_inputs = [&](int n) {
     int token = n * C + warp * kTokens - kHistory;
     const int start = token < 0 ? 0 : token < sequence.count ? token : sequence.count - 1;
@@ -485,7 +528,6 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
       ++token;
     }
   };
-  if (warp == 0 && lane == 0) bring_updates(0);
   load_inputs(0);
   if (warp == 0) {
     const u16* own = history + 2 * T.key_dim + first_column + 2 * lane;
@@ -494,8 +536,6 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
   }
 #pragma unroll 1
   for (int n = 0; n < chunks; ++n) {
-    if (warp == 0 && lane == 0 && n + 1 < chunks) bring_updates(n + 1);
-    if (warp == 1 && lane == 0) bring_outputs(n);
     const int slot = n & 1;
     ptx::mbarrier_wait(barriers.values_free(slot), (static_cast<u32>(n / 2) & 1u) ^ 1u);
     float* out = reinterpret_cast<float*>(smem + kMap.values + static_cast<u32>(slot) * kMap.values_stride) +
@@ -556,7 +596,8 @@ __global__ void __launch_bounds__(kScaleThreads) delta_gate(const __grid_constan
   constexpr int kLanes = T.value_dim / 8;
   const DeltaShape& shape = args.delta.shape;
   if (args.delta.settled == 0) ptx::grid_dependency_wait();
-  const ChunkPlace place = args.chunks[blockIdx.y];
+  // The last chunks first: the scan wrote them last, so they are in L2 for the most part.
+  const ChunkPlace place = args.chunks[gridDim.y - 1 - blockIdx.y];
   SequenceRows sequence{-1, 0, 0, 0};
   if (place.sequence >= 0 && place.sequence < *args.delta.live) sequence = args.delta.sequences[place.sequence];
   ptx::grid_dependency_wait();
@@ -564,7 +605,7 @@ __global__ void __launch_bounds__(kScaleThreads) delta_gate(const __grid_constan
   if (sequence.first < 0) return;
   const int width = shape.value_heads * kLanes;
   const int left = sequence.count - place.index * T.chunk;
-  const int pieces = (left < T.chunk ? left : T.chunk) * width;
+  const int tokens = left < T.chunk ? left : T.chunk;
   const long long first_row = sequence.first + static_cast<long long>(place.index) * T.chunk;
   const int first = static_cast<int>(blockIdx.x) * (kScaleThreads * kScalePieces) + static_cast<int>(threadIdx.x);
   const int in_head = static_cast<int>(threadIdx.x) % kLanes * 8;
@@ -572,18 +613,20 @@ __global__ void __launch_bounds__(kScaleThreads) delta_gate(const __grid_constan
 #pragma unroll
   for (int i = 0; i < 8; ++i) norm[i] = args.delta.norm[in_head + i];
   uint4 words[kScalePieces], gates[kScalePieces];
+  const chunk_detail::PieceWalk begin(first, width);
+  const u16* z = static_cast<const u16*>(args.delta.rows) + shape.z_column(0);
+  chunk_detail::PieceWalk at = begin;
 #pragma unroll
-  for (int i = 0; i < kScalePieces; ++i) {
-    const int piece = first + i * kScaleThreads;
+  for (int i = 0; i < kScalePieces; ++i, at.next()) {
     words[i] = gates[i] = make_uint4(0, 0, 0, 0);
-    if (piece >= pieces) continue;
-    const long long row = first_row + piece / width;
-    words[i] = reinterpret_cast<const uint4*>(args.delta.out + row * args.delta.out_stride)[piece % width];
-    gates[i] = *reinterpret_cast<const uint4*>(static_cast<const u16*>(args.delta.rows) + row * args.delta.row_stride +
-                                               shape.z_column(0) + piece % width * 8);
+    if (at.row >= tokens) continue;
+    const long long row = first_row + at.row;
+    words[i] = reinterpret_cast<const uint4*>(args.delta.out + row * args.delta.out_stride)[at.piece];
+    gates[i] = reinterpret_cast<const uint4*>(z + row * args.delta.row_stride)[at.piece];
   }
+  at = begin;
 #pragma unroll
-  for (int i = 0; i < kScalePieces; ++i) {
+  for (int i = 0; i < kScalePieces; ++i, at.next()) {
     const u32 both[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
     const u32 gate[4] = {gates[i].x, gates[i].y, gates[i].z, gates[i].w};
     float square = 0.0f;
@@ -604,9 +647,8 @@ __global__ void __launch_bounds__(kScaleThreads) delta_gate(const __grid_constan
                          __uint_as_float(both[j] & 0xffff0000u) * factor * norm[2 * j + 1] *
                              silu(__uint_as_float(gate[j] & 0xffff0000u)));
     }
-    const int piece = first + i * kScaleThreads;
-    if (piece >= pieces) continue;
-    reinterpret_cast<uint4*>(args.delta.out + (first_row + piece / width) * args.delta.out_stride)[piece % width] =
+    if (at.row >= tokens) continue;
+    reinterpret_cast<uint4*>(args.delta.out + (first_row + at.row) * args.delta.out_stride)[at.piece] =
         make_uint4(y[0], y[1], y[2], y[3]);
   }
 }

@@ -24,7 +24,7 @@ struct ChunkTile {
   FOURFOLD_MIXER_FN int element() const { return float32 ? 4 : 2; }
   FOURFOLD_MIXER_FN int pairs() const { return columns / 16; }
   FOURFOLD_MIXER_FN int splits() const { return value_dim / columns; }
-  FOURFOLD_MIXER_FN int scan_threads() const { return wgmma ? 384 : pairs() * (helpers ? 128 : 64); }
+  FOURFOLD_MIXER_FN int scan_threads() const { return wgmma ? 512 : pairs() * (helpers ? 128 : 64); }
   // Bytes of a row of keys and queries, and of a row of a chunk x chunk matrix: odd multiples of 16, so that eight rows
   // lie in different banks. For wgmma what the scan takes are operands with 128-byte swizzle instead: pieces of 64
   // columns, [64 rows][128 bytes] each.
@@ -40,8 +40,8 @@ struct ChunkTile {
   FOURFOLD_MIXER_FN int square_place(int row, int column) const {
     return row * square_stride() + (wgmma ? (column / 8 ^ row % 8) * 16 + column % 8 * 2 : column * 2);
   }
-  // [chunk] each: e^c, beta, e^(c_last - c), with c the sum of the chunk's log decays up to a token.
-  FOURFOLD_MIXER_FN int gate_bytes() const { return 3 * chunk * 4; }
+  // [chunk] each: e^c, e^(c_last - c), with c the sum of the chunk's log decays up to a token.
+  FOURFOLD_MIXER_FN int gate_bytes() const { return 2 * chunk * 4; }
   FOURFOLD_MIXER_FN int input_stride() const { return columns * element(); }
   FOURFOLD_MIXER_FN int value_stride() const { return chunk + 4; }  // floats
   FOURFOLD_MIXER_FN bool legal() const {
@@ -174,7 +174,7 @@ struct ScanWgmmaMap {
   unsigned values;   // two of fp32 [columns][value_stride]
   unsigned values_stride;
   unsigned update_gates;  // [stage] gate_bytes
-  unsigned output_gates;  // [stage] the first third of them
+  unsigned output_gates;  // [stage] the first half of them
   unsigned barriers;
   unsigned total;
 };
@@ -191,7 +191,7 @@ FOURFOLD_MIXER_FN ScanWgmmaMap scan_wgmma_map(const ChunkTile& t) {
   m.values = m.rows + static_cast<unsigned>(t.columns * t.chunk * 2);
   m.update_gates = m.values + 2 * m.values_stride;
   m.output_gates = m.update_gates + kUpdateStages * static_cast<unsigned>(t.gate_bytes());
-  m.barriers = m.output_gates + kOutputStages * static_cast<unsigned>(t.gate_bytes() / 3);
+  m.barriers = m.output_gates + kOutputStages * static_cast<unsigned>(t.gate_bytes() / 2);
   m.total = m.barriers + 8 * (2 * kUpdateStages + 2 * kOutputStages + 8);
   return m;
 }
@@ -217,7 +217,7 @@ FOURFOLD_MIXER_FN ChunkLaunch scan_launch(const ChunkTile& t, const DeltaShape& 
   return {static_cast<unsigned>(shape.value_heads * t.splits()), static_cast<unsigned>(sequences),
           static_cast<unsigned>(t.scan_threads()), scan_bytes(t)};
 }
-inline constexpr int kScalePieces = 8;  // of 8 values, of a thread
+inline constexpr int kScalePieces = 4;  // of 8 values, of a thread
 FOURFOLD_MIXER_FN ChunkLaunch scale_launch(const ChunkTile& t, const DeltaShape& shape, int chunks) {
   const int pieces = shape.value_heads * t.value_dim / 8 * t.chunk;
   return {static_cast<unsigned>((pieces + kScaleThreads * kScalePieces - 1) / (kScaleThreads * kScalePieces)),

@@ -27,6 +27,8 @@ constexpr EnvVariable kVariables[] = {
     {"FOURFOLD_PRODUCTS",
      "products of many rows on GPUs: own (default), library, by cuBLASLt from 4,096 rows on, or library:N, from N on"},
     {"FOURFOLD_CUBLASLT", "file of cuBLASLt (default: searched for)"},
+    {"FOURFOLD_ROUNDS",
+     "steps with drafts on a GPU: waiting (default, for the tokens before them) or ahead, the card goes on by itself"},
     {"FOURFOLD_NCCL", "file of NCCL (default: searched for)"},
     {"CUDA_HOME", "a CUDA toolkit, searched for NVRTC and cuBLASLt"},
     {"VIRTUAL_ENV", "a Python environment, searched for the PyPI packages of NVRTC, NCCL and cuBLASLt"},

@@ -2,7 +2,9 @@
 // and rows of the next step may begin with them before the host knows. The choice itself is the sampler's.
 #pragma once
 
+#include <algorithm>
 #include <deque>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,9 +21,15 @@ class DeferredChoices {
   DeferredChoices(int64_t vocabulary, uint64_t seed) : sampler_(vocabulary), random_(seed) {}
 
   // Takes the place of the chooser in `parts`; `bind` is called with the tokens in their places.
-  void serve(HostStepParts& parts, std::function<void(const ops::Batch&)> bind) {
-    parts.bind = [this, bind = std::move(bind)](const ops::Batch& batch, StepPart,
+  // `lanes`: it moves them on itself.
+  void serve(HostStepParts& parts, std::function<void(const ops::Batch&)> bind, bool lanes = false) {
+    if (lanes) keep_lanes(parts, bind);
+    parts.bind = [this, bind = std::move(bind)](const ops::Batch& batch, StepPart part,
                                                 std::span<const CarriedRow> carried) {
+      drafting_ = part == StepPart::kFirstDraft || part == StepPart::kDraft;
+      if (part == StepPart::kFirstDraft) passes_.clear();
+      sequences_.assign(batch.sequences.begin(), batch.sequences.end());
+      logit_rows_ = batch.logit_rows;
       tokens_.assign(batch.tokens.begin(), batch.tokens.end());
       gone_.clear();
       for (const CarriedRow& c : carried) {
@@ -32,7 +40,7 @@ class DeferredChoices {
           gone_.insert(c.row);
         }
       }
-      bind({tokens_, batch.sequences, batch.logit_rows});
+      bind({tokens_, sequences_, logit_rows_});
     };
     parts.choose_later = [this](const ops::Tensor& logits, std::span<const RowChoice> rows) {
       // Like a GPU that has no kernel for these.
@@ -46,12 +54,15 @@ class DeferredChoices {
         batch.errors.emplace_back();
         std::vector<float> values(logits.f32(row.row), logits.f32(row.row) + logits.cols);
         try {
-          batch.chosen.back() = sampler_.choose(values, row.choice);
+          Choice choice = row.choice;
+          if (row.lane >= 0) choice.index += states_.at(row.lane).kept - 1;
+          batch.chosen.back() = sampler_.choose(values, choice);
         } catch (const Error& error) {
           batch.errors.back() = error.what();
         }
         last_.push_back(batch.chosen.back().token);
       }
+      if (drafting_) passes_.push_back(last_);
       batch.looks = static_cast<int>(random_.next() % 4);
       batches_.push_back(std::move(batch));
       FF_ASSERT(static_cast<int64_t>(batches_.size()) <= kChoicesUnderWay);
@@ -69,10 +80,97 @@ class DeferredChoices {
 
   // Of the batch bound last: the sequence that begins with this row must leave no trace.
   bool gone(int32_t row) const { return gone_.contains(row); }
-  // Rows that began with a token that the host did not know.
+  // Rows, or lanes, that began with a token that the host did not know.
   int64_t carried() const { return carried_; }
 
  private:
+  // Of a lane, since it was last moved.
+  struct State {
+    int32_t position = 0, state = 0, token = 0, row = 0, start = 0, kept = 0;
+    bool ended = false, gone = false;
+  };
+
+  void keep_lanes(HostStepParts& parts, std::function<void(const ops::Batch&)> bind) {
+    parts.move_lanes = [this](std::span<const MovedLane> lanes) {
+      chosen_ = last_;
+      for (const MovedLane& m : lanes) move(m);
+    };
+    parts.carry_lanes = [this, bind = std::move(bind)](std::span<const CarriedLane> lanes) {
+      for (const CarriedLane& c : lanes) carry(c);
+      bind({tokens_, sequences_, logit_rows_});
+    };
+    parts.gather_ends = [this](const ops::Tensor& x, std::span<const int32_t> lanes, const ops::Tensor& out) {
+      for (int64_t i = 0; i < out.rows; ++i) {
+        const auto from = static_cast<size_t>(i) < lanes.size() ? static_cast<size_t>(i) : size_t{0};
+        std::copy_n(x.f32(states_.at(lanes[from]).row), x.cols, out.f32(i));
+      }
+    };
+  }
+
+  void move(const MovedLane& m) {
+    State& s = states_[m.lane];
+    s.gone = !m.prompt && gone_.contains(m.first);
+    s.kept = 0;
+    s.row = m.first;
+    if (s.gone) {
+      s.ended = true;
+      return;
+    }
+    const ops::Sequence& sequence = sequences_.at(static_cast<size_t>(m.sequence));
+    s.start = sequence.position;
+    s.ended = false;
+    for (bool more = true; more;) {
+      const int32_t token = chosen_.at(static_cast<size_t>(m.choice + s.kept));
+      s.ended = token < 0;
+      if (s.ended) break;
+      s.token = token;
+      ++s.kept;
+      s.ended = std::find(m.stop_tokens.begin(), m.stop_tokens.end(), token) != m.stop_tokens.end();
+      more = !s.ended && s.kept < m.count && tokens_.at(static_cast<size_t>(m.first + s.kept)) == token;
+    }
+    s.row = m.first + std::max(s.kept, 1) - 1;
+    s.position = m.prompt ? m.position : s.start + s.kept;
+    s.state = m.prompt ? m.state : sequence.state_out[static_cast<size_t>(std::max(s.kept, 1) - 1)];
+  }
+
+  void carry(const CarriedLane& c) {
+    const State& s = states_.at(c.lane);
+    const auto token = [&](int32_t row) -> int32_t& { return tokens_.at(static_cast<size_t>(row)); };
+    const auto drafted = [&](int32_t pass) {
+      return std::max(passes_.at(static_cast<size_t>(pass)).at(static_cast<size_t>(c.drafter)), 0);
+    };
+    ops::Sequence* sequence = c.sequence < 0 ? nullptr : &sequences_.at(static_cast<size_t>(c.sequence));
+    switch (c.as) {
+      case CarriedLane::As::kGoesOn:
+        ++carried_;
+        if (s.ended) {
+          gone_.insert(c.row);
+          return;
+        }
+        sequence->position = s.position;
+        sequence->state_in = s.state;
+        token(c.row) = s.token;
+        for (int32_t i = 1; i < c.count; ++i) token(c.row + i) = drafted(i - 1);
+        return;
+      case CarriedLane::As::kFed:
+        for (int32_t i = 0; i < c.count; ++i) {
+          token(c.row + i) = std::max(chosen_.at(static_cast<size_t>(c.choice + i)), 0);
+        }
+        if (sequence == nullptr) return;
+        if (s.gone) gone_.insert(c.row);
+        if (!s.gone) sequence->position = s.start;
+        return;
+      case CarriedLane::As::kDrafts:
+        if (s.ended) {
+          gone_.insert(c.row);
+          return;
+        }
+        sequence->position = s.position - 1 + c.pass;
+        token(c.row) = c.pass == 0 ? s.token : drafted(c.pass - 1);
+        return;
+    }
+  }
+
   struct Batch {
     std::vector<Chosen> chosen;
     std::vector<std::string> errors;
@@ -82,6 +180,12 @@ class DeferredChoices {
   Random random_;
   std::deque<Batch> batches_;
   std::vector<int32_t> last_, tokens_;
+  std::vector<int32_t> chosen_;               // behind the last move
+  std::vector<std::vector<int32_t>> passes_;  // of drafting, what each chose
+  std::vector<ops::Sequence> sequences_;
+  std::span<const int32_t> logit_rows_;
+  std::map<int32_t, State> states_;
+  bool drafting_ = false;
   std::set<int32_t> gone_;
   int64_t carried_ = 0;
 };

@@ -91,6 +91,7 @@ struct FakeOptions {
   double draft_accuracy = 0.7;  // how often a draft is the most probable token
   int64_t row_bucket = 1;       // rows are padded to a multiple
   bool tokens_later = false;    // chosen by the model, as on a GPU: the next step may begin before the host knows them
+  bool rounds_ahead = false;    // with tokens_later: it moves lanes on itself, so that steps with drafts may, too
   // Called before each step, on the stepper's thread; may throw or wait.
   std::function<void(const ops::Batch&)> before_step;
   // Tokens after which the logits are not finite.
@@ -147,7 +148,8 @@ class FakeModel final : public model::Model {
     parts.row_bucket = options_.row_bucket;
     if (options_.tokens_later) {
       later_.emplace(limits.vocabulary, 1);
-      later_->serve(parts, [this](const ops::Batch& batch) { batch_ = batch; });
+      later_->serve(
+          parts, [this](const ops::Batch& batch) { batch_ = batch; }, options_.rounds_ahead);
     }
     auto stepper = cpu::make_host_stepper(limits, std::move(parts));
     return options_.wrap_stepper ? options_.wrap_stepper(std::move(stepper)) : std::move(stepper);
@@ -187,7 +189,7 @@ class FakeModel final : public model::Model {
     if (options_.before_step) options_.before_step(batch_);
     check();
     for (const ops::Sequence& sequence : batch_.sequences) {
-      if (!later_ || !later_->gone(sequence.first)) run_trunk(sequence);
+      if (!gone(sequence)) run_trunk(sequence);
     }
     for (size_t i = 0; i < batch_.logit_rows.size(); ++i) {
       const int32_t row = batch_.logit_rows[i];
@@ -206,7 +208,7 @@ class FakeModel final : public model::Model {
     if (!shape.feed_drafter) return;
     scope.begin_feed();
     for (const ops::Sequence& sequence : batch_.sequences) {
-      for (int32_t i = 0; i < sequence.count; ++i) {
+      for (int32_t i = 0; i < sequence.count && !gone(sequence); ++i) {
         FakeKv::Entry& entry = kv_->at(sequence, sequence.position + i);
         entry.fed_hash = get(hidden_, sequence.first + i);
         entry.fed_next = batch_.tokens[static_cast<size_t>(sequence.first + i)];
@@ -216,10 +218,15 @@ class FakeModel final : public model::Model {
       const int64_t rows = scope.begin_draft(pass);
       if (rows == 0) return;
       if (pass == 0) scope.gather_ends(tensor(hidden_, shape.rows, kHidden), tensor(gathered_, rows, kHidden));
-      for (const ops::Sequence& sequence : batch_.sequences) draft(sequence, pass);
+      for (const ops::Sequence& sequence : batch_.sequences) {
+        if (!gone(sequence)) draft(sequence, pass);
+      }
       scope.draft(pass, tensor(logits_, rows, options_.vocabulary));
     }
   }
+
+  // It must leave no trace.
+  bool gone(const ops::Sequence& sequence) const { return later_ && later_->gone(sequence.first); }
 
   void run_trunk(const ops::Sequence& sequence) {
     uint64_t state = sequence.position == 0 ? 0 : states_->hashes.at(static_cast<size_t>(sequence.state_in));

@@ -109,6 +109,7 @@ class Schedule {
     fake.draft_accuracy = one_in(random_, 3) ? 1.0 : random_.uniform();
     fake.row_bucket = one_in(random_, 3) ? between(random_, 2, 8) : 1;
     fake.tokens_later = one_in(random_, 2);
+    fake.rounds_ahead = fake.tokens_later && one_in(random_, 2);
     fake.before_step = [future = gate_.get_future().share()](const ops::Batch&) { future.wait(); };
     drafts_ = fake.mtp && options_.drafts != 0;
     engine_ = fake_engine(options_, std::move(fake));

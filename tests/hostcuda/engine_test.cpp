@@ -62,7 +62,7 @@ Answer read(engine::EventStream& stream) {
   return answer;
 }
 
-std::vector<Answer> answers(const model::BackendFactory& backends, int64_t ranks, int32_t drafts) {
+std::vector<Answer> answers(const model::BackendFactory& backends, int64_t ranks, int32_t drafts, int64_t tokens = 4) {
   model::Checkpoint checkpoint(demo());
   const chat::ChatText text(demo(), checkpoint.config());
   const engine::EngineOptions options = engine_options(drafts);
@@ -74,7 +74,7 @@ std::vector<Answer> answers(const model::BackendFactory& backends, int64_t ranks
     conversation.messages = Json::array({{{"role", "user"}, {"content", question}}});
     conversation.variables["enable_thinking"] = false;
     engine::Request request = text.request(text.prompt(conversation));
-    request.max_tokens = 4;
+    request.max_tokens = tokens;
     request.sampling.temperature = 0;
     streams.push_back(engine->submit(std::move(request)));
   }
@@ -89,6 +89,7 @@ struct EngineCase {
   bool graphs;
   int32_t drafts;
   int64_t ranks = 1;
+  bool ahead = false;
 };
 
 void PrintTo(const EngineCase& c, std::ostream* out) { *out << c.name; }
@@ -100,10 +101,12 @@ TEST_P(HostEngine, AnswersAsTheCpuDoes) {
   const EngineCase& c = GetParam();
   cpu::CpuOptions cpu;
   cpu.isa = cpu::Isa::kReference;
-  const std::vector<Answer> want = answers([&](const auto&) { return cpu::make_backend(cpu); }, 1, 0);
+  const int64_t tokens = c.ahead ? 6 : 4;
+  const std::vector<Answer> want = answers([&](const auto&) { return cpu::make_backend(cpu); }, 1, 0, tokens);
   install(c.ranks > 1 ? two_cards() : HostCard{});
-  const std::vector<Answer> got =
-      answers(rank_backends(false, 100000, cuda_options(true, false, c.wide, c.graphs)), c.ranks, c.drafts);
+  cuda::CudaOptions options = cuda_options(true, false, c.wide, c.graphs);
+  options.rounds_ahead = c.ahead;
+  const std::vector<Answer> got = answers(rank_backends(false, 100000, options), c.ranks, c.drafts, tokens);
   int64_t accepted = 0;
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_EQ(got[i].error, "");
@@ -121,6 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Steps, HostEngine,
                          testing::Values(EngineCase{"Wide", true, true, 0},
                                          EngineCase{"DraftsLaunchByLaunch", false, false, 2},
                                          EngineCase{"WideDrafts", true, true, 2},
+                                         EngineCase{"DraftsAhead", true, true, 2, 1, true},
                                          EngineCase{"RanksDrafts", true, true, 2, 2}),
                          [](const auto& parameter) { return parameter.param.name; });
 

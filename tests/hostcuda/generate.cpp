@@ -70,6 +70,7 @@ std::vector<plan::KernelSource> all_sources() {
       }
     }
   }
+  all.push_back(cuda::lanes_source());
   return all;
 }
 

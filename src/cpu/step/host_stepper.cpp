@@ -59,11 +59,15 @@ HostStepper::HostStepper(const ops::StepLimits& limits, HostStepParts parts)
     run.logit_rows.reserve(static_cast<size_t>(limits_.logit_rows));
     run.choices.reserve(static_cast<size_t>(limits_.logit_rows));
   }
-  drafters_.reserve(lanes);
+  for (Run& run : runs_) {
+    run.drafters.reserve(lanes);
+    run.passes.reserve(ops::kMaxDrafts);
+  }
   end_rows_.reserve(lanes);
   carried_drafts_.reserve(lanes);
   draft_choices_.reserve(lanes);
-  draft_passes_.reserve(ops::kMaxDrafts);
+  moved_.reserve(lanes);
+  carried_lanes_.reserve(lanes);
   uncollected_.reserve(kChoicesUnderWay);
   sequences_.reserve(lanes);
   next_tokens_.reserve(rows);
@@ -240,9 +244,13 @@ Step* HostStepper::next_step() {
 // for, and what feeds the drafter goes by tokens that are known.
 bool HostStepper::may_follow(const Step& step) const {
   const Step& before = *open_->step;
+  const bool ahead = keeps_lanes() && may_run_ahead(step);
   for (size_t i = 0; i < step.works; ++i) {
-    if (step.work[i].plan.feed_drafter || step.work[i].plan.new_drafts > 0) return false;
-    if (!step.work[i].starts) continue;
+    if (!ahead && (step.work[i].plan.feed_drafter || step.work[i].plan.new_drafts > 0)) return false;
+    if (!step.work[i].starts) {
+      if (keeps_lanes() && !may_carry(step.work[i])) return false;
+      continue;
+    }
     for (size_t k = 0; k < before.works; ++k) {
       if (before.work[k].plan.lane == step.work[i].plan.lane) return false;
     }
@@ -258,10 +266,11 @@ void HostStepper::begin(Run& run, Step& step) {
   }
   run_ = &run;
   run.step = &step;
-  run.under_way = run.asked = run.prepared = false;
+  run.under_way = run.asked = run.prepared = run.ahead = false;
+  run.drafters.clear();
+  run.passes.clear();
   run.begun = std::chrono::steady_clock::now();
   run.entries.clear();
-  draft_passes_.clear();
   step.outcome.error.clear();
   for (size_t i = 0; i < step.works; ++i) reset(step.outcomes[i], step.work[i].plan.lane);
   try {
@@ -275,7 +284,7 @@ void HostStepper::begin(Run& run, Step& step) {
       run.prepared = true;
       if (open_ != nullptr) open_->prepared = true;  // it ends for the host when this one is on its way
     }
-    take_drafts();
+    if (!run.ahead) take_drafts(run);
   } catch (const std::exception& error) {
     step.outcome.error = *error.what() == '\0' ? "unknown error" : error.what();
   } catch (...) {
@@ -291,7 +300,7 @@ void HostStepper::begin(Run& run, Step& step) {
     } catch (const std::exception&) {
     }
   }
-  for (const Entry& entry : run.entries) entry.lane->unknown = 0;
+  for (const Entry& entry : run.entries) entry.lane->unknown = entry.lane->open_tokens = 0;
   run.under_way = false;
 }
 
@@ -310,6 +319,7 @@ void HostStepper::finish(Run& run) {
     take_choices(run);
   } catch (const std::exception& error) {
     run.step->outcome.error = *error.what() == '\0' ? "unknown error" : error.what();
+    while (!run.passes.empty()) drop_draft(run);
   }
   run.under_way = false;
 }

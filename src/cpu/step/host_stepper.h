@@ -5,6 +5,10 @@
 // knows that a lane without drafts moves on by one row, and the backend takes that row's token from its own choice.
 // Whoever ended with that token is found out when the host gets to know it; until then the backend sees to it that the
 // row changes nothing.
+//
+// Where the backend also keeps lanes of its own (HostStepParts::move_lanes), so may steps of lanes with drafts: it
+// verifies them itself, feeds the drafter, drafts, and begins the next step from what became of the lane. The host lays
+// out rows, pages and slots for the most that may be accepted, and learns all of it later.
 #pragma once
 
 #include <array>
@@ -27,6 +31,8 @@ namespace fourfold::cpu {
 struct RowChoice {
   int64_t row = 0;  // of the logits
   Choice choice;    // its counts are those before the step, without the drafts on the rows before
+  // Not -1: the choice's index is short of the drafts that the backend's last move of this lane accepted.
+  int32_t lane = -1;
 };
 
 // A row whose token was chosen by the last choose_later(), of whose choices it is number `choice`, and which the host
@@ -38,12 +44,46 @@ struct CarriedRow {
   std::span<const int32_t> stop_tokens;
 };
 
+// ---- lanes that the backend moves on itself
+
+// A lane whose tokens the last choose_later() chose: once they are there it has accepted the first, and each that
+// follows one which stood on the next row. The token accepted last is the lane's; a stop token among them, or none,
+// ends it. A sequence that has no rows any more (CarriedLane) ends its lane as well.
+struct MovedLane {
+  int32_t lane = 0;
+  int32_t sequence = 0;  // of the trunk's batch
+  int32_t first = 0;     // its first row there
+  int32_t count = 0;     // rows, each with its token; of a prompt 1
+  int32_t choice = 0;    // of the first of them
+  bool prompt = false;   // it stands at `position` then, with its state in `state`; otherwise where its rows lead
+  int32_t position = 0, state = 0;
+  std::span<const int32_t> stop_tokens;
+};
+
+// What a sequence of the batch that was bound last takes from a lane that the host does not know: instead of what the
+// batch says, or beside it. Where the lane has ended the sequence has no rows, and leaves no trace.
+struct CarriedLane {
+  enum class As {
+    kGoesOn,  // trunk: token, position and state of the lane, then the drafts of `drafter`, `count` rows from `row` on
+    kFed,     // feeding the drafter: `count` chosen tokens from `choice` on, for its rows from `row` on; position and
+              // whether it has rows at all as in the trunk
+    kDrafts,  // drafting pass number `pass`: position, and token of the lane (0), or `drafter`'s last draft
+  };
+  As as = As::kGoesOn;
+  int32_t lane = 0;
+  int32_t sequence = 0;  // of the batch; -1: only tokens are taken
+  int32_t row = 0, count = 1;
+  int32_t choice = 0;
+  int32_t drafter = 0;  // its row in the drafting passes since the last move
+  int32_t pass = 0;
+};
+
 // Parts of a body: one ends where the next begins, or where the host has to know tokens. Within a part the operations
 // depend on the part, on the numbers of rows and logit rows, and on nothing else that the host has.
 enum class StepPart { kTrunk, kFeed, kFirstDraft, kDraft };
 
-// Of two steps, or of one and its drafts.
-inline constexpr int64_t kChoicesUnderWay = 2 + ops::kMaxDrafts;
+// Of two steps and their drafts.
+inline constexpr int64_t kChoicesUnderWay = 2 * (1 + ops::kMaxDrafts);
 
 // Which rows a step has may depend on whether it began before the tokens of the one before were known. The ranks of one
 // model, each with a stepper, compute the same rows: the first says how it was, the others do as it did.
@@ -87,6 +127,13 @@ struct HostStepParts {
   std::function<bool(const ops::Tensor& logits, std::span<const RowChoice> rows)> choose_later;
   // Waits for the first choose_later() that was not collected; for a row that has no answer, `errors` says why.
   std::function<void(std::span<Chosen> chosen, std::span<std::string> errors)> collect;
+  // The backend moves lanes on by itself; null: it does not, and the host waits for tokens that a step needs. Called
+  // behind choose_later(); what is chosen from there on, until the next move, are the drafts of passes 0, 1 and so on.
+  std::function<void(std::span<const MovedLane>)> move_lanes;
+  // With move_lanes; called behind bind().
+  std::function<void(std::span<const CarriedLane>)> carry_lanes;
+  // With move_lanes: gather() of each lane's last accepted row. Rows of `out` beyond take the first lane's.
+  std::function<void(const ops::Tensor& x, std::span<const int32_t> lanes, const ops::Tensor& out)> gather_ends;
   // Whether collect() would return at once.
   std::function<bool()> collectable;
   // Of several ranks, the same of all; null: there are no others. `first`: this one says, the others ask.

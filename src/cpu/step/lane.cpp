@@ -39,6 +39,7 @@ void Lane::start(LaneStartCopy& start, int64_t vocabulary) {
   wanted_drafts = 0;
   drafts_end = false;
   unknown = 0;
+  open_tokens = open_rows = open_drafts = open_drafter = 0;
   pages.clear();
   counts.clear();
   if (!request.sampling.penalized()) return;

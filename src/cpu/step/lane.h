@@ -38,8 +38,11 @@ struct Lane {
   int32_t draft_count = 0;
   int32_t wanted_drafts = 0;  // of the running step
   bool drafts_end = false;    // one of them ends the answer
-  int32_t unknown = 0;        // tokens chosen, beside `outputs`, that the host does not know yet
+  int32_t unknown = 0;        // steps that choose for it and whose tokens the host does not know yet
   int32_t choice = 0;         // the last of these: its number among the choices of its step
+  // Where the backend moves lanes on, `outputs` and `position` are those before these steps. Of the last one: tokens
+  // that it chooses at most, rows that it moves on by at most, drafts that it makes, and which row these have.
+  int32_t open_tokens = 0, open_rows = 0, open_drafts = 0, open_drafter = 0;
   std::vector<int32_t> pages;
   TokenCounts counts;
 

@@ -25,7 +25,10 @@ ops::StepShape HostStepper::lay_out(Run& run) {
     entry.first_logit = static_cast<int32_t>(run.logit_rows.size());
     entry.state_in = work.plan.state_in >= 0 ? work.plan.state_in : lane.state;
     const std::span<const int32_t> tokens = step.tokens_of(work);
-    if (tokens.empty()) {
+    if (tokens.empty() && lane.open_tokens > 0) {
+      carry_entry(work, entry);
+      run.row_tokens.resize(run.row_tokens.size() + static_cast<size_t>(entry.count), 0);
+    } else if (tokens.empty()) {
       // No more rows than the lane may still choose tokens.
       const int64_t most = std::min<int64_t>(work.plan.drafts, lane.draft_count);
       entry.count = static_cast<int32_t>(std::min<int64_t>(1 + most, lane.max_output - lane.outputs - lane.unknown));
@@ -35,6 +38,7 @@ ops::StepShape HostStepper::lay_out(Run& run) {
       run.row_tokens.push_back(lane.unknown > 0 ? 0 : lane.last_token);
       run.row_tokens.insert(run.row_tokens.end(), lane.drafts.begin(), lane.drafts.begin() + entry.count - 1);
       entry.logits = entry.count;
+      entry.verified = entry.count - 1;
     } else {
       entry.count = static_cast<int32_t>(tokens.size());
       entry.position = work.plan.position;
@@ -74,6 +78,7 @@ void HostStepper::begin_trunk() {
         {entry.first, entry.count, entry.position, entry.state_in, out.first(slots), entry.lane->pages});
   }
   parts_.bind({run_->row_tokens, sequences_, run_->logit_rows}, StepPart::kTrunk, run_->carried);
+  carry_trunk();
 }
 
 void HostStepper::gather_logit_rows(const Tensor& x, const Tensor& out) { parts_.gather(x, run_->logit_rows, out); }
@@ -99,14 +104,20 @@ void HostStepper::choose(const Tensor& computed) {
     apart = apart || (entry.chooses && (entry.lane->request.constrained || entry.lane->counts.active()));
   }
   if (apart) settle();  // what may be chosen depends on the tokens before
+  if (open_ == nullptr) rebase(run);
   for (const Entry& entry : run.entries) {
     if (entry.chooses && entry.lane->request.constrained && !entry.lane->ended) wait_for_masks(entry);
   }
+  run.ahead = keeps_lanes() && parts_.choose_later && !reports && !apart;
   if (parts_.choose_later && !reports && choose_later(computed)) {
+    if (run.ahead) {
+      run.under_way = true;
+      move_ahead();
+      return;
+    }
     // Without drafts every lane moves on by the rows that it has.
-    const bool known = std::all_of(run.entries.begin(), run.entries.end(), [&](const Entry& entry) {
-      return !entry.chooses || verified_rows(*run.step, entry) == 0;
-    });
+    const bool known = std::all_of(run.entries.begin(), run.entries.end(),
+                                   [&](const Entry& entry) { return !entry.chooses || entry.verified == 0; });
     run.under_way = known && !apart && !run.needs_tokens;
     if (run.under_way) {
       leave_open(run);
@@ -116,7 +127,9 @@ void HostStepper::choose(const Tensor& computed) {
     }
     return;
   }
+  run.ahead = false;
   settle();
+  rebase(run);
   const Tensor logits = run.logit_rows.empty() ? computed : parts_.fetch(computed);
   FF_ASSERT(logits.cols == limits_.vocabulary && logits.rows >= static_cast<int64_t>(run.logit_rows.size()));
   for_entries(run.entries.size(), [&](size_t i, Sampler& sampler) {
@@ -129,7 +142,7 @@ void HostStepper::choose(const Tensor& computed) {
       run.step->outcomes[entry.work].error = error.what();
       entry.lane->ended = true;
     }
-    move_on(entry);
+    move_on(*run.step, entry);
   });
 }
 
@@ -140,14 +153,15 @@ bool HostStepper::choose_later(const Tensor& logits) {
   for (const Entry& entry : run.entries) {
     const Lane& lane = *entry.lane;
     if (!entry.chooses || lane.ended) continue;
-    for (int32_t i = 0; i <= verified_rows(*run.step, entry); ++i) {
+    const int64_t before = lane.outputs + lane.unknown;
+    for (int32_t i = 0; i <= entry.verified; ++i) {
       if (lane.request.constrained && mask_of(*run.step, entry, i).empty()) break;
       const bool goes_on = run.step->work[entry.work].token_count == 0;
-      run.choices.push_back(
-          {entry.first_logit + (goes_on ? i : entry.logits - 1), choice_of(entry, i, lane.outputs + lane.unknown + i)});
+      run.choices.push_back({entry.first_logit + (goes_on ? i : entry.logits - 1), choice_of(entry, i, before + i),
+                             entry.carried ? run.step->work[entry.work].plan.lane : -1});
     }
   }
-  if (run.choices.empty() && run.needs_tokens) return true;
+  if (run.choices.empty() && run.needs_tokens && !run.ahead) return true;
   if (!parts_.choose_later(logits, run.choices)) return false;
   uncollected_.push_back(run.choices.size());
   run.asked = true;
@@ -159,7 +173,7 @@ void HostStepper::leave_open(Run& run) {
   int32_t choice = 0;
   for (Entry& entry : run.entries) {
     if (entry.lane->ended) continue;
-    move_on(entry);
+    move_on(*run.step, entry);
     if (!entry.chooses) continue;
     ++entry.lane->unknown;
     entry.lane->choice = choice++;
@@ -188,8 +202,15 @@ void HostStepper::take_choices(Run& run) {
       ++rows;
     }
     const size_t at = std::exchange(first, first + rows);
-    if (run.under_way && rows > 0) --lane.unknown;
+    if (run.under_way && rows > 0 && --lane.unknown == 0) lane.open_tokens = 0;
     if (lane.ended) continue;  // with the token before, or before this step
+    const bool moves = !run.under_way || (run.ahead && run.step->work[entry.work].token_count == 0);
+    if (run.ahead) {
+      // The drafts on its rows are known by now, and those behind an answer's end are none.
+      if (entry.carried) entry.verified = std::min(entry.verified, lane.draft_count);
+      if (moves) entry.position = lane.position;
+      lane.drafts_end = false;
+    }
     try {
       choose_for(*run.step, entry, [&](int32_t i) {
         if (!errors_[at + static_cast<size_t>(i)].empty()) fail("{}", errors_[at + static_cast<size_t>(i)]);
@@ -199,18 +220,18 @@ void HostStepper::take_choices(Run& run) {
       run.step->outcomes[entry.work].error = error.what();
       lane.ended = true;
     }
-    if (!run.under_way) {
-      move_on(entry);
+    if (moves) {
+      move_on(*run.step, entry);
     } else if (lane.ended) {  // the next step has moved on for nothing
       lane.position = entry.end_position;
       lane.state = entry.end_state;
     }
   }
+  if (run.ahead) take_drafts(run);
 }
 
 // The rows whose tokens were chosen are the lane's now; the first is in any case.
-void HostStepper::move_on(Entry& entry) {
-  const Step& step = *run_->step;
+void HostStepper::move_on(const Step& step, Entry& entry) {
   const std::span<const int32_t> slots = step.states_of(step.work[entry.work]);
   const size_t chosen = step.outcomes[entry.work].tokens.size();
   const bool goes_on = step.work[entry.work].token_count == 0;
@@ -239,10 +260,6 @@ void HostStepper::report_prompt(const Entry& entry, const Tensor& logits, Sample
     outcome.prompt_logprobs.push_back(
         sampler.logprobs(values, entry.lane->request.defined_tokens, next, work.plan.prompt_logprobs));
   }
-}
-
-int32_t HostStepper::verified_rows(const Step& step, const Entry& entry) {
-  return step.work[entry.work].token_count == 0 ? entry.count - 1 : 0;
 }
 
 // Of a constrained lane's i-th row; empty where none was supplied.
@@ -279,7 +296,7 @@ void HostStepper::choose_for(Step& step, Entry& entry, F&& chosen_from) {
   if (!entry.chooses) return;
   Lane& lane = *entry.lane;
   LaneOutcome& outcome = step.outcomes[entry.work];
-  const int32_t verified = verified_rows(step, entry);
+  const int32_t verified = entry.verified;
   outcome.verified = verified;
   for (int32_t i = 0; i <= verified; ++i) {
     if (lane.request.constrained && mask_of(step, entry, i).empty()) {
@@ -299,9 +316,12 @@ void HostStepper::choose_for(Step& step, Entry& entry, F&& chosen_from) {
 // ---- drafting
 
 void HostStepper::begin_feed() {
+  if (run_->ahead) return feed_ahead();
   const Step& step = *run_->step;
   next_tokens_.assign(run_->row_tokens.size(), 0);
-  for (const Entry& entry : run_->entries) {
+  for (size_t i = 0; i < run_->entries.size(); ++i) {
+    const Entry& entry = run_->entries[i];
+    sequences_[i].position = entry.position;
     const Step::Work& work = step.work[entry.work];
     const std::span<const int32_t> tokens = step.tokens_of(work), chosen = step.outcomes[entry.work].tokens;
     const auto at = next_tokens_.begin() + entry.first;
@@ -318,7 +338,8 @@ void HostStepper::begin_feed() {
 // Lanes that draft, and how much: no further than a next step could verify, nor than the pages reach.
 void HostStepper::list_drafters() {
   const Step& step = *run_->step;
-  drafters_.clear();
+  std::vector<size_t>& drafters = run_->drafters;
+  drafters.clear();
   for (size_t i = 0; i < run_->entries.size(); ++i) {
     const Entry& entry = run_->entries[i];
     Lane& lane = *entry.lane;
@@ -329,22 +350,25 @@ void HostStepper::list_drafters() {
     const int64_t positions = static_cast<int64_t>(lane.pages.size()) * limits_.page_size;
     const int64_t most = std::min(lane.max_output - lane.outputs - 1, positions - lane.position + 1);
     lane.wanted_drafts = static_cast<int32_t>(std::clamp<int64_t>(work.plan.new_drafts, 0, std::max<int64_t>(most, 0)));
-    if (lane.wanted_drafts > 0) drafters_.push_back(i);
+    if (lane.wanted_drafts > 0) drafters.push_back(i);
   }
-  std::stable_sort(drafters_.begin(), drafters_.end(), [&](size_t a, size_t b) {
+  std::stable_sort(drafters.begin(), drafters.end(), [&](size_t a, size_t b) {
     return run_->entries[a].lane->wanted_drafts > run_->entries[b].lane->wanted_drafts;
   });
 }
 
 int64_t HostStepper::begin_draft(int64_t pass) {
+  if (run_->ahead) return begin_draft_ahead(pass);
   if (pass == 0) list_drafters();
+  std::vector<size_t>& drafters = run_->drafters;
+  const bool known = run_->passes.empty();  // the drafts so far
   // Behind an answer's end nothing is drafted; where others follow, a drafter keeps its row all the same.
-  while (!drafters_.empty() && run_->entries[drafters_.back()].lane->drafts_end) drafters_.pop_back();
+  while (!drafters.empty() && run_->entries[drafters.back()].lane->drafts_end) drafters.pop_back();
   next_tokens_.clear();
   sequences_.clear();
   end_rows_.clear();
   carried_drafts_.clear();
-  for (const size_t i : drafters_) {
+  for (const size_t i : drafters) {
     const Entry& entry = run_->entries[i];
     const Lane& lane = *entry.lane;
     if (lane.wanted_drafts <= pass) break;
@@ -352,10 +376,8 @@ int64_t HostStepper::begin_draft(int64_t pass) {
     const auto row = static_cast<int32_t>(next_tokens_.size());
     sequences_.push_back({row, 1, lane.position - 1 + static_cast<int32_t>(pass), -1, {}, lane.pages});
     // Drafters keep their rows from pass to pass, and so their choices.
-    if (pass > 0 && !draft_passes_.empty()) carried_drafts_.push_back({row, row, {}});
-    next_tokens_.push_back(pass == 0               ? lane.last_token
-                           : draft_passes_.empty() ? lane.drafts[static_cast<size_t>(pass) - 1]
-                                                   : 0);
+    if (pass > 0 && !known) carried_drafts_.push_back({row, row, {}});
+    next_tokens_.push_back(pass == 0 ? lane.last_token : known ? lane.drafts[static_cast<size_t>(pass) - 1] : 0);
     end_rows_.push_back(entry.first + lane.position - entry.position - 1);
   }
   const auto rows = static_cast<int64_t>(next_tokens_.size());
@@ -366,13 +388,15 @@ int64_t HostStepper::begin_draft(int64_t pass) {
 }
 
 void HostStepper::gather_ends(const Tensor& x, const Tensor& out) {
+  if (run_->ahead) return parts_.gather_ends(x, end_rows_, out);  // of lanes
   // Padding takes the first row again.
   while (static_cast<int64_t>(end_rows_.size()) < out.rows) end_rows_.push_back(end_rows_.front());
   parts_.gather(x, end_rows_, out);
 }
 
-void HostStepper::keep_draft(size_t drafter, int64_t pass, int32_t token) {
-  Lane& lane = *run_->entries[drafters_[drafter]].lane;
+void HostStepper::keep_draft(Run& run, size_t drafter, int64_t pass, int32_t token) {
+  Lane& lane = *run.entries[run.drafters[drafter]].lane;
+  if (lane.ended) return;
   lane.drafts[static_cast<size_t>(pass)] = token;  // the next pass begins with it in any case
   // A token that ends the answer need not be verified: the row before it chooses it, or another one.
   lane.drafts_end = lane.drafts_end || lane.stops_at(token);
@@ -388,31 +412,43 @@ void HostStepper::draft(int64_t pass, const Tensor& computed) {
     }();
     draft_choices_.clear();
     for (size_t i = 0; i < sequences_.size(); ++i) {
-      const Lane& lane = *run_->entries[drafters_[i]].lane;
+      const Lane& lane = *run_->entries[run_->drafters[i]].lane;
       draft_choices_.push_back(
           {static_cast<int64_t>(i), {.params = greedy, .defined_tokens = lane.request.defined_tokens}});
     }
     if (parts_.choose_later(computed, draft_choices_)) {
       uncollected_.push_back(draft_choices_.size());
-      draft_passes_.push_back(pass);
+      run_->passes.push_back(pass);
       return;
     }
-    take_drafts();
+    FF_ASSERT(!run_->ahead);  // the most probable token, and nothing else, is always to be had
+    take_drafts(*run_);
   }
   const Tensor logits = parts_.fetch(computed);
   for_entries(sequences_.size(), [&](size_t i, Sampler&) {
-    const Lane& lane = *run_->entries[drafters_[i]].lane;
+    const Lane& lane = *run_->entries[run_->drafters[i]].lane;
     const std::span<const float> row(logits.f32(static_cast<int64_t>(i)), static_cast<size_t>(logits.cols));
-    keep_draft(i, pass, Sampler::most_probable(row, lane.request.defined_tokens));
+    keep_draft(*run_, i, pass, Sampler::most_probable(row, lane.request.defined_tokens));
   });
 }
 
 // The drafts that the backend has made.
-void HostStepper::take_drafts() {
-  for (const int64_t pass : std::exchange(draft_passes_, {})) {
+void HostStepper::take_drafts(Run& run) {
+  while (!run.passes.empty()) {
+    const int64_t pass = run.passes.front();
+    run.passes.erase(run.passes.begin());
     const std::span<const Chosen> chosen = collect();
     // Where no token can be chosen any draft will do.
-    for (size_t i = 0; i < chosen.size(); ++i) keep_draft(i, pass, std::max(chosen[i].token, 0));
+    for (size_t i = 0; i < chosen.size(); ++i) keep_draft(run, i, pass, std::max(chosen[i].token, 0));
+  }
+}
+
+// Those of one pass, unread.
+void HostStepper::drop_draft(Run& run) {
+  run.passes.erase(run.passes.begin());
+  try {
+    collect();
+  } catch (const std::exception&) {  // the step has failed as it is
   }
 }
 

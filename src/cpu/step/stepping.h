@@ -60,6 +60,9 @@ struct Entry {
   int32_t position = 0;                 // of the first row
   int32_t state_in = 0;
   bool chooses = false;
+  bool carried = false;  // it begins where the backend's lane is: `position` is the furthest that this may be
+  int32_t verified = 0;  // drafts on its rows
+  int32_t drafts = 0;    // passes made for it, where they are made before its tokens are known
   int32_t end_position = 0, end_state = 0;  // of the lane, after the step
 };
 
@@ -72,6 +75,9 @@ struct Run {
   std::vector<RowChoice> choices;  // what the backend was asked to choose
   bool asked = false;              // it was, and the answer was not collected
   bool needs_tokens = false;       // what follows the choice in its body depends on it
+  bool ahead = false;              // the backend moves its lanes on: nothing in its body waits for tokens
+  std::vector<size_t> drafters;    // indices of entries, those with most drafts to make first
+  std::vector<int64_t> passes;     // whose drafts the host does not know yet
   bool under_way = false;          // all of it is launched, and its tokens are not known
   bool prepared = false;           // StepOutcome::prepared
   std::chrono::steady_clock::time_point begun;
@@ -115,16 +121,26 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   Chosen chosen_on_host(const Entry& entry, int32_t i, const Tensor& logits, Sampler& sampler);
   Choice choice_of(const Entry& entry, int32_t i, int64_t index) const;
   std::span<const uint32_t> mask_of(const Step& step, const Entry& entry, int32_t i) const;
-  static int32_t verified_rows(const Step& step, const Entry& entry);
   bool choose_later(const Tensor& logits);
   void leave_open(Run& run);
   std::span<const Chosen> collect();
   void take_choices(Run& run);
-  void move_on(Entry& entry);
+  void move_on(const Step& step, Entry& entry);
   void report_prompt(const Entry& entry, const Tensor& logits, Sampler& sampler);
+  bool keeps_lanes() const { return parts_.move_lanes != nullptr; }
+  bool may_run_ahead(const Step& step) const;
+  bool may_carry(const Step::Work& work) const;
+  void carry_entry(const Step::Work& work, Entry& entry) const;
+  void rebase(Run& run);
+  void carry_trunk();
+  void move_ahead();
+  void feed_ahead();
   void list_drafters();
-  void keep_draft(size_t drafter, int64_t pass, int32_t token);
-  void take_drafts();
+  void list_drafters_ahead();
+  int64_t begin_draft_ahead(int64_t pass);
+  void keep_draft(Run& run, size_t drafter, int64_t pass, int32_t token);
+  void take_drafts(Run& run);
+  void drop_draft(Run& run);
   int64_t drafting_rows(int64_t lanes) const { return std::min(round_up(lanes, parts_.row_bucket), limits_.lanes); }
   template <typename F>
   void for_entries(size_t count, F&& fn);
@@ -139,11 +155,11 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   Run* run_ = nullptr;             // whose body runs
   Run* open_ = nullptr;            // the one before, while its tokens are not known
   std::chrono::steady_clock::time_point last_end_;
-  std::vector<size_t> drafters_;  // indices of the run's entries, those with most drafts to make first
   std::vector<int32_t> next_tokens_, end_rows_;
   std::vector<CarriedRow> carried_drafts_;
-  std::vector<int64_t> draft_passes_;  // whose drafts the host does not know yet
-  std::vector<size_t> uncollected_;    // of the choose_later() that were not collected: choices of each
+  std::vector<MovedLane> moved_;
+  std::vector<CarriedLane> carried_lanes_;
+  std::vector<size_t> uncollected_;  // of the choose_later() that were not collected: choices of each
   std::vector<RowChoice> draft_choices_;
   std::vector<Chosen> chosen_;
   std::vector<std::string> errors_;

@@ -18,6 +18,10 @@ constexpr size_t kMostGraphs = 96;
 constexpr int64_t kLeastExchanged = 2048;  // columns, where no sum has said how many there are
 constexpr int kLeastShare = 4;             // units of 64 columns and 128 rows that a CTA of gemm_middle starts for
 
+// Of tables of a kind that are under way: those of two steps, each with a trunk, a feed and drafting passes, must not
+// wait for each other where nothing else does.
+size_t table_blocks(const CudaOptions& options) { return options.rounds_ahead ? 2 * (2 + ops::kMaxDrafts) : 8; }
+
 // Of kernels of rows.cuh that work on columns of rows.
 Grid rows_grid(int64_t rows, int columns) {
   return {static_cast<unsigned>(rows), static_cast<unsigned>(step::rows_ctas(columns))};
@@ -40,11 +44,12 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
       sms_(sms),
       pool_(options.threads),
       overlap_(options.overlap ? Overlap::kProgrammatic : Overlap::kNone),
-      step_uploads_(*card_),
-      row_uploads_(*card_),
+      step_uploads_(*card_, table_blocks(options)),
+      row_uploads_(*card_, table_blocks(options)),
       block_uploads_(*card_),
-      sample_uploads_(*card_),
-      carry_uploads_(*card_),
+      sample_uploads_(*card_, table_blocks(options)),
+      carry_uploads_(*card_, table_blocks(options)),
+      lanes_(*card_),
       copies_(*card_),
       graphs_(*card_, kMostGraphs) {
   card_->loading_threads = options.threads;
@@ -227,36 +232,6 @@ void CudaBackend::reserve(const ops::ReserveLimits& limits) {
 }
 
 // ---- rows
-
-void CudaBackend::end_part() {
-  settle_norm();
-  FF_ASSERT(shadowed_ == nullptr);
-  graphs_.end([this] { flush_tables(); });
-}
-
-void CudaBackend::abandon_part() {
-  waiting_.out = nullptr;
-  shadowed_ = nullptr;
-  copies_.drop();
-  graphs_.abandon();
-}
-
-void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried) {
-  end_part();
-  open_gather_ = {};  // nobody asked for them
-  build_tables(batch);
-  stepping_ = true;
-  carry(carried);
-  if (PartGraphs::Key key = tables_.shape();
-      options_.graphs && !key.empty() && (ranks_ == nullptr || ranks_->records())) {
-    key.push_back(static_cast<int64_t>(part));
-    key.push_back(static_cast<int64_t>(batch.logit_rows.size()));
-    // What is recorded may not wait for room in these.
-    row_uploads_.prepare(static_cast<uint64_t>(limits_.rows) * sizeof(int));
-    graphs_.begin(key);
-  }
-  send_tables();
-}
 
 void CudaBackend::begin_step(const ops::Batch& batch) {
   stepping_ = false;

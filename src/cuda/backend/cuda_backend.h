@@ -15,6 +15,7 @@
 #include "base/threads.h"
 #include "cpu/step/host_stepper.h"
 #include "cuda/backend/backend.h"
+#include "cuda/backend/lane_table.h"
 #include "cuda/backend/library_products.h"
 #include "cuda/backend/memory.h"
 #include "cuda/backend/op_timer.h"
@@ -128,7 +129,7 @@ class CudaBackend : public ops::Backend {
     PinnedBuffer results;
     std::unique_ptr<Event> there;
     std::vector<int> defined, logprobs;  // of each row, as SampleRow has them
-    std::array<uint64_t, 5> taken = {};  // of uploads(), before `there`
+    std::array<uint64_t, 6> taken = {};  // of uploads(), before `there`
   };
 
   // Loads what can be known of the model's kernels, at once.
@@ -192,10 +193,16 @@ class CudaBackend : public ops::Backend {
   void build_tables(const ops::Batch& batch);
   // Launches from here on find their tables: at once, or when the part's graph is launched.
   void send_tables();
-  void flush_tables() { copies_.flush(step_->at(kCopyTables)); }
+  void flush_tables() {
+    copies_.flush(step_->at(kCopyTables));
+    lanes_.flush();
+  }
   // The next part of a step's body.
   void begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried);
   void carry(std::span<const cpu::CarriedRow> carried);
+  bool rounds_ahead() const { return options_.rounds_ahead && options_.wide && ranks_ == nullptr; }
+  // HostStepParts' parts of lanes that the card moves on.
+  void keep_lanes(const ops::StepLimits& limits, cpu::HostStepParts& parts);
   // Operations are not to be launched: the graph of their part is there.
   bool replaying() const { return graphs_.replaying(); }
   // `measure` with a timer, to which it gives what calls forward.
@@ -224,8 +231,9 @@ class CudaBackend : public ops::Backend {
   ThreadPool pool_;
   Overlap overlap_;
   Uploads step_uploads_, row_uploads_, block_uploads_, sample_uploads_, carry_uploads_;
-  std::array<Uploads*, 5> uploads() {
-    return {&step_uploads_, &row_uploads_, &block_uploads_, &sample_uploads_, &carry_uploads_};
+  LaneTable lanes_;  // with rounds_ahead
+  std::array<Uploads*, 6> uploads() {
+    return {&step_uploads_, &row_uploads_, &block_uploads_, &sample_uploads_, &carry_uploads_, &lanes_.uploads()};
   }
   StepTables tables_;
   TableCopies copies_;
@@ -240,6 +248,7 @@ class CudaBackend : public ops::Backend {
   ops::StateCacheShape state_shape_;
   bool planning_ = false;
   bool stepping_ = false;  // what runs was planned
+  bool drafting_ = false;  // the part that runs is a drafting pass
   bool known_loaded_ = false;
   std::vector<plan::KernelSource>* asked_for_ = nullptr;  // not null: sources are noted here instead of loaded
 

@@ -113,10 +113,10 @@ uint8_t* Uploads::prepare(uint64_t bytes) {
     const MemoryScope scope(card_.device, MemoryKind::kTables);
     card_.stream.synchronize();
     block_bytes_ = (std::max<uint64_t>(bytes, 2 * block_bytes_) + 4095) / 4096 * 4096;
-    blocks_ = PinnedBuffer(card_.device, block_bytes_ * kBlocks, "tables of a step");
+    blocks_ = PinnedBuffer(card_.device, block_bytes_ * block_count_, "tables of a step");
     device_ = cuda::Buffer(card_.device, block_bytes_, "tables of a step");
     under_way_ = 0;
-  } else if (under_way_ == kBlocks) {
+  } else if (under_way_ == block_count_) {
     card_.stream.synchronize();
     under_way_ = 0;
   }
@@ -126,7 +126,7 @@ uint8_t* Uploads::prepare(uint64_t bytes) {
 step::TableCopy Uploads::take(uint64_t bytes) {
   const step::TableCopy table = {blocks_.data() + next_ * block_bytes_, device_.as<void>(),
                                  static_cast<long long>((bytes + 15) / 16 * 16)};
-  next_ = (next_ + 1) % kBlocks;
+  next_ = (next_ + 1) % block_count_;
   ++under_way_;
   ++taken_;
   return table;

@@ -79,7 +79,8 @@ class DeviceBuffer : public ops::Buffer {
 // is overwritten in the stream's order. TableCopies copies them.
 class Uploads {
  public:
-  explicit Uploads(Card& card) : card_(card) {}
+  // `blocks`: that may be under way.
+  explicit Uploads(Card& card, size_t blocks = 8) : card_(card), block_count_(blocks) {}
   // Page-locked memory to fill, which the device can read, until take().
   uint8_t* prepare(uint64_t bytes);
   // It is filled, and on its way: not written again before it is settled.
@@ -92,8 +93,8 @@ class Uploads {
   uint64_t taken() const { return taken_; }
 
  private:
-  static constexpr size_t kBlocks = 8;
   Card& card_;
+  const size_t block_count_;
   PinnedBuffer blocks_;
   cuda::Buffer device_;
   uint64_t block_bytes_ = 0, taken_ = 0;

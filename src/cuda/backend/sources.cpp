@@ -11,6 +11,7 @@
 #include "kernels/gemm/repack_args.h"
 #include "kernels/gemm/unpack_args.h"
 #include "kernels/norm/norm_args.h"
+#include "kernels/step/lanes_args.h"
 #include "kernels/step/rows_args.h"
 #include "kernels/step/sample_ranks_args.h"
 
@@ -336,6 +337,12 @@ plan::KernelSource sample_source() {
           "#include \"kernels/step/sample.cuh\"\n",
           {{"fourfold::step::sample_prepare", step::kSampleThreads},
            {"fourfold::step::sample_choose", step::kSampleThreads}}};
+}
+
+plan::KernelSource lanes_source() {
+  return {"lanes",
+          "#include \"kernels/step/lanes.cuh\"\n",
+          {{"fourfold::step::move_lanes", step::kLanesThreads}, {"fourfold::step::carry_lanes", step::kLanesThreads}}};
 }
 
 plan::KernelSource rank_sample_source() {

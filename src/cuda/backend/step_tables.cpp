@@ -12,7 +12,7 @@ namespace fourfold::cuda {
 namespace {
 
 constexpr int kRows = gdn::kRecurrentRows;
-static_assert(kRows == attn::kMostRows);
+static_assert(kRows == attn::kMostRows && kRows == StepTables::kSlotStride);
 constexpr int kLeastTier = 4 * attn::kLeastSplit;  // positions
 
 }  // namespace
@@ -69,6 +69,17 @@ int StepTables::place_of(int row) const {
                                       [](const SequenceRows& s, int wanted) { return s.first < wanted; });
   FF_ASSERT(found != singles.end() && found->first == row);
   return static_cast<int>(found - singles.begin());
+}
+
+int StepTables::place_of_sequence(int sequence) const {
+  const auto in = [&](const std::vector<int>& members) {
+    const auto found = std::lower_bound(members.begin(), members.end(), sequence);
+    return found != members.end() && *found == sequence ? static_cast<int>(found - members.begin()) : -1;
+  };
+  if (const int place = in(singles_); place >= 0) return place;
+  const int place = in(few_);
+  FF_ASSERT(place >= 0);
+  return static_cast<int>(singles_.size()) + place;
 }
 
 int64_t StepTables::reached() const {

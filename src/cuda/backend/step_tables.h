@@ -18,6 +18,7 @@
 namespace fourfold::cuda {
 
 struct StepTables {
+  static constexpr int kSlotStride = 16;  // of state_out: slots of a place
   struct Round {
     int first = 0, places = 0;  // in the tables
     int page_row = 0;           // of the first place; a place each
@@ -47,6 +48,8 @@ struct StepTables {
   step::TableCopy build(const ops::Batch& batch, int64_t page_size, int64_t context, int chunk, Uploads& uploads);
   // The place of a sequence whose only row is `row`.
   int place_of(int row) const;
+  // The place of a sequence of the batch that has at most 16 rows.
+  int place_of_sequence(int sequence) const;
   // All that launches depend on besides what is in the tables; empty where the batch has sequences of more than 16
   // rows, whose launches are few for the work they start.
   std::vector<int64_t> shape() const;

@@ -59,6 +59,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
       const HostSpan span("wait for tokens");
       collect(chosen, errors);
     };
+    if (rounds_ahead()) keep_lanes(limits, parts);
     parts.collectable = [this] { return choices_[collected_ % choices_.size()].there->reached(); };
   }
   graphs_.clear();
@@ -202,6 +203,9 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     write(at_drawn, drawn);
     write(at_reported, reported);
     copies_.add(sample_uploads_.take(total));
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i].lane >= 0) lanes_.sample(rows[i].lane, static_cast<int>(i), sample_uploads_.place() + at_samples);
+    }
   }
   const ops::Tensor own = open ? open_gather_.part : logits;
   end_part();
@@ -244,7 +248,27 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   choices.there->record(card_->stream);
   for (size_t i = 0; i < choices.taken.size(); ++i) choices.taken[i] = uploads()[i]->taken();
   ++chosen_;
+  if (rounds_ahead() && drafting_) lanes_.drafted(reinterpret_cast<const int*>(choices.results.data()));
   return true;
+}
+
+void CudaBackend::keep_lanes(const ops::StepLimits& limits, cpu::HostStepParts& parts) {
+  lanes_.reserve(limits.lanes, limits.logit_rows, loaded(lanes_source()));
+  parts.move_lanes = [this](std::span<const cpu::MovedLane> lanes) {
+    const Choices& choices = choices_[(chosen_ - 1) % choices_.size()];
+    lanes_.move(lanes, tables_, reinterpret_cast<const int*>(choices.results.data()));
+  };
+  parts.carry_lanes = [this](std::span<const cpu::CarriedLane> lanes) {
+    lanes_.carry(lanes, tables_);
+    send_tables();
+  };
+  parts.gather_ends = [this](const ops::Tensor& x, std::span<const int32_t> lanes, const ops::Tensor& out) {
+    // Row 0 of each stands in until the lanes are known.
+    const std::vector<int32_t> rows(static_cast<size_t>(out.rows), 0);
+    row_uploads_.prepare(rows.size() * sizeof(rows[0]));
+    lanes_.gather_ends(lanes, out.rows, row_uploads_.place());
+    gather_rows(x, rows, out);
+  };
 }
 
 void CudaBackend::gather_open() {
@@ -276,6 +300,39 @@ void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> 
       chosen[i].logprobs.push_back({tokens[count + i * kEach + k], logprobs[i * kEach + k]});
     }
   }
+}
+
+void CudaBackend::end_part() {
+  settle_norm();
+  FF_ASSERT(shadowed_ == nullptr);
+  graphs_.end([this] { flush_tables(); });
+}
+
+void CudaBackend::abandon_part() {
+  waiting_.out = nullptr;
+  shadowed_ = nullptr;
+  copies_.drop();
+  lanes_.drop();
+  graphs_.abandon();
+}
+
+void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried) {
+  end_part();
+  open_gather_ = {};  // nobody asked for them
+  build_tables(batch);
+  stepping_ = true;
+  drafting_ = part == cpu::StepPart::kFirstDraft || part == cpu::StepPart::kDraft;
+  if (part == cpu::StepPart::kFirstDraft) lanes_.begin_passes();
+  carry(carried);
+  if (PartGraphs::Key key = tables_.shape();
+      options_.graphs && !key.empty() && (ranks_ == nullptr || ranks_->records())) {
+    key.push_back(static_cast<int64_t>(part));
+    key.push_back(static_cast<int64_t>(batch.logit_rows.size()));
+    // What is recorded may not wait for room in these.
+    row_uploads_.prepare(static_cast<uint64_t>(limits_.rows) * sizeof(int));
+    graphs_.begin(key);
+  }
+  send_tables();
 }
 
 // Into the tables of a step.

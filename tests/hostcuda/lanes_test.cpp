@@ -1,0 +1,108 @@
+// Lanes that the device moves on (kernels/step/lanes.cuh), by the host driver: what became of a lane, and what tables
+// take from it.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "cuda/backend/memory.h"
+#include "cuda/backend/sources.h"
+#include "hostcuda/testing.h"
+#include "kernels/step/lanes_args.h"
+
+namespace fourfold::hostcuda {
+namespace {
+
+using cuda::Buffer;
+using step::Carry;
+using step::LaneState;
+
+template <typename T>
+Buffer upload(const cuda::Device& device, const cuda::Stream& stream, const std::vector<T>& values) {
+  Buffer buffer(device, values.size() * sizeof(T), "a table");
+  buffer.upload(stream, values);
+  return buffer;
+}
+
+TEST(HostLanes, AreMovedOnAndCarried) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  install({});
+  const cuda::Device device;
+  const cuda::Stream stream(device);
+  jit::KernelStore store(kernel_store());
+  cuda::KernelLoader loader(device, store, {});
+  const std::vector<cuda::Kernel> kernels = loader.load(cuda::lanes_source());
+
+  // Lanes 0 to 5: two of three drafts right; the first wrong; a stop token behind a right one; no token; gone before;
+  // the end of a prompt. Their rows follow each other, and places are the lanes' numbers backwards.
+  const std::vector<int> row_tokens = {9, 4, 5, 6, 9, 4, 9, 7, 8, 3, 2, 2, 1};
+  const std::vector<int> chosen = {4, 5, 1, 2, 5, 6, 7, 8, 2, -1, 2, 2, 30};
+  std::vector<SequenceRows> sequences(5);
+  sequences[4] = {0, 4, 100, 0};
+  sequences[3] = {4, 2, 200, 0};
+  sequences[2] = {6, 3, 300, 0};
+  sequences[1] = {9, 1, 400, 0};
+  sequences[0] = {10, 0, 500, 0};
+  std::vector<int> slots(5 * 16);
+  for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int>(i);
+  const std::vector<step::MoveLane> moved = {{0, 4, 0, 4, 0, 0, 0, 0, 0},   {1, 3, 4, 2, 4, 0, 0, 0, 0},
+                                             {2, 2, 6, 3, 6, 0, 0, 0, 1},   {3, 1, 9, 1, 9, 0, 0, 0, 0},
+                                             {4, 0, 10, 2, 10, 0, 0, 0, 0}, {5, -1, 12, 1, 12, 77, 66, 0, 1}};
+  const std::vector<int> stops = {8};
+  const Buffer m = upload(device, stream, moved), s = upload(device, stream, stops), c = upload(device, stream, chosen),
+               r = upload(device, stream, row_tokens), q = upload(device, stream, sequences),
+               o = upload(device, stream, slots), states = upload(device, stream, std::vector<LaneState>(6));
+  const step::MoveArgs move = {m.as<step::MoveLane>(), 6,           s.as<int>(), c.as<int>(),           r.as<int>(),
+                               q.as<SequenceRows>(),   o.as<int>(), 16,          states.as<LaneState>()};
+  cuda::launch(stream, kernels[cuda::kMoveLanes], {1}, cuda::Overlap::kNone, move);
+  const auto got = states.download<LaneState>(stream, 6);
+  // position, state, token, row, start, kept, ended, gone
+  const std::vector<LaneState> want = {{103, 66, 1, 2, 100, 3, 0, 0}, {201, 48, 5, 4, 200, 1, 0, 0},
+                                       {302, 33, 8, 7, 300, 2, 1, 0}, {400, 16, 0, 9, 400, 0, 1, 0},
+                                       {0, 0, 0, 10, 0, 0, 1, 1},     {77, 66, 30, 12, 77, 1, 0, 0}};
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(std::memcmp(&got[i], &want[i], sizeof(LaneState)), 0) << "lane " << i << ", position " << got[i].position;
+  }
+
+  // Lane 0 goes on with two drafts of drafter 1, the ended lane 2 does not; both are fed; both would draft; lane 0's
+  // last row is gathered, and its next token's number known.
+  const std::vector<int> first_pass = {11, 12}, second_pass = {21, -1};
+  const Buffer f = upload(device, stream, first_pass), g = upload(device, stream, second_pass);
+  const std::vector<step::CarryLane> carried = {
+      {Carry::kGoesOn, 0, 0, 0, 3, 0, 1, 0},  {Carry::kGoesOn, 2, 1, 3, 1, 0, 0, 0},
+      {Carry::kFed, 0, 2, 4, 4, 0, 0, 0},     {Carry::kFed, 4, 3, 8, 1, 10, 0, 0},
+      {Carry::kFed, 5, -1, 9, 1, 12, 0, 0},   {Carry::kDrafts, 0, 4, 10, 1, 0, 1, 0},
+      {Carry::kDrafts, 1, 5, 11, 1, 0, 0, 2}, {Carry::kDrafts, 3, 6, 12, 1, 0, 0, 1},
+      {Carry::kEnd, 0, -1, 1, 1, 0, 0, 0},    {Carry::kSample, 0, -1, 0, 1, 0, 0, 0}};
+  step::SampleRow sample = {};
+  sample.index = 40;
+  const Buffer l = upload(device, stream, carried), tokens = upload(device, stream, std::vector<int>(13, 55)),
+               tables = upload(device, stream, std::vector<SequenceRows>(7, SequenceRows{0, 3, 9, 8})),
+               ends = upload(device, stream, std::vector<int>(2, 0)),
+               samples = upload(device, stream, std::vector<step::SampleRow>{sample});
+  step::CarryLanesArgs carry = {};
+  carry.lanes = l.as<step::CarryLane>();
+  carry.count = static_cast<int>(carried.size());
+  carry.states = states.as<LaneState>();
+  carry.chosen = c.as<int>();
+  carry.drafts[0] = f.as<int>();
+  carry.drafts[1] = g.as<int>();
+  carry.tokens = tokens.as<int>();
+  carry.sequences = tables.as<SequenceRows>();
+  carry.ends = ends.as<int>();
+  carry.samples = samples.as<step::SampleRow>();
+  cuda::launch(stream, kernels[cuda::kCarryLanes], {1}, cuda::Overlap::kNone, carry);
+  EXPECT_EQ(tokens.download<int>(stream, 13), (std::vector<int>{1, 12, 0, 55, 4, 5, 1, 2, 2, 30, 1, 21, 55}));
+  const auto rows = tables.download<SequenceRows>(stream, 7);
+  const std::vector<std::array<int, 3>> places = {{3, 103, 66}, {0, 9, 8},   {3, 100, 8}, {0, 9, 8},
+                                                  {3, 102, 8},  {3, 202, 8}, {0, 9, 8}};  // count, position, state
+  for (size_t i = 0; i < places.size(); ++i) {
+    EXPECT_EQ((std::array{rows[i].count, rows[i].position, rows[i].state_in}), places[i]) << "place " << i;
+  }
+  EXPECT_EQ(ends.download<int>(stream, 2), (std::vector<int>{0, 2}));
+  EXPECT_EQ(samples.download<step::SampleRow>(stream, 1)[0].index, 42);
+}
+
+}  // namespace
+}  // namespace fourfold::hostcuda

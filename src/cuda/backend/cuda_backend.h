@@ -170,9 +170,10 @@ class CudaBackend : public ops::Backend {
                                      const uint16_t* first, int64_t row_stride, const CardKvCache& cache,
                                      int64_t layer);
   void take_places(attn::AttentionArgs& args, int first, int live, int page_row) const;
-  // Sequences of more than 16 rows.
+  AttentionEntry attention_entry(const attn::AttentionShape& shape, const StepTables::Round& round, int splits) const;
   int attention_span(const attn::DecodeTile& tile, const attn::AttentionShape& shape, const attn::AttentionArgs& args,
                      int longest, int places) const;
+  // Sequences of more than 16 rows.
   void attend_whole(const attn::AttentionArgs& shared, const ops::AttentionParams& params);
   const float* frequencies(float theta, int64_t rotary_dim);
   // The layer's routed experts, where they are no NVFP4 ones.

@@ -72,6 +72,17 @@ void CudaBackend::take_places(attn::AttentionArgs& args, int first, int live, in
   args.pages = device_pointer<const int>(tables_.pages) + static_cast<int64_t>(page_row) * tables_.page_stride;
 }
 
+// A CTA of the tile for one row has few of a sequence's rows, and more key groups for them: the faster one for a token
+// and its drafts as well, where all blocks of their rows have an SM each. Otherwise keys are read once for all rows.
+AttentionEntry CudaBackend::attention_entry(const attn::AttentionShape& shape, const StepTables::Round& round,
+                                            int splits) const {
+  constexpr int kRowsOfBlock = 16, kMostFew = 1 + ops::kMaxDrafts;
+  if (round.part || shape.group() > kRowsOfBlock || round.most_rows > kMostFew) return kAttendMany;
+  if (round.most_rows == 1) return round.places >= kManySequences ? kAttendBatch : kAttendFew;
+  const int blocks = ceil_div(round.most_rows * shape.group(), kRowsOfBlock);
+  return int64_t{splits} * shape.kv_heads * blocks * round.places <= sms_ ? kAttendFew : kAttendMany;
+}
+
 // Splits that a CTA has one after the other, without a beginning and an end for each, as long as there are about two
 // CTAs for every place on the card: with fewer a late one is waited for. Results do not depend on it.
 int CudaBackend::attention_span(const attn::DecodeTile& tile, const attn::AttentionShape& shape,
@@ -157,8 +168,7 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
     reserve_partial(std::min<int64_t>(each * round.places, budget));
     args.partial = partial_.as<float>();
     args.partial_sums = partial_sums_.as<float>();
-    const bool few = round.most_rows * shape.group() <= 16 && !round.part && round.most_rows == 1;
-    const AttentionEntry entry = !few ? kAttendMany : round.places >= kManySequences ? kAttendBatch : kAttendFew;
+    const AttentionEntry entry = attention_entry(shape, round, args.splits);
     const attn::DecodeTile tile = attention_tile(arch_, head_dim, rotary_dim, options_.fp8_cache, entry);
     const int at_once = static_cast<int>(std::clamp<int64_t>(budget / each, 1, 65535));
     for (int begin = 0; begin < round.places; begin += at_once) {

@@ -82,6 +82,8 @@ class DeferredChoices {
   bool gone(int32_t row) const { return gone_.contains(row); }
   // Rows, or lanes, that began with a token that the host did not know.
   int64_t carried() const { return carried_; }
+  // Lanes that had rows behind their end, although there was time to see it: drafts were made in the meantime.
+  int64_t in_vain() const { return in_vain_; }
 
  private:
   // Of a lane, since it was last moved.
@@ -93,6 +95,7 @@ class DeferredChoices {
   void keep_lanes(HostStepParts& parts, std::function<void(const ops::Batch&)> bind) {
     parts.move_lanes = [this](std::span<const MovedLane> lanes) {
       chosen_ = last_;
+      passes_.clear();
       for (const MovedLane& m : lanes) move(m);
     };
     parts.carry_lanes = [this, bind = std::move(bind)](std::span<const CarriedLane> lanes) {
@@ -144,6 +147,7 @@ class DeferredChoices {
       case CarriedLane::As::kGoesOn:
         ++carried_;
         if (s.ended) {
+          if (!passes_.empty()) ++in_vain_;
           gone_.insert(c.row);
           return;
         }
@@ -187,7 +191,7 @@ class DeferredChoices {
   std::map<int32_t, State> states_;
   bool drafting_ = false;
   std::set<int32_t> gone_;
-  int64_t carried_ = 0;
+  int64_t carried_ = 0, in_vain_ = 0;
 };
 
 }  // namespace fourfold::cpu

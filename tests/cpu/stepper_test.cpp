@@ -414,6 +414,7 @@ TEST(HostStepper, RoundsMayBeginBeforeTokensAreKnown) {
                true, 1, true);
     const auto outputs = run.finish();
     for (size_t i = 0; i < asked.size(); ++i) EXPECT_EQ(outputs[i], expected(asked[i])) << "request " << i;
+    EXPECT_EQ(run.later.in_vain(), 0);
     if (HasFailure()) return;
     carried += run.later.carried();
     accepted += run.accepted;

@@ -58,6 +58,8 @@ HostStepper::HostStepper(const ops::StepLimits& limits, HostStepParts parts)
     run.row_tokens.reserve(rows);
     run.logit_rows.reserve(static_cast<size_t>(limits_.logit_rows));
     run.choices.reserve(static_cast<size_t>(limits_.logit_rows));
+    run.chosen.resize(static_cast<size_t>(limits_.logit_rows));
+    run.errors.resize(static_cast<size_t>(limits_.logit_rows));
   }
   for (Run& run : runs_) {
     run.drafters.reserve(lanes);
@@ -188,6 +190,7 @@ void HostStepper::run() {
       settle();
       continue;
     }
+    if (open_ != nullptr) look_at_ends(*open_);
     if (leads && open_ != nullptr) parts_.order->say(open_->step->ticket, true);
     Run& run = open_ == &runs_[0] ? runs_[1] : runs_[0];
     begin(run, *step);
@@ -267,6 +270,7 @@ void HostStepper::begin(Run& run, Step& step) {
   run_ = &run;
   run.step = &step;
   run.under_way = run.asked = run.prepared = run.ahead = false;
+  run.failed.clear();
   run.drafters.clear();
   run.passes.clear();
   run.begun = std::chrono::steady_clock::now();

@@ -31,7 +31,7 @@ void Lane::start(LaneStartCopy& start, int64_t vocabulary) {
   std::swap(request, start);
   max_output = request.max_output;
   outputs = request.outputs;
-  ended = false;
+  ended = ends_open = false;
   last_token = 0;
   position = 0;
   state = -1;

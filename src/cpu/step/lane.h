@@ -31,6 +31,7 @@ struct Lane {
   int64_t max_output = 0;
   int64_t outputs = 0;  // tokens chosen
   bool ended = true;
+  bool ends_open = false;  // it will have ended when the tokens that its open step chose are taken
   int32_t last_token = 0;
   int32_t position = 0;  // of its last token, once there is one: what comes before it is in the caches
   int32_t state = -1;    // the slot of the state at `position`

@@ -30,6 +30,33 @@ bool HostStepper::may_carry(const Step::Work& work) const {
   return lane.position + lane.open_rows < static_cast<int64_t>(pages) * limits_.page_size;
 }
 
+// While the backend drafts behind the open step's tokens they are looked at: a lane whose answer ends with them has no
+// rows in the next step, which would be computed for nothing. Without drafts nothing is to be done in the meantime, and
+// there is no wait.
+void HostStepper::look_at_ends(Run& run) {
+  if (!run.ahead || run.passes.empty() || !run.asked) return;
+  try {
+    take_answer(run);
+  } catch (const std::exception& error) {  // take_choices() says so
+    run.failed = *error.what() == '\0' ? "unknown error" : error.what();
+    return;
+  }
+  size_t first = 0;
+  for (const Entry& entry : run.entries) {
+    Lane& lane = *entry.lane;
+    const size_t at = first;
+    while (first < run.choices.size() && &run.choices[first].choice.params == &lane.request.sampling) ++first;
+    if (lane.ended || first == at) continue;
+    for (size_t i = 0; at + i < first; ++i) {
+      const int32_t token = run.chosen[at + i].token;
+      lane.ends_open = !run.errors[at + i].empty() || lane.stops_at(token) ||
+                       lane.outputs + static_cast<int64_t>(i) + 1 >= lane.max_output;
+      const bool follows = i < static_cast<size_t>(lane.draft_count) && token == lane.drafts[i];
+      if (lane.ends_open || !follows) break;
+    }
+  }
+}
+
 // Rows of a lane that is open: as many as it has drafts to verify, wherever it is.
 void HostStepper::carry_entry(const Step::Work& work, Entry& entry) const {
   const Lane& lane = *entry.lane;

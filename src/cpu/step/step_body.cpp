@@ -17,7 +17,7 @@ ops::StepShape HostStepper::lay_out(Run& run) {
   for (size_t i = 0; i < step.works; ++i) {
     const Step::Work& work = step.work[i];
     Lane& lane = lanes_[static_cast<size_t>(work.plan.lane)];
-    if (lane.ended || lane.outputs + lane.unknown >= lane.max_output) continue;
+    if (lane.ended || lane.ends_open || lane.outputs + lane.unknown >= lane.max_output) continue;
     Entry entry;
     entry.work = i;
     entry.lane = &lane;
@@ -180,7 +180,7 @@ void HostStepper::leave_open(Run& run) {
   }
 }
 
-std::span<const Chosen> HostStepper::collect() {
+std::span<Chosen> HostStepper::collect() {
   const size_t count = uncollected_.front();
   uncollected_.erase(uncollected_.begin());
   const std::span<Chosen> chosen = std::span(chosen_).first(count);
@@ -190,10 +190,18 @@ std::span<const Chosen> HostStepper::collect() {
   return chosen;
 }
 
+void HostStepper::take_answer(Run& run) {
+  if (!run.asked) return;
+  run.asked = false;
+  const std::span<Chosen> chosen = collect();
+  std::move(chosen.begin(), chosen.end(), run.chosen.begin());
+  std::copy_n(errors_.begin(), chosen.size(), run.errors.begin());
+}
+
 // The tokens that the backend chose for a run, which may have been left open.
 void HostStepper::take_choices(Run& run) {
-  if (run.asked) collect();
-  run.asked = false;
+  take_answer(run);
+  if (!run.failed.empty()) throw Error(run.failed);
   size_t first = 0;
   for (Entry& entry : run.entries) {
     Lane& lane = *entry.lane;
@@ -213,8 +221,8 @@ void HostStepper::take_choices(Run& run) {
     }
     try {
       choose_for(*run.step, entry, [&](int32_t i) {
-        if (!errors_[at + static_cast<size_t>(i)].empty()) fail("{}", errors_[at + static_cast<size_t>(i)]);
-        return std::move(chosen_[at + static_cast<size_t>(i)]);
+        if (!run.errors[at + static_cast<size_t>(i)].empty()) fail("{}", run.errors[at + static_cast<size_t>(i)]);
+        return std::move(run.chosen[at + static_cast<size_t>(i)]);
       });
     } catch (const Error& error) {
       run.step->outcomes[entry.work].error = error.what();

@@ -74,12 +74,15 @@ struct Run {
   std::vector<CarriedRow> carried;
   std::vector<RowChoice> choices;  // what the backend was asked to choose
   bool asked = false;              // it was, and the answer was not collected
-  bool needs_tokens = false;       // what follows the choice in its body depends on it
-  bool ahead = false;              // the backend moves its lanes on: nothing in its body waits for tokens
-  std::vector<size_t> drafters;    // indices of entries, those with most drafts to make first
-  std::vector<int64_t> passes;     // whose drafts the host does not know yet
-  bool under_way = false;          // all of it is launched, and its tokens are not known
-  bool prepared = false;           // StepOutcome::prepared
+  std::vector<Chosen> chosen;      // the answer
+  std::vector<std::string> errors;
+  std::string failed;            // there is none: why
+  bool needs_tokens = false;     // what follows the choice in its body depends on it
+  bool ahead = false;            // the backend moves its lanes on: nothing in its body waits for tokens
+  std::vector<size_t> drafters;  // indices of entries, those with most drafts to make first
+  std::vector<int64_t> passes;   // whose drafts the host does not know yet
+  bool under_way = false;        // all of it is launched, and its tokens are not known
+  bool prepared = false;         // StepOutcome::prepared
   std::chrono::steady_clock::time_point begun;
 };
 
@@ -123,7 +126,9 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   std::span<const uint32_t> mask_of(const Step& step, const Entry& entry, int32_t i) const;
   bool choose_later(const Tensor& logits);
   void leave_open(Run& run);
-  std::span<const Chosen> collect();
+  std::span<Chosen> collect();
+  void take_answer(Run& run);
+  void look_at_ends(Run& run);
   void take_choices(Run& run);
   void move_on(const Step& step, Entry& entry);
   void report_prompt(const Entry& entry, const Tensor& logits, Sampler& sampler);

@@ -46,7 +46,7 @@ struct CudaOptions {
   // together as they are without this.
   bool choose_by_parts = false;
   // Steps of lanes with drafts begin before the host knows the tokens of the one before: the card verifies, feeds the
-  // drafter and drafts without it. Of a model that is whole; no card has run it yet.
+  // drafter and drafts without it. Of a model that is whole.
   bool rounds_ahead = false;
   // Of a kernel, for another rank. Less than what the ranks' threads have for each other (ranks::kPatience), so that
   // who did not come is said by whom waited.

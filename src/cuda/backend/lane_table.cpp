@@ -34,6 +34,7 @@ void LaneTable::move(std::span<const cpu::MovedLane> lanes, const StepTables& ta
   moved_.clear();
   stops_.clear();
   for (const cpu::MovedLane& m : lanes) {
+    FF_ASSERT(m.count <= step::kMostChosen);
     moved_.push_back({m.lane, m.prompt ? -1 : tables.place_of_sequence(m.sequence), m.first, m.count, m.choice,
                       m.position, m.state, static_cast<int>(stops_.size()), static_cast<int>(m.stop_tokens.size())});
     stops_.insert(stops_.end(), m.stop_tokens.begin(), m.stop_tokens.end());
@@ -67,6 +68,7 @@ void LaneTable::carry(std::span<const cpu::CarriedLane> lanes, const StepTables&
   args_.tokens = device_pointer<int>(tables.tokens);
   args_.sequences = device_pointer<SequenceRows>(tables.sequences);
   for (const cpu::CarriedLane& c : lanes) {
+    FF_ASSERT(c.as == As::kDrafts || c.count <= step::kMostChosen);
     const auto read = static_cast<size_t>(c.as == As::kGoesOn ? c.count - 1 : c.as == As::kDrafts ? c.pass : 0);
     FF_ASSERT(read <= passes_);
     const step::Carry as = c.as == As::kGoesOn ? step::Carry::kGoesOn

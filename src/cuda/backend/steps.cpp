@@ -59,7 +59,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
       const HostSpan span("wait for tokens");
       collect(chosen, errors);
     };
-    if (rounds_ahead()) keep_lanes(limits, parts);
+    if (rounds_ahead() && limits.drafts > 0) keep_lanes(limits, parts);
     parts.collectable = [this] { return choices_[collected_ % choices_.size()].there->reached(); };
   }
   graphs_.clear();

@@ -8,7 +8,8 @@
 namespace fourfold::step {
 
 inline constexpr int kLanesThreads = 128;
-inline constexpr int kMostPasses = 5;  // of drafting in a step
+inline constexpr int kMostPasses = 5;                // of drafting in a step
+inline constexpr int kMostChosen = 1 + kMostPasses;  // tokens for a lane in a step
 
 // Since its last move.
 struct LaneState {

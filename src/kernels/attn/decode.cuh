@@ -493,8 +493,9 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
       factor[h] = ptx::exp2_approx(w.largest[h] - total.x) * (T.fp8 ? 256.0f * value_scale : 1.0f);
     }
     float* outputs = reinterpret_cast<float*>(smem + space);
-    w.store(outputs + (key_group * rows + row_tile * 16) * T.output_stride() + part * (T.head_dim / T.parts), factor,
-            rows - row_tile * 16, lane);
+    const int kept = T.spans() ? rows : T.rows();  // a stage has room for those that are there
+    w.store(outputs + (key_group * kept + row_tile * 16) * T.output_stride() + part * (T.head_dim / T.parts), factor,
+            T.spans() ? rows - row_tile * 16 : 16, lane);
     __syncthreads();
     const long long partial =
         ((static_cast<long long>(place) * shape.kv_heads + kv_head) * args.splits + split) * (args.most_rows * group) +
@@ -505,7 +506,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
       float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
       for (int k = 0; k < T.key_groups; ++k) {
-        const float4 x = reinterpret_cast<const float4*>(outputs + (k * rows + m) * T.output_stride())[quad];
+        const float4 x = reinterpret_cast<const float4*>(outputs + (k * kept + m) * T.output_stride())[quad];
         sum.x += x.x;
         sum.y += x.y;
         sum.z += x.z;

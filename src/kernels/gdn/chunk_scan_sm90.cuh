@@ -61,6 +61,17 @@ struct ScanBarriers {
   __device__ __forceinline__ u32 changes_free() const { return values_there(7); }
 };
 
+// d += a b of 16 columns of a, which is the sum of two bf16; the first of them only writes d.
+__device__ __forceinline__ void multiply_sum(float (&d)[16], const u32 (&high)[4], const u32 (&low)[4], u64 b,
+                                             bool first) {
+  if (first) {
+    ptx::Wgmma<32>::set(d, high, b);
+  } else {
+    ptx::Wgmma<32>::add(d, high, b);
+  }
+  ptx::Wgmma<32>::add(d, low, b);
+}
+
 }  // namespace chunk_detail
 
 // `Tile` is a ChunkTileOf<...>. Grid: (value heads x splits) x sequences.
@@ -182,12 +193,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
         for (int i = 0; i < 4; ++i) {
           const int k = 4 * part + i;
           const u64 b = keys + static_cast<u64>(part) * kPiece + static_cast<u64>(2 * i);
-          if (k == 0) {
-            ptx::Wgmma<32>::set(x[0], high[k], b);
-          } else {
-            ptx::Wgmma<32>::add(x[0], high[k], b);
-          }
-          ptx::Wgmma<32>::add(x[0], low[k], b);
+          multiply_sum(x[0], high[k], low[k], b, k == 0);
         }
         ptx::wgmma_commit();
       }
@@ -195,12 +201,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         const u64 b = keys + kLater + static_cast<u64>(k / 4) * kPiece + static_cast<u64>(2 * (k % 4));
-        if (k == 0) {
-          ptx::Wgmma<32>::set(x[1], high[k], b);
-        } else {
-          ptx::Wgmma<32>::add(x[1], high[k], b);
-        }
-        ptx::Wgmma<32>::add(x[1], low[k], b);
+        multiply_sum(x[1], high[k], low[k], b, k == 0);
       }
       ptx::wgmma_commit();
       __syncwarp();
@@ -244,12 +245,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
         for (int i = 0; i < 2; ++i) {
           const int k = 2 * half + i;
           const u64 b = inverse + static_cast<u64>(to) * kLater + static_cast<u64>(2 * k);
-          if (k == 0) {
-            ptx::Wgmma<32>::set(d[to], x_high[k], b);
-          } else {
-            ptx::Wgmma<32>::add(d[to], x_high[k], b);
-          }
-          ptx::Wgmma<32>::add(d[to], x_low[k], b);
+          multiply_sum(d[to], x_high[k], x_low[k], b, k == 0);
           ptx::Wgmma<32>::add(d[to], x_high[k], b + kPiece);
         }
       };

@@ -149,6 +149,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
 
     u8* states = smem + kMap.states + warp * (kSteps * 512);
     u8* changes = smem + kMap.changes + warp * (kTokenSteps * 512);
+    const int own_value = value_place(warp, lane);
     u32 high[kSteps][4], low[kSteps][4];                          // of S^T
     u32 x_high[kTokenSteps][4], x_low[kTokenSteps][4];            // of X^T
     u32 change_high[kTokenSteps][4], change_low[kTokenSteps][4];  // of D^T
@@ -178,8 +179,8 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
       const u64 inverse = ptx::swizzled_descriptor(own + static_cast<u32>(T.key_bytes()));
       const float* gates =
           reinterpret_cast<const float*>(smem + kMap.update_gates + static_cast<u32>(stage) * T.gate_bytes()) + 2 * l;
-      const float* values = reinterpret_cast<const float*>(smem + kMap.values + parity * kMap.values_stride) +
-                            (warp * 16 + g) * T.value_stride() + 2 * l;
+      const float4* values = reinterpret_cast<const float4*>(smem + kMap.values + parity * kMap.values_stride) +
+                             warp * (C / 8 * 32) + own_value;
 
       // K S0: the first 32 tokens, 64 keys after the other; then the other tokens.
       float x[2][16];
@@ -210,7 +211,8 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
       // X = V - diag(e^c) K S0 of 32 tokens, as fragments. What it takes of shared memory is in registers before the
       // multiplications are waited for.
       struct Inputs {
-        float2 decay[4], v[4][2];
+        float2 decay[4];
+        float4 v[4];
       };
       const auto inputs_of = [&](int half) {
         Inputs in;
@@ -218,10 +220,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
         for (int i = 0; i < 4; ++i) {
           const int token = 32 * half + 8 * i;
           in.decay[i] = *reinterpret_cast<const float2*>(gates + token);
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            in.v[i][j] = *reinterpret_cast<const float2*>(values + 8 * j * T.value_stride() + token);
-          }
+          in.v[i] = values[(4 * half + i) * 32];
         }
         return in;
       };
@@ -229,11 +228,10 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float* y = x[half] + 4 * i;
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            y[2 * j] = in.v[i][j].x - in.decay[i].x * y[2 * j];
-            y[2 * j + 1] = in.v[i][j].y - in.decay[i].y * y[2 * j + 1];
-          }
+          y[0] = in.v[i].x - in.decay[i].x * y[0];
+          y[1] = in.v[i].y - in.decay[i].y * y[1];
+          y[2] = in.v[i].z - in.decay[i].x * y[2];
+          y[3] = in.v[i].w - in.decay[i].y * y[3];
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) fragment_of(x[half] + 8 * i, x_high[2 * half + i], x_low[2 * half + i]);
@@ -534,8 +532,7 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
   for (int n = 0; n < chunks; ++n) {
     const int slot = n & 1;
     ptx::mbarrier_wait(barriers.values_free(slot), (static_cast<u32>(n / 2) & 1u) ^ 1u);
-    float* out = reinterpret_cast<float*>(smem + kMap.values + static_cast<u32>(slot) * kMap.values_stride) +
-                 2 * lane * T.value_stride() + warp * kTokens;
+    u8* out = smem + kMap.values + static_cast<u32>(slot) * kMap.values_stride;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const float4 w = weights[j];
@@ -547,7 +544,14 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
         for (int i = 0; i < 4; ++i) {
           y[i] = silu(w.x * input(t + i) + w.y * input(t + i + 1) + w.z * input(t + i + 2) + w.w * input(t + i + 3));
         }
-        *reinterpret_cast<float4*>(out + j * T.value_stride() + t) = make_float4(y[0], y[1], y[2], y[3]);
+        const int column = 2 * lane + j;
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {  // two tokens
+          const int token = warp * kTokens + t + i;
+          const int at =
+              (column / 16 * (C / 8) + token / 8) * 32 + value_place(column / 16, column % 8 * 4 + token % 8 / 2);
+          *reinterpret_cast<float2*>(out + at * 16 + column % 16 / 8 * 8) = make_float2(y[i], y[i + 1]);
+        }
       }
     }
     __syncwarp();

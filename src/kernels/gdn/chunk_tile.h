@@ -163,6 +163,10 @@ FOURFOLD_MIXER_FN ScanMap scan_map(const ChunkTile& t) {
 // Of delta_scan_wgmma. Updates: keys, (I + A)^-1 of a chunk, for K S0 and D; outputs: queries and scores.
 inline constexpr int kUpdateStages = 3;
 inline constexpr int kOutputStages = 2;
+// Where a lane's four of V are, in 16 bytes from its warp's eight tokens on: columns g and g + 8 for two tokens. In
+// another order for every second g and every second warp, so that a warp that writes two tokens of 32 columns, two
+// apart, has all banks.
+FOURFOLD_MIXER_FN int value_place(int warp, int lane) { return lane ^ lane / 8 * 2 ^ warp % 2; }
 struct ScanWgmmaMap {
   unsigned updates;  // [stage] keys, inverse
   unsigned update_stride;
@@ -171,7 +175,7 @@ struct ScanWgmmaMap {
   unsigned states;   // [warp][key_dim / 16][lane] 16 bytes: fragments of the state before a chunk, rounded
   unsigned changes;  // [warp][chunk / 16][lane] 16 bytes: fragments of the changes, rounded
   unsigned rows;     // [warp][chunk][16] bf16: outputs on their way
-  unsigned values;   // two of fp32 [columns][value_stride]
+  unsigned values;   // two of fp32 [warp][chunk / 8][lane][4]: as accumulators have them, value_place
   unsigned values_stride;
   unsigned update_gates;  // [stage] gate_bytes
   unsigned output_gates;  // [stage] the first half of them
@@ -182,7 +186,7 @@ FOURFOLD_MIXER_FN ScanWgmmaMap scan_wgmma_map(const ChunkTile& t) {
   ScanWgmmaMap m{};
   m.update_stride = static_cast<unsigned>(t.key_bytes() + t.square_bytes());
   m.output_stride = static_cast<unsigned>(t.key_bytes() + t.score_bytes());
-  m.values_stride = static_cast<unsigned>(t.columns * t.value_stride() * 4);
+  m.values_stride = static_cast<unsigned>(t.columns * t.chunk * 4);
   m.updates = 0;
   m.outputs = m.updates + kUpdateStages * m.update_stride;
   m.states = m.outputs + kOutputStages * m.output_stride;

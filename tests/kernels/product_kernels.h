@@ -7,6 +7,7 @@
 #include "kernels/gemm/dense_tile.h"
 #include "kernels/gemm/experts_args.h"
 #include "kernels/gemm/rows_tile.h"
+#include "kernels/moe/sum_args.h"
 #include "kernels/norm/norm_args.h"
 #include "kernels/ptx/tensor_map.h"
 
@@ -46,6 +47,9 @@ void repack_kernel(const Source& first, const Source& second, bool paired, int f
 
 void route_kernel(const RouteArgs& args);
 void norm_kernel(const norm::NormArgs& args);  // with as many pieces as the columns want
+// The sum over experts by itself, and with the norm behind it.
+void sum_kernel(const moe::RowSum& sum);
+void sum_norm_kernel(const moe::RowSum& sum, const norm::NormArgs& args);
 void embed_kernel(const norm::EmbedArgs& args);
 void gather_kernel(const norm::GatherArgs& args);
 

@@ -445,6 +445,70 @@ TEST(Norm, SumThenNormWithTheBitsOfTheFusedOne) {
   }
 }
 
+// Experts' rows to a norm at once, or by two kernels: the same bits, whether or not all warps have columns, and with
+// more choices than a thread has under way.
+TEST(Norm, WithTheSumOverExpertsInFront) {
+  std::mt19937 rng(60);
+  std::normal_distribution<float> normal;
+  constexpr int kTokens = 3, kSlots = 40;
+  for (const int columns : {272, 2048, 2064}) {
+    for (const int top_k : {1, 9, 12}) {
+      std::vector<float> residual(static_cast<size_t>(kTokens * columns)), weight(static_cast<size_t>(columns)),
+          rows(static_cast<size_t>(kSlots * columns)), factors(static_cast<size_t>(kTokens * top_k));
+      for (float& v : residual) v = normal(rng) * 5.0f;
+      for (float& v : weight) v = 1.0f + 0.2f * normal(rng);
+      for (float& v : rows) v = normal(rng);
+      for (float& v : factors) v = 0.1f + std::fabs(normal(rng));
+      std::vector<int> slots;
+      for (int i = 0; i < kTokens * top_k; ++i) slots.push_back(i % 5 == 2 ? -1 : kSlots - 1 - i);
+      std::vector<std::vector<uint16_t>> deltas, outs;
+      std::vector<std::vector<float>> sums;
+      const auto run = [&](bool together, const executor::Options& options) {
+        executor::Device device(options);
+        auto* partial = device.alloc<float>(rows.size(), "rows");
+        std::copy(rows.begin(), rows.end(), partial);
+        moe::RowSum sum = {partial,
+                           columns,
+                           device.constant(slots, "slots"),
+                           device.constant(factors, "factors"),
+                           top_k,
+                           columns,
+                           device.alloc<uint16_t>(residual.size(), "delta"),
+                           columns,
+                           0};
+        norm::NormArgs args = {};
+        auto* sums_to = device.alloc<float>(residual.size(), "residual");
+        std::copy(residual.begin(), residual.end(), sums_to);
+        args.residual = args.residual_out = sums_to;
+        args.delta = sum.out;
+        args.residual_stride = args.delta_stride = args.out_stride = columns;
+        args.weight = device.constant(weight, "weight");
+        args.eps = 1e-6f;
+        args.columns = columns;
+        args.out = device.alloc<uint16_t>(residual.size(), "out");
+        device.produced(partial);
+        if (together) {
+          device.launch({"sum, norm", {kTokens}, norm::kRowThreads}, [&] { sum_norm_kernel(sum, args); });
+        } else {
+          const auto pieces = static_cast<unsigned>((columns + 1023) / 1024);
+          device.launch({"sum", {pieces, kTokens}, norm::kRowThreads}, [&] { sum_kernel(sum); });
+          device.launch({"norm", {kTokens}, norm::kRowThreads}, [&] { norm_kernel(args); });
+        }
+        deltas.emplace_back(sum.out, sum.out + residual.size());
+        outs.emplace_back(args.out, args.out + residual.size());
+        sums.emplace_back(sums_to, sums_to + residual.size());
+      };
+      run(false, {});
+      for (const executor::Options& options : executor::schedules(2)) {
+        run(true, options);
+        EXPECT_EQ(deltas.back(), deltas.front()) << columns << " columns, " << top_k << " choices";
+        EXPECT_EQ(sums.back(), sums.front()) << columns << " columns, " << top_k << " choices";
+        EXPECT_EQ(outs.back(), outs.front()) << columns << " columns, " << top_k << " choices";
+      }
+    }
+  }
+}
+
 TEST(Embed, RowsOfEveryFormat) {
   for (const Kind kind : kKinds) {
     const int rows = 150, columns = 208;

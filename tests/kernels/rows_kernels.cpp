@@ -1,6 +1,8 @@
 #include "executor/cuda.h"
 #include "kernels/gemm/route.cuh"
 #include "kernels/gemm/rows.cuh"
+#include "kernels/moe/route_sm90.cuh"
+#include "kernels/moe/sum_norm.cuh"
 #include "kernels/norm/norm.cuh"
 
 #include "kernels/product_kernels.h"
@@ -38,6 +40,13 @@ void norm_kernel(const norm::NormArgs& args) {
     default:
       return norm::norm_rows<4>(args);
   }
+}
+void sum_kernel(const moe::RowSum& s) {
+  moe::moe_combine(s.partial, s.stride, s.pick_slot, s.weights, s.top_k, s.columns, s.out, s.out_stride, s.keep);
+}
+void sum_norm_kernel(const moe::RowSum& sum, const norm::NormArgs& args) {
+  if (norm::norm_pieces(args.columns) == 1) return moe::moe_sum_norm<1>(sum, args);
+  moe::moe_sum_norm<2>(sum, args);
 }
 void embed_kernel(const norm::EmbedArgs& args) { norm::embed_rows(args); }
 void gather_kernel(const norm::GatherArgs& args) { norm::gather_rows(args); }

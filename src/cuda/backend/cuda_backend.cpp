@@ -261,7 +261,7 @@ void CudaBackend::send_tables() {
 
 void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
   if (replaying()) return;
-  settle_norm();
+  settle_waiting();
   const auto& table = static_cast<const Table&>(matrix);
   FF_ASSERT(out.cols == table.columns());
   float* to =
@@ -283,10 +283,21 @@ void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
   launch(card_->stream, (*step_)[kRound], {static_cast<unsigned>(out.rows)}, overlap_, round);
 }
 
-void CudaBackend::launch_norm(const norm::NormArgs& args, int64_t rows) {
+// `sum`: of rows of experts, in front; it makes args.delta.
+void CudaBackend::launch_norm(const norm::NormArgs& args, int64_t rows, const moe::RowSum* sum) {
   const auto cost = [&] { return ops::Cost{rows * args.columns * (args.delta != nullptr ? 12.0 : 6.0), 0}; };
-  if (left_out("norm", cost, {.kind = plan::step::Kind::kNorm, .rows = rows, .outputs = args.columns})) return;
+  if (left_out(
+          "norm", cost,
+          {.kind = plan::step::Kind::kNorm, .rows = rows, .outputs = args.columns, .sum_in_front = sum != nullptr})) {
+    if (sum != nullptr) launch_sum(card_->stream, *waiting_sum_.kernels, *sum, rows);
+    return;
+  }
   const int pieces = norm::norm_pieces(args.columns);
+  if (sum != nullptr) {
+    launch(card_->stream, (*norm_)[pieces == 1 ? kSumNorm1 : kSumNorm2], {static_cast<unsigned>(rows)}, overlap_, *sum,
+           args);
+    return;
+  }
   launch(card_->stream,
          (*norm_)[pieces == 1   ? kNorm1
                   : pieces == 2 ? kNorm2
@@ -294,7 +305,11 @@ void CudaBackend::launch_norm(const norm::NormArgs& args, int64_t rows) {
          {static_cast<unsigned>(rows)}, overlap_, args);
 }
 
-void CudaBackend::settle_norm() {
+void CudaBackend::settle_waiting() {
+  if (waiting_sum_.rows.partial != nullptr) {
+    launch_sum(card_->stream, *waiting_sum_.kernels, waiting_sum_.rows, waiting_sum_.tokens);
+    waiting_sum_.rows = {};
+  }
   if (waiting_.out == nullptr) return;
   waiting_.out = nullptr;
   launch_norm(waiting_.args, waiting_.rows);
@@ -310,7 +325,12 @@ bool CudaBackend::can_wait(const norm::NormArgs& args, const ops::Tensor& out) c
 void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops::Tensor* delta,
                        const ops::Vector& weight, float eps, float* residual_out, const ops::Tensor& out) {
   if (replaying()) return;
-  settle_norm();
+  const moe::RowSum sum = waiting_sum_.rows;
+  const bool summed = sum.partial != nullptr && delta != nullptr && delta->data == sum.out &&
+                      waiting_sum_.tokens == out.rows && sum.columns == out.cols && delta->stride == sum.out_stride &&
+                      out.data != sum.out && out.rows > kMostNormedRows && sums_with_norm(arch_, out.cols);
+  if (summed) waiting_sum_.rows = {};
+  settle_waiting();
   FF_ASSERT(weight.count == out.cols && out.cols % 8 == 0 && aligned(out));
   if (norm::norm_pieces(static_cast<int>(out.cols)) == 0) {
     fail("norm: rows of {} columns, wanted at most {}", out.cols, norm::kMostColumns);
@@ -333,7 +353,7 @@ void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops
     return;
   }
   FF_ASSERT(shadowed_ == nullptr || shadowed_ == residual);
-  launch_norm(args, out.rows);
+  launch_norm(args, out.rows, summed ? &sum : nullptr);
   if (residual_out != nullptr) shadowed_ = nullptr;
 }
 
@@ -355,7 +375,7 @@ void CudaBackend::add_rms_norm(const ops::Tensor& residual, const ops::Tensor& d
 
 void CudaBackend::add(const ops::Tensor& residual, const ops::Tensor& delta) {
   if (replaying()) return;
-  settle_norm();
+  settle_waiting();
   FF_ASSERT(residual.rows == delta.rows && residual.cols == delta.cols && is_float(residual));
   if (planning_ || residual.rows == 0) return;
   FF_ASSERT(shadowed_ == nullptr);
@@ -371,7 +391,7 @@ void CudaBackend::gather_rows(const ops::Tensor& x, std::span<const int32_t> row
   FF_ASSERT(out.rows == static_cast<int64_t>(rows.size()) && out.cols == x.cols && x.dtype == out.dtype);
   FF_ASSERT(aligned(x) && aligned(out) && x.cols * x.element_bytes() % 16 == 0);
   if (planning_ || rows.empty()) return;
-  settle_norm();
+  settle_waiting();
   for (const int32_t row : rows) FF_ASSERT(row >= 0 && row < x.rows);
   std::memcpy(row_uploads_.prepare(rows.size_bytes()), rows.data(), rows.size_bytes());
   norm::GatherArgs args = {};
@@ -399,7 +419,7 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
   if (ranks_ == nullptr) return Backend::reduce_add_rms_norm(residual, delta, weight, eps, out);
   last_sum_ = residual;
   if (replaying()) return;
-  settle_norm();
+  settle_waiting();
   FF_ASSERT(residual.rows == out.rows && residual.cols == out.cols && residual.rows == delta.rows &&
             residual.cols == delta.cols && is_float(residual));
   FF_ASSERT(weight.count == out.cols && out.cols % 8 == 0 && aligned(out) && aligned(delta));
@@ -439,7 +459,7 @@ void CudaBackend::gather_columns(const ops::Tensor& part, const ops::Tensor& out
     return;
   }
   if (replaying()) return;
-  settle_norm();
+  settle_waiting();
   meet_ranks(kLeastExchanged);
   ranks_->columns_of(part.cols, out.cols);
   if (planning_ || out.rows == 0) return;
@@ -481,7 +501,7 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
   if (planning_) return;
   const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
                       waiting_.args.columns == x.cols && way.norm_pieces > 0;
-  if (!normed) settle_norm();
+  if (!normed) settle_waiting();
   const plan::step::Extent extent = {
       .kind = plan::step::Kind::kProduct, .rows = x.rows, .outputs = rows, .inputs = x.cols, .norm_in_front = normed};
   if (left_out(
@@ -737,11 +757,13 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
                           .experts = &set->kernels->problem()})) {
       for (int64_t first = 0; first < x.rows; first += set->workspace->max_tokens()) {
         const int64_t count = std::min(set->workspace->max_tokens(), x.rows - first);
-        const LayerInputs inputs = {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
-                                    address_of(weights + first * picks), address_of(bf16(out) + first * out.stride),
-                                    count};
+        LayerInputs inputs = {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
+                              address_of(weights + first * picks), address_of(bf16(out) + first * out.stride), count};
+        if (count == x.rows && params.shared_gate_up == nullptr) inputs.left = &waiting_sum_.rows;
         if (card_->device.only_counts()) set->kernels->plan_for(count);
         layer->run(card_->stream, inputs);
+        waiting_sum_.kernels = set->kernels->context().kernels;
+        waiting_sum_.tokens = count;
       }
     }
   } else if (plain != nullptr) {

@@ -122,6 +122,13 @@ class CudaBackend : public ops::Backend {
     const void* out = nullptr;  // null: none waits
   };
 
+  // Rows of experts that wait to be added up: a norm that adds the sum to the residual takes it along.
+  struct WaitingSum {
+    moe::RowSum rows = {};  // without `partial` none wait
+    const FixedKernels* kernels = nullptr;
+    int64_t tokens = 0;
+  };
+
   const std::vector<Kernel>& loaded(const plan::KernelSource& source);
   // A choice of tokens that is under way: tokens, and log-probabilities with their tokens, in page-locked memory that
   // the device writes and, for tokens that are carried, reads.
@@ -142,9 +149,9 @@ class CudaBackend : public ops::Backend {
   DeviceAddress scratch(cuda::Buffer& buffer, int64_t bytes, const char* what);
   // Rows that an operation must have memory for: those of the batch, or all when it is planned.
   int64_t rows_of(const ops::Tensor& x) const { return planning_ ? std::max(x.rows, limits_.rows) : x.rows; }
-  // Launches the norm that waits, if there is one.
-  void settle_norm();
-  void launch_norm(const norm::NormArgs& args, int64_t rows);
+  // Launches the sum or the norm that waits, if there is one.
+  void settle_waiting();
+  void launch_norm(const norm::NormArgs& args, int64_t rows, const moe::RowSum* sum = nullptr);
   bool can_wait(const norm::NormArgs& args, const ops::Tensor& out) const;
   // All of a part is on its way.
   void end_part();
@@ -274,6 +281,7 @@ class CudaBackend : public ops::Backend {
   std::unique_ptr<LibraryProducts> library_;  // null: none is asked for, or the card only counts
   cuda::Buffer unpacked_, library_space_;
   WaitingNorm waiting_;
+  WaitingSum waiting_sum_;
   cuda::Buffer shadow_;
   const float* shadowed_ = nullptr;  // the residual that is in shadow_ and not in its own place
   PinnedBuffer fetched_;

@@ -138,6 +138,7 @@ RightCases& right_cases() {
 std::vector<KernelCase> KernelTests::run() {
   const CudaOptions& o = of_.options_;
   std::vector<Unit> units = {{"norms", [this] { norms(); }},
+                             {"sums of experts", [this] { sums(); }},
                              {"embeddings", [this] { embeddings(); }},
                              {"gates", [this] { gates(); }},
                              {"repacking", [this] { repacking(); }}};
@@ -337,6 +338,78 @@ void KernelTests::norms() {
     backend.add(on_card.tensor, added.tensor);
     for (size_t i = 0; i < want_sums.size(); ++i) want_sums[i] = sums[i] + delta[i];
     note(compare_each(read(backend, on_card.tensor), want_sums, sum_bound, columns));
+  }
+}
+
+// Of experts, with the norm behind them.
+void KernelTests::sums() {
+  Random random(20271);
+  const Stream& stream = of_.card_->stream;
+  const Device& device = of_.card_->device;
+  CudaBackend& backend = on();
+  constexpr int64_t kRows = 5, kTopK = 11, kSlots = 60;
+  for (const int64_t columns : {1040, 3088}) {
+    if (!sums_with_norm(backend.arch_, columns)) continue;
+    const std::vector<float> residual = bf16_normals(random, kRows * columns, 30),
+                             parts = bf16_normals(random, kSlots * columns), weight = bf16_normals(random, columns);
+    std::vector<int> slots;
+    std::vector<float> factors;
+    for (int64_t i = 0; i < kRows * kTopK; ++i) {
+      slots.push_back(i % 7 == 3 ? -1 : static_cast<int>(kSlots - 1 - i));
+      factors.push_back(static_cast<float>(random.uniform(0.1, 0.6)));
+    }
+    cuda::Buffer rows(device, parts.size() * sizeof(float), "self-test"),
+        picks(device, slots.size() * sizeof(int), "self-test"),
+        weights(device, factors.size() * sizeof(float), "self-test");
+    rows.upload(stream, parts);
+    picks.upload(stream, slots);
+    weights.upload(stream, factors);
+    backend.begin_step({});
+    launched_.clear();
+    const TestRows on_card = rows_of(backend, stream, residual, columns, true),
+                   added = empty_rows(backend, stream, kRows, columns),
+                   out = empty_rows(backend, stream, kRows, columns);
+    const ops::Vector norm_weight = backend.load_vector(weight);
+    backend.waiting_sum_ = {{rows.as<float>(), columns, picks.as<int>(), weights.as<float>(), kTopK,
+                             static_cast<int>(columns), static_cast<unsigned short*>(added.tensor.data), columns, 0},
+                            nullptr,
+                            kRows};
+    backend.add_rms_norm(on_card.tensor, added.tensor, norm_weight, 1e-6f, out.tensor);
+    const std::vector<float> delta = read(backend, added.tensor), sums = read(backend, on_card.tensor),
+                             got = read(backend, out.tensor);
+    std::vector<float> want_delta(delta.size()), delta_bound(delta.size()), want_sums, sum_bound, want, bound;
+    for (int64_t t = 0; t < kRows; ++t) {
+      double squares = 0;
+      for (int64_t c = 0; c < columns; ++c) {
+        const int64_t place = c / 16 * 16 + c % 8 * 2 + c % 16 / 8, at = t * columns + c;
+        double sum = 0, size = 0;
+        for (int64_t k = t * kTopK; k < (t + 1) * kTopK; ++k) {
+          const auto pick = static_cast<size_t>(k);
+          if (slots[pick] < 0) continue;
+          const double part = static_cast<double>(factors[pick]) *
+                              static_cast<double>(parts[static_cast<size_t>(slots[pick] * columns + place)]);
+          sum += part;
+          size += std::fabs(part);
+        }
+        const auto i = static_cast<size_t>(at);
+        want_delta[i] = static_cast<float>(sum);
+        delta_bound[i] = static_cast<float>(std::fabs(sum)) * kRoundError + static_cast<float>(size) * 1e-6f;
+        want_sums.push_back(residual[i] + delta[i]);
+        sum_bound.push_back(std::fabs(want_sums[i]) * 1e-6f);
+        squares += std::pow(static_cast<double>(want_sums[i]), 2);
+      }
+      const double scale = 1 / std::sqrt(squares / static_cast<double>(columns) + 1e-6);
+      for (int64_t c = 0; c < columns; ++c) {
+        const double value = static_cast<double>(want_sums[static_cast<size_t>(t * columns + c)]) * scale *
+                             static_cast<double>(weight[static_cast<size_t>(c)]);
+        want.push_back(static_cast<float>(value));
+        bound.push_back(static_cast<float>(std::fabs(value)) * kRoundError + 1e-30f);
+      }
+    }
+    std::string wrong = compare_each(delta, want_delta, delta_bound, columns);
+    if (wrong.empty()) wrong = compare_each(sums, want_sums, sum_bound, columns);
+    if (wrong.empty()) wrong = compare_each(got, want, bound, columns);
+    note(wrong);
   }
 }
 
@@ -601,8 +674,11 @@ void CudaBackend::test_kernels(const std::function<void()>& rehearse) {
       const auto expression = expressions_.find(kernel);
       const std::string name = expression == expressions_.end() ? kernel : expression->second;
       const bool first_time = arch_.wrong.insert(name).second;
-      // A kernel without tiles has no other one beside it, and those of plain experts have one tile.
-      const bool replaced = name.find("Tile") != std::string::npos && name.find("gemm_experts") == std::string::npos;
+      // A kernel without tiles has no other one beside it, and those of plain experts have one tile. A sum with its
+      // norm is two kernels otherwise.
+      const bool replaced =
+          (name.find("Tile") != std::string::npos && name.find("gemm_experts") == std::string::npos) ||
+          name.find("moe_sum_norm") != std::string::npos;
       if (!first_time || !replaced || round == kMostRounds) {
         fail(
             "kernel {} failed its self-test on {}: {}; nothing takes its place (--no-self-test would run it all the "

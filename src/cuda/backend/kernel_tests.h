@@ -46,6 +46,7 @@ class KernelTests {
   void products(const RowsWay& way);
   void products_of(const Product& problem, CudaBackend& backend, const std::vector<int64_t>& tokens, bool normed);
   void norms();
+  void sums();
   void embeddings();
   void gates();
   void routes();

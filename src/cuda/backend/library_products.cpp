@@ -141,7 +141,7 @@ void CudaBackend::library_product(std::string_view name, const ops::Tensor& x, c
                       workspace = scratch(library_space_, LibraryProducts::kWorkspaceBytes, "workspace of cuBLASLt");
   wide_room(stack.formats(), x.rows);
   if (planning_) return;
-  settle_norm();
+  settle_waiting();
   const plan::step::Extent extent = {
       .kind = plan::step::Kind::kProduct, .rows = x.rows, .outputs = stack.rows(), .inputs = x.cols};
   if (left_out(

@@ -266,12 +266,20 @@ plan::KernelSource wide_source(const Target& arch, int formats) {
 
 plan::KernelSource norm_source() {
   return {"norm",
-          "#include \"kernels/norm/norm.cuh\"\n",
+          "#include \"kernels/norm/norm.cuh\"\n#include \"kernels/moe/sum_norm.cuh\"\n",
           {{"fourfold::norm::norm_rows<1>", norm::kRowThreads},
            {"fourfold::norm::norm_rows<2>", norm::kRowThreads},
            {"fourfold::norm::norm_rows<4>", norm::kRowThreads},
            {"fourfold::norm::embed_rows", norm::kEmbedThreads},
-           {"fourfold::norm::gather_rows", norm::kEmbedThreads}}};
+           {"fourfold::norm::gather_rows", norm::kEmbedThreads},
+           {"fourfold::moe::moe_sum_norm<1>", norm::kRowThreads},
+           {"fourfold::moe::moe_sum_norm<2>", norm::kRowThreads}}};
+}
+
+bool sums_with_norm(const Target& arch, int64_t columns) {
+  const int pieces = norm::norm_pieces(static_cast<int>(columns));
+  if ((pieces != 1 && pieces != 2) || columns % 16 != 0) return false;
+  return arch.wrong.empty() || right(arch, norm_source().entries[pieces == 1 ? kSumNorm1 : kSumNorm2].expression);
 }
 
 plan::KernelSource reduce_source() {

@@ -91,9 +91,12 @@ plan::KernelSource unpack_source();
 // Whether so few rows go through the kernel for few all the same, 16 a launch: that for many has too few CTAs.
 bool stays_with_few(const Target& arch, const gemm::Matrix& matrix, int formats, int64_t rows, int sms);
 
-// Norms of rows of up to 2048, 4096 and 8192 columns, embeddings, rows picked out.
-enum NormEntry { kNorm1, kNorm2, kNorm4, kEmbed, kGather };
+// Norms of rows of up to 2048, 4096 and 8192 columns, embeddings, rows picked out; norms of up to 2048 and 4096 with
+// the sum over experts in front.
+enum NormEntry { kNorm1, kNorm2, kNorm4, kEmbed, kGather, kSumNorm1, kSumNorm2 };
 plan::KernelSource norm_source();
+// Whether experts may leave their sum to such a norm.
+bool sums_with_norm(const Target& arch, int64_t columns);
 
 // Between ranks: sums with the norm behind them, with flags and by words, of rows as norm_source() has them, columns
 // side by side, copies (docs/kernels/comm.md).

@@ -303,13 +303,14 @@ void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> 
 }
 
 void CudaBackend::end_part() {
-  settle_norm();
+  settle_waiting();
   FF_ASSERT(shadowed_ == nullptr);
   graphs_.end([this] { flush_tables(); });
 }
 
 void CudaBackend::abandon_part() {
   waiting_.out = nullptr;
+  waiting_sum_.rows = {};
   shadowed_ = nullptr;
   copies_.drop();
   lanes_.drop();
@@ -394,14 +395,14 @@ void CudaBackend::with_timer(const std::function<void()>& forward,
   const DeadlineScope many_steps(card_->device, kDeviceDeadline);
   forward();  // everything is loaded and there is room for it
   if (ranks_ != nullptr && !ranks_->records()) fail("times on the card: {} cannot be recorded", ranks_->description());
-  settle_norm();
+  settle_waiting();
   card_->stream.synchronize();
   OpTimer timer(*card_);
   timer_ = &timer;
   try {
     measure(timer, [&] {
       forward();
-      settle_norm();
+      settle_waiting();
       FF_ASSERT(shadowed_ == nullptr);
     });
     timer_ = nullptr;
@@ -501,7 +502,7 @@ void CudaBackend::read(const ops::Tensor& x, std::span<float> out) {
   FF_ASSERT(static_cast<int64_t>(out.size()) == x.rows * x.cols);
   if (x.rows == 0) return;
   card_->device.make_current();  // a model of several ranks is read by whoever asks
-  settle_norm();
+  settle_waiting();
   if (graphs_.recording() || graphs_.replaying()) end_part();
   const auto row = static_cast<size_t>(x.stride * x.element_bytes());
   const size_t bytes = static_cast<size_t>(x.rows - 1) * row + static_cast<size_t>(x.cols * x.element_bytes());

@@ -170,9 +170,20 @@ class RowsForm final : public LayerForm {
                    call.workspace.partial().address(), stride, args.down.route, call.inputs.weights,
                    args.down.routing.top_k, hidden, call.inputs.out, stride, keep);
     } else {
-      cuda::launch(call.stream, call.context.kernels->combine, sum_grid(call), Overlap::kProgrammatic,
-                   call.workspace.partial().address(), stride, call.workspace.pick_slot().address(),
-                   call.inputs.weights, args.down.routing.top_k, hidden, call.inputs.out, stride, keep);
+      const moe::RowSum sum = {call.workspace.partial().as<float>(),
+                               stride,
+                               call.workspace.pick_slot().as<int>(),
+                               args.down.routing.weights,
+                               args.down.routing.top_k,
+                               hidden,
+                               device_pointer<unsigned short>(call.inputs.out),
+                               stride,
+                               keep};
+      if (call.inputs.left != nullptr) {
+        *call.inputs.left = sum;
+      } else {
+        launch_sum(call.stream, *call.context.kernels, sum, call.inputs.tokens);
+      }
     }
   }
 

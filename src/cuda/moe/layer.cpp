@@ -88,6 +88,13 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
   form_of(plan::moe::row_form(pair.gate_up.tile)).launch({stream, context, pair, workspace, weights, inputs});
 }
 
+void launch_sum(const Stream& stream, const FixedKernels& kernels, const moe::RowSum& sum, int64_t tokens) {
+  const Grid grid = {static_cast<unsigned>(ceil_div(int64_t{sum.columns}, moe::kCombineColumns)),
+                     static_cast<unsigned>(tokens)};
+  launch(stream, kernels.combine, grid, Overlap::kProgrammatic, sum.partial, sum.stride, sum.pick_slot, sum.weights,
+         sum.top_k, sum.columns, sum.out, sum.out_stride, sum.keep);
+}
+
 void append_shared(const Stream& stream, const LayerContext& context, DeviceAddress ids, DeviceAddress weights,
                    DeviceAddress gates, int64_t tokens, DeviceAddress all_ids, DeviceAddress all_weights) {
   const plan::moe::Problem& p = context.problem;
@@ -103,6 +110,7 @@ void ExpertLayer::run(const Stream& stream, const LayerInputs& inputs) const {
     fail("expert layer: {} tokens, wanted 0 to {}", inputs.tokens,
          std::min(workspace_.max_tokens(), kernels_.max_tokens()));
   }
+  if (inputs.left != nullptr) *inputs.left = {};
   if (inputs.tokens == 0) return;
   for (const auto& [name, address, align] :
        {std::tuple("hidden states", inputs.x, 16u), std::tuple("output", inputs.out, 16u),

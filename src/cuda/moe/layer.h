@@ -13,6 +13,7 @@
 
 #include "cuda/moe/context.h"
 #include "cuda/moe/weights.h"
+#include "kernels/moe/sum_args.h"
 #include "plan/moe/plan.h"
 
 namespace fourfold::cuda {
@@ -91,11 +92,17 @@ struct LayerInputs {
   int64_t tokens = 0;
   float swiglu_limit = 0;  // clamp: gate at most this, |up| at most this; 0: none
   bool keep_rows = false;  // leaves the workspace's summed rows readable; otherwise they hold anything
+  // Not null: where the last launch would be the sum over a token's experts and nothing else, it is left to the caller
+  // (launch_sum(), or a kernel that takes it along) and described here. `partial` is null where the layer is complete.
+  moe::RowSum* left = nullptr;
 };
 
 // The launches of one layer. Everything must have been checked: ExpertLayer::run() does.
 void launch_layer(const Stream& stream, const LayerContext& context, const PlannedPair& pair,
                   const ExpertWorkspace& workspace, const ExpertWeights& weights, const LayerInputs& inputs);
+
+// A sum that a layer has left.
+void launch_sum(const Stream& stream, const FixedKernels& kernels, const moe::RowSum& sum, int64_t tokens);
 
 // The router's answer for the routed experts ([tokens, top_k]) and the shared expert's gate of each token (fp32, after
 // the sigmoid) to the answer that the layer takes ([tokens, picks_per_token]).

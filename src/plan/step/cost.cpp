@@ -193,7 +193,7 @@ Op price(const Work& work, const Machine& machine) {
       op.us = experts_us(work, machine, &op.floor_us);
       break;
     case Kind::kNorm:
-      op.us = r.node + 0.85 * r.slower + memory / 0.83;
+      op.us = (work.extent.sum_in_front ? 0 : r.node + 0.85 * r.slower) + memory / 0.83;
       break;
     case Kind::kChoice:
       op.us = r.start + (0.1 + 0.0015 * number(work.extent.rows)) * r.slower;

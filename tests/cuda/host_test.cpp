@@ -40,10 +40,12 @@ TEST(WideProducts, TilesFollowItemsAndWhatASplitCosts) {
     return wide_entry(hopper, 1 << static_cast<int>(format), rows, m, 132);
   };
   using enum gemm::Weights;
-  EXPECT_EQ(entry(kBf16, 257, 2048, 64), kMiddle);
-  for (const int rows : {65, 128, 256, 1024}) EXPECT_EQ(entry(kBf16, 257, 2048, rows), kWideFew) << rows;
+  for (const int rows : {64, 65, 256}) EXPECT_EQ(entry(kBf16, 257, 2048, rows), kMiddle) << rows;
+  for (const int rows : {257, 512, 1024}) EXPECT_EQ(entry(kBf16, 257, 2048, rows), kWideFew) << rows;
   for (const int rows : {1153, 2048, 8192}) EXPECT_EQ(entry(kBf16, 257, 2048, rows), kWideMany) << rows;
-  for (const int rows : {128, 256}) EXPECT_EQ(entry(kFp8, 2048, 4096, rows), kWideFew) << rows;
+  for (const int rows : {64, 128, 256}) EXPECT_EQ(entry(kFp8, 2048, 4096, rows), kMiddle) << rows;
+  EXPECT_EQ(entry(kFp8, 12352, 2048, 64), kMiddle);     // 12 units for a CTA
+  EXPECT_EQ(entry(kFp8, 12352, 2048, 128), kWideMany);  // 24
   EXPECT_EQ(entry(kFp8, 2048, 4096, 512), kWideMany);   // four CTAs
   EXPECT_EQ(entry(kFp8, 12288, 2048, 256), kWideMany);  // columns are not shared out
   EXPECT_EQ(entry(kBf16, 3072, 8192, 128), kWideMany);  // twelve units each: copies take longer

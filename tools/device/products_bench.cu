@@ -1,5 +1,6 @@
 // Checks and times the kernels of dense products on whatever card is there.
-//   products [--check] [--repeats N] [--time] [--quick] [--small] [--many]
+//   products [--check] [--repeats N] [--time] [--quick] [--small] [--many] [--shape S]...
+// --shape: only times of a product of many rows, as n248320x2048,16,64: b, e (FP8) or n (NVFP4), outputs, inputs, rows.
 // --many: of both only products of 17 rows and more. --repeats: runs of each of them that must have the same bits.
 // Built and run by tools/device/products.sh. Times: graphs of dependent nodes, every node with weights of its own so
 // that they come from memory, launched programmatically; microseconds per node, the best of the replays and their
@@ -272,15 +273,16 @@ ff::ptx::TensorMap map_of(const DenseArgs& args, int tokens) {
   std::memcpy(&out, &map, sizeof(map));
   return out;
 }
+// For parts of sums; made before anything is recorded.
+float* partial = nullptr;
+int* arrived = nullptr;
+void make_room() {
+  CHECK(cudaMalloc(&partial,
+                   static_cast<size_t>(std::max(wide_partial_bytes({0, 128, 0}, sms), middle_partial_bytes(2 * sms)))));
+  arrived = upload(std::vector<int>(static_cast<size_t>(sms * kWideWarps), 0));
+}
 // As the backend launches them.
 void launch_many(const Many& k, DenseArgs args, cudaStream_t stream) {
-  static float* const partial = [] {
-    float* p = nullptr;
-    CHECK(cudaMalloc(
-        &p, static_cast<size_t>(std::max(wide_partial_bytes({0, 128, 0}, sms), middle_partial_bytes(2 * sms)))));
-    return p;
-  }();
-  static int* const arrived = upload(std::vector<int>(static_cast<size_t>(sms * kWideWarps), 0));
   args.partial = partial;
   args.arrived = arrived;
   if (k.middle()) {
@@ -571,12 +573,13 @@ void time_shapes(const char* title, const std::vector<Shape>& shapes, int tokens
   }
 }
 
-void time_many(const Shape& s, int tokens) {
+void time_many(const Shape& s, int tokens, bool only_wgmma = false) {
   const double flops = 2.0 * s.rows * s.columns * tokens;
   const double floor = std::max(static_cast<double>(s.bytes()) / read_rate * 1e-6, flops / 690e12 * 1e6);
   const int nodes = static_cast<int>(std::clamp(2e3 / floor, 3.0, 40.0));
   for (const Many& k : many_kernels()) {
     if (!takes(k, s.format, false) || (k.formats & (k.formats - 1)) != 0) continue;
+    if (only_wgmma && !k.wide) continue;
     if (tokens > 64 && k.tokens < 64) continue;
     if (tokens > 1024 && (k.tokens < 128 || k.middle())) continue;
     if (tokens <= 32 && k.tokens > 64) continue;
@@ -589,6 +592,7 @@ void time_many(const Shape& s, int tokens) {
           DenseArgs args = {};
           args.matrix = rows.matrix;
           args.tokens = tokens;
+          args.end = s.rows > 100000 ? DenseEnd::kFloat : DenseEnd::kBf16;  // a head
           args.x = rows_of_x;
           args.x_stride = s.columns;
           args.out = scratch;
@@ -664,7 +668,8 @@ void time_between() {
   }
 }
 
-void time_all(bool quick, bool many) {
+void time_all(bool quick, bool many, const std::string& shape) {
+  if (pool != nullptr) cudaFree(pool), cudaFree(ones), cudaFree(rows_of_x), cudaFree(scratch);
   CHECK(cudaMalloc(&pool, kPool));
   fill_random<<<1024, 256>>>(reinterpret_cast<unsigned*>(pool), kPool / 4);
   std::vector<float> f(1 << 19, 1.0f);
@@ -693,6 +698,18 @@ void time_all(bool quick, bool many) {
     std::printf("empty node of %d CTAs, launched at the start of the one before: %.2f us\n", ctas, t.median);
   }
   const Weights b = Weights::kBf16, e = Weights::kFp8, n = Weights::kNvfp4;
+  if (!shape.empty()) {
+    int rows = 0, columns = 0, used = 0;
+    char format = 0;
+    if (std::sscanf(shape.c_str(), "%c%dx%d%n", &format, &rows, &columns, &used) != 3) std::exit(2);
+    for (const char* p = shape.c_str() + used; *p == ',';) {
+      char* end = nullptr;
+      const int tokens = static_cast<int>(std::strtol(p + 1, &end, 10));
+      time_many({format == 'b' ? b : format == 'e' ? e : n, rows, columns}, tokens, true);
+      p = end;
+    }
+    return;
+  }
   if (!many) {
     time_shapes("fp8 12288x2048", {{e, 12288, 2048}}, 1, true);
     time_shapes("fp8 2048x4096", {{e, 2048, 4096}}, 1, true);
@@ -728,6 +745,7 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   bool check = false, time = false, many = false, quick = false, small = false;
   int repeats = 4;
+  std::vector<std::string> shapes;
   for (int i = 1; i < argc; ++i) {
     const std::string a = argv[i];
     check |= a == "--check";
@@ -736,18 +754,21 @@ int main(int argc, char** argv) {
     small |= a == "--small";
     many |= a == "--many";
     if (a == "--repeats" && i + 1 < argc) repeats = std::atoi(argv[++i]);
+    if (a == "--shape" && i + 1 < argc) shapes.push_back(argv[++i]);
   }
-  if (!check && !time) check = time = true;
+  if (!check && !time && shapes.empty()) check = time = true;
   cudaDeviceProp properties;
   CHECK(cudaGetDeviceProperties(&properties, 0));
   sms = properties.multiProcessorCount;
   std::printf("%s, %d SMs\n", properties.name, sms);
+  make_room();
   if (check) {
     if (!many) check_ends();
     check_many(small, repeats);
     if (!many) check_rows(small);
     std::printf(failures == 0 ? "all right\n" : "%d failures\n", failures);
   }
-  if (time) time_all(quick, many);
+  if (time && shapes.empty()) shapes.push_back("");
+  for (const std::string& shape : shapes) time_all(quick, many, shape);
   return failures != 0;
 }

@@ -173,7 +173,13 @@ WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::
   // Few items are dealt out evenly; where there are many, x is brought to twice as many weights at once.
   const bool wgmma = wide_by_wgmma(arch, formats);
   if (!wgmma && rows <= 32) return kMiddle;
-  if (wgmma && rows <= gemm::kMiddleRows && matrix.tiles <= arch.most_middle_tiles) return kMiddle;
+  if (wgmma && arch.most_middle_tiles > 0) {
+    constexpr int64_t kMostRows = 256;
+    constexpr int kMostShare = 16;  // units of a CTA
+    const int share = gemm::middle_split_units(middle_tile(arch, formats), matrix, static_cast<int>(rows), sms, 1);
+    if (rows <= gemm::kMiddleRows && matrix.tiles <= arch.most_middle_tiles) return kMiddle;
+    if (rows <= kMostRows && share <= kMostShare) return kMiddle;
+  }
   if (rows <= 64 || (formats & gemm::kCells) != 0) return kWideFew;
   if (wgmma) {
     // Where many CTAs share an item's columns and have little of them each, the sums that they store and that are read

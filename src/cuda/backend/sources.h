@@ -51,7 +51,8 @@ struct Target : plan::Arch {
   Target(const plan::Arch& arch) : plan::Arch(arch) {}  // NOLINT: an architecture is one
   std::set<std::string> wrong;                          // as plan::KernelEntry::expression has them
   std::shared_ptr<const MeasuredWays> measured;         // null: nothing was measured
-  // For self-tests: how every matrix is taken, and the row tiles up to which gemm_middle is.
+  // For self-tests: how every matrix is taken, and the row tiles up to which gemm_middle is for up to 64 rows; 0: it is
+  // not taken at all.
   std::optional<RowsWay> way;
   int most_middle_tiles = 256;
 };
@@ -72,9 +73,9 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way);
 // other, for every row tile again, and four launches can do without.
 int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens);
 
-// Products of more rows, by wgmma or mma.sync. Entries: up to 64 rows of a matrix that is no head; tiles for up to 64
-// rows, also where more have so few items that the columns are shared out among many CTAs; tiles for many. With cells
-// one for the latter two. `sms`: that items are for.
+// Products of more rows, by wgmma or mma.sync. Entries: up to 256 rows with little for each CTA; tiles for up to 64 rows,
+// also where more have so few items that the columns are shared out among many CTAs; tiles for many. With cells one for
+// the latter two. `sms`: that items are for.
 enum WideEntry { kMiddle, kWideFew, kWideMany };
 // Whether those of wgmma are taken; and whether there are any.
 bool wide_by_wgmma(const Target& arch, int formats);

@@ -68,11 +68,14 @@ double product_us(const Work& work, const Rates& r) {
   if (runs(work, "gemm_rows")) return rows_us(work, r);
   const double weights = number(e.outputs) * number(e.inputs), memory = work.bytes / r.bytes;
   // Up to 64 rows: weights that become bf16 and meet them, us of an H200 each; and rings that fill and drain, sums of
-  // split columns that meet.
+  // split columns that meet. Further 64 rows find the weights nearer.
   constexpr double kMiddleWeight = 0.52e-6, kWideWeight = 0.276e-6, kWideRow = 0.00115e-6;
+  constexpr double kFurtherWeight = 0.16e-6, kFurtherFixed = 0.4;
   constexpr double kMiddleFixed = 3.8, kFewFixed = 7.4, kFixed = 10;
   if (runs(work, "gemm_middle")) {
-    return r.start + kMiddleFixed * r.slower + std::max(memory, weights * kMiddleWeight * r.slower);
+    const double more = number(ceil_div(e.rows, int64_t{64}) - 1);
+    const double fixed = kMiddleFixed + kFurtherFixed * more, each = kMiddleWeight + kFurtherWeight * more;
+    return r.start + fixed * r.slower + std::max(memory, weights * each * r.slower);
   }
   if (runs(work, "gemm_wide") && e.rows <= 64) {
     const double issued = weights * (kWideWeight + kWideRow * number(e.rows));

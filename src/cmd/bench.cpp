@@ -137,6 +137,16 @@ class Driver {
                                caches_);
   }
 
+  // Of a drafting pass: a row through the MTP head, with logits.
+  std::optional<ops::OperationTimes> time_drafting(int64_t position) {
+    std::optional<ops::OperationTimes> times;
+    const ops::Tensor hidden = model_.hidden().slice_rows(0, 1);
+    with_batch(position, 1, true, [&](const ops::Batch& batch) {
+      times = model_.backend().time_operations([&] { model_.forward_mtp(batch, hidden, caches_); });
+    });
+    return times;
+  }
+
   // Chunks of at most `chunk` tokens; the logits of the last token only, as a prompt needs.
   void prefill(int64_t tokens, int64_t chunk) {
     for (int64_t begin = 0; begin < tokens; begin += chunk) {
@@ -282,6 +292,9 @@ void run_on_card(const Options& options, int device, Driver& driver, chat::Loade
     if (std::optional<ops::OperationTimes> times = driver.time_verification(options.prompt, 1 + drafts)) {
       figures.steps.push_back({fmt::format("verification, a token and {} drafts after {}", drafts, options.prompt),
                                1 + drafts, *std::move(times), std::nullopt});
+    }
+    if (std::optional<ops::OperationTimes> times = driver.time_drafting(options.prompt)) {
+      figures.steps.push_back({"a drafting pass", 1, *std::move(times), std::nullopt});
     }
   }
   add(fmt::format("prefill, {} tokens after {}", chunk, options.prompt - chunk), options.prompt - chunk, chunk, true);

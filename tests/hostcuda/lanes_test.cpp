@@ -55,7 +55,9 @@ TEST(HostLanes, AreMovedOnAndCarried) {
                o = upload(device, stream, slots), states = upload(device, stream, std::vector<LaneState>(6));
   const step::MoveArgs move = {m.as<step::MoveLane>(), 6,           s.as<int>(), c.as<int>(),           r.as<int>(),
                                q.as<SequenceRows>(),   o.as<int>(), 16,          states.as<LaneState>()};
-  cuda::launch(stream, kernels[cuda::kMoveLanes], {1}, cuda::Overlap::kNone, move);
+  step::LanesArgs args = {};
+  args.move = move;
+  cuda::launch(stream, kernels[0], {1}, cuda::Overlap::kNone, args);
   const auto got = states.download<LaneState>(stream, 6);
   // position, state, token, row, start, kept, ended, gone
   const std::vector<LaneState> want = {{103, 66, 1, 2, 100, 3, 0, 0}, {201, 48, 5, 4, 200, 1, 0, 0},
@@ -79,9 +81,8 @@ TEST(HostLanes, AreMovedOnAndCarried) {
   sample.index = 40;
   const Buffer l = upload(device, stream, carried), tokens = upload(device, stream, std::vector<int>(13, 55)),
                tables = upload(device, stream, std::vector<SequenceRows>(7, SequenceRows{0, 3, 9, 8})),
-               ends = upload(device, stream, std::vector<int>(2, 0)),
                samples = upload(device, stream, std::vector<step::SampleRow>{sample});
-  step::CarryLanesArgs carry = {};
+  step::CarryLanesArgs& carry = args.carry;
   carry.lanes = l.as<step::CarryLane>();
   carry.count = static_cast<int>(carried.size());
   carry.states = states.as<LaneState>();
@@ -90,9 +91,22 @@ TEST(HostLanes, AreMovedOnAndCarried) {
   carry.drafts[1] = g.as<int>();
   carry.tokens = tokens.as<int>();
   carry.sequences = tables.as<SequenceRows>();
-  carry.ends = ends.as<int>();
   carry.samples = samples.as<step::SampleRow>();
-  cuda::launch(stream, kernels[cuda::kCarryLanes], {1}, cuda::Overlap::kNone, carry);
+  args.move.count = 0;
+  // A table of more pieces than there are threads, under what is carried into it, and one whose copy is all there is.
+  std::vector<int> long_table(4 * step::kTablesThreads + 8), short_table = {1, 2, 3, 4};
+  for (size_t i = 0; i < long_table.size(); ++i) long_table[i] = static_cast<int>(1000 + i);
+  const Buffer from = upload(device, stream, long_table), more = upload(device, stream, short_table),
+               to = upload(device, stream, std::vector<int>(long_table.size(), 0)),
+               other = upload(device, stream, std::vector<int>(4, 0));
+  args.tables.count = 2;
+  args.tables.tables[0] = {from.as<int>(), to.as<int>(), static_cast<long long>(long_table.size() * sizeof(int))};
+  args.tables.tables[1] = {more.as<int>(), other.as<int>(), 16};
+  carry.ends = to.as<int>();
+  cuda::launch(stream, kernels[0], {1}, cuda::Overlap::kNone, args);
+  long_table[1] = 2;
+  EXPECT_EQ(to.download<int>(stream, long_table.size()), long_table);
+  EXPECT_EQ(other.download<int>(stream, 4), short_table);
   EXPECT_EQ(tokens.download<int>(stream, 13), (std::vector<int>{1, 12, 0, 55, 4, 5, 1, 2, 2, 30, 1, 21, 55}));
   const auto rows = tables.download<SequenceRows>(stream, 7);
   const std::vector<std::array<int, 3>> places = {{3, 103, 66}, {0, 9, 8},   {3, 100, 8}, {0, 9, 8},
@@ -100,7 +114,6 @@ TEST(HostLanes, AreMovedOnAndCarried) {
   for (size_t i = 0; i < places.size(); ++i) {
     EXPECT_EQ((std::array{rows[i].count, rows[i].position, rows[i].state_in}), places[i]) << "place " << i;
   }
-  EXPECT_EQ(ends.download<int>(stream, 2), (std::vector<int>{0, 2}));
   EXPECT_EQ(samples.download<step::SampleRow>(stream, 1)[0].index, 42);
 }
 

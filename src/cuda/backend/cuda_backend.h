@@ -202,8 +202,7 @@ class CudaBackend : public ops::Backend {
   // Launches from here on find their tables: at once, or when the part's graph is launched.
   void send_tables();
   void flush_tables() {
-    copies_.flush(step_->at(kCopyTables));
-    lanes_.flush();
+    lanes_.waits() ? lanes_.flush(copies_, step_->at(kCopyTables)) : copies_.flush(step_->at(kCopyTables));
   }
   // The next part of a step's body.
   void begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried);

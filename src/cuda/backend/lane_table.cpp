@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "base/math.h"
 #include "cuda/backend/sources.h"
 
 namespace fourfold::cuda {
@@ -11,26 +10,21 @@ namespace {
 
 static_assert(step::kMostPasses == ops::kMaxDrafts);
 
-Grid grid_of(size_t threads) {
-  return {static_cast<unsigned>(ceil_div(threads, static_cast<size_t>(step::kLanesThreads)))};
-}
-
 }  // namespace
 
-void LaneTable::reserve(int64_t lanes, int64_t rows, const std::vector<Kernel>& kernels) {
+void LaneTable::reserve(int64_t lanes, int64_t rows, const Kernel& kernel) {
   const MemoryScope scope(card_.device, MemoryKind::kTables);
   states_ = cuda::Buffer(card_.device, static_cast<uint64_t>(lanes) * sizeof(step::LaneState), "lanes");
   states_.fill(card_.stream, 0);
-  move_ = &kernels[kMoveLanes];
-  carry_ = &kernels[kCarryLanes];
-  args_.states = states_.as<step::LaneState>();
+  kernel_ = &kernel;
+  args_.carry.states = states_.as<step::LaneState>();
   constexpr uint64_t kStops = 8;  // of a lane; more make room when they come
   uploads_.prepare(static_cast<uint64_t>(lanes) * (sizeof(step::MoveLane) + 2 * sizeof(step::CarryLane) + kStops * 4) +
                    static_cast<uint64_t>(rows) * sizeof(step::CarryLane));
 }
 
 void LaneTable::move(std::span<const cpu::MovedLane> lanes, const StepTables& tables, const int* chosen) {
-  FF_ASSERT(pending_.empty());
+  FF_ASSERT(!waits());
   moved_.clear();
   stops_.clear();
   for (const cpu::MovedLane& m : lanes) {
@@ -44,29 +38,27 @@ void LaneTable::move(std::span<const cpu::MovedLane> lanes, const StepTables& ta
   std::memcpy(to, moved_.data(), bytes);
   if (stop_bytes > 0) std::memcpy(to + bytes, stops_.data(), stop_bytes);
   const auto* at = static_cast<const uint8_t*>(uploads_.take(bytes + stop_bytes).from);
-  const step::MoveArgs args = {reinterpret_cast<const step::MoveLane*>(at),
-                               static_cast<int>(moved_.size()),
-                               reinterpret_cast<const int*>(at + bytes),
-                               chosen,
-                               device_pointer<const int>(tables.tokens),
-                               device_pointer<const SequenceRows>(tables.sequences),
-                               device_pointer<const int>(tables.state_out),
-                               StepTables::kSlotStride,
-                               states_.as<step::LaneState>()};
-  launch(card_.stream, *move_, grid_of(moved_.size()), Overlap::kNone, args);
-  card_.stream.end_overlap();
-  args_.chosen = chosen;
+  args_.move = {reinterpret_cast<const step::MoveLane*>(at),
+                static_cast<int>(moved_.size()),
+                reinterpret_cast<const int*>(at + bytes),
+                chosen,
+                device_pointer<const int>(tables.tokens),
+                device_pointer<const SequenceRows>(tables.sequences),
+                device_pointer<const int>(tables.state_out),
+                StepTables::kSlotStride,
+                states_.as<step::LaneState>()};
+  args_.carry.chosen = chosen;
 }
 
 void LaneTable::drafted(const int* chosen) {
   FF_ASSERT(passes_ < step::kMostPasses);
-  args_.drafts[passes_++] = chosen;
+  args_.carry.drafts[passes_++] = chosen;
 }
 
 void LaneTable::carry(std::span<const cpu::CarriedLane> lanes, const StepTables& tables) {
   using As = cpu::CarriedLane::As;
-  args_.tokens = device_pointer<int>(tables.tokens);
-  args_.sequences = device_pointer<SequenceRows>(tables.sequences);
+  args_.carry.tokens = device_pointer<int>(tables.tokens);
+  args_.carry.sequences = device_pointer<SequenceRows>(tables.sequences);
   for (const cpu::CarriedLane& c : lanes) {
     FF_ASSERT(c.as == As::kDrafts || c.count <= step::kMostChosen);
     const auto read = static_cast<size_t>(c.as == As::kGoesOn ? c.count - 1 : c.as == As::kDrafts ? c.pass : 0);
@@ -80,7 +72,7 @@ void LaneTable::carry(std::span<const cpu::CarriedLane> lanes, const StepTables&
 }
 
 void LaneTable::gather_ends(std::span<const int32_t> lanes, int64_t rows, DeviceAddress table) {
-  args_.ends = device_pointer<int>(table);
+  args_.carry.ends = device_pointer<int>(table);
   for (int64_t row = 0; row < rows; ++row) {
     const auto from = static_cast<size_t>(row) < lanes.size() ? static_cast<size_t>(row) : size_t{0};
     add({step::Carry::kEnd, lanes[from], -1, static_cast<int>(row), 1, 0, 0, 0});
@@ -88,19 +80,28 @@ void LaneTable::gather_ends(std::span<const int32_t> lanes, int64_t rows, Device
 }
 
 void LaneTable::sample(int32_t lane, int row, DeviceAddress samples) {
-  args_.samples = device_pointer<step::SampleRow>(samples);
+  args_.carry.samples = device_pointer<step::SampleRow>(samples);
   add({step::Carry::kSample, lane, -1, row, 1, 0, 0, 0});
 }
 
-void LaneTable::flush() {
-  if (pending_.empty()) return;
+void LaneTable::flush(TableCopies& copies, const Kernel& kernel) {
+  if (args_.move.count > 0 && copies.large()) launch_pending({});  // the copy engine must not be ahead of it
+  const step::TablesArgs tables = copies.take(kernel);
   const size_t bytes = pending_.size() * sizeof(pending_[0]);
-  std::memcpy(uploads_.prepare(bytes), pending_.data(), bytes);
-  args_.lanes = static_cast<const step::CarryLane*>(uploads_.take(bytes).from);
-  args_.count = static_cast<int>(pending_.size());
-  launch(card_.stream, *carry_, grid_of(pending_.size()), Overlap::kNone, args_);
+  if (bytes > 0) {
+    std::memcpy(uploads_.prepare(bytes), pending_.data(), bytes);
+    args_.carry.lanes = static_cast<const step::CarryLane*>(uploads_.take(bytes).from);
+    args_.carry.count = static_cast<int>(pending_.size());
+    pending_.clear();
+  }
+  launch_pending(tables);
+}
+
+void LaneTable::launch_pending(const step::TablesArgs& tables) {
+  args_.tables = tables;
+  launch(card_.stream, *kernel_, {1}, Overlap::kNone, args_);
   card_.stream.end_overlap();
-  pending_.clear();
+  args_.move.count = args_.carry.count = 0;
 }
 
 }  // namespace fourfold::cuda

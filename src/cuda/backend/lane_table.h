@@ -1,5 +1,5 @@
 // Lanes as the device has them (HostStepParts::move_lanes): where each stands, in a table on the device, which one
-// kernel moves on behind a choice of tokens and another one carries into the tables of what follows.
+// kernel moves on behind a choice of tokens, and carries into the tables of what follows, which it copies.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ class LaneTable {
  public:
   explicit LaneTable(Card& card) : card_(card), uploads_(card, kUploadBlocks) {}
 
-  // For so many lanes and rows of a step, with `kernels` of lanes_source().
-  void reserve(int64_t lanes, int64_t rows, const std::vector<Kernel>& kernels);
-  // Behind a choice: `chosen` are its tokens; `tables` those of the step.
+  // For so many lanes and rows of a step, with the kernel of lanes_source().
+  void reserve(int64_t lanes, int64_t rows, const Kernel& kernel);
+  // For the next flush(), behind a choice: `chosen` are its tokens; `tables` those of the step.
   void move(std::span<const cpu::MovedLane> lanes, const StepTables& tables, const int* chosen);
   // Drafting passes begin; and behind the choice of drafts of each.
   void begin_passes() { passes_ = 0; }
@@ -29,9 +29,15 @@ class LaneTable {
   void carry(std::span<const cpu::CarriedLane> lanes, const StepTables& tables);
   void gather_ends(std::span<const int32_t> lanes, int64_t rows, DeviceAddress table);
   void sample(int32_t lane, int row, DeviceAddress samples);
-  // Behind the copies of the tables: what is launched from here on finds them as they should be.
-  void flush();
-  void drop() { pending_.clear(); }
+  // Whether there is something for it.
+  bool waits() const { return args_.move.count > 0 || !pending_.empty(); }
+  // Copies the tables as well, behind the move: what is launched from here on finds them as they should be. `kernel`:
+  // of TableCopies.
+  void flush(TableCopies& copies, const Kernel& kernel);
+  void drop() {
+    pending_.clear();
+    args_.move.count = 0;
+  }
 
   Uploads& uploads() { return uploads_; }
 
@@ -39,15 +45,16 @@ class LaneTable {
   // Two steps, each with a move and what it carries into a trunk, a feed and drafting passes.
   static constexpr size_t kUploadBlocks = 2 * (3 + ops::kMaxDrafts);
   void add(const step::CarryLane& carry) { pending_.push_back(carry); }
+  void launch_pending(const step::TablesArgs& tables);
 
   Card& card_;
   Uploads uploads_;
   cuda::Buffer states_;
-  const Kernel *move_ = nullptr, *carry_ = nullptr;
+  const Kernel* kernel_ = nullptr;
   std::vector<step::CarryLane> pending_;
   std::vector<step::MoveLane> moved_;
   std::vector<int> stops_;
-  step::CarryLanesArgs args_ = {};
+  step::LanesArgs args_ = {};
   size_t passes_ = 0;  // whose drafts are known
 };
 

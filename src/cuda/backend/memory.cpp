@@ -134,15 +134,7 @@ step::TableCopy Uploads::take(uint64_t bytes) {
 
 void TableCopies::add(const step::TableCopy& table) {
   if (table.bytes == 0) return;
-  if (table.bytes > kMostBytes) {
-    const Device& device = card_.device;
-    device.check(
-        device.driver().call().copy_to_device(static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(table.to)),
-                                              table.from, static_cast<size_t>(table.bytes), card_.stream.handle()),
-        "copy to the device");
-    card_.stream.end_overlap();
-    return;
-  }
+  if (table.bytes > kMostBytes) return large_.push_back(table);
   FF_ASSERT(args_.count < step::kMostTables);
   for (int i = 0; i < args_.count; ++i) FF_ASSERT(args_.tables[i].to != table.to);
   args_.tables[args_.count++] = table;
@@ -153,11 +145,30 @@ void TableCopies::carry(const step::CarryArgs& carried) {
   args_.carry = carried;
 }
 
+void TableCopies::copy_large() {
+  const Device& device = card_.device;
+  for (const step::TableCopy& table : large_) {
+    device.check(
+        device.driver().call().copy_to_device(static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(table.to)),
+                                              table.from, static_cast<size_t>(table.bytes), card_.stream.handle()),
+        "copy to the device");
+    card_.stream.end_overlap();
+  }
+  large_.clear();
+}
+
 void TableCopies::flush(const Kernel& kernel) {
+  copy_large();
   if (args_.count == 0 && args_.carry.count == 0) return;
   launch(card_.stream, kernel, {1}, Overlap::kNone, args_);
   card_.stream.end_overlap();
   args_ = {};
+}
+
+step::TablesArgs TableCopies::take(const Kernel& kernel) {
+  copy_large();
+  if (args_.carry.count > 0) flush(kernel);
+  return std::exchange(args_, {});
 }
 
 WeightFeed& Card::weights() {

@@ -109,12 +109,21 @@ class TableCopies {
   void carry(const step::CarryArgs& carried);
   // What is launched from here on finds the tables in their places. `kernel`: step::copy_tables.
   void flush(const Kernel& kernel);
-  void drop() { args_ = {}; }
+  // What a kernel is still to copy for that, instead: the rest is under way, and carried; `kernel` as above.
+  step::TablesArgs take(const Kernel& kernel);
+  // Whether some of it goes by the copy engine.
+  bool large() const { return !large_.empty(); }
+  void drop() {
+    args_ = {};
+    large_.clear();
+  }
 
  private:
   static constexpr int64_t kMostBytes = 64 << 10;  // more of a table goes by the copy engine
+  void copy_large();
   Card& card_;
   step::TablesArgs args_ = {};
+  std::vector<step::TableCopy> large_;
 };
 
 class Stack : public ops::Matrix {

@@ -354,9 +354,7 @@ plan::KernelSource sample_source() {
 }
 
 plan::KernelSource lanes_source() {
-  return {"lanes",
-          "#include \"kernels/step/lanes.cuh\"\n",
-          {{"fourfold::step::move_lanes", step::kLanesThreads}, {"fourfold::step::carry_lanes", step::kLanesThreads}}};
+  return {"lanes", "#include \"kernels/step/lanes.cuh\"\n", {{"fourfold::step::step_lanes", step::kTablesThreads}}};
 }
 
 plan::KernelSource rank_sample_source() {

@@ -119,7 +119,6 @@ plan::KernelSource stamp_source();  // of timelines
 enum SampleEntry { kSamplePrepare, kSampleChoose };
 plan::KernelSource sample_source();
 // Lanes that the device moves on itself.
-enum LanesEntry { kMoveLanes, kCarryLanes };
 plan::KernelSource lanes_source();
 // Of ranks with columns of their own.
 enum RankSampleEntry {

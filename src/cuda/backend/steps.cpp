@@ -253,7 +253,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
 }
 
 void CudaBackend::keep_lanes(const ops::StepLimits& limits, cpu::HostStepParts& parts) {
-  lanes_.reserve(limits.lanes, limits.logit_rows, loaded(lanes_source()));
+  lanes_.reserve(limits.lanes, limits.logit_rows, loaded(lanes_source()).front());
   parts.move_lanes = [this](std::span<const cpu::MovedLane> lanes) {
     const Choices& choices = choices_[(chosen_ - 1) % choices_.size()];
     lanes_.move(lanes, tables_, reinterpret_cast<const int*>(choices.results.data()));

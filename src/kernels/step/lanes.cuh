@@ -1,15 +1,14 @@
-// Moving lanes on, and carrying them into the tables of what follows (lanes_args.h). Both run alone: nothing starts
-// before they have ended, because mixers read their tables without a wait. What they read lies in the host's memory for
-// the most part, a microsecond away: all of it is asked for before anything depends on it.
+// Moving lanes on, and carrying them into the tables of what follows (lanes_args.h), with the copies of these tables:
+// all that lies between two graphs of a round, as one kernel. It runs alone: nothing starts before it has ended,
+// because mixers read their tables without a wait. What it reads lies in the host's memory for the most part, a
+// microsecond away: all of it is asked for before anything depends on it.
 #pragma once
 
 #include "kernels/step/lanes_args.h"
 
 namespace fourfold::step {
 
-__global__ void __launch_bounds__(kLanesThreads) move_lanes(const __grid_constant__ MoveArgs args) {
-  const int at = static_cast<int>(blockIdx.x) * kLanesThreads + static_cast<int>(threadIdx.x);
-  if (at >= args.count) return;
+__device__ __forceinline__ void move_lane(const MoveArgs& args, int at) {
   const MoveLane lane = args.lanes[at];
   LaneState& state = args.states[lane.lane];
   const bool prompt = lane.place < 0;
@@ -61,19 +60,30 @@ __global__ void __launch_bounds__(kLanesThreads) move_lanes(const __grid_constan
   state.gone = 0;
 }
 
-__global__ void __launch_bounds__(kLanesThreads) carry_lanes(const __grid_constant__ CarryLanesArgs args) {
-  const int at = static_cast<int>(blockIdx.x) * kLanesThreads + static_cast<int>(threadIdx.x);
-  if (at >= args.count) return;
+__device__ __forceinline__ int token_of(int token) { return token < 0 ? 0 : token; }  // where there is none any will do
+
+// What an entry takes that no move and no copy changes.
+struct Carried {
+  CarryLane lane;
+  int from[kMostChosen];  // kGoesOn: drafts behind the first row; kFed: chosen tokens; kDrafts: [0] a draft
+};
+__device__ __forceinline__ Carried carried_of(const CarryLanesArgs& args, int at) {
+  Carried carried;
   const CarryLane carry = args.lanes[at];
-  const LaneState lane = args.states[carry.lane];
-  const auto token_of = [](int token) { return token < 0 ? 0 : token; };  // where there is none any will do
-  int from[kMostChosen];  // kGoesOn: drafts behind the first row; kFed: chosen tokens
+  carried.lane = carry;
 #pragma unroll
   for (int i = 0; i < kMostChosen; ++i) {
-    from[i] = 0;
-    if (carry.as == Carry::kGoesOn && i > 0 && i < carry.count) from[i] = args.drafts[i - 1][carry.drafter];
-    if (carry.as == Carry::kFed && i < carry.count) from[i] = args.chosen[carry.choice + i];
+    carried.from[i] = 0;
+    if (carry.as == Carry::kGoesOn && i > 0 && i < carry.count) carried.from[i] = args.drafts[i - 1][carry.drafter];
+    if (carry.as == Carry::kFed && i < carry.count) carried.from[i] = args.chosen[carry.choice + i];
   }
+  if (carry.as == Carry::kDrafts && carry.pass > 0) carried.from[0] = args.drafts[carry.pass - 1][carry.drafter];
+  return carried;
+}
+
+__device__ __forceinline__ void carry_lane(const CarryLanesArgs& args, const Carried& carried) {
+  const CarryLane& carry = carried.lane;
+  const LaneState lane = args.states[carry.lane];
   switch (carry.as) {
     case Carry::kGoesOn: {
       SequenceRows& sequence = args.sequences[carry.place];
@@ -86,14 +96,14 @@ __global__ void __launch_bounds__(kLanesThreads) carry_lanes(const __grid_consta
       args.tokens[carry.row] = lane.token;
 #pragma unroll
       for (int i = 1; i < kMostChosen; ++i) {
-        if (i < carry.count) args.tokens[carry.row + i] = token_of(from[i]);
+        if (i < carry.count) args.tokens[carry.row + i] = token_of(carried.from[i]);
       }
       return;
     }
     case Carry::kFed:
 #pragma unroll
       for (int i = 0; i < kMostChosen; ++i) {
-        if (i < carry.count) args.tokens[carry.row + i] = token_of(from[i]);
+        if (i < carry.count) args.tokens[carry.row + i] = token_of(carried.from[i]);
       }
       if (carry.place < 0) return;
       if (lane.gone != 0) {
@@ -109,7 +119,7 @@ __global__ void __launch_bounds__(kLanesThreads) carry_lanes(const __grid_consta
         return;
       }
       sequence.position = lane.position - 1 + carry.pass;
-      args.tokens[carry.row] = carry.pass == 0 ? lane.token : token_of(args.drafts[carry.pass - 1][carry.drafter]);
+      args.tokens[carry.row] = carry.pass == 0 ? lane.token : token_of(carried.from[0]);
       return;
     }
     case Carry::kEnd:
@@ -118,6 +128,33 @@ __global__ void __launch_bounds__(kLanesThreads) carry_lanes(const __grid_consta
     case Carry::kSample:
       args.samples[carry.row].index += lane.kept - 1;
       return;
+  }
+}
+
+__global__ void __launch_bounds__(kTablesThreads) step_lanes(const __grid_constant__ LanesArgs args) {
+  const int thread = static_cast<int>(threadIdx.x);
+  uint4 pieces[kMostTables] = {};  // each table's first one of this thread
+#pragma unroll
+  for (int t = 0; t < kMostTables; ++t) {
+    const TableCopy& table = args.tables.tables[t];
+    if (t < args.tables.count && thread < table.bytes / 16) pieces[t] = static_cast<const uint4*>(table.from)[thread];
+  }
+  Carried first = {};
+  if (thread < args.carry.count) first = carried_of(args.carry, thread);
+  for (int i = thread; i < args.move.count; i += kTablesThreads) move_lane(args.move, i);
+  __syncthreads();  // lanes are where they are, and what they were moved on by may be written over
+#pragma unroll
+  for (int t = 0; t < kMostTables; ++t) {
+    if (t >= args.tables.count) break;
+    const TableCopy& table = args.tables.tables[t];
+    const uint4* from = static_cast<const uint4*>(table.from);
+    uint4* to = static_cast<uint4*>(table.to);
+    if (thread < table.bytes / 16) to[thread] = pieces[t];
+    for (long long i = thread + kTablesThreads; i < table.bytes / 16; i += kTablesThreads) to[i] = from[i];
+  }
+  __syncthreads();
+  for (int i = thread; i < args.carry.count; i += kTablesThreads) {
+    carry_lane(args.carry, i == thread ? first : carried_of(args.carry, i));
   }
 }
 

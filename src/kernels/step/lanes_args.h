@@ -3,11 +3,11 @@
 #pragma once
 
 #include "kernels/sequences.h"
+#include "kernels/step/rows_args.h"
 #include "kernels/step/sample_args.h"
 
 namespace fourfold::step {
 
-inline constexpr int kLanesThreads = 128;
 inline constexpr int kMostPasses = 5;                // of drafting in a step
 inline constexpr int kMostChosen = 1 + kMostPasses;  // tokens for a lane in a step
 
@@ -33,7 +33,6 @@ struct MoveLane {
   int position, state;
   int stop_first, stop_count;  // of MoveArgs::stops
 };
-// A thread a lane, kLanesThreads of a CTA.
 struct MoveArgs {
   const MoveLane* lanes;
   int count;
@@ -73,6 +72,14 @@ struct CarryLanesArgs {
   SequenceRows* sequences;
   int* ends;
   SampleRow* samples;
+};
+
+// One after the other, by one CTA of kTablesThreads: lanes move on, tables are copied (without tokens to be carried),
+// and take what they take from lanes. Counts may be 0.
+struct LanesArgs {
+  MoveArgs move;
+  TablesArgs tables;
+  CarryLanesArgs carry;
 };
 
 }  // namespace fourfold::step

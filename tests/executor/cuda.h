@@ -11,6 +11,7 @@
 #define __global__ static
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 #define __align__(n) alignas(n)
 // Static shared variables: the program's only thread-local storage, which the executor knows as one range.

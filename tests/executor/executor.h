@@ -57,6 +57,8 @@ enum class Op {
   kFence,
   kFlagRaise,
   kFlagWait,
+  kClusterArrive,
+  kClusterWait,
   kShuffle,
   kMatrixLoad,
   kMatrixStore,
@@ -110,6 +112,7 @@ struct LaunchConfig {
   // that one reads or writes before grid_dependency_wait().
   bool programmatic = true;
   int resident = 1;  // CTAs that run at the same time, in turns
+  int cluster = 1;   // CTAs of a cluster, one beside the other in x: they run at the same time
 };
 
 struct LaunchStats {

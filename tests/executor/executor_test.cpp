@@ -589,5 +589,45 @@ TEST(Executor, ThreadsOfACtaNeedTheirBarrierInGlobalMemoryToo) {
   }
 }
 
+struct ClusterFaults {
+  bool begin = true, order = true, stays = true;
+  unsigned to = 1;  // further
+};
+// Each CTA of two stores its number to the other's shared memory, where all threads read it.
+std::string cluster(const ClusterFaults& f) {
+  LaunchConfig config = {"cluster", {4, 2}, 64, 256};
+  config.cluster = 2;
+  return run(config, [&] {
+    FOURFOLD_DYNAMIC_SHARED(smem);
+    float* values = reinterpret_cast<float*>(smem);
+    const u32 cta = blockIdx.x % 2;
+    if (f.begin) {
+      cluster_arrive();
+      cluster_wait();
+    }
+    cluster_store(shared_address(values + threadIdx.x), f.to == 1 ? 1 - cta : f.to, static_cast<float>(cta));
+    if (!f.stays && cta == 0) return;
+    if (f.order) {
+      cluster_arrive();
+      cluster_wait();
+    } else {
+      __syncthreads();
+    }
+    if (values[63 - threadIdx.x] != static_cast<float>(1 - cta)) machine_fails();
+  });
+}
+
+TEST(Executor, AClusterStoresToItsOwnSharedMemoryBetweenBarriers) {
+  EXPECT_CONTAINS(cluster({.begin = false}), "may not have begun");
+  EXPECT_CONTAINS(cluster({.to = 2}), "to CTA ");
+  EXPECT_CONTAINS(cluster({.stays = false}), "threads have arrived");
+  EXPECT_CONTAINS(run({"alone", {}, 32, 256}, [] { cluster_arrive(); }), "no clusters");
+  EXPECT_NE(cluster({.order = false}), "");
+  LaunchConfig odd = {"odd", {3}, 32, 256};
+  odd.cluster = 2;
+  EXPECT_CONTAINS(run(odd, [] {}), "3 CTAs in clusters of 2");
+  EXPECT_EQ(cluster({}), "");
+}
+
 }  // namespace
 }  // namespace fourfold::executor

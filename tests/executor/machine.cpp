@@ -170,6 +170,10 @@ std::string_view to_string(Op op) {
       return "raise_flag";
     case Op::kFlagWait:
       return "wait_flags";
+    case Op::kClusterArrive:
+      return "cluster_arrive";
+    case Op::kClusterWait:
+      return "cluster_wait";
     case Op::kShuffle:
       return "a shuffle or vote";
     case Op::kMatrixLoad:
@@ -362,6 +366,7 @@ void Machine::end_thread() {
   }
   Warp& w = warp_of(t);
   if (!w.groups.empty() || !w.open_ops.empty()) violate("the thread ends with wgmma under way");
+  if (t.cluster_arrived != t.cluster_waited) violate("the thread ends between an arrival and a wait of its cluster");
   t.done = true;
   t.ready = false;
   w.ready &= ~(1u << t.lane);
@@ -460,6 +465,10 @@ void Machine::run_together(const Index3* ctas, size_t count) {
     return;
   }
   std::vector<ParkedCta> parked(count);
+  together_ = parked.data();
+  cluster_ = {};
+  cluster_.ctas.resize(count);
+  cluster_.threads = static_cast<u32>(count) * threads_n_;
   for (size_t i = 0; i < count; ++i) {
     start_cta(ctas[i]);
     exchange(parked[i]);
@@ -469,6 +478,7 @@ void Machine::run_together(const Index3* ctas, size_t count) {
     // One after the other, each interrupted by the next after some of its atomic operations on global memory; the last
     // one ends first. In this order a CTA may announce something, stand still, and find that all others have ended.
     for (size_t i = 0; i < count; ++i) {
+      present_ = i;
       exchange(parked[i]);
       Step s = Step::kRan;
       const u64 stop = i + 1 == count ? ~u64{0} : atomics_ + random_() % (1u << random_() % 11);
@@ -481,13 +491,17 @@ void Machine::run_together(const Index3* ctas, size_t count) {
   size_t idle = 0;  // CTAs in a row that could not go on
   while (!left.empty()) {
     const size_t at = in_order && idle == 0 && random_() % 4 != 0 ? 0 : random_() % left.size();
-    exchange(parked[left[at]]);
+    present_ = left[at];
+    exchange(parked[present_]);
     Step s = step();
     idle = s == Step::kIdle ? idle + 1 : 0;
     if (s == Step::kIdle && idle > 64 * left.size()) violate(deadlock_report());
     for (u32 turn = 1u << random_() % 18; s == Step::kRan && turn > 0; --turn) s = step();
-    if (s == Step::kDone) end_of_cta();
-    exchange(parked[left[at]]);
+    if (s == Step::kDone) {
+      end_of_cta();
+      cluster_.ctas[present_].over = true;
+    }
+    exchange(parked[present_]);
     if (s == Step::kDone) left.erase(left.begin() + static_cast<std::ptrdiff_t>(at));
   }
 }
@@ -564,7 +578,23 @@ LaunchStats Machine::launch(const LaunchConfig& config, const std::function<void
   for (unsigned z = 0; z < config.grid.z; ++z)
     for (unsigned y = 0; y < config.grid.y; ++y)
       for (unsigned x = 0; x < config.grid.x; ++x) order.push_back({x, y, z});
-  std::shuffle(order.begin(), order.end(), random_);
+  const size_t cluster = static_cast<size_t>(std::max(1, config.cluster));
+  if (config.grid.x % cluster != 0 || (cluster > 1 && config.resident > 1)) {
+    launching = nullptr;
+    throw Violation(fmt::format("{}: {} CTAs in clusters of {}", config.name, config.grid.x, cluster));
+  }
+  if (cluster == 1) {
+    std::shuffle(order.begin(), order.end(), random_);
+  } else {  // whole clusters, whose CTAs stay in order
+    std::vector<size_t> firsts;
+    for (size_t i = 0; i < order.size(); i += cluster) firsts.push_back(i);
+    std::shuffle(firsts.begin(), firsts.end(), random_);
+    const std::vector<Index3> before = order;
+    size_t at = 0;
+    for (const size_t first : firsts) {
+      for (size_t i = 0; i < cluster; ++i) order[at++] = before[first + i];
+    }
+  }
   if (tls_begin_ != nullptr) tls_saved_.assign(tls_begin_, tls_end_);
   const auto restore = [&] {
     if (tls_begin_ != nullptr) std::memcpy(tls_begin_, tls_saved_.data(), tls_saved_.size());
@@ -580,7 +610,7 @@ LaunchStats Machine::launch(const LaunchConfig& config, const std::function<void
     writes_.clear();
     released_.clear();
     orders_.assign(order.size(), {});
-    const size_t together = static_cast<size_t>(std::max(1, config.resident));
+    const size_t together = std::max(cluster, static_cast<size_t>(std::max(1, config.resident)));
     for (size_t i = 0; i < order.size(); i += together) {
       run_together(order.data() + i, std::min(together, order.size() - i));
     }

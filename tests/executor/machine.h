@@ -155,6 +155,7 @@ struct Thread {
   u32 write = 0;
   u32 write_epoch = 0;
   Access write_access = Access::kRead;
+  u32 cluster_arrived = 0, cluster_waited = 0;  // phases
   // Mutations.
   u32 last_wait_line = 0;
   std::vector<u32> early_arrivals;
@@ -337,6 +338,30 @@ class Machine {
   void complete_if_done(Barrier& b);
   void deliver(size_t index);
   bool deliver_for_idle();
+
+  // ---- clusters (cluster.cpp)
+  struct ClusterStore {
+    u32 address;
+    u32 bits;
+  };
+  struct ClusterCta {
+    Clock arriving, completed;          // of its threads, as an mbarrier's
+    std::vector<ClusterStore> stores;   // to its shared memory in the present phase
+    std::vector<ClusterStore> landing;  // of the phase before, which nobody has seen
+    bool over = false;
+  };
+  struct Cluster {
+    u32 threads = 0;  // of all its CTAs
+    u32 arrived = 0;
+    u32 phase = 0;  // completed ones
+    std::vector<ClusterCta> ctas;
+  };
+  ClusterCta& cluster_cta();
+  void land_stores(Thread& t, ClusterCta& cta);
+  u8* shared_of(size_t cta, u32 address);
+  Cluster cluster_;
+  ParkedCta* together_ = nullptr;  // the CTAs that run at the same time
+  size_t present_ = 0;             // which of them runs
 
   // ---- warp
   // Meets the lanes of `mask`; the last one to come runs `compute` on all payloads.

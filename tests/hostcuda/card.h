@@ -86,6 +86,13 @@ inline bool waits_for_ranks(const std::string& kernel) {
          kernel.find("comm::gather_parts") != std::string::npos;
 }
 
+// CTAs of a cluster, as the kernel says by __cluster_dims__: a tile's last number.
+inline int cluster_of(const std::string& kernel) {
+  if (kernel.find("delta_recurrent_split") == std::string::npos) return 1;
+  const size_t last = kernel.rfind(',');
+  return std::stoi(kernel.substr(last + 1));
+}
+
 class Card {
  public:
   explicit Card(const HostCard& card) : card_(card) {
@@ -260,6 +267,7 @@ class Card {
     how.shared_bytes = config.smem_bytes;
     // Its CTAs wait for each other: all have room on the card.
     if (kernel.expression.find("gemm_middle") != std::string::npos) how.resident = static_cast<int>(grid[0]);
+    how.cluster = cluster_of(kernel.expression);
     auto* stream = static_cast<Stream*>(config.stream);
     if (waits_for_ranks(kernel.expression)) {
       const auto& peers = *static_cast<const comm::Peers*>(aligned(values->front()));

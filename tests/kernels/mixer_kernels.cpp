@@ -12,7 +12,13 @@ namespace {
 template <int... Values>
 RecurrentKernel recurrent(const char* name) {
   using Tile = gdn::RecurrentTileOf<Values...>;
-  return {name, Tile::value, [](const gdn::DeltaArgs& args) { gdn::delta_recurrent<Tile>(args); }};
+  return {name, Tile::value, [](const gdn::DeltaArgs& args) {
+            if constexpr (Tile::value.split > 1) {
+              gdn::delta_recurrent_split<Tile>(args);
+            } else {
+              gdn::delta_recurrent<Tile>(args);
+            }
+          }};
 }
 
 template <int... Values>
@@ -60,7 +66,7 @@ PrefillKernel prefill(const char* name) {
 #define DECODE(...) decode<__VA_ARGS__>("decode {" #__VA_ARGS__ "}")
 
 std::vector<RecurrentKernel> recurrent_kernels() {
-  // key_dim, value_dim, rows, warps, ctas, fp32
+  // key_dim, value_dim, rows, warps, ctas, fp32, split
   return {
       RECURRENT(128, 128, 1, 16, 2, 0),   //
       RECURRENT(128, 128, 16, 16, 1, 0),  //
@@ -68,7 +74,9 @@ std::vector<RecurrentKernel> recurrent_kernels() {
       RECURRENT(16, 48, 1, 4, 1, 0),      //
       RECURRENT(16, 48, 4, 4, 1, 0),      // odd sizes: part of a block, a pass with fewer panels
       RECURRENT(80, 16, 3, 8, 1, 1),      // more warps than panels, fp32 rows
-      RECURRENT(256, 32, 2, 2, 1, 0),
+      RECURRENT(256, 32, 2, 2, 1, 0),    RECURRENT(128, 128, 16, 8, 2, 0, 2),  // clusters
+      RECURRENT(16, 64, 4, 4, 1, 0, 2),                                        // more warps than panels
+      RECURRENT(16, 64, 1, 2, 1, 0, 2),                                        // two panels a warp
   };
 }
 

@@ -70,8 +70,10 @@ std::string run_recurrent(const RecurrentKernel& kernel, const DeltaProblem& p, 
     Slots slots{};
     const gdn::DeltaArgs args = upload_delta(device, p, &slots);
     const gdn::RecurrentLaunch launch = gdn::recurrent_launch(kernel.tile, p.shape, p.live + 2);
-    device.launch({kernel.name, {launch.grid_x, launch.grid_y}, static_cast<int>(launch.threads), launch.shared_bytes},
-                  [&] { kernel.run(args); });
+    executor::LaunchConfig config = {
+        kernel.name, {launch.grid_x, launch.grid_y}, static_cast<int>(launch.threads), launch.shared_bytes};
+    config.cluster = kernel.tile.split;
+    device.launch(config, [&] { kernel.run(args); });
     if (seen != nullptr) *seen = device.seen();
     return compare_delta(p, slots.out, slots.states, slots.history, 3e-3, 2e-6);
   } catch (const executor::Violation& v) {

@@ -142,7 +142,14 @@ TEST(MixerMutations, OfTheRecurrenceAreCaught) {
       return run_recurrent(kernel, problem, o, seen);
     };
   };
-  expect_caught({check("recurrent {16, 48, 4, 4, 1, 0}", p), check("recurrent {16, 48, 1, 4, 1, 0}", alone)}, 7);
+  // In clusters, and with a state and inputs that are written where they were read.
+  const gdn::DeltaShape wide{1, 2, 16, 64};
+  const DeltaProblem split = make_delta(wide, false, {{3, 9, 0, {1, -1, 0}}, {0, 0, 0, {}}}, 2, 5);
+  const DeltaProblem split_alone = make_delta(wide, false, {{1, 9, 0, {0}}, {0, 0, 0, {}}}, 1, 6);
+  expect_caught(
+      {check("recurrent {16, 48, 4, 4, 1, 0}", p), check("recurrent {16, 48, 1, 4, 1, 0}", alone),
+       check("recurrent {16, 64, 4, 4, 1, 0, 2}", split), check("recurrent {16, 64, 1, 2, 1, 0, 2}", split_alone)},
+      11);
 }
 
 TEST(MixerMutations, OfTheChunksAreCaught) {

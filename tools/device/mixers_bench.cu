@@ -41,13 +41,20 @@ struct RecurrentEntry {
 template <int... V>
 RecurrentEntry recurrent(const char* name) {
   using Tile = gdn::RecurrentTileOf<V...>;
-  return {name, Tile::value, gdn::delta_recurrent<Tile>};
+  if constexpr (Tile::value.split > 1) {
+    return {name, Tile::value, gdn::delta_recurrent_split<Tile>};
+  } else {
+    return {name, Tile::value, gdn::delta_recurrent<Tile>};
+  }
 }
 #define RECURRENT(...) recurrent<__VA_ARGS__>("recurrent {" #__VA_ARGS__ "}")
 std::vector<RecurrentEntry> recurrent_entries() {
   return {
       RECURRENT(128, 128, 1, 16, 1, 0), RECURRENT(128, 128, 1, 16, 2, 0), RECURRENT(128, 128, 1, 8, 2, 0),
       RECURRENT(128, 128, 4, 16, 1, 0), RECURRENT(128, 128, 4, 16, 2, 0), RECURRENT(128, 128, 16, 16, 1, 0),
+      RECURRENT(128, 128, 1, 8, 4, 0, 4), RECURRENT(128, 128, 1, 8, 3, 0, 2), RECURRENT(128, 128, 16, 8, 3, 0, 4),
+      RECURRENT(128, 128, 8, 8, 3, 0, 4), RECURRENT(128, 128, 16, 4, 4, 0, 4), RECURRENT(128, 128, 16, 8, 2, 0, 2),
+      RECURRENT(128, 128, 16, 16, 1, 0, 4),
   };
 }
 void run(const RecurrentEntry& e, const gdn::DeltaArgs& args, int sequences, cudaStream_t stream) {
@@ -766,9 +773,11 @@ int main(int argc, char** argv) {
       if (std::strcmp(argv[i], what) == 0) return true;
     return argc == 1;
   };
-  if (asked("check")) {
+  if (asked("check") || asked("check-recurrent")) {
     check_recurrent();
     check_recurrent_bits();
+  }
+  if (asked("check")) {
     check_chunks();
     check_decode();
     check_prefill();

@@ -612,10 +612,14 @@ void KernelTests::delta_rule(int64_t key_dim, int64_t value_dim) {
   const std::vector<float> conv = bf16_normals(random, shape.conv_channels() * gdn::kTaps, 0.5),
                            a_log = bf16_normals(random, kValueHeads), dt_bias = bf16_normals(random, kValueHeads),
                            norm = bf16_normals(random, value_dim);
+  // Two rows of one sequence more than there are SMs for, with so many CTAs each.
+  const auto several = [&](int ctas) { return std::vector<int>(static_cast<size_t>(of_.sms_ / ctas + 1), 2); };
   const std::vector<std::vector<std::vector<int>>> scripts = {
       {{1}, {1}},
       {{5}, {16}, {1}},
       {std::vector<int>(kManySequences, 1), std::vector<int>(kManySequences, 1)},
+      {several(16), several(16)},  // too many for 4 CTAs a head
+      {several(8)},                // and for 2
       {{150, 20}, {1, 2}}};
   for (const auto& script : scripts) {
     CudaBackend& backend = on();

@@ -301,9 +301,17 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
   const auto* sequences = device_pointer<const SequenceRows>(tables_.sequences);
   const auto* lives = device_pointer<const int>(tables_.lives);
   const int early = overlap_ == Overlap::kProgrammatic ? 1 : 0;
+  // As many CTAs for a head as all have an SM each.
+  const auto few_rows = [&](int places) {
+    for (const DeltaEntry entry : {kDeltaSplit4, kDeltaSplit2}) {
+      const int split = recurrent_tile(arch_, key_dim, value_dim, entry).split;
+      if (split > 1 && params.value_heads * split * places <= sms_) return entry;
+    }
+    return kDeltaFew;
+  };
   for (const StepTables::Round& round : tables_.rounds) {
     if (round.part && tables_.whole.chunks > 0) continue;
-    const DeltaEntry entry = round.most_rows > 1 || round.part ? kDeltaFew
+    const DeltaEntry entry = round.most_rows > 1 || round.part ? few_rows(round.places)
                              : round.places >= kManySequences  ? kDeltaBatch
                                                                : kDeltaOne;
     args.sequences = sequences + round.first;

@@ -385,8 +385,10 @@ std::string prefill_expression(const attn::PrefillTile& t) {
 }
 
 std::string recurrent_expression(const gdn::RecurrentTile& t) {
-  return fmt::format("fourfold::gdn::delta_recurrent<fourfold::gdn::RecurrentTileOf<{}, {}, {}, {}, {}, {}>>",
-                     t.key_dim, t.value_dim, t.rows, t.warps, t.ctas, t.float32);
+  const bool split = t.split > 1;
+  return fmt::format("fourfold::gdn::delta_recurrent{}<fourfold::gdn::RecurrentTileOf<{}, {}, {}, {}, {}, {}{}>>",
+                     split ? "_split" : "", t.key_dim, t.value_dim, t.rows, t.warps, t.ctas, t.float32,
+                     split ? fmt::format(", {}", t.split) : "");
 }
 
 // Of preparing, scanning and scaling.
@@ -481,8 +483,8 @@ plan::KernelSource prefill_source(const Target& arch, int head_dim, int rotary_d
 }
 
 gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim, DeltaEntry entry) {
-  const auto tile = [&](int rows, int warps, int ctas) {
-    return gdn::RecurrentTile{key_dim, value_dim, rows, warps, ctas, false};
+  const auto tile = [&](int rows, int warps, int ctas, int split = 1) {
+    return gdn::RecurrentTile{key_dim, value_dim, rows, warps, ctas, false, split};
   };
   std::vector<gdn::RecurrentTile> tiles;
   if (entry == kDeltaOne) {
@@ -493,6 +495,10 @@ gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim
     tiles = {tile(1, 8, 2), tile(1, 16, arch.wgmma ? 2 : 1)};
   } else {
     tiles = {tile(gdn::kRecurrentRows, 16, 1)};
+    // Small CTAs begin beside the projection; heads of a sequence alone leave most SMs idle, and one takes long to
+    // write a head's states.
+    const gdn::RecurrentTile split = tile(gdn::kRecurrentRows, 8, 3, entry == kDeltaSplit4 ? 4 : 2);
+    if (entry != kDeltaFew && arch.wgmma && split.legal()) tiles.insert(tiles.begin(), split);
   }
   const auto all = [](const gdn::RecurrentTile&) { return true; };
   const auto expressions = [](const gdn::RecurrentTile& t) { return std::vector{recurrent_expression(t)}; };
@@ -524,7 +530,7 @@ plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim) 
   plan::KernelSource source;
   source.name = fmt::format("delta_{}_{}", key_dim, value_dim);
   source.text = "#include \"kernels/gdn/recurrent.cuh\"\n";
-  for (const DeltaEntry entry : {kDeltaOne, kDeltaFew, kDeltaBatch}) {
+  for (const DeltaEntry entry : {kDeltaOne, kDeltaFew, kDeltaSplit2, kDeltaSplit4, kDeltaBatch}) {
     const gdn::RecurrentTile t = recurrent_tile(arch, key_dim, value_dim, entry);
     if (!t.legal()) {
       fail("delta rule: heads of {} keys and {} values; wanted multiples of 16 up to {}", key_dim, value_dim,

@@ -149,7 +149,18 @@ enum PrefillEntry { kPrefill };
 std::optional<attn::PrefillTile> prefill_tile(const Target& arch, int head_dim, int rotary_dim, bool fp8);
 plan::KernelSource prefill_source(const Target& arch, int head_dim, int rotary_dim, bool fp8);
 
-enum DeltaEntry { kDeltaOne, kDeltaFew, kDeltaBatch, kDeltaPrepare, kDeltaScan, kDeltaScale };
+// Of one row of a sequence; of several rows; of these with 2 or 4 CTAs for a head, where that is possible, otherwise
+// the same; of one row of many sequences.
+enum DeltaEntry {
+  kDeltaOne,
+  kDeltaFew,
+  kDeltaSplit2,
+  kDeltaSplit4,
+  kDeltaBatch,
+  kDeltaPrepare,
+  kDeltaScan,
+  kDeltaScale
+};
 gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim, DeltaEntry entry);
 std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int value_dim);
 plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim);

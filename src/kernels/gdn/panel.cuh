@@ -140,10 +140,10 @@ __device__ __forceinline__ void sum_columns(const float (&m)[4], const float (&p
 
 // A warp's panel of the state moves on by a row, and is stored at `to` if it is kept. The state is multiplied
 // with k and q at once: with S' = g S + k d, d = beta (v - g S^T k), the output S'^T q is g S^T q + (k . q) d.
-// `keys`, `sums`, `gate`: of the row; `values`, `outputs`: of the panel's columns.
-template <typename Tile, int Keys>
+// `keys`, `sums`, `gate`: of the row; `values`: of the panel's columns, whose outputs put(column, output) takes.
+template <typename Tile, int Keys, typename Put>
 __device__ __forceinline__ void advance_panel(float4 (&state)[Keys], const float2* keys, const float* values,
-                                              const float4* sums, const float2& gate, int lane, float* outputs,
+                                              const float4* sums, const float2& gate, int lane, const Put& put,
                                               bool kept, float4* to) {
   constexpr u32 kAll = 0xffffffffu;
   const int column = lane_column(lane);
@@ -172,7 +172,7 @@ __device__ __forceinline__ void advance_panel(float4 (&state)[Keys], const float
   const float d1 = __shfl_sync(kAll, step, from | 8);
   const float d2 = __shfl_sync(kAll, step, from | 16);
   const float d3 = __shfl_sync(kAll, step, from | 24);
-  if ((lane & 6) == 0) outputs[column] = f.norm_q * fmaf(f.decay, sum_p, f.dot * step);
+  if ((lane & 6) == 0) put(column, f.norm_q * fmaf(f.decay, sum_p, f.dot * step));
   const auto update = [&](int j) {
     const float k = kq[j * 16].x;
     state[j].x = fmaf(f.decay, state[j].x, k * d0);

@@ -11,10 +11,9 @@
 
 namespace fourfold::gdn {
 
-// `Tile` is a RecurrentTileOf<...>. Grid: value heads x sequences of the bucket.
+// A CTA's work. Of a split tile: a CTA of a cluster that shares a head, see delta_recurrent_split.
 template <typename Tile>
-__global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
-    delta_recurrent(const __grid_constant__ DeltaArgs args) {
+__device__ __forceinline__ void recurrent_head(const DeltaArgs& args) {
   static constexpr RecurrentTile T = Tile::value;
   static constexpr RecurrentMap kMap = recurrent_map(T);
   constexpr bool kF = T.float32;
@@ -28,7 +27,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
   const int tid = static_cast<int>(threadIdx.x);
   const int warp = tid / 32;
   const int lane = tid % 32;
-  const int head = static_cast<int>(blockIdx.x);
+  const int head = static_cast<int>(blockIdx.x) / T.split;
+  const int part = static_cast<int>(blockIdx.x) % T.split;
   const int place = static_cast<int>(blockIdx.y);
   const DeltaShape& shape = args.shape;
 
@@ -45,9 +45,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     return;
   }
   const bool fresh = sequence.position == 0;
+  if constexpr (T.split > 1) ptx::cluster_arrive();  // the others of the cluster are there
 
   float4 state[kKeys];
-  const int state_at = head * (T.key_dim * T.value_dim) + lane * 4;
+  const int state_at = head * (T.key_dim * T.value_dim) + part * (T.panels() * T.key_dim * kPanel) + lane * 4;
   const auto load_state = [&](int panel) {
     const float4* from = reinterpret_cast<const float4*>(args.states + sequence.state_in * args.state_stride +
                                                          state_at + panel * (T.key_dim * kPanel));
@@ -84,6 +85,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
   const float a_log = args.a_log[head];
   const float dt_bias = args.dt_bias[head];
 
+  // Of the CTA's blocks of channels: all of q and k, its own of v.
+  const auto block_of = [&](int block) { return block < T.key_blocks() ? block : block + part * T.value_blocks(); };
   // Where this thread's part of a row begins: worked out before the wait, behind which it would be on the way.
   const void* first_row = element_at<kF>(args.rows, static_cast<long long>(sequence.first) * args.row_stride);
   u32 alone_at[kMine];
@@ -91,7 +94,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
       alone_at[m] = ptx::keep_register(
-          static_cast<u32>(BlockChannels<Tile>(shape, head, key_head, warp + m * T.warps, lane).in[0]));
+          static_cast<u32>(BlockChannels<Tile>(shape, head, key_head, block_of(warp + m * T.warps), lane).in[0]));
     }
   }
   const u32 z_at = ptx::keep_register(static_cast<u32>(shape.z_column(head)));
@@ -105,7 +108,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
   if constexpr (kAlone) {
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
-      const BlockChannels<Tile> channels(shape, head, key_head, warp + m * T.warps, lane);
+      const BlockChannels<Tile> channels(shape, head, key_head, block_of(warp + m * T.warps), lane);
       const u32 at = alone_at[m];
       row_alone[m][0] = channels.has(0) ? element_bits<kF>(first_row, at) : 0;
       row_alone[m][1] = channels.has(1) ? element_bits<kF>(first_row, at + shape.key_heads * T.key_dim) : 0;
@@ -118,8 +121,9 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
       copy16(inputs + kHistory * kVectors + i, element_at<kF>(first_row, row * args.row_stride + column));
     }
   }
-  // Warps that have nothing to convolve, if there are any, have the first rows' norms.
-  const int own_row = T.warps - 1 - warp;
+  // Warps that have nothing to convolve, if there are any, have the first rows' norms. CTAs of a cluster have a row in
+  // turns, with the outputs of all of them.
+  const int own_row = (T.warps - 1 - warp) * T.split + part;
   typename HeadNorm<Tile>::Gates z = {};
   if (own_row < count) z.load(first_row, (kAlone ? 0 : own_row * args.row_stride) + z_at, lane);
   const bool has_gates = warp == (T.warps > 1 ? T.warps - 2 : 0) && lane < count;
@@ -167,18 +171,18 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
       const int block = warp + m * T.warps;
-      if (block < kBlocks) convolve_row(0, block, row_alone[m]);
+      if (block < kBlocks) convolve_row(0, block_of(block), row_alone[m]);
     }
   } else {
 #pragma unroll 1
     for (int item = warp; item < count * kBlocks; item += T.warps) {
-      convolve_row(item / kBlocks, item % kBlocks, nullptr);
+      convolve_row(item / kBlocks, block_of(item % kBlocks), nullptr);
     }
   }
   // f(row) for the rows whose norm this warp has; the lanes that store a row's factors load them.
   const auto own_rows = [&](const auto& f) {
 #pragma unroll
-    for (int begin = 0; begin < T.rows; begin += T.warps) {
+    for (int begin = 0; begin < T.rows; begin += T.warps * T.split) {
       if (begin + own_row < count) f(begin + own_row);
     }
   };
@@ -193,6 +197,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
 
   // ---- recurrence, each warp its panels
   float* outputs = reinterpret_cast<float*>(smem + kMap.outputs);
+  if constexpr (T.split > 1) ptx::cluster_wait();
 #pragma unroll 1
   for (int pass = 0; pass < T.passes(); ++pass) {
     const int panel = pass * T.warps + warp;
@@ -203,21 +208,40 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
       const int slot = slot_of(row);
       float4* to =
           reinterpret_cast<float4*>(args.states + slot * args.state_stride + state_at + panel * (T.key_dim * kPanel));
-      const int at = row * T.value_dim + panel * kPanel;
+      const int at = row * T.value_dim + part * T.columns() + panel * kPanel;
+      const auto put = [&](int column, float output) {
+        if constexpr (T.split > 1) {
+          ptx::cluster_store(ptx::shared_address(outputs + at + column), static_cast<u32>(row % T.split), output);
+        } else {
+          outputs[at + column] = output;
+        }
+      };
       advance_panel<Tile>(state, keys + row * T.key_dim, values + at, sums + row * T.key_blocks(), gates[row], lane,
-                          outputs + at, slot >= 0, to);
+                          put, slot >= 0, to);
     }
   }
-  // The convolution's last inputs after each row that is kept.
+  if constexpr (T.split > 1) {
+    // Outputs are where they belong, and what the convolution left has been read by all before it changes.
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
+  // The convolution's last inputs after each row that is kept: of q and k a share, of v what this CTA convolved.
+  constexpr int kPairVectors = 2 * T.key_dim / kVector;
+  const auto writer_of = [](int vector) {
+    return vector < kPairVectors ? vector / (kPairVectors / T.split)
+                                 : (vector - kPairVectors) / (T.columns() / kVector);
+  };
 #pragma unroll 1
   for (int row = 0; row < count; ++row) {
     const int slot = slot_of(row);
     if (slot < 0) continue;
     uint4* to =
         static_cast<uint4*>(const_cast<void*>(element_at<kF>(args.history, slot * args.history_stride + history_at)));
-    each<T.threads(), kHistory * kVectors>(tid, [&](int i) { to[i] = inputs[(row + 1) * kVectors + i]; });
+    each<T.threads(), kHistory * kVectors>(tid, [&](int i) {
+      if (T.split == 1 || writer_of(i % kVectors) == part) to[i] = inputs[(row + 1) * kVectors + i];
+    });
   }
-  __syncthreads();
+  if constexpr (T.split == 1) __syncthreads();
 
   // ---- norm of the head, gate
   own_rows([&](int row) {
@@ -225,5 +249,23 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
                           args.out + (sequence.first + row) * args.out_stride + head * T.value_dim, lane);
   });
 }
+
+// `Tile` is a RecurrentTileOf<...>. Grid: value heads x sequences of the bucket.
+template <typename Tile>
+__global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
+    delta_recurrent(const __grid_constant__ DeltaArgs args) {
+  static_assert(Tile::value.split == 1);
+  recurrent_head<Tile>(args);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// The same with the columns of a head's state over the CTAs of a cluster, where there are fewer heads than SMs: an SM
+// takes long to write 64 KB. Grid: value heads x split, x sequences.
+template <typename Tile>
+__global__ void __cluster_dims__(Tile::value.split, 1, 1) __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
+    delta_recurrent_split(const __grid_constant__ DeltaArgs args) {
+  recurrent_head<Tile>(args);
+}
+#endif
 
 }  // namespace fourfold::gdn

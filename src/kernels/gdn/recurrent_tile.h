@@ -12,17 +12,20 @@ struct RecurrentTile {
   int warps;     // each has a panel of the state in registers
   int ctas;      // per SM
   bool float32;  // the rows' elements; otherwise bf16
+  int split;     // CTAs that share a head, a cluster where there are several: each has the state's columns / split
 
   FOURFOLD_MIXER_FN int threads() const { return warps * 32; }
   FOURFOLD_MIXER_FN int channels() const { return 2 * key_dim + value_dim; }
   FOURFOLD_MIXER_FN int element() const { return float32 ? 4 : 2; }
-  FOURFOLD_MIXER_FN int panels() const { return value_dim / kPanel; }
+  FOURFOLD_MIXER_FN int columns() const { return value_dim / split; }  // of a CTA
+  FOURFOLD_MIXER_FN int panels() const { return columns() / kPanel; }
   FOURFOLD_MIXER_FN int passes() const { return (panels() + warps - 1) / warps; }
   FOURFOLD_MIXER_FN int key_blocks() const { return (key_dim + 31) / 32; }
-  FOURFOLD_MIXER_FN int value_blocks() const { return (value_dim + 31) / 32; }
+  FOURFOLD_MIXER_FN int value_blocks() const { return (columns() + 31) / 32; }
   FOURFOLD_MIXER_FN bool legal() const {
     return key_dim % 16 == 0 && value_dim % 16 == 0 && key_dim >= 16 && value_dim >= 16 && key_dim <= kMostDim &&
-           value_dim <= kMostDim && rows >= 1 && rows <= kRecurrentRows && warps >= 1 && warps <= 32;
+           value_dim <= kMostDim && rows >= 1 && rows <= kRecurrentRows && warps >= 1 && warps <= 32 &&
+           (split == 1 || (split <= 8 && value_dim % (32 * split) == 0 && key_dim % (8 * split) == 0));
   }
 };
 
@@ -60,9 +63,9 @@ FOURFOLD_MIXER_FN RecurrentMap recurrent_map(const RecurrentTile& t) {
   return m;
 }
 
-template <int KeyDim, int ValueDim, int Rows, int Warps, int Ctas, bool Float32>
+template <int KeyDim, int ValueDim, int Rows, int Warps, int Ctas, bool Float32, int Split = 1>
 struct RecurrentTileOf {
-  static constexpr RecurrentTile value{KeyDim, ValueDim, Rows, Warps, Ctas, Float32};
+  static constexpr RecurrentTile value{KeyDim, ValueDim, Rows, Warps, Ctas, Float32, Split};
   static_assert(value.legal());
 };
 
@@ -73,7 +76,7 @@ struct RecurrentLaunch {
 };
 // `sequences`: of the bucket.
 FOURFOLD_MIXER_FN RecurrentLaunch recurrent_launch(const RecurrentTile& t, const DeltaShape& shape, int sequences) {
-  return {static_cast<unsigned>(shape.value_heads), static_cast<unsigned>(sequences),
+  return {static_cast<unsigned>(shape.value_heads * t.split), static_cast<unsigned>(sequences),
           static_cast<unsigned>(t.threads()), recurrent_map(t).total};
 }
 

@@ -63,6 +63,22 @@ __device__ __forceinline__ void mbarrier_wait(u32 bar, u32 parity) {
   }
 }
 
+// ---- clusters -------------------------------------------------------------------------------------------------------
+
+// All threads of all CTAs of the cluster arrive, and wait, in turns: what they did before they arrived is seen behind
+// the wait. A CTA's shared memory is there for others from its first arrival on, until it has arrived last.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// At this thread's address `at` in the shared memory of the cluster's CTA number `cta`.
+__device__ __forceinline__ void cluster_store(u32 at, u32 cta, float value) {
+  asm volatile(
+      "{.reg .u32 to;\n"
+      "mapa.shared::cluster.u32 to, %0, %1;\n"
+      "st.shared::cluster.f32 [to], %2;}" ::"r"(at),
+      "r"(cta), "f"(value)
+      : "memory");
+}
+
 // ---- bulk copies ----------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ u64 policy_evict_first() {

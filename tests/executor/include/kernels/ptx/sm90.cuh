@@ -31,6 +31,10 @@ inline bool mbarrier_test_wait(u32 bar, u32 parity, Site site = Site::here()) {
 }
 void mbarrier_wait(u32 bar, u32 parity, Site site = Site::here());
 
+void cluster_arrive(Site site = Site::here());
+void cluster_wait(Site site = Site::here());
+void cluster_store(u32 at, u32 to, float value, Site site = Site::here());
+
 inline u64 policy_evict_first() { return 1; }
 inline u64 policy_evict_last() { return 2; }
 void bulk_copy(u32 destination, const void* source, u32 bytes, u32 bar, u64 policy, Site site = Site::here());

@@ -81,6 +81,7 @@ class DecoderModel : public Model {
   std::unique_ptr<Scratch> scratch_;
   ops::Tensor residual_, x_, delta_, hidden_, gathered_, logits_;
   ops::Tensor mtp_pair_, mtp_hidden_, mtp_logits_, draft_residual_;
+  ops::Tensor draft_logits_;  // of the tokens that may be drafted, in the memory of mtp_logits_
   int64_t token_count_ = 0, logit_count_ = 0, mtp_token_count_ = 0, mtp_logit_count_ = 0;
 };
 
@@ -100,7 +101,10 @@ DecoderModel::DecoderModel(Decoder decoder, std::shared_ptr<ops::Backend> backen
     elements = std::max(elements, decoder_.mtp->layer.token_mixer->scratch_elements(tokens));
     mtp_pair_ = allocate(tokens, 2 * hidden);
     mtp_hidden_ = allocate(tokens, hidden);
-    mtp_logits_ = allocate_floats(options_.max_logit_rows, decoder_.config.vocabulary);
+    mtp_logits_ = draft_logits_ = allocate_floats(options_.max_logit_rows, decoder_.config.vocabulary);
+    if (const ops::Matrix* list = decoder_.mtp->head.get(); list != nullptr && options_.shard.ranks() == 1) {
+      draft_logits_.cols = draft_logits_.stride = list->rows();
+    }
     draft_residual_ = allocate_floats(std::min(tokens, options_.max_logit_rows), hidden);
   }
   scratch_ = std::make_unique<Scratch>(*backend_, elements);
@@ -300,7 +304,7 @@ void DecoderModel::draft(const ops::StepShape& shape, ops::StepScope& scope, Cac
     const ops::Tensor x = x_.slice_rows(0, rows);
     backend_->rms_norm(residual, mtp.layer.input_norm, eps, x);
     run_layer(context, mtp.layer, residual, x, delta_.slice_rows(0, rows), mtp.final_norm, hidden);
-    const ops::Tensor logits = mtp_logits_.slice_rows(0, rows);
+    const ops::Tensor logits = draft_logits_.slice_rows(0, rows);
     score(mtp.head != nullptr ? *mtp.head : *decoder_.head, hidden, logits);
     scope.draft(pass, logits);
   }

@@ -227,6 +227,9 @@ class Builder {
     decoder.head = backend_.load_matrix(std::span(&head, 1));
     if (!drafts) return;
     if (const std::optional<MatrixSource> copy = draft_head_of(head)) {
+      if (copy->rows != head.rows && shard_.ranks() > 1) {
+        fail("FOURFOLD_DRAFT_HEAD: a shortlist of {} tokens is for one rank, here are {}", copy->rows, shard_.ranks());
+      }
       draft_head_ = backend_.load_matrix(std::span(&*copy, 1));
     }
   }

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <numeric>
 #include <vector>
 
+#include "base/check.h"
 #include "base/random.h"
 #include "cpu/backend.h"
 #include "model/model.h"
@@ -34,7 +36,7 @@ struct Case {
 
 class Steps : public testing::TestWithParam<Case> {
  protected:
-  std::unique_ptr<Model> load() {
+  std::unique_ptr<Model> load(int64_t vocabulary = 97) {
     const auto backend = [](const std::shared_ptr<ranks::Member>& member) {
       cpu::CpuOptions options;
       options.isa = GetParam().isa;
@@ -43,7 +45,9 @@ class Steps : public testing::TestWithParam<Case> {
       options.member = member;
       return cpu::make_backend(options);
     };
-    const auto source = make_random_weights(small_config(GetParam().dense), 5);
+    ModelConfig config = small_config(GetParam().dense);
+    config.vocabulary = vocabulary;
+    const auto source = make_random_weights(config, 5);
     ModelOptions model_options;
     model_options.max_step_tokens = 64;
     model_options.max_logit_rows = 64;
@@ -93,6 +97,7 @@ struct Lane {
 
 struct Counts {
   int64_t verified = 0, accepted = 0;
+  std::vector<int32_t> drafts;
 };
 
 // All lanes, in random chunks of at most `chunk` and random depths, two steps under way.
@@ -157,6 +162,7 @@ Counts run_steps(Model& model, std::vector<Lane>& lanes, int64_t drafts, int64_t
       lane.ended = of.ended;
       counts.verified += of.verified;
       counts.accepted += of.accepted;
+      counts.drafts.insert(counts.drafts.end(), of.drafts.begin(), of.drafts.end());
     }
   }
   return counts;
@@ -189,6 +195,26 @@ TEST_P(Steps, AnyScheduleChoosesTheTokensOfTheForwardPass) {
   }
   EXPECT_GT(counts.verified, 50);
   EXPECT_LE(counts.accepted, counts.verified);
+}
+
+TEST_P(Steps, AShortlistIsAllThatIsDrafted) {
+  const auto beyond = [&](bool list) {
+    if (list) ::setenv("FOURFOLD_DRAFT_HEAD", "nvfp4:128", 1);
+    const auto model = load(400);
+    ::unsetenv("FOURFOLD_DRAFT_HEAD");
+    std::vector<Lane> lanes = make_lanes(3);
+    const Counts counts = run_steps(*model, lanes, 3, 16, 3);
+    EXPECT_GT(counts.drafts.size(), 20U);
+    for (const Lane& lane : lanes) EXPECT_EQ(lane.output, greedy(*model, lane.prompt, 16));
+    return std::count_if(counts.drafts.begin(), counts.drafts.end(), [](int32_t token) { return token >= 128; });
+  };
+  EXPECT_GT(beyond(false), 0);
+  if (GetParam().ranks == 1) {
+    EXPECT_EQ(beyond(true), 0);
+  } else {
+    EXPECT_THROW(beyond(true), Error);
+    ::unsetenv("FOURFOLD_DRAFT_HEAD");
+  }
 }
 
 std::vector<Case> cases() {

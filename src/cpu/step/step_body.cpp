@@ -412,6 +412,10 @@ void HostStepper::keep_draft(Run& run, size_t drafter, int64_t pass, int32_t tok
 }
 
 void HostStepper::draft(int64_t pass, const Tensor& computed) {
+  // The first tokens of the vocabulary may be all that is drafted.
+  const auto defined_of = [&](const Lane& lane) {
+    return static_cast<int32_t>(std::min<int64_t>(lane.request.defined_tokens, computed.cols));
+  };
   if (parts_.choose_later) {
     static const ops::SamplingParams greedy = [] {
       ops::SamplingParams params;
@@ -421,8 +425,7 @@ void HostStepper::draft(int64_t pass, const Tensor& computed) {
     draft_choices_.clear();
     for (size_t i = 0; i < sequences_.size(); ++i) {
       const Lane& lane = *run_->entries[run_->drafters[i]].lane;
-      draft_choices_.push_back(
-          {static_cast<int64_t>(i), {.params = greedy, .defined_tokens = lane.request.defined_tokens}});
+      draft_choices_.push_back({static_cast<int64_t>(i), {.params = greedy, .defined_tokens = defined_of(lane)}});
     }
     if (parts_.choose_later(computed, draft_choices_)) {
       uncollected_.push_back(draft_choices_.size());
@@ -436,7 +439,7 @@ void HostStepper::draft(int64_t pass, const Tensor& computed) {
   for_entries(sequences_.size(), [&](size_t i, Sampler&) {
     const Lane& lane = *run_->entries[run_->drafters[i]].lane;
     const std::span<const float> row(logits.f32(static_cast<int64_t>(i)), static_cast<size_t>(logits.cols));
-    keep_draft(*run_, i, pass, Sampler::most_probable(row, lane.request.defined_tokens));
+    keep_draft(*run_, i, pass, Sampler::most_probable(row, defined_of(lane)));
   });
 }
 

@@ -30,7 +30,7 @@ constexpr EnvVariable kVariables[] = {
      "products of many rows on GPUs: own (default), library, by cuBLASLt from 4,096 rows on, or library:N, from N on"},
     {"FOURFOLD_CUBLASLT", "file of cuBLASLt (default: searched for)"},
     {"FOURFOLD_ROUNDS",
-     "steps with drafts on a GPU: waiting (default, for the tokens before them) or ahead, the card goes on by itself"},
+     "steps with drafts on a GPU: ahead (default), the card goes on by itself, or waiting, for the tokens before them"},
     {"FOURFOLD_NCCL", "file of NCCL (default: searched for)"},
     {"CUDA_HOME", "a CUDA toolkit, searched for NVRTC and cuBLASLt"},
     {"VIRTUAL_ENV", "a Python environment, searched for the PyPI packages of NVRTC, NCCL and cuBLASLt"},

@@ -162,7 +162,7 @@ cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
   }
   options.library_rows = library_rows();
   if (const auto rounds = env("FOURFOLD_ROUNDS")) {
-    if (*rounds != "ahead" && *rounds != "waiting") fail("FOURFOLD_ROUNDS={}: wanted waiting or ahead", *rounds);
+    if (*rounds != "ahead" && *rounds != "waiting") fail("FOURFOLD_ROUNDS={}: wanted ahead or waiting", *rounds);
     options.rounds_ahead = *rounds == "ahead";
   }
   if (args.no_self_test) options.self_test = options.test_kernels = false;

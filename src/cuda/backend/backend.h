@@ -47,7 +47,7 @@ struct CudaOptions {
   bool choose_by_parts = false;
   // Steps of lanes with drafts begin before the host knows the tokens of the one before: the card verifies, feeds the
   // drafter and drafts without it. Of a model that is whole.
-  bool rounds_ahead = false;
+  bool rounds_ahead = true;
   // Of a kernel, for another rank. Less than what the ranks' threads have for each other (ranks::kPatience), so that
   // who did not come is said by whom waited.
   std::chrono::nanoseconds patience = std::chrono::seconds(5);

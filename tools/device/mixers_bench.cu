@@ -50,10 +50,10 @@ RecurrentEntry recurrent(const char* name) {
 #define RECURRENT(...) recurrent<__VA_ARGS__>("recurrent {" #__VA_ARGS__ "}")
 std::vector<RecurrentEntry> recurrent_entries() {
   return {
-      RECURRENT(128, 128, 1, 16, 1, 0), RECURRENT(128, 128, 1, 16, 2, 0), RECURRENT(128, 128, 1, 8, 2, 0),
-      RECURRENT(128, 128, 4, 16, 1, 0), RECURRENT(128, 128, 4, 16, 2, 0), RECURRENT(128, 128, 16, 16, 1, 0),
-      RECURRENT(128, 128, 1, 8, 4, 0, 4), RECURRENT(128, 128, 1, 8, 3, 0, 2), RECURRENT(128, 128, 16, 8, 3, 0, 4),
-      RECURRENT(128, 128, 8, 8, 3, 0, 4), RECURRENT(128, 128, 16, 4, 4, 0, 4), RECURRENT(128, 128, 16, 8, 2, 0, 2),
+      RECURRENT(128, 128, 1, 16, 1, 0),     RECURRENT(128, 128, 1, 16, 2, 0),    RECURRENT(128, 128, 1, 8, 2, 0),
+      RECURRENT(128, 128, 4, 16, 1, 0),     RECURRENT(128, 128, 4, 16, 2, 0),    RECURRENT(128, 128, 16, 16, 1, 0),
+      RECURRENT(128, 128, 1, 8, 4, 0, 4),   RECURRENT(128, 128, 1, 8, 3, 0, 2),  RECURRENT(128, 128, 16, 8, 3, 0, 4),
+      RECURRENT(128, 128, 8, 8, 3, 0, 4),   RECURRENT(128, 128, 16, 4, 4, 0, 4), RECURRENT(128, 128, 16, 8, 2, 0, 2),
       RECURRENT(128, 128, 16, 16, 1, 0, 4),
   };
 }

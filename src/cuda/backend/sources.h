@@ -73,9 +73,9 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way);
 // other, for every row tile again, and four launches can do without.
 int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens);
 
-// Products of more rows, by wgmma or mma.sync. Entries: up to 256 rows with little for each CTA; tiles for up to 64 rows,
-// also where more have so few items that the columns are shared out among many CTAs; tiles for many. With cells one for
-// the latter two. `sms`: that items are for.
+// Products of more rows, by wgmma or mma.sync. Entries: up to 256 rows with little for each CTA; tiles for up to 64
+// rows, also where more have so few items that the columns are shared out among many CTAs; tiles for many. With cells
+// one for the latter two. `sms`: that items are for.
 enum WideEntry { kMiddle, kWideFew, kWideMany };
 // Whether those of wgmma are taken; and whether there are any.
 bool wide_by_wgmma(const Target& arch, int formats);

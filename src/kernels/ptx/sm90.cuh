@@ -67,7 +67,9 @@ __device__ __forceinline__ void mbarrier_wait(u32 bar, u32 parity) {
 
 // All threads of all CTAs of the cluster arrive, and wait, in turns: what they did before they arrived is seen behind
 // the wait. A CTA's shared memory is there for others from its first arrival on, until it has arrived last.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // At this thread's address `at` in the shared memory of the cluster's CTA number `cta`.
 __device__ __forceinline__ void cluster_store(u32 at, u32 cta, float value) {

@@ -58,8 +58,11 @@ double rows_us(const Work& work, const Rates& r) {
   double more = (1 + kFurtherRow * (rows - 1)) * (rows > 8 && codes ? kSecondTile : 1) - 1;
   double us = work.bytes / r.bytes + more * work.bytes / r.h200_bytes * r.slower;
   if (nvfp4) us = std::max(us, work.bytes / kNvfp4Rate * r.slower);
-  us += r.start + kOther + 2 * rows * number(e.inputs) / kRowBytes * r.slower * r.sms / 132;
-  if (e.norm_in_front) us += 1.4 * rows;
+  us += r.start + 2 * rows * number(e.inputs) / kRowBytes * r.slower * r.sms / 132;
+  // A small matrix has all of its weights, and its norm's, on a few SMs before the kernel in front of it has ended.
+  const bool small = number(ceil_div(e.outputs, int64_t{16})) * 4 < r.sms;
+  us += small ? 0 : kOther;
+  if (e.norm_in_front) us += (small ? 0.5 : 1.4) * rows;
   return us * launches;
 }
 
@@ -69,7 +72,7 @@ double product_us(const Work& work, const Rates& r) {
   const double weights = number(e.outputs) * number(e.inputs), memory = work.bytes / r.bytes;
   // Up to 64 rows: weights that become bf16 and meet them, us of an H200 each; and rings that fill and drain, sums of
   // split columns that meet. Further 64 rows find the weights nearer.
-  constexpr double kMiddleWeight = 0.52e-6, kWideWeight = 0.276e-6, kWideRow = 0.00115e-6;
+  constexpr double kMiddleWeight = 0.52e-6, kWideWeight = 0.262e-6, kWideRow = 0.0006e-6;
   constexpr double kFurtherWeight = 0.16e-6, kFurtherFixed = 0.4;
   constexpr double kMiddleFixed = 3.8, kFewFixed = 7.4, kFixed = 10;
   if (runs(work, "gemm_middle")) {
@@ -81,10 +84,12 @@ double product_us(const Work& work, const Rates& r) {
     const double issued = weights * (kWideWeight + kWideRow * number(e.rows));
     return r.start + kFewFixed * r.slower + std::max(memory, issued * r.slower);
   }
-  // Items of 128 x 128, dealt out to the SMs; where they come out uneven the last round is half hidden.
-  const double reached = r.wgmma ? 0.82 : 0.42;
+  // Items of 128 x 128, dealt out to the SMs, each with a beginning and an end; where they come out uneven the last round
+  // is half hidden. bf16 weights are twice the bytes to every SM.
+  constexpr double kItem = 2;
+  const double reached = r.wgmma ? (work.bytes / weights < 1.8 ? 1.0 : 0.92) : 0.42;
   const double items = number(ceil_div(e.outputs, int64_t{128}) * ceil_div(e.rows, int64_t{128}));
-  const double item = 2.0 * 128 * 128 * number(e.inputs) * r.sms / (r.matrix * reached);
+  const double item = 2.0 * 128 * 128 * number(e.inputs) * r.sms / (r.matrix * reached) + (r.wgmma ? kItem * r.slower : 0);
   const double turns = items < r.sms ? items / r.sms : (items / r.sms + std::ceil(items / r.sms)) / 2;
   return r.start + kFixed * r.slower + std::max(memory, item * turns);
 }
@@ -94,10 +99,10 @@ double attention_us(const Work& work, const Rates& r, double nodes) {
   const double d = number(e.head_dim);
   if (e.whole) {
     const double tokens = number(e.rows), context = number(e.context) - tokens;
-    // Long contexts reach 0.94 of the sustained rate, 8k from its beginning 0.8: the diagonal and the ends of blocks.
-    const double reached =
-        r.wgmma && !e.fp8_cache ? 0.80 + 0.14 * context / (context + 2 * tokens) : 0.39 * (r.wgmma ? 0.62 : 1);
-    const double prepare = 4 + tokens * number(e.heads + 2 * e.kv_heads) * d * 1.36e-6 * r.slower;
+    // Long contexts reach 0.94 of the sustained rate, 8k from its beginning 0.86 behind the first blocks' start.
+    const bool wgmma = r.wgmma && !e.fp8_cache;
+    const double reached = wgmma ? 0.86 + 0.08 * context / (context + 2 * tokens) : 0.39 * (r.wgmma ? 0.62 : 1);
+    const double prepare = 4 + (wgmma ? 14 : 0) + tokens * number(e.heads + 2 * e.kv_heads) * d * 1.36e-6 * r.slower;
     return prepare + work.flops / (r.matrix * reached) + nodes * r.start;
   }
   // A CTA has a split of at least 128 positions of one sequence; what it begins and ends with takes as long as copying
@@ -108,21 +113,27 @@ double attention_us(const Work& work, const Rates& r, double nodes) {
   const double turns = splits * sequences * number(e.kv_heads) / (r.sms * (two ? 2 : 1));
   constexpr double kTurn = 5, kHidden = 1.6, kSplit = 0.04, kOnce = 2.9, kFp8Once = 3.9;
   const double memory = work.bytes / (r.bytes * (e.fp8_cache ? 0.72 : 0.97));
+  // Blocks of 16 rows of a token and its drafts have an SM each, where there are as many.
+  const double blocks = std::ceil(rows * number(e.heads) / number(e.kv_heads) / 16);
+  const double row = splits * sequences * number(e.kv_heads) * blocks <= r.sms ? 0.4 : 2;
   return nodes * r.start + (e.fp8_cache ? kFp8Once : kOnce) * r.slower + memory + kSplit * splits * r.slower +
-         std::max(0.0, turns - 1) * kTurn / (two ? kHidden : 1) * r.slower + 2 * (rows - 1) * r.slower;
+         std::max(0.0, turns - 1) * kTurn / (two ? kHidden : 1) * r.slower + row * (rows - 1) * r.slower;
 }
 
 double delta_us(const Work& work, const Rates& r, double nodes) {
   const Extent& e = work.extent;
   const double tokens = number(e.rows), heads = number(e.heads);
-  if (e.whole) return 8 + tokens * (0.0215 + 0.0016 * heads) * r.slower;
+  if (e.whole) {
+    return r.wgmma ? 18.7 + tokens * (0.0300 + 0.000565 * heads) * r.slower
+                   : 8 + tokens * (0.0215 + 0.0016 * heads) * r.slower;
+  }
   // States are read and written in place: from 17 sequences on at 0.81 of plain reads, otherwise a CTA reads all of its
   // state and then writes it. Rows of a sequence follow each other, and write a state each.
   const double sequences = number(std::max<int64_t>(e.sequences, 1)), each = tokens / sequences;
   const double rate = r.bytes * (sequences >= 17 ? 0.81 : 0.72);
   const double memory = work.bytes * (1 + each) / 2 / rate;
-  const double serial = work.bytes / sequences / rate + 2.05 * (each - 1) * r.slower;
-  return nodes * r.start + 1.5 * r.slower + std::max(memory, serial);
+  const double serial = work.bytes / sequences / rate + 0.95 * (each - 1) * r.slower;
+  return nodes * r.start + (sequences >= 17 ? 1.5 : 0) * r.slower + std::max(memory, serial);
 }
 
 // One shot: every rank sends its part to each other one.

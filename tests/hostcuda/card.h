@@ -267,6 +267,9 @@ class Card {
     how.shared_bytes = config.smem_bytes;
     // Its CTAs wait for each other: all have room on the card.
     if (kernel.expression.find("gemm_middle") != std::string::npos) how.resident = static_cast<int>(grid[0]);
+    if (kernel.expression.find("attention_narrow") != std::string::npos) {
+      how.resident = static_cast<int>(grid[0] * grid[1] * grid[2]);
+    }
     how.cluster = cluster_of(kernel.expression);
     auto* stream = static_cast<Stream*>(config.stream);
     if (waits_for_ranks(kernel.expression)) {

@@ -1,6 +1,7 @@
 #include "kernels/mixer_kernels.h"
 
 #include "kernels/attn/decode.cuh"
+#include "kernels/attn/narrow.cuh"
 #include "kernels/attn/prefill_prepare.cuh"
 #include "kernels/attn/prefill_sm90.cuh"
 #include "kernels/gdn/chunk_scan_sm90.cuh"
@@ -41,6 +42,12 @@ DecodeKernel decode(const char* name) {
   using Tile = attn::DecodeTileOf<Values...>;
   return {name, Tile::value, [](const attn::AttentionArgs& args) { attn::attention_decode<Tile>(args); },
           [](const attn::AttentionArgs& args) { attn::attention_combine<Tile::value.head_dim>(args); }};
+}
+
+template <int... Values>
+NarrowKernel narrow(const char* name) {
+  using Tile = attn::NarrowTileOf<Values...>;
+  return {name, Tile::value, [](const attn::AttentionArgs& args) { attn::attention_narrow<Tile>(args); }};
 }
 
 template <int... Values>
@@ -101,6 +108,17 @@ std::vector<DecodeKernel> decode_kernels() {
       DECODE(256, 64, 4, 1, 2, 2, 4, 1, 1, 1),                                            //
       DECODE(128, 128, 1, 2, 1, 2, 3, 0, 1, 1), DECODE(256, 64, 1, 2, 2, 2, 2, 1, 0, 1),  // 99 KB
       DECODE(64, 32, 1, 2, 2, 1, 2, 1, 0, 1),   DECODE(64, 0, 2, 1, 1, 1, 2, 0, 1, 1),
+  };
+}
+
+#define NARROW(...) narrow<__VA_ARGS__>("narrow {" #__VA_ARGS__ "}")
+
+std::vector<NarrowKernel> narrow_kernels() {
+  // head_dim, rotary_dim, warps, blocks, units, fp8
+  return {
+      NARROW(256, 64, 4, 1, 3, 0),  NARROW(256, 64, 4, 1, 6, 1),  //
+      NARROW(128, 128, 3, 2, 3, 0), NARROW(64, 32, 2, 2, 2, 1),   //
+      NARROW(256, 256, 4, 1, 2, 0), NARROW(64, 0, 2, 1, 3, 0),
   };
 }
 

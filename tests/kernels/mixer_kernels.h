@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/attn/decode_tile.h"
+#include "kernels/attn/narrow_tile.h"
 #include "kernels/attn/prefill_tile.h"
 #include "kernels/gdn/chunk_tile.h"
 #include "kernels/gdn/recurrent_tile.h"
@@ -35,6 +36,13 @@ struct DecodeKernel {
   void (*combine)(const attn::AttentionArgs&);
 };
 std::vector<DecodeKernel> decode_kernels();
+
+struct NarrowKernel {
+  std::string name;
+  attn::NarrowTile tile;
+  void (*run)(const attn::AttentionArgs&);
+};
+std::vector<NarrowKernel> narrow_kernels();
 
 struct PrefillKernel {
   std::string name;

@@ -198,4 +198,35 @@ CacheRun run_decode(const DecodeKernel& kernel, const AttentionProblem& p, const
   }
 }
 
+CacheRun run_narrow(const NarrowKernel& kernel, const AttentionProblem& p, const Options& options, double tolerance,
+                    std::set<executor::SeenSite>* seen) {
+  try {
+    Device device(options);
+    attn::AttentionArgs a = upload_attention(device, p);
+    const int sequences = static_cast<int>(p.sequences.size());
+    a.splits = attn::narrow_most_splits(p.longest);
+    const auto parts = static_cast<size_t>(attn::partial_floats(p.shape, a.splits, a.most_rows, sequences));
+    a.partial = device.alloc<float>(parts, "partial");
+    a.partial_sums = device.alloc<float>(parts / static_cast<size_t>(p.shape.head_dim) * 2, "partial_sums");
+    const auto counters = static_cast<size_t>(sequences * p.shape.kv_heads);
+    a.arrived = device.alloc<int>(counters, "arrived");
+    std::fill_n(a.arrived, counters, 0);
+    const attn::DecodeLaunch launch = attn::narrow_launch(kernel.tile, p.shape, a.splits, sequences);
+    executor::LaunchConfig config{kernel.name,
+                                  {launch.grid_x, launch.grid_y, launch.grid_z},
+                                  static_cast<int>(launch.threads),
+                                  launch.shared_bytes};
+    config.resident = static_cast<int>(launch.grid_x * launch.grid_y * launch.grid_z);
+    device.launch(config, [&] { kernel.run(a); });
+    if (std::count(a.arrived, a.arrived + counters, 0) != static_cast<std::ptrdiff_t>(counters)) {
+      return {"counters that are not 0 afterwards", {}};
+    }
+    if (seen != nullptr) *seen = device.seen();
+    return {compare_attention(p, a.out, a.cache, tolerance),
+            {a.out, a.out + static_cast<size_t>(p.rows * p.out_stride)}};
+  } catch (const executor::Violation& v) {
+    return {v.what(), {}};
+  }
+}
+
 }  // namespace fourfold::mixers

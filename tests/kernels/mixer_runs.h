@@ -24,6 +24,8 @@ struct CacheRun {
 // `span`: splits of a CTA.
 CacheRun run_decode(const DecodeKernel& kernel, const AttentionProblem& p, const executor::Options& options,
                     double tolerance, SeenSites* seen = nullptr, int span = 1);
+CacheRun run_narrow(const NarrowKernel& kernel, const AttentionProblem& p, const executor::Options& options,
+                    double tolerance, SeenSites* seen = nullptr);
 std::string run_prefill(const PrefillKernel& kernel, const AttentionProblem& p, const executor::Options& options,
                         double tolerance, SeenSites* seen = nullptr);
 // Keys and values to the cache, and nothing else.

@@ -45,6 +45,8 @@ constexpr Redundant kRedundant[] = {
     {"prefill_sm90.cuh",
      "__syncwarp();  // every lane has seen the stage free before it can be filled and given back again",
      "the one behind the announcement orders the lanes, too"},
+    {"narrow.cuh", "__syncwarp();  // what was read is free", "the one behind the announcement orders the lanes, too"},
+    {"narrow.cuh", "__syncwarp();  // barriers are there for all lanes", "the same"},
     {"decode.cuh", "if constexpr (!T.bulk) ptx::async_copy_wait<0>();",
      "the groups that are left at the end are empty: nothing is loaded beyond the last stage"},
     {"prefill_mma.cuh", "ptx::async_copy_wait<0>();",
@@ -183,7 +185,9 @@ TEST(MixerMutations, OfAttentionForFewRowsAreCaught) {
                        const Options& o, SeenSites* seen) { return run_decode(kernel, bf16, o, 6e-3, seen).error; });
   checks.push_back([&, kernel = named(decode_kernels(), "decode {64, 32, 1, 2, 2, 1, 2, 1, 0, 1}")](
                        const Options& o, SeenSites* seen) { return run_decode(kernel, fp8, o, 6e-3, seen).error; });
-  expect_caught(checks, 12);
+  checks.push_back([&, kernel = named(narrow_kernels(), "narrow {64, 32, 2, 2, 2, 1}")](
+                       const Options& o, SeenSites* seen) { return run_narrow(kernel, fp8, o, 6e-3, seen).error; });
+  expect_caught(checks, 20);
 }
 
 TEST(MixerMutations, OfAttentionForManyRowsAreCaught) {

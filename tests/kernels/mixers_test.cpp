@@ -79,6 +79,26 @@ TEST(AttentionDecode, MatchesForEveryTile) {
   }
 }
 
+TEST(AttentionNarrow, MatchesForEveryTile) {
+  unsigned seed = 40;
+  for (const NarrowKernel& kernel : narrow_kernels()) {
+    const attn::NarrowTile& t = kernel.tile;
+    const bool large = t.head_dim > 128;
+    for (const int group : {8, 2}) {
+      const attn::AttentionShape shape{2 * group, 2, t.head_dim, group == 8};
+      const int rows = 8 / group;
+      // More blocks than a warp's ring has room for, a first token, nobody, rows over a split's end and a page's.
+      const AttentionProblem p = make_attention(
+          shape, t.rotary_dim, large ? 64 : 16, t.fp8,
+          {{rows, large ? 255 : 8200, 0, {}}, {1, 0, 0, {}}, {0, 0, 0, {}}, {rows, 128 - rows / 2, 0, {}}}, ++seed,
+          group == 8);
+      for (const Options& o : schedules(1, seed)) {
+        EXPECT_EQ(run_narrow(kernel, p, o, kTolerance).error, "") << kernel.name << " group " << group;
+      }
+    }
+  }
+}
+
 TEST(AttentionPrefill, MatchesForEveryTile) {
   unsigned seed = 70;
   for (const PrefillKernel& kernel : prefill_kernels()) {

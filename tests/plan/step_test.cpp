@@ -73,7 +73,7 @@ TEST(StepCost, AttentionIsThatMeasured) {
     bool fp8;
     double us;
   };
-  const auto attention = [](const Case& c, bool whole) {
+  const auto attention = [](const Case& c, bool whole, bool narrow = false) {
     const double pairs = number(c.rows) * (number(c.context) + (whole ? number(c.rows + 1) / 2 : 1));
     const double bytes = 2 * 2 * 256 * (c.fp8 ? 1.0 : 2.0) * number(c.context) * number(c.sequences);
     const Extent extent = {.kind = Kind::kAttention,
@@ -85,8 +85,21 @@ TEST(StepCost, AttentionIsThatMeasured) {
                            .head_dim = 256,
                            .whole = whole,
                            .fp8_cache = c.fp8};
-    return price(work_of(extent, bytes, 4.0 * 16 * 256 * pairs, {"attention", "attention_combine"}), h200());
+    const double flops = 4.0 * 16 * 256 * pairs;
+    if (narrow) return price(work_of(extent, bytes, flops, {"attention_narrow"}), h200());
+    return price(work_of(extent, bytes, flops, {"attention", "attention_combine"}), h200());
   };
+  for (const Case& c : {Case{1, 1, 1024, false, 5.0},
+                        {1, 1, 2048, false, 5.2},
+                        {1, 1, 8192, false, 9.1},
+                        {1, 1, 32768, false, 21.7},
+                        {1, 1, 131072, false, 66.9},
+                        {1, 1, 2048, true, 5.5},
+                        {1, 1, 8192, true, 6.8},
+                        {1, 1, 32768, true, 14.7},
+                        {1, 1, 131072, true, 39.9}}) {
+    expect_measured(attention(c, false, true), c.us, fmt::format("narrow, {}{}", c.context, c.fp8 ? " fp8" : ""));
+  }
   for (const Case& c : {Case{1, 1, 1024, false, 7.8},
                         {1, 1, 8192, false, 11.7},
                         {1, 1, 32768, false, 23.9},

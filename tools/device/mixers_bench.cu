@@ -7,13 +7,17 @@
 
 #include "../../tests/kernels/mixer_problems.h"
 #include "kernels/attn/decode.cuh"
+#include "kernels/attn/narrow.cuh"
 #include "kernels/attn/prefill_prepare.cuh"
 #include "kernels/attn/prefill_sm90.cuh"
 #include "kernels/gdn/chunk_scan_sm90.cuh"
 #include "kernels/gdn/recurrent.cuh"
+#include "mixers_buffers.cuh"
 #include "mixers_support.cuh"
 
 using namespace fourfold;
+using measure::AttentionBuffers;
+using measure::DeltaBuffers;
 using measure::Device;
 using measure::launch;
 using mixers::AttentionProblem;
@@ -61,41 +65,6 @@ void run(const RecurrentEntry& e, const gdn::DeltaArgs& args, int sequences, cud
   const gdn::RecurrentLaunch l = gdn::recurrent_launch(e.tile, args.shape, sequences);
   launch(e.kernel, dim3(l.grid_x, l.grid_y), l.threads, l.shared_bytes, stream, args);
 }
-
-struct DeltaBuffers {
-  Device<SequenceRows> sequences;
-  Device<int> live, state_out;
-  Device<unsigned char> rows, history;
-  Device<float> states, conv, a_log, dt_bias, norm;
-  Device<unsigned short> out;
-  explicit DeltaBuffers(const DeltaProblem& p)
-      : sequences(p.sequences),
-        live(std::vector<int>{p.live}),
-        state_out(p.state_out),
-        rows(p.row_bytes),
-        history(p.history_bytes),
-        states(p.states),
-        conv(p.conv),
-        a_log(p.a_log),
-        dt_bias(p.dt_bias),
-        norm(p.norm),
-        out(static_cast<size_t>(p.rows) * static_cast<size_t>(p.out_stride)) {
-    out.poison();
-  }
-  void set(gdn::DeltaArgs* a) const {
-    a->sequences = sequences.p;
-    a->live = live.p;
-    a->state_out = state_out.p;
-    a->rows = rows.p;
-    a->history = history.p;
-    a->states = states.p;
-    a->conv = conv.p;
-    a->a_log = a_log.p;
-    a->dt_bias = dt_bias.p;
-    a->norm = norm.p;
-    a->out = out.p;
-  }
-};
 
 void check_recurrent() {
   unsigned seed = 100;
@@ -425,46 +394,25 @@ void run(const DecodeEntry& e, const attn::AttentionArgs& args, int sequences, c
   launch(e.combine, dim3(c.grid_x, c.grid_y, c.grid_z), c.threads, 0, stream, args);
 }
 
-struct AttentionBuffers {
-  Device<SequenceRows> sequences;
-  Device<int> live, pages;
-  Device<unsigned short> rows;
-  Device<unsigned char> cache;
-  Device<float> q_norm, k_norm, frequencies, scales, partial, sums;
-  Device<unsigned short> out;
-  explicit AttentionBuffers(const AttentionProblem& p)
-      : sequences(p.sequences),
-        live(std::vector<int>{p.live}),
-        pages(p.pages),
-        rows(p.row_values),
-        cache(p.cache),
-        q_norm(p.q_norm),
-        k_norm(p.k_norm),
-        frequencies(p.frequencies),
-        scales(std::vector<float>{p.cache_scales[0], p.cache_scales[1]}),
-        partial(
-            static_cast<size_t>(attn::partial_floats(p.shape, attn::most_splits(p.longest), p.most_rows, p.live + 2))),
-        sums(partial.count / 32),
-        out(static_cast<size_t>(p.rows) * static_cast<size_t>(p.out_stride)) {
-    out.poison();
-    partial.poison();
-    sums.poison();
-  }
-  void set(const AttentionProblem& p, attn::AttentionArgs* a) const {
-    a->sequences = sequences.p;
-    a->live = live.p;
-    a->pages = pages.p;
-    a->rows = rows.p;
-    a->cache = cache.p;
-    a->q_norm = p.q_norm.empty() ? nullptr : q_norm.p;
-    a->k_norm = p.k_norm.empty() ? nullptr : k_norm.p;
-    a->frequencies = frequencies.p;
-    a->cache_scales = scales.p;
-    a->partial = partial.p;
-    a->partial_sums = sums.p;
-    a->out = out.p;
-  }
+struct NarrowEntry {
+  const char* name;
+  attn::NarrowTile tile;
+  void (*kernel)(attn::AttentionArgs);
 };
+template <int... V>
+NarrowEntry narrow(const char* name) {
+  using Tile = attn::NarrowTileOf<V...>;
+  return {name, Tile::value, attn::attention_narrow<Tile>};
+}
+#define NARROW(...) narrow<__VA_ARGS__>("narrow {" #__VA_ARGS__ "}")
+std::vector<NarrowEntry> narrow_entries() {
+  return {NARROW(256, 64, 4, 1, 3, 0), NARROW(256, 64, 8, 1, 3, 0), NARROW(256, 64, 4, 1, 6, 1)};
+}
+// One sequence: all CTAs have room at once. `splits`: narrow_most_splits().
+void run(const NarrowEntry& e, const attn::AttentionArgs& args, cudaStream_t stream) {
+  const attn::DecodeLaunch l = attn::narrow_launch(e.tile, args.shape, args.splits, 1);
+  launch(e.kernel, dim3(l.grid_x, l.grid_y, l.grid_z), l.threads, l.shared_bytes, stream, args);
+}
 
 void check_decode() {
   unsigned seed = 200;
@@ -485,11 +433,37 @@ void check_decode() {
   }
 }
 
+void check_narrow() {
+  unsigned seed = 250;
+  Device<int> one(std::vector<int>{1}), arrived(std::vector<int>(2, 0));
+  for (const NarrowEntry& e : narrow_entries()) {
+    for (const int group : {8, 2}) {
+      const int rows = 8 / group;
+      const AttentionProblem p = mixers::make_attention(
+          {2 * group, 2, e.tile.head_dim, true}, e.tile.rotary_dim, 64, e.tile.fp8,
+          {{rows, 5000, 0, {}}, {1, 0, 0, {}}, {rows, 126, 0, {}}, {rows, 1024 - rows, 0, {}}}, ++seed);
+      AttentionBuffers b(p);
+      attn::AttentionArgs a = p.args();
+      b.set(p, &a);
+      a.splits = attn::narrow_most_splits(p.longest);
+      a.live = one.p;
+      a.arrived = arrived.p;
+      for (int i = 0; i < p.live; ++i, ++a.sequences, a.pages += a.page_table_stride) run(e, a, nullptr);
+      CUDA_CHECK(cudaDeviceSynchronize());
+      double error = -1;
+      const std::string text = mixers::compare_attention(p, b.out.get().data(), b.cache.get().data(), 6e-3, &error);
+      verdict((std::string(e.name) + " group " + std::to_string(group)).c_str(), text, error);
+    }
+  }
+}
+
 void time_decode() {
   struct Case {
     int heads, sequences, context, rows;
   };
+  Device<int> arrived(std::vector<int>(2, 0));
   for (const Case c : {Case{16, 1, 1024, 1},
+                       {16, 1, 2048, 1},
                        {16, 1, 8192, 1},
                        {16, 1, 32768, 1},
                        {32, 1, 32768, 1},
@@ -535,7 +509,7 @@ void time_decode() {
       a.cache_scales = scales.p;
       a.splits = attn::most_splits(c.context);
       a.most_rows = c.rows;
-      Device<float> partial(static_cast<size_t>(attn::partial_floats(shape, a.splits, c.rows, c.sequences)));
+      Device<float> partial(static_cast<size_t>(attn::partial_floats(shape, attn::kMostSplits, c.rows, c.sequences)));
       Device<float> sums(partial.count / 128);
       a.partial = partial.p;
       a.partial_sums = sums.p;
@@ -584,6 +558,35 @@ void time_decode() {
               static_cast<double>(layer_bytes) / us[1] * 1e-6, same ? "" : " FAIL: other bits");
         }
         a.span = 1;
+      }
+      a.arrived = arrived.p;
+      a.splits = attn::narrow_most_splits(c.context);
+      for (const NarrowEntry& e : narrow_entries()) {
+        if (e.tile.fp8 != fp8 || c.sequences > 1 || c.rows * shape.group() > attn::kNarrowRows) continue;
+        double us[2];
+        for (int settled = 0; settled < 2; ++settled) {
+          a.settled = settled;
+          us[settled] = measure::graph_us(layers, [&](cudaStream_t s) {
+            for (int i = 0; i < layers; ++i) {
+              attn::AttentionArgs own = a;
+              own.cache = cache.p + i * layer_bytes;
+              run(e, own, s);
+            }
+          });
+        }
+        unsigned long long bits[8];
+        for (unsigned long long& each : bits) {
+          attn::AttentionArgs own = a;
+          own.cache = cache.p;
+          out.poison();
+          run(e, own, nullptr);
+          each = measure::bits_of(out);
+        }
+        const bool same = std::count(bits, bits + 8, bits[0]) == 8;
+        if (!same) ++g_failed;
+        std::printf("attention %2d heads, one row of %6d %s  %-32s %7.2f us, early %7.2f us  %.2f TB/s%s\n", c.heads,
+                    c.context, fp8 ? "e4m3" : "bf16", e.name, us[0], us[1],
+                    static_cast<double>(layer_bytes) / us[1] * 1e-6, same ? "" : " FAIL: other bits");
       }
     }
   }
@@ -780,6 +783,7 @@ int main(int argc, char** argv) {
   if (asked("check")) {
     check_chunks();
     check_decode();
+    check_narrow();
     check_prefill();
     std::printf(g_failed == 0 ? "all checks passed\n" : "%d checks FAILED\n", g_failed);
   }

@@ -56,7 +56,8 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
   if (options.measured_ways && options.emulate.empty() && card_->load.emulate == nullptr) {
     arch_.measured = ways_on(card_->device, card_->store.directory(), arch_);
   }
-  arrived_ = cuda::Buffer(card_->device, static_cast<uint64_t>(sms_ * gemm::kWideWarps) * sizeof(int), "counters");
+  const int counters = std::max(sms_ * gemm::kWideWarps, card_->device.info().sms);
+  arrived_ = cuda::Buffer(card_->device, static_cast<uint64_t>(counters) * sizeof(int), "counters");
   arrived_.fill(card_->stream, 0);
   const std::vector<float> scales(2, 1.0f);
   ones_ = cuda::Buffer(card_->device, 128, "scales of the cache");

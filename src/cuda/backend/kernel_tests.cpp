@@ -531,24 +531,29 @@ void KernelTests::routes() {
 // ---- mixers
 
 void KernelTests::attention(int64_t head_dim, int64_t rotary_dim) {
-  constexpr int64_t kHeads = 8, kKvHeads = 2, kPagesEach = 12;
+  constexpr int64_t kPagesEach = 12;
   const Stream& stream = of_.card_->stream;
   Random random(20264);
   const bool fp8 = of_.options_.fp8_cache;
   // What an e4m3 cache rounds is small then: scores that are, values that are such numbers.
   const std::vector<float> q_weights = bf16_normals(random, head_dim, 1.5),
                            k_weights = bf16_normals(random, head_dim, fp8 ? 0.25 : 1.5);
-  // Rows of each sequence in step after step: few rows, behind a long piece, many sequences, whole pieces.
-  const std::vector<std::vector<std::vector<int>>> scripts = {
-      {{5}, {13}, {1}},
-      {{150}, {1}, {6}},
-      {std::vector<int>(kManySequences, 1), std::vector<int>(kManySequences, 1)},
-      {{70, 19}, {1, 3}}};
-  for (const auto& script : scripts) {
+  // Rows of each sequence in step after step: few rows, behind a long piece, many sequences, whole pieces. The heads of
+  // one script are more than kNarrowRows for a kv head.
+  struct Script {
+    int64_t heads, kv_heads;
+    std::vector<std::vector<int>> steps;
+  };
+  const std::vector<Script> scripts = {
+      {8, 2, {{5}, {13}, {1}}},
+      {9, 1, {{150}, {1}, {6}}},
+      {8, 2, {std::vector<int>(kManySequences, 1), std::vector<int>(kManySequences, 1)}},
+      {8, 2, {{70, 19}, {1, 3}, {1, 1}}}};
+  for (const auto& [heads, kv_heads, script] : scripts) {
     CudaBackend& backend = on();
     ops::AttentionParams params;
-    params.heads = kHeads;
-    params.kv_heads = kKvHeads;
+    params.heads = heads;
+    params.kv_heads = kv_heads;
     params.head_dim = head_dim;
     params.rotary_dim = rotary_dim;
     params.rope_theta = 1e7f;
@@ -560,7 +565,7 @@ void KernelTests::attention(int64_t head_dim, int64_t rotary_dim) {
     const ops::Vector host_q = reference_->load_vector(q_weights), host_k = reference_->load_vector(k_weights);
     params.q_norm = &q_norm, params.k_norm = &k_norm, host.q_norm = &host_q, host.k_norm = &host_k;
     const auto count = static_cast<int64_t>(script[0].size());
-    const ops::KvCacheShape shape = {2, kKvHeads, head_dim, count * kPagesEach + 1, kPage};
+    const ops::KvCacheShape shape = {2, kv_heads, head_dim, count * kPagesEach + 1, kPage};
     const auto cache = backend.make_kv_cache(shape), host_cache = reference_->make_kv_cache(shape);
     std::vector<std::vector<int32_t>> pages(static_cast<size_t>(count));
     for (int64_t s = 0; s < count; ++s) {
@@ -571,7 +576,7 @@ void KernelTests::attention(int64_t head_dim, int64_t rotary_dim) {
     for (const std::vector<int>& rows : script) {
       const Step step = step_of(rows, positions, [&](size_t s, ops::Sequence& sequence) { sequence.pages = pages[s]; });
       const auto tokens = static_cast<int64_t>(step.tokens.size());
-      const int64_t q_cols = 2 * kHeads * head_dim, kv_cols = kKvHeads * head_dim, cols = q_cols + 2 * kv_cols;
+      const int64_t q_cols = 2 * heads * head_dim, kv_cols = kv_heads * head_dim, cols = q_cols + 2 * kv_cols;
       std::vector<float> qkv = bf16_normals(random, tokens * cols);
       for (int64_t i = 0; fp8 && i < tokens * cols; ++i) {
         float& value = qkv[static_cast<size_t>(i)];
@@ -585,15 +590,15 @@ void KernelTests::attention(int64_t head_dim, int64_t rotary_dim) {
         return read(b, out);
       };
       const TestRows in = rows_of(backend, stream, qkv, cols),
-                     out = empty_rows(backend, stream, tokens, kHeads * head_dim);
+                     out = empty_rows(backend, stream, tokens, heads * head_dim);
       const TestRows host_in = host_rows(*reference_, qkv, cols),
                      host_out =
-                         host_rows(*reference_, std::vector<float>(static_cast<size_t>(tokens * kHeads * head_dim)),
-                                   kHeads * head_dim);
+                         host_rows(*reference_, std::vector<float>(static_cast<size_t>(tokens * heads * head_dim)),
+                                   heads * head_dim);
       launched_.clear();
       const std::vector<float> got = attend(backend, params, in.tensor, *cache, out.tensor);
       note(compare_pieces(got, attend(*reference_, host, host_in.tensor, *host_cache, host_out.tensor),
-                          kHeads * head_dim, head_dim, fp8 ? kAttentionErrorFp8 : kAttentionError));
+                          heads * head_dim, head_dim, fp8 ? kAttentionErrorFp8 : kAttentionError));
     }
   }
 }

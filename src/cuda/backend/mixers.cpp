@@ -83,6 +83,14 @@ AttentionEntry CudaBackend::attention_entry(const attn::AttentionShape& shape, c
   return int64_t{splits} * shape.kv_heads * blocks * round.places <= sms_ ? kAttendFew : kAttendMany;
 }
 
+// Few rows of few sequences as one kernel, whose CTAs wait for each other: all of them must have room at once, whatever
+// else runs on the card. With several ranks on a card a part of each other one's could.
+bool CudaBackend::attends_narrow(const attn::AttentionShape& shape, const StepTables::Round& round) const {
+  const int ctas = attn::narrow_most_splits(round.longest) * shape.kv_heads * round.places;
+  return round.most_rows * shape.group() <= attn::kNarrowRows && ctas <= card_->device.info().sms &&
+         (ranks_ == nullptr || !ranks_->shares_card());
+}
+
 // Splits that a CTA has one after the other, without a beginning and an end for each, as long as there are about two
 // CTAs for every place on the card: with fewer a late one is waited for. Results do not depend on it.
 int CudaBackend::attention_span(const attn::DecodeTile& tile, const attn::AttentionShape& shape,
@@ -158,9 +166,22 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
                                             static_cast<const CardKvCache&>(kv_cache), layer);
   args.out = bf16_out(out);
   args.out_stride = out.stride;
+  const auto narrow = narrow_tile(arch_, head_dim, rotary_dim, options_.fp8_cache);
   for (const StepTables::Round& round : tables_.rounds) {
     if (round.part && whole) continue;
     args.most_rows = round.most_rows;
+    if (narrow && attends_narrow(shape, round)) {
+      args.splits = attn::narrow_most_splits(round.longest);
+      args.settled = overlap_ == Overlap::kProgrammatic && !round.follows ? 1 : 0;
+      reserve_partial(partial_bytes(args.splits, args.most_rows) * round.places);
+      args.partial = partial_.as<float>();
+      args.partial_sums = partial_sums_.as<float>();
+      args.arrived = arrived_.as<int>();
+      take_places(args, round.first, round.live, round.page_row);
+      const attn::DecodeLaunch l = attn::narrow_launch(*narrow, shape, args.splits, round.places);
+      launch(card_->stream, kernels[kAttendNarrow], {l.grid_x, l.grid_y, l.grid_z}, overlap_, args);
+      continue;
+    }
     args.splits = attn::most_splits(round.longest);
     args.settled = overlap_ == Overlap::kProgrammatic && !round.follows ? 1 : 0;
     const int64_t each = partial_bytes(args.splits, args.most_rows);

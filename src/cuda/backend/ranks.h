@@ -37,6 +37,8 @@ class CardRanks {
   int64_t rank() const { return member_->rank(); }
   // "rank 0 of 2, sums over peer memory (words)"
   std::string description() const;
+  // Others are on this card, or it is not known yet.
+  bool shares_card() const { return devices_.empty() || shared_card_; }
   // What it launches can be recorded; otherwise the host takes part in sums.
   bool records() const { return records_; }
 

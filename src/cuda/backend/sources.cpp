@@ -379,6 +379,11 @@ std::string decode_expression(const attn::DecodeTile& t) {
       t.head_dim, t.rotary_dim, t.row_tiles, t.key_groups, t.parts, t.blocks, t.stages, t.fp8, t.bulk, t.ctas);
 }
 
+std::string narrow_expression(const attn::NarrowTile& t) {
+  return fmt::format("fourfold::attn::attention_narrow<fourfold::attn::NarrowTileOf<{}, {}, {}, {}, {}, {}>>",
+                     t.head_dim, t.rotary_dim, t.warps, t.blocks, t.units, t.fp8);
+}
+
 std::string prefill_expression(const attn::PrefillTile& t) {
   return fmt::format("fourfold::attn::attention_prefill_{}<fourfold::attn::PrefillTileOf<{}, {}, {}, {}, {}, {}, {}>>",
                      t.wgmma ? "wgmma" : "mma", t.head_dim, t.rotary_dim, t.warps, t.keys, t.stages, t.fp8, t.wgmma);
@@ -439,10 +444,23 @@ attn::DecodeTile attention_tile(const Target& arch, int head_dim, int rotary_dim
   return *tile;
 }
 
+std::optional<attn::NarrowTile> narrow_tile(const Target& arch, int head_dim, int rotary_dim, bool fp8) {
+  if (!arch.bulk_copy) return std::nullopt;
+  std::vector<attn::NarrowTile> tiles;
+  for (const int units : fp8 ? std::vector{6, 4} : std::vector{3, 2}) {
+    tiles.push_back({head_dim, rotary_dim, 4, 1, units, fp8});
+  }
+  return first_fit(
+      arch, tiles, [&](const attn::NarrowTile& t) { return attn::narrow_map(t).total <= shared_of(arch, 1); },
+      [](const attn::NarrowTile& t) { return std::vector{narrow_expression(t)}; });
+}
+
 plan::KernelSource attention_source(const Target& arch, int head_dim, int rotary_dim, bool fp8) {
   plan::KernelSource source;
   source.name = fmt::format("attention_{}_{}{}", head_dim, rotary_dim, fp8 ? "_fp8" : "");
+  const std::optional<attn::NarrowTile> narrow = narrow_tile(arch, head_dim, rotary_dim, fp8);
   source.text = "#include \"kernels/attn/decode.cuh\"\n#include \"kernels/attn/prefill_prepare.cuh\"\n";
+  if (narrow) source.text += "#include \"kernels/attn/narrow.cuh\"\n";
   for (const AttentionEntry entry : {kAttendFew, kAttendMany, kAttendBatch}) {
     const attn::DecodeTile t = attention_tile(arch, head_dim, rotary_dim, fp8, entry);
     source.entries.push_back({decode_expression(t), static_cast<unsigned>(t.threads()),
@@ -451,6 +469,10 @@ plan::KernelSource attention_source(const Target& arch, int head_dim, int rotary
   source.entries.push_back({fmt::format("fourfold::attn::attention_combine<{}>", head_dim), attn::kCombineThreads});
   source.entries.push_back(
       {fmt::format("fourfold::attn::attention_prepare<{}, {}, {}>", head_dim, rotary_dim, fp8), attn::kPrepareThreads});
+  if (narrow) {
+    source.entries.push_back({narrow_expression(*narrow), static_cast<unsigned>(narrow->threads()),
+                              static_cast<int64_t>(attn::narrow_map(*narrow).total), true});
+  }
   name_apart(arch, source);
   return source;
 }

@@ -14,6 +14,7 @@
 
 #include "cuda/moe/sources.h"
 #include "kernels/attn/decode_tile.h"
+#include "kernels/attn/narrow_tile.h"
 #include "kernels/attn/prefill_tile.h"
 #include "kernels/gdn/chunk_tile.h"
 #include "kernels/gdn/recurrent_tile.h"
@@ -138,10 +139,11 @@ plan::KernelSource rank_sample_source();
 inline constexpr int kManySequences = 17;
 
 // Entries: few query rows of a kv head, many, few of many sequences, and the sum over splits; norm, rotation and cache
-// alone.
-enum AttentionEntry { kAttendFew, kAttendMany, kAttendBatch, kAttendCombine, kAttendPrepare };
+// alone; up to kNarrowRows query rows and the sum as one, last and only where narrow_tile() has a tile.
+enum AttentionEntry { kAttendFew, kAttendMany, kAttendBatch, kAttendCombine, kAttendPrepare, kAttendNarrow };
 // `fp8`: the cache's keys and values are e4m3, otherwise bf16.
 attn::DecodeTile attention_tile(const Target& arch, int head_dim, int rotary_dim, bool fp8, AttentionEntry entry);
+std::optional<attn::NarrowTile> narrow_tile(const Target& arch, int head_dim, int rotary_dim, bool fp8);
 plan::KernelSource attention_source(const Target& arch, int head_dim, int rotary_dim, bool fp8);
 
 // Many rows of a sequence, behind kAttendPrepare; none: heads for which no tile has room.

@@ -105,6 +105,12 @@ double attention_us(const Work& work, const Rates& r, double nodes) {
     const double prepare = 4 + (wgmma ? 14 : 0) + tokens * number(e.heads + 2 * e.kv_heads) * d * 1.36e-6 * r.slower;
     return prepare + work.flops / (r.matrix * reached) + nodes * r.start;
   }
+  if (runs(work, "attention_narrow")) {  // one node, whose splits have at least 64 positions
+    const double splits = std::clamp(std::ceil(number(e.context) / 64), 1.0, 64.0);
+    constexpr double kSplit = 0.02, kOnce = 2.3, kFp8Once = 2.8;
+    return nodes * r.start + ((e.fp8_cache ? kFp8Once : kOnce) + kSplit * splits) * r.slower +
+           work.bytes / (r.bytes * (e.fp8_cache ? 0.88 : 0.97));
+  }
   // A CTA has a split of at least 128 positions of one sequence; what it begins and ends with takes as long as copying
   // that many, and is hidden only by another CTA of its SM.
   const double sequences = number(std::max<int64_t>(e.sequences, 1)), rows = number(e.rows) / sequences;

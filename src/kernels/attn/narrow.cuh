@@ -1,0 +1,694 @@
+// Attention for up to 8 rows of scores (rows of a sequence x heads of a kv head's group) of each sequence over contexts
+// of any length, as one node: one decoded token of a model with up to 8 query heads for a kv head. For few sequences:
+// all CTAs must have room at the same time, since they wait for each other.
+//
+// Keys and values are the left operands of the multiplications and the rows are their 8 columns, so that nothing is
+// multiplied with rows that are not there. A CTA has one split of one sequence for one kv head. Its warps do not meet
+// before the split's end: each has keys of its own, every so many blocks, and a ring that the copy engine fills for it
+// alone, keys and values of a block in turns. Then the splits become one: each warp of all of them adds up its share.
+//
+// What stands behind the wait for the projection is short, and there once: most of it runs once, from a cold cache.
+#pragma once
+
+#include "kernels/attn/narrow_tile.h"
+#include "kernels/attn/rows.cuh"
+
+namespace fourfold::attn {
+
+namespace narrow_detail {
+
+constexpr float kNobody = -1e30f;  // a score that is not there
+
+// Bytes from a unit's first key, or value, to a chunk of one of them.
+template <typename Tile>
+__device__ __forceinline__ u32 place_of(int row, int chunk) {
+  return static_cast<u32>(cache_place(Tile::value.row_bytes(), Tile::value.keys(), row, chunk));
+}
+// From the place of a chunk to that of the same key `chunks` further on: bits that its number does not have.
+template <typename Tile>
+__device__ __forceinline__ u32 further(u32 place, int chunks) {
+  constexpr int kBytes = piece_bytes(Tile::value.row_bytes());
+  constexpr int kChunks = kBytes / 16;
+  return (place ^ static_cast<u32>(chunks % kChunks * 16)) +
+         static_cast<u32>(chunks / kChunks * Tile::value.keys() * kBytes);
+}
+
+template <typename Tile>
+struct Columns {
+  static constexpr NarrowTile T = Tile::value;
+  static constexpr int kSteps = T.head_dim / 16;
+  static constexpr int kBlocks = T.blocks;  // of 16 keys
+  static constexpr u32 kPieceBytes = piece_bytes(T.row_bytes());
+  u32 query[kSteps][2];
+  float out[kSteps][4];  // 16 dimensions x 8 rows each
+  float largest[2];      // of rows 2 l and 2 l + 1, times log2 e
+  float sum[2];          // of this lane's keys
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out[i][j] = 0.0f;
+    largest[0] = largest[1] = kNobody;
+    sum[0] = sum[1] = 0.0f;
+  }
+
+  // e4m3: the chunk of a key that lane l of four loads as the j-th, of four steps; no two lanes of eight meet in a
+  // bank.
+  __device__ __forceinline__ static int key_chunk(int j, int l) {
+    return T.head_dim == 64 ? l : j / 2 * 8 + 2 * l + j % 2;
+  }
+
+  __device__ __forceinline__ void take_queries(u32 queries, int lane) {
+#pragma unroll
+    for (int k = 0; k < kSteps; k += 2) {
+      if constexpr (!T.fp8) {
+        u32 b[4];
+        ptx::load_matrix4(b, queries + query_place<T.head_dim / 8>(lane % 8, 2 * k + lane / 8));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) query[k + i / 2][i % 2] = b[i];
+      } else {
+        const int chunk = 2 * key_chunk(k / 4, lane % 4) + k / 2 % 2;
+        const Vec4 b = ptx::load_shared4(queries + query_place<T.head_dim / 8>(lane / 4, chunk));
+        query[k][0] = b.x;
+        query[k][1] = b.y;
+        query[k + 1][0] = b.z;
+        query[k + 1][1] = b.w;
+      }
+    }
+  }
+
+  // Scores of a unit of keys: of keys g and g + 8 of each block, for rows 2 l and 2 l + 1.
+  __device__ __forceinline__ void scores(float (&s)[kBlocks][4], u32 keys, int lane) const {
+    constexpr int kChains = kBlocks == 1 ? 4 : 2;
+    float part[kChains][kBlocks][4];
+#pragma unroll
+    for (int i = 0; i < kChains; ++i)
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) part[i][j][k] = 0.0f;
+    if constexpr (!T.fp8) {
+      const u32 own = keys + place_of<Tile>(lane % 16, lane / 16);
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+          u32 a[4];
+          ptx::load_matrix4(a, further<Tile>(own, 2 * k) + 16 * n * kPieceBytes);
+          ptx::mma_m16n8k16(part[k % kChains][n], a, query[k][0], query[k][1]);
+        }
+      }
+    } else {
+      const u32 own = keys + place_of<Tile>(lane / 4, key_chunk(0, lane % 4));
+#pragma unroll
+      for (int j = 0; j < T.head_dim / 64; ++j) {
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+          const u32 at = further<Tile>(own, key_chunk(j, 0)) + 16 * n * kPieceBytes;
+          const Vec4 low = ptx::load_shared4(at);
+          const Vec4 high = ptx::load_shared4(at + 8 * kPieceBytes);
+          const u32 lows[4] = {low.x, low.y, low.z, low.w};
+          const u32 highs[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            u32 a[4];
+            ptx::codes_to_f16(lows[i], a[0], a[2]);
+            ptx::codes_to_f16(highs[i], a[1], a[3]);
+            ptx::mma_m16n8k16_f16(part[i % kChains][n], a, query[4 * j + i][0], query[4 * j + i][1]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        s[n][k] = part[0][n][k] + part[1][n][k];
+        if constexpr (kChains == 4) s[n][k] += part[2][n][k] + part[3][n][k];
+      }
+  }
+
+  // Weights of these keys, as operands. s: scores times log2 e, kNobody where there is no key.
+  __device__ __forceinline__ void weigh(u32 (&p)[kBlocks][2], const float (&s)[kBlocks][4]) {
+    constexpr u32 kAll = 0xffffffffu;
+    float shrink[2];
+    float weight[kBlocks][4];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float most = largest[h];
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) most = fmaxf(most, fmaxf(s[n][h], s[n][h + 2]));
+#pragma unroll
+      for (int d = 4; d < 32; d *= 2) most = fmaxf(most, __shfl_xor_sync(kAll, most, d));
+      shrink[h] = ptx::exp2_approx(largest[h] - most);
+      largest[h] = most;
+      sum[h] *= shrink[h];
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+        for (int e = h; e < 4; e += 2) {
+          weight[n][e] = s[n][e] <= kNobody ? 0.0f : ptx::exp2_approx(s[n][e] - most);
+          sum[h] += weight[n][e];
+        }
+    }
+    if (__any_sync(kAll, shrink[0] < 1.0f || shrink[1] < 1.0f)) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) out[i][j] *= shrink[j % 2];
+    }
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float low = weight[n][2 * i];
+        const float high = weight[n][2 * i + 1];
+        p[n][i] = ptx::transpose_matrix(T.fp8 ? ptx::to_f16x2(low, high) : ptx::to_bf16x2(low, high));
+      }
+  }
+
+  // Adds a unit of values with these weights.
+  __device__ __forceinline__ void add(const u32 (&p)[kBlocks][2], u32 values, int lane) {
+    const u32 own = values + place_of<Tile>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      if constexpr (!T.fp8) {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          u32 a[4];
+          ptx::load_matrix4_transposed(a, further<Tile>(own, 2 * i) + 16 * n * kPieceBytes);
+          ptx::mma_m16n8k16(out[i], a, p[n][0], p[n][1]);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kSteps; i += 2) {
+          u32 codes[4];
+          ptx::load_matrix4_transposed(codes, further<Tile>(own, i) + 16 * n * kPieceBytes);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {  // even dimensions in the upper rows, odd ones in the lower
+            u32 a[4];
+            ptx::codes_to_f16_crossed(codes[j], a[0], a[1]);
+            ptx::codes_to_f16_crossed(codes[j + 2], a[2], a[3]);
+            ptx::mma_m16n8k16_f16(out[i + j], a, p[n][0], p[n][1]);
+          }
+        }
+      }
+    }
+  }
+
+  // Outputs, each times the factor of its row, to [8 rows][output_stride] fp32.
+  __device__ __forceinline__ void store(float* to, const float (&factor)[2], int lane) const {
+    const int g = lane / 4;
+    const int l = lane % 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float* row = to + (2 * l + h) * T.output_stride();
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        if constexpr (!T.fp8) {
+          row[16 * i + g] = out[i][h] * factor[h];
+          row[16 * i + g + 8] = out[i][h + 2] * factor[h];
+        } else {
+          *reinterpret_cast<float2*>(row + 16 * i + 2 * g) =
+              make_float2(out[i][h] * factor[h], out[i][h + 2] * factor[h]);
+        }
+      }
+    }
+  }
+};
+
+// Of the 8 rows or less that a sequence has here: m / group is row_of(m).
+__device__ __forceinline__ int row_factor_of(int group) { return (256 + group - 1) / group; }
+__device__ __forceinline__ int row_of(int m, int factor) { return m * factor >> 8; }
+
+// Vectors of new rows, one by each eight lanes of a warp: norm, rotation, and where they go. Lane e of them has chunks
+// e, e + 8, and so on of 8 dimensions.
+template <typename Tile>
+struct Vectors {
+  static constexpr NarrowTile T = Tile::value;
+  static constexpr int kEach = T.head_dim / 64;
+  static constexpr int kApart = T.rotary_dim / 16;  // chunks between the two of a rotated pair
+  float x[kEach][8];
+  float weight[kEach][8];
+  bool normed = false;
+
+  __device__ __forceinline__ void take_norm(const float* norm, int lane) {
+    normed = norm != nullptr;
+    if (!normed) return;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float4* from = reinterpret_cast<const float4*>(norm) + (lane % 8 + 8 * i) * 2;
+      const float4 low = from[0];
+      const float4 high = from[1];
+      const float all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) weight[i][j] = all[j];
+    }
+  }
+  __device__ __forceinline__ void load(const u16* from, bool there, int lane) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const HeadVector v =
+          unpack(there ? reinterpret_cast<const uint4*>(from)[lane % 8 + 8 * i] : make_uint4(0, 0, 0, 0));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[i][j] = v.x[j];
+    }
+  }
+  // A whole warp.
+  __device__ __forceinline__ void norm(float eps) {
+    float square[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) square[j % 2] += x[i][j] * x[i][j];
+    float all = square[0] + square[1];
+#pragma unroll
+    for (int d = 4; d > 0; d /= 2) all += __shfl_xor_sync(0xffffffffu, all, d);
+    if (!normed) return;
+    const float factor = rsqrtf(all / static_cast<float>(T.head_dim) + eps);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[i][j] *= factor * weight[i][j];
+  }
+  // `turns`: [rotary_dim / 2] of this row, in shared memory. A whole warp; those that do not rotate take part.
+  __device__ __forceinline__ void rotate(const float2* turns, bool rotates, int lane) {
+    if constexpr (kApart >= 8) {
+      if (!rotates) return;
+#pragma unroll
+      for (int i = 0; i < kApart / 8; ++i)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float2 turn = turns[(lane % 8 + 8 * i) * 8 + j];
+          const float low = x[i][j];
+          const float high = x[i + kApart / 8][j];
+          x[i][j] = low * turn.x - high * turn.y;
+          x[i + kApart / 8][j] = high * turn.x + low * turn.y;
+        }
+    } else if constexpr (kApart > 0) {
+      const int e = lane % 8;
+      const float sign = e < kApart ? -1.0f : 1.0f;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float other = __shfl_xor_sync(0xffffffffu, x[0][j], kApart);
+        const float2 turn = turns[e % kApart * 8 + j];
+        if (rotates && e < 2 * kApart) x[0][j] = x[0][j] * turn.x + sign * other * turn.y;
+      }
+    }
+  }
+  __device__ __forceinline__ void store_query(unsigned char* queries, int m, int lane) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const auto pair = [&](int j) {
+        return T.fp8 ? ptx::to_f16x2(x[i][2 * j], x[i][2 * j + 1]) : ptx::to_bf16x2(x[i][2 * j], x[i][2 * j + 1]);
+      };
+      *reinterpret_cast<uint4*>(queries + query_place<T.head_dim / 8>(m, lane % 8 + 8 * i)) =
+          make_uint4(pair(0), pair(1), pair(2), pair(3));
+    }
+  }
+  // A key or a value: to shared memory, and to the cache. `out`: where its page begins for it, `inverse_scale`: e4m3.
+  __device__ __forceinline__ void store_new(unsigned char* to, u8* out, int positions, int in_page, float inverse_scale,
+                                            int lane) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int chunk = lane % 8 + 8 * i;
+      if constexpr (T.fp8) {
+        const auto code = [&](int j) {
+          return ptx::to_e4m3x2(x[i][2 * j] * inverse_scale, x[i][2 * j + 1] * inverse_scale);
+        };
+        const uint2 words = make_uint2(code(0) | code(1) << 16, code(2) | code(3) << 16);
+        reinterpret_cast<uint2*>(to)[chunk] = words;
+        *reinterpret_cast<uint2*>(out + cache_place(T.row_bytes(), positions, in_page, chunk / 2) + chunk % 2 * 8) =
+            words;
+      } else {
+        const auto pair = [&](int j) { return ptx::to_bf16x2(x[i][2 * j], x[i][2 * j + 1]); };
+        const uint4 words = make_uint4(pair(0), pair(1), pair(2), pair(3));
+        reinterpret_cast<uint4*>(to)[chunk] = words;
+        *reinterpret_cast<uint4*>(out + cache_place(T.row_bytes(), positions, in_page, chunk)) = words;
+      }
+    }
+  }
+};
+
+// A warp's share of the sum over splits, in the order of their lanes, and the gate: blocks of so many quads of a row's
+// columns, up to four loads a lane each. `own` of `warps`: of all that share it.
+template <typename Tile>
+__device__ __forceinline__ void add_splits(const AttentionArgs& args, const SequenceRows& sequence, int kv_head,
+                                           int row_factor, long long partial, int rows, int splits, int own, int warps,
+                                           int lane) {
+  constexpr NarrowTile T = Tile::value;
+  constexpr u32 kAll = 0xffffffffu;
+  constexpr int kQuads = T.head_dim / 4;  // of a row
+  constexpr int kMost = kQuads < 32 ? kQuads : 32;
+  const int per_split = args.most_rows * args.shape.group();
+  int bits = 1;
+  while (2 << bits <= kMost && splits << bits <= 64) ++bits;
+  const int quads = 1 << bits;
+#pragma unroll 1
+  for (int block = own; block << bits < rows * kQuads; block += warps) {
+    const int m = (block << bits) / kQuads;
+    const int quad = (block << bits) % kQuads + (lane & (quads - 1));
+    const float4* from = reinterpret_cast<const float4*>(args.partial + (partial + m) * T.head_dim) + quad;
+    const float2* sums = reinterpret_cast<const float2*>(args.partial_sums) + partial + m;
+    // Everything is asked for at once.
+    float4 x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int split = (lane + 32 * i) >> bits;
+      x[i] = split < splits ? __ldcg(from + split * per_split * kQuads) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    float2 s[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      s[i] = lane + 32 * i < splits ? __ldcg(sums + (lane + 32 * i) * per_split) : make_float2(kNobody, 0.0f);
+    }
+    const int row = row_of(m, row_factor);
+    const int head = kv_head * args.shape.group() + m - row * args.shape.group();
+    uint2 gates = make_uint2(0, 0);
+    if (args.shape.gated) {
+      gates = *reinterpret_cast<const uint2*>(args.rows + (sequence.first + row) * args.row_stride +
+                                              args.shape.gate_column(head) + 4 * quad);
+    }
+    float most = fmaxf(s[0].x, s[1].x);
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(kAll, most, d));
+    const float weight[2] = {ptx::exp2_approx(s[0].x - most), ptx::exp2_approx(s[1].x - most)};
+    float total = weight[0] * s[0].y + weight[1] * s[1].y;
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(kAll, total, d);
+    float y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int split = (lane + 32 * i) >> bits;
+      const float low = __shfl_sync(kAll, weight[0], split % 32);
+      const float high = __shfl_sync(kAll, weight[1], split % 32);
+      const float w = split < 32 ? low : split < 64 ? high : 0.0f;
+      y[0] += w * x[i].x;
+      y[1] += w * x[i].y;
+      y[2] += w * x[i].z;
+      y[3] += w * x[i].w;
+    }
+#pragma unroll 1
+    for (int d = quads; d < 32; d *= 2) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) y[i] += __shfl_xor_sync(kAll, y[i], d);
+    }
+    const u32 words[2] = {gates.x, gates.y};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float below = total;
+      if (args.shape.gated) {
+        const u32 gate = i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u;
+        below *= 1.0f + ptx::exp2_approx(-kLog2E * __uint_as_float(gate));
+      }
+      y[i] *= ptx::reciprocal_approx(below);
+    }
+    if (lane < quads) {
+      reinterpret_cast<uint2*>(args.out + (sequence.first + row) * args.out_stride + head * T.head_dim)[quad] =
+          make_uint2(ptx::to_bf16x2(y[0], y[1]), ptx::to_bf16x2(y[2], y[3]));
+    }
+  }
+}
+
+}  // namespace narrow_detail
+
+// `Tile` is a NarrowTileOf<...>. Grid: narrow_launch, splits x kv heads x sequences of the bucket.
+template <typename Tile>
+__global__ void __launch_bounds__(Tile::value.threads(), 1)
+    attention_narrow(const __grid_constant__ AttentionArgs args) {
+  using namespace narrow_detail;
+  static constexpr NarrowTile T = Tile::value;
+  static constexpr NarrowMap kMap = narrow_map(T);
+  constexpr int kHalf = T.rotary_dim / 2;
+  constexpr int kKeys = T.keys();
+  constexpr int kBytes = T.unit_bytes();
+  constexpr u32 kAll = 0xffffffffu;
+  FOURFOLD_DYNAMIC_SHARED(smem);
+  const u32 base = ptx::keep_register(ptx::shared_address(smem));
+  const int tid = static_cast<int>(threadIdx.x);
+  const int warp = __shfl_sync(kAll, tid / 32, 0);  // the same for all lanes, and the compiler knows
+  const int lane = tid % 32;
+  const AttentionShape& shape = args.shape;
+  const int kv_head = static_cast<int>(blockIdx.y);
+  const int place = static_cast<int>(blockIdx.z);
+  const int split = static_cast<int>(blockIdx.x);
+
+  // What depends on nothing is asked for first.
+  const float frequency = tid < kHalf ? args.frequencies[tid] : 0.0f;
+  const float key_scale = T.fp8 ? args.cache_scales[0] : 1.0f;
+  const float value_scale = T.fp8 ? args.cache_scales[1] : 1.0f;
+  Vectors<Tile> vectors;
+  vectors.take_norm(args.q_norm, lane);
+  const u32 barriers = base + kMap.barriers + static_cast<u32>(warp * T.units) * 8u;
+  if (lane == 0) {
+    for (int i = 0; i < T.units; ++i) ptx::mbarrier_init(barriers + 8u * static_cast<u32>(i), 1);
+    ptx::fence_barrier_init();
+  }
+  __syncwarp();  // barriers are there for all lanes
+  const int group = shape.group();
+  const int row_factor = row_factor_of(group);
+  if (args.settled == 0) ptx::grid_dependency_wait();
+  SequenceRows sequence = args.sequences[place];  // of the bucket, live or not: both are asked for at once
+  if (place >= *args.live) sequence.count = 0;
+  const int count = sequence.count < args.most_rows ? sequence.count : args.most_rows;
+  const int context = sequence.position + count;
+  const int length = narrow_split_length(context);
+  const int begin = split * length;
+  const int rows = count * group;
+  if (sequence.first < 0 || count <= 0 || begin >= context) {
+    ptx::grid_dependency_wait();  // who waits for this kernel's end relies on the one before it
+    return;
+  }
+  const int end = begin + length < context ? begin + length : context;
+
+  // This warp's blocks of keys: `warp`, `warp` + T.warps, and so on. A lane knows the page of 16 of their keys.
+  const int* table = args.pages + static_cast<long long>(place) * args.page_table_stride;
+  const int blocks = (end - begin + kKeys - 1) / kKeys;
+  const int units = blocks > warp ? (blocks - warp + T.warps - 1) / T.warps * 2 : 0;
+  const auto start_of = [&](int block) { return begin + (block * T.warps + warp) * kKeys; };
+  constexpr int kKnown = 32 / T.blocks;  // blocks that the lanes know pages of
+  int known = 0;
+  int page = 0;
+  const auto know = [&](int from) {
+    known = from;
+    const int position = start_of(from + lane / T.blocks) + lane % T.blocks * 16;
+    page = position < end ? table[position >> args.page_shift] : 0;
+  };
+  know(0);
+  const long long key_offset = args.key_offset(kv_head, T.row_bytes());
+  const long long value_offset = args.value_offset(kv_head, T.row_bytes());
+  const int page_mask = (1 << args.page_shift) - 1;
+  const u32 ring = kMap.ring + static_cast<u32>(warp * T.units * kBytes);
+  constexpr int kPieceBytes = piece_bytes(T.row_bytes());
+  constexpr int kPieces = T.row_bytes() / kPieceBytes;
+  const u64 policy = ptx::policy_evict_first();
+  // What the cache holds of a unit: keys of block unit / 2, or its values. A whole warp.
+  const auto load_old = [&](int unit, int slot) {
+    const int block = unit / 2;
+    const int first = start_of(block);
+    const u32 there = barriers + 8u * static_cast<u32>(slot);
+    int old = sequence.position - first;
+    old = old < 0 ? 0 : old < kKeys ? old : kKeys;
+    if (block >= known + kKnown) know(block);
+    if (lane == 0) {
+      if (old > 0) {
+        ptx::mbarrier_arrive_expect(there, static_cast<u32>(old * T.row_bytes()));
+      } else {
+        ptx::mbarrier_arrive(there);
+      }
+    }
+    __syncwarp();  // announced before anything lands
+    // A lane has one piece of 16 positions.
+    const int part = lane / kPieces;
+    const int own_page = __shfl_sync(kAll, page, (block - known) * T.blocks + part);
+    const int here = old - part * 16 < 16 ? old - part * 16 : 16;
+    if (part < T.blocks && here > 0) {
+      const int piece = lane % kPieces;
+      ptx::bulk_copy(base + ring + static_cast<u32>(slot * kBytes + (piece * kKeys + part * 16) * kPieceBytes),
+                     args.cache + own_page * args.page_bytes + (unit % 2 == 0 ? key_offset : value_offset) +
+                         ((piece << args.page_shift) + ((first + part * 16) & page_mask)) * kPieceBytes,
+                     static_cast<u32>(here * kPieceBytes), there, policy);
+    }
+  };
+#pragma unroll 1
+  for (int i = 0; i < T.units && i < units; ++i) load_old(i, i);
+
+  // Eight lanes have a query, or a new key or value of this split: which one, and where it comes from and goes to.
+  const int first_new = begin > sequence.position ? begin : sequence.position;
+  const int items = rows + (end > first_new ? 2 * (end - first_new) : 0);
+  int item = warp * 4 + lane / 8;
+  int row = 0;  // of the sequence
+  const u16* from = nullptr;
+  u8* out = nullptr;
+  const auto prepare = [&] {
+    int column = 0;
+    if (item < rows) {
+      row = row_of(item, row_factor);
+      column = shape.q_column(kv_head * group + item - row * group);
+    } else if (item < items) {
+      const bool key = (item - rows) % 2 == 0;
+      const int position = first_new + (item - rows) / 2;
+      row = position - sequence.position;
+      column = key ? shape.k_column(kv_head) : shape.v_column(kv_head);
+      out = args.cache + table[position >> args.page_shift] * args.page_bytes + (key ? key_offset : value_offset);
+      vectors.take_norm(key ? args.k_norm : nullptr, lane);
+    }
+    from = args.rows + (sequence.first + row) * args.row_stride + column;
+  };
+  prepare();
+
+  float2* turns = reinterpret_cast<float2*>(smem + kMap.rotation);
+  if (tid < kHalf) {
+    for (int i = 0; i < count; ++i) turns[i * kHalf + tid] = rotation(frequency, sequence.position + i);
+  }
+  for (int i = rows * (T.head_dim / 8) + tid; i < kNarrowRows * (T.head_dim / 8); i += T.threads()) {
+    *reinterpret_cast<uint4*>(smem + kMap.queries +
+                              query_place<T.head_dim / 8>(i / (T.head_dim / 8), i % (T.head_dim / 8))) =
+        make_uint4(0, 0, 0, 0);
+  }
+  __syncthreads();
+
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+
+#pragma unroll 1
+  for (;;) {
+    const bool query = item < rows;
+    const bool key = (item - rows) % 2 == 0;
+    vectors.load(from, item < items, lane);
+    vectors.norm(args.norm_eps);
+    vectors.rotate(turns + row * kHalf, query || key, lane);
+    if (query) {
+      vectors.store_query(smem + kMap.queries, item, lane);
+    } else if (item < items) {
+      vectors.store_new(smem + kMap.news + (2 * row + (key ? 0 : 1)) * T.row_bytes(), out, page_mask + 1,
+                        (sequence.position + row) & page_mask, 1.0f / (key ? key_scale : value_scale), lane);
+    }
+    item += 4 * T.warps;
+    if (!__any_sync(kAll, item < items)) break;
+    prepare();
+  }
+  __syncthreads();
+
+  const float scale = args.scale * kLog2E * key_scale;
+  int last[2];  // key that rows 2 l and 2 l + 1 see
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int m = lane % 4 * 2 + h;
+    last[h] = m < rows ? sequence.position + row_of(m, row_factor) : -1;
+  }
+  Columns<Tile> c;
+  c.clear();
+  c.take_queries(base + kMap.queries, lane);
+  u32 p[T.blocks][2];
+  int slot = 0;
+  u32 phase = 0;
+#pragma unroll 1
+  for (int unit = 0; unit < units; ++unit) {
+    const u32 at = ring + static_cast<u32>(slot * kBytes);
+    const int first = start_of(unit / 2);
+    const bool keys = unit % 2 == 0;
+    ptx::mbarrier_wait(barriers + 8u * static_cast<u32>(slot), phase);
+    if (first + kKeys > sequence.position) {
+      // New ones; and zeros for values that are not there: they are multiplied with zeros.
+      const int upto = keys && end - first < kKeys ? end - first : kKeys;
+      const int from = first_new - first;
+#pragma unroll 4
+      for (int r = from > 0 ? from : 0; r < upto; ++r) {
+        if (lane >= T.chunks()) continue;
+        const int own = first + r - sequence.position;
+        *reinterpret_cast<uint4*>(smem + at + place_of<Tile>(r, lane)) =
+            first + r < end
+                ? reinterpret_cast<const uint4*>(smem + kMap.news + (2 * own + (keys ? 0 : 1)) * T.row_bytes())[lane]
+                : make_uint4(0, 0, 0, 0);
+      }
+      __syncwarp();
+    }
+    if (keys) {
+      float s[T.blocks][4];
+      c.scores(s, base + at, lane);
+      const bool all = first + kKeys - 1 <= sequence.position;  // every row sees every key
+#pragma unroll
+      for (int n = 0; n < T.blocks; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int position = first + 16 * n + lane / 4 + e / 2 * 8;
+          s[n][e] = all || position <= last[e % 2] ? s[n][e] * scale : kNobody;
+        }
+      c.weigh(p, s);
+    } else {
+      c.add(p, base + at, lane);
+    }
+    __syncwarp();  // what was read is free
+    if (unit + T.units < units) load_old(unit + T.units, slot);
+    if (++slot == T.units) {
+      slot = 0;
+      phase ^= 1u;
+    }
+  }
+
+  // The warps' parts become one.
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) c.sum[h] += __shfl_xor_sync(kAll, c.sum[h], d);
+  float2* sums = reinterpret_cast<float2*>(smem + kMap.sums);
+  if (lane < 4) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sums[warp * kNarrowRows + 2 * lane + h] = make_float2(c.largest[h], c.sum[h]);
+  }
+  __syncthreads();
+  const int splits = narrow_split_count(context);
+  const int per_split = args.most_rows * group;
+  const long long whole = (static_cast<long long>(place) * shape.kv_heads + kv_head) * args.splits * per_split;
+  const long long partial = whole + split * per_split;
+  float factor[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int m = lane % 4 * 2 + h;
+    float most = kNobody;
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < T.warps; ++k) most = fmaxf(most, sums[k * kNarrowRows + m].x);
+#pragma unroll
+    for (int k = 0; k < T.warps; ++k) {
+      const float2 part = sums[k * kNarrowRows + m];
+      sum += part.y * ptx::exp2_approx(part.x - most);
+    }
+    if (tid < 4 && m < rows) reinterpret_cast<float2*>(args.partial_sums)[partial + m] = make_float2(most, sum);
+    factor[h] = ptx::exp2_approx(c.largest[h] - most) * value_scale;
+  }
+  float* outputs = reinterpret_cast<float*>(smem + kMap.ring);
+  c.store(outputs + warp * kNarrowRows * T.output_stride(), factor, lane);
+  __syncthreads();
+#pragma unroll 2
+  for (int i = tid; i < rows * (T.head_dim / 4); i += T.threads()) {
+    const int m = i / (T.head_dim / 4);
+    const int quad = i % (T.head_dim / 4);
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int k = 0; k < T.warps; ++k) {
+      const float4 x = reinterpret_cast<const float4*>(outputs + (k * kNarrowRows + m) * T.output_stride())[quad];
+      sum.x += x.x;
+      sum.y += x.y;
+      sum.z += x.z;
+      sum.w += x.w;
+    }
+    reinterpret_cast<float4*>(args.partial + (partial + m) * T.head_dim)[quad] = sum;
+  }
+
+  // The splits become one, as soon as all are there.
+  int* arrived = args.arrived + place * shape.kv_heads + kv_head;
+  __syncthreads();
+  if (tid == 0) {
+    ptx::add_count(arrived);
+    ptx::wait_count(arrived, splits);
+  }
+  __syncthreads();
+  if (tid == 0 && atomicAdd(arrived, 1) == 2 * splits - 1) *arrived = 0;
+  add_splits<Tile>(args, sequence, kv_head, row_factor, whole, rows, splits, split * T.warps + warp, splits * T.warps,
+                   lane);
+}
+
+}  // namespace fourfold::attn

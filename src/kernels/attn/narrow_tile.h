@@ -1,0 +1,93 @@
+// Shapes and shared memory of the attention kernel for up to 8 rows of scores (narrow.cuh). Read by host and device,
+// includes nothing of CUDA.
+#pragma once
+
+#include "kernels/attn/decode_tile.h"
+
+namespace fourfold::attn {
+
+inline constexpr int kNarrowRows = 8;   // rows of a sequence x heads of a group, at most
+inline constexpr int kNarrowStep = 64;  // a split's positions are a multiple of
+
+// Positions of a split, of the sequence's own length only.
+FOURFOLD_MIXER_FN int narrow_split_length(int keys) {
+  const int share = (keys + kMostSplits - 1) / kMostSplits;
+  return (share + kNarrowStep - 1) / kNarrowStep * kNarrowStep;
+}
+FOURFOLD_MIXER_FN int narrow_split_count(int keys) {
+  const int length = narrow_split_length(keys);
+  return (keys + length - 1) / length;
+}
+// No sequence of at most `keys` positions has more splits.
+FOURFOLD_MIXER_FN int narrow_most_splits(int keys) {
+  const int all = (keys + kNarrowStep - 1) / kNarrowStep;
+  return all < kMostSplits ? all : kMostSplits;
+}
+
+struct NarrowTile {
+  int head_dim;
+  int rotary_dim;  // 0: none
+  int warps;       // each with its own keys
+  int blocks;      // of 16 keys a warp multiplies at once
+  int units;       // keys or values of so many blocks that a warp has room for
+  bool fp8;        // e4m3 cache
+
+  FOURFOLD_MIXER_FN int threads() const { return warps * 32; }
+  FOURFOLD_MIXER_FN int keys() const { return blocks * 16; }  // of a unit
+  FOURFOLD_MIXER_FN int row_bytes() const { return head_dim * (fp8 ? 1 : 2); }
+  FOURFOLD_MIXER_FN int chunks() const { return row_bytes() / 16; }
+  FOURFOLD_MIXER_FN int unit_bytes() const { return keys() * row_bytes(); }
+  FOURFOLD_MIXER_FN int output_stride() const { return head_dim + (fp8 ? 8 : 4); }  // floats, for the banks
+  FOURFOLD_MIXER_FN bool legal() const {
+    const int apart = rotary_dim / 16;
+    return (head_dim == 64 || head_dim == 128 || head_dim == 256) && rotary_dim <= head_dim &&
+           rotary_dim == apart * 16 && (apart & (apart - 1)) == 0 && rotary_dim / 2 <= threads() &&
+           (blocks == 1 || blocks == 2) && units >= 2;
+  }
+};
+
+struct NarrowMap {
+  unsigned ring;      // [warp][unit]; later the outputs [warp][8 rows][output_stride] fp32
+  unsigned queries;   // [8][head_dim], 16 bits
+  unsigned rotation;  // [8][rotary_dim / 2] {cos, sin}
+  unsigned news;      // [8]{key, value} of this step's rows, as the cache holds them
+  unsigned sums;      // [warp][8] {largest, sum}
+  unsigned barriers;  // [warp][unit]: it is there
+  unsigned total;
+};
+
+FOURFOLD_MIXER_FN NarrowMap narrow_map(const NarrowTile& t) {
+  NarrowMap m{};
+  unsigned at = 0;
+  const auto take = [&at](int bytes) {
+    const unsigned here = at;
+    at += (static_cast<unsigned>(bytes) + 127u) / 128u * 128u;
+    return here;
+  };
+  const int ring = t.warps * t.units * t.unit_bytes();
+  const int outputs = t.warps * kNarrowRows * t.output_stride() * 4;
+  m.ring = take(ring > outputs ? ring : outputs);
+  m.queries = take(kNarrowRows * t.head_dim * 2);
+  m.rotation = take(kNarrowRows * t.rotary_dim / 2 * 8);
+  m.news = take(kNarrowRows * 2 * t.row_bytes());
+  m.sums = take(t.warps * kNarrowRows * 8);
+  m.barriers = take(t.warps * t.units * 8);
+  m.total = at;
+  return m;
+}
+
+template <int HeadDim, int RotaryDim, int Warps, int Blocks, int Units, bool Fp8>
+struct NarrowTileOf {
+  static constexpr NarrowTile value{HeadDim, RotaryDim, Warps, Blocks, Units, Fp8};
+  static_assert(value.legal());
+};
+
+// `splits`: narrow_most_splits() of the longest context of the bucket. Rows of a sequence x heads of a group:
+// kNarrowRows at most.
+FOURFOLD_MIXER_FN DecodeLaunch narrow_launch(const NarrowTile& t, const AttentionShape& shape, int splits,
+                                             int sequences) {
+  return {static_cast<unsigned>(splits), static_cast<unsigned>(shape.kv_heads), static_cast<unsigned>(sequences),
+          static_cast<unsigned>(t.threads()), narrow_map(t).total};
+}
+
+}  // namespace fourfold::attn

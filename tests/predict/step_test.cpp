@@ -146,7 +146,7 @@ TEST(PredictedSteps, HaveTheOperationsOfTheBackend) {
   }
   EXPECT_EQ(counts["delta rule"], 30);
   EXPECT_EQ(counts["attention"], 10);
-  EXPECT_EQ(launches["attention"], 20);  // splits, and their sum
+  EXPECT_EQ(launches["attention"], 10);
   EXPECT_EQ(counts["router"], 40);
   EXPECT_EQ(launches["experts"], 80);
   EXPECT_EQ(counts["choice of tokens"], 1);

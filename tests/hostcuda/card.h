@@ -24,6 +24,7 @@
 #include "jit/driver.h"
 #include "jit/nccl.h"
 #include "kernels/comm/reduce_args.h"
+#include "kernels/gemm/dense_tile.h"
 
 namespace fourfold::hostcuda {
 using jit::DeviceAddress;
@@ -86,8 +87,9 @@ inline bool waits_for_ranks(const std::string& kernel) {
          kernel.find("comm::gather_parts") != std::string::npos;
 }
 
-// CTAs of a cluster, as the kernel says by __cluster_dims__: a tile's last number.
+// CTAs of a cluster, as the kernel says by __cluster_dims__: of some a tile's last number.
 inline int cluster_of(const std::string& kernel) {
+  if (kernel.find("gemm_cluster") != std::string::npos) return gemm::kClusterCtas;
   if (kernel.find("delta_recurrent_split") == std::string::npos) return 1;
   const size_t last = kernel.rfind(',');
   return std::stoi(kernel.substr(last + 1));

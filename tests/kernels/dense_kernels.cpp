@@ -1,4 +1,5 @@
 #include "executor/cuda.h"
+#include "kernels/gemm/cluster_sm90.cuh"
 #include "kernels/gemm/dense.cuh"
 #include "kernels/gemm/dense_sm90.cuh"
 #include "kernels/gemm/experts.cuh"
@@ -41,9 +42,19 @@ DenseKernel middle_kernel(const char* name) {
           true,
           Tile::value};
 }
+template <int... Values>
+DenseKernel cluster_kernel(const char* name) {
+  using Tile = MiddleTileOf<Values...>;
+  DenseKernel k = middle_kernel<Values...>(name);
+  k.run = [](const ptx::TensorMap& x, const DenseArgs& args) { gemm_cluster<Tile>(x, args); };
+  k.middle = false;
+  k.cluster = true;
+  return k;
+}
 }  // namespace
 
 #define DENSE(...) dense_kernel<__VA_ARGS__>("dense {" #__VA_ARGS__ "}")
+#define CLUSTER(...) cluster_kernel<__VA_ARGS__>("cluster {" #__VA_ARGS__ "}")
 #define MIDDLE(...) middle_kernel<__VA_ARGS__>("middle {" #__VA_ARGS__ "}")
 #define WIDE(...) wide_kernel<__VA_ARGS__>("wide {" #__VA_ARGS__ "}")
 
@@ -53,7 +64,7 @@ std::vector<DenseKernel> dense_kernels() {
       DENSE(15, 32, 8, 2, 1),                    //
       WIDE(15, 32, 3),                           // formats, tokens, stages
       WIDE(7, 64, 2),         MIDDLE(15, 4, 1),  // formats, stages, CTAs
-      MIDDLE(7, 2, 2),
+      MIDDLE(7, 2, 2),        CLUSTER(15, 3, 1),
   };
 }
 

@@ -37,6 +37,7 @@ struct Case {
   // `split_units`: of gemm_wide; 0: all columns.
   void run(const DenseKernel& k, unsigned sms = 3, int split_units = 0) {
     if (k.middle) return run_middle(k, split_units > 0 ? split_units : args.matrix.units);
+    if (k.cluster) return run_cluster(k);
     const int blocks = (args.tokens + k.tokens - 1) / k.tokens;
     auto items = static_cast<unsigned>(
         (k.wide ? run_groups(args.matrix, kWideTiles) : dense_groups(args.matrix, kDenseTiles)) * blocks);
@@ -52,6 +53,15 @@ struct Case {
     map = executor::make_tensor_map(args.x, static_cast<uint64_t>(args.tokens), columns, columns * 2,
                                     static_cast<uint64_t>(k.tokens));
     executor::LaunchConfig config{k.name, {k.wide ? std::min(items, sms) : items}, k.threads, k.shared_bytes};
+    device.launch(config, [&] { k.run(map, args); });
+  }
+  void run_cluster(const DenseKernel& k) {
+    args.split_units = cluster_share(k.tile, args.matrix);
+    const auto columns = static_cast<uint64_t>(args.matrix.columns);
+    map = executor::make_tensor_map(args.x, static_cast<uint64_t>(args.tokens), columns, columns * 2, kMiddleRows);
+    const auto grid = static_cast<unsigned>(cluster_grid(args.matrix, args.tokens));
+    executor::LaunchConfig config{k.name, {grid}, k.threads, k.shared_bytes};
+    config.cluster = kClusterCtas;
     device.launch(config, [&] { k.run(map, args); });
   }
   // Shares of `share` units; all CTAs at once.
@@ -220,6 +230,30 @@ TEST(Dense, SharesOfUnitsUnderEverySchedule) {
         EXPECT_EQ(y, first);
         const int grid = middle_grid(c.args.matrix, tokens, share);
         EXPECT_EQ(std::count(c.args.arrived, c.args.arrived + grid, 0), grid);
+      }
+    }
+  }
+}
+
+// Columns for all CTAs of a cluster, for some of them, and with a last one that has less; several blocks of rows of x.
+TEST(Dense, ClustersUnderEverySchedule) {
+  for (const DenseKernel& k : dense_kernels()) {
+    if (!k.cluster) continue;
+    for (const int columns : {272, 656}) {
+      const bool blocks = takes(k, Kind::kFp8Block);
+      const auto parts = mixed_stack(blocks, columns);
+      const PackedMatrix packed = pack_stack(parts);
+      for (const int tokens : {9, 70}) {
+        const auto x = random_rows(tokens, columns, 6);
+        const Products want = reference(parts, x, tokens);
+        std::vector<float> first;
+        for (const Options& o : schedules(2, 3)) {
+          SCOPED_TRACE(k.name + ", " + std::to_string(columns) + " columns, " + std::to_string(tokens) + " rows");
+          const std::vector<float> y = Case(o, packed, x, tokens).floats(k, packed.rows);
+          expect_near(y, want);
+          if (first.empty()) first = y;
+          EXPECT_EQ(y, first);
+        }
       }
     }
   }

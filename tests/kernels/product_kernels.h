@@ -29,7 +29,8 @@ struct DenseKernel {
   unsigned shared_bytes;
   void (*run)(const ptx::TensorMap& x, const DenseArgs&);
   bool middle = false;
-  MiddleTile tile = {};  // of gemm_middle
+  MiddleTile tile = {};  // of gemm_middle and gemm_cluster
+  bool cluster = false;
 };
 std::vector<DenseKernel> dense_kernels();
 

@@ -579,6 +579,12 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   const int sms = sms_;
   args.partial = wide_partial_.as<float>();
   args.arrived = arrived_.as<int>();
+  if (by_clusters(arch_, formats, x.rows, matrix, sms)) {
+    args.split_units = gemm::cluster_share(middle_tile(arch_, formats), matrix);
+    const int grid = gemm::cluster_grid(matrix, args.tokens);
+    launch(card_->stream, kernels.back(), {static_cast<unsigned>(grid)}, overlap_, rows, args);
+    return;
+  }
   if (entry == kMiddle) {
     args.split_units = gemm::middle_split_units(middle_tile(arch_, formats), matrix, args.tokens, sms, kLeastShare);
     const int grid = gemm::middle_grid(matrix, args.tokens, args.split_units);

@@ -102,7 +102,7 @@ KernelTests::KernelTests(const CudaBackend& backend) : of_(backend) {
 }
 KernelTests::~KernelTests() { of_.card_->device.set_launch_note({}); }
 
-CudaBackend& KernelTests::on(const RowsWay* way, int most_middle_tiles) {
+CudaBackend& KernelTests::on(const RowsWay* way, int most_middle_tiles, bool all_by_clusters) {
   CudaOptions options = of_.options_;
   options.self_test = options.test_kernels = options.graphs = false;
   options.measured_ways = false;
@@ -112,6 +112,7 @@ CudaBackend& KernelTests::on(const RowsWay* way, int most_middle_tiles) {
   Target target = of_.arch_;
   if (way != nullptr) target.way = *way;
   target.most_middle_tiles = most_middle_tiles;
+  target.all_by_clusters = all_by_clusters;
   tested_.reset();
   tested_ = std::make_unique<CudaBackend>(options, of_.card_, std::move(target), kSms);
   tested_->reserve({256, 32, 256, kPage});
@@ -294,8 +295,11 @@ void KernelTests::products(const RowsWay& way) {
   }
   const Product many(random, way.formats, {277, 70, 75}, 64 * 13 + 16, 150);
   products_of(many, on(&way), {16, 40, 150}, false);
-  // As a head is taken.
-  if (wide_by_wgmma(of_.arch_, way.formats)) products_of(many, on(&way, 0), {20}, false);
+  // As a head is taken, and as few items are.
+  if (wide_by_wgmma(of_.arch_, way.formats)) {
+    products_of(many, on(&way, 0), {20}, false);
+    products_of(many, on(&way, 256, true), {33}, false);
+  }
 }
 
 // ---- rows

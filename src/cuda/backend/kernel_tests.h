@@ -41,7 +41,7 @@ class KernelTests {
     std::function<void()> run;
   };
   struct Product;
-  CudaBackend& on(const RowsWay* way = nullptr, int most_middle_tiles = 256);
+  CudaBackend& on(const RowsWay* way = nullptr, int most_middle_tiles = 256, bool all_by_clusters = false);
   void note(const std::string& wrong);
   void products(const RowsWay& way);
   void products_of(const Product& problem, CudaBackend& backend, const std::vector<int64_t>& tokens, bool normed);

@@ -191,6 +191,12 @@ WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::
   return kWideMany;
 }
 
+bool by_clusters(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms) {
+  return wide_by_wgmma(arch, formats) && wide_entry(arch, formats, rows, matrix, sms) == kMiddle &&
+         (arch.all_by_clusters ||
+          gemm::cluster_grid(matrix, static_cast<int>(rows)) <= sms * middle_tile(arch, formats).ctas);
+}
+
 // As many stages as there is room for, up to 200 kB.
 gemm::WideTile wide_tile(const Target& arch, int formats, WideEntry entry) {
   gemm::WideTile t = {formats, entry == kWideFew ? 64 : 128, 2};
@@ -227,7 +233,7 @@ namespace {
 plan::KernelSource wgmma_source(const Target& arch, int formats) {
   plan::KernelSource source;
   source.name = fmt::format("wide_{}", formats);
-  source.text = "#include \"kernels/gemm/middle_sm90.cuh\"\n";
+  source.text = "#include \"kernels/gemm/cluster_sm90.cuh\"\n";
   const gemm::MiddleTile middle = middle_tile(arch, formats);
   source.entries.push_back({fmt::format("fourfold::gemm::gemm_middle<fourfold::gemm::MiddleTileOf<{}, {}, {}>>",
                                         middle.formats, middle.stages, middle.ctas),
@@ -239,6 +245,9 @@ plan::KernelSource wgmma_source(const Target& arch, int formats) {
                                           t.formats, t.tokens, t.stages),
                               gemm::kWideThreads, static_cast<int64_t>(gemm::wide_map(t).total)});
   }
+  source.entries.push_back({fmt::format("fourfold::gemm::gemm_cluster<fourfold::gemm::MiddleTileOf<{}, {}, {}>>",
+                                        middle.formats, middle.stages, middle.ctas),
+                            gemm::kMiddleThreads, static_cast<int64_t>(gemm::middle_map(middle).total), true});
   return source;
 }
 

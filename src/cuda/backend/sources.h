@@ -56,6 +56,7 @@ struct Target : plan::Arch {
   // not taken at all.
   std::optional<RowsWay> way;
   int most_middle_tiles = 256;
+  bool all_by_clusters = false;  // for them, too: gemm_cluster wherever gemm_middle would be
 };
 
 // What was measured to be fastest, or what the list has; whose kernels are not wrong. An Error when all are.
@@ -82,6 +83,9 @@ enum WideEntry { kMiddle, kWideFew, kWideMany };
 bool wide_by_wgmma(const Target& arch, int formats);
 bool has_wide(const Target& arch, int formats);
 WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms);
+// Whether gemm_cluster, the source's last entry, takes the place of gemm_middle: so few items that clusters of all of
+// them have room at once.
+bool by_clusters(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms);
 // Where the architecture has wgmma:
 gemm::WideTile wide_tile(const Target& arch, int formats, WideEntry entry);
 gemm::MiddleTile middle_tile(const Target& arch, int formats);

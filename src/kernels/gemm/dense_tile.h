@@ -262,6 +262,15 @@ FOURFOLD_HD constexpr int middle_split_units(const MiddleTile& t, const Matrix& 
 FOURFOLD_HD constexpr int middle_grid(const Matrix& m, int tokens, int split_units) {
   return static_cast<int>((middle_units(m, tokens) + split_units - 1) / split_units);
 }
+// gemm_cluster: so many CTAs share the columns of an item; units of each.
+inline constexpr int kClusterCtas = 8;
+FOURFOLD_HD constexpr int cluster_share(const MiddleTile& t, const Matrix& m) {
+  const int share = (m.units + kClusterCtas - 1) / kClusterCtas;
+  return (share + t.most_units() - 1) / t.most_units() * t.most_units();
+}
+FOURFOLD_HD constexpr int cluster_grid(const Matrix& m, int tokens) {
+  return run_groups(m, kMiddleTiles) * middle_blocks(tokens) * kClusterCtas;
+}
 // Of each CTA the pieces of two items: 128 rows x 64 fp32.
 FOURFOLD_HD constexpr long long middle_partial_bytes(int grid) {
   return 2LL * grid * kMiddleTiles * 16 * kMiddleRows * 4;

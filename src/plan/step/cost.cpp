@@ -75,7 +75,7 @@ double product_us(const Work& work, const Rates& r) {
   constexpr double kMiddleWeight = 0.52e-6, kWideWeight = 0.262e-6, kWideRow = 0.0006e-6;
   constexpr double kFurtherWeight = 0.16e-6, kFurtherFixed = 0.4;
   constexpr double kMiddleFixed = 3.8, kFewFixed = 7.4, kFixed = 10;
-  if (runs(work, "gemm_middle")) {
+  if (runs(work, "gemm_middle") || runs(work, "gemm_cluster")) {  // not measured: the latter as the former
     const double more = number(ceil_div(e.rows, int64_t{64}) - 1);
     const double fixed = kMiddleFixed + kFurtherFixed * more, each = kMiddleWeight + kFurtherWeight * more;
     return r.start + fixed * r.slower + std::max(memory, weights * each * r.slower);

@@ -34,6 +34,10 @@ void mbarrier_wait(u32 bar, u32 parity, Site site = Site::here());
 void cluster_arrive(Site site = Site::here());
 void cluster_wait(Site site = Site::here());
 void cluster_store(u32 at, u32 to, float value, Site site = Site::here());
+inline void cluster_store4(u32 at, u32 to, float4 v, Site site = Site::here()) {
+  const float each[4] = {v.x, v.y, v.z, v.w};
+  for (u32 i = 0; i < 4; ++i) cluster_store(at + 4 * i, to, each[i], site);
+}
 
 inline u64 policy_evict_first() { return 1; }
 inline u64 policy_evict_last() { return 2; }

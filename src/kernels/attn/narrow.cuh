@@ -550,7 +550,9 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
   __syncthreads();
 
   ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
+  // The next kernel begins when this one has asked for everything: what it asks for early comes while nothing is read
+  // here.
+  if (units <= T.units) ptx::grid_launch_dependents();
 
 #pragma unroll 1
   for (;;) {
@@ -622,6 +624,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
     }
     __syncwarp();  // what was read is free
     if (unit + T.units < units) load_old(unit + T.units, slot);
+    if (unit + T.units + 1 == units) ptx::grid_launch_dependents();
     if (++slot == T.units) {
       slot = 0;
       phase ^= 1u;

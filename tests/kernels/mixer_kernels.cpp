@@ -25,9 +25,10 @@ RecurrentKernel recurrent(const char* name) {
 template <int... Values>
 ChunkKernel chunk(const char* name) {
   using Tile = gdn::ChunkTileOf<Values...>;
-  ChunkKernel kernel{name, Tile::value, [](const gdn::ChunkArgs& args) { gdn::delta_prepare<Tile>(args); }, nullptr,
-                     nullptr};
+  ChunkKernel kernel{name,    Tile::value, [](const gdn::ChunkArgs& args) { gdn::delta_prepare<Tile>(args); },
+                     nullptr, nullptr,     nullptr};
   if constexpr (Tile::value.wgmma) {
+    kernel.beside = [](const gdn::ChunkArgs& args) { gdn::delta_prepare<Tile, true>(args); };
     kernel.scan = [](const gdn::ChunkArgs& args) { gdn::delta_scan_wgmma<Tile>(args); };
     kernel.scale = [](const gdn::ChunkArgs& args) { gdn::delta_gate<Tile>(args); };
   } else {

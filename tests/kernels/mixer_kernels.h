@@ -26,6 +26,7 @@ struct ChunkKernel {
   void (*prepare)(const gdn::ChunkArgs&);
   void (*scan)(const gdn::ChunkArgs&);
   void (*scale)(const gdn::ChunkArgs&);
+  void (*beside)(const gdn::ChunkArgs&);  // prepare for a scan beside it; null where there is none
 };
 std::vector<ChunkKernel> chunk_kernels();
 

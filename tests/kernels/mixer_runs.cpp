@@ -82,7 +82,7 @@ std::string run_recurrent(const RecurrentKernel& kernel, const DeltaProblem& p, 
 }
 
 std::string run_chunks(const ChunkKernel& kernel, const DeltaProblem& p, const Options& options, double tolerance,
-                       double state_tolerance, std::set<executor::SeenSite>* seen) {
+                       double state_tolerance, std::set<executor::SeenSite>* seen, bool beside) {
   try {
     Device device(options);
     Slots slots{};
@@ -99,15 +99,26 @@ std::string run_chunks(const ChunkKernel& kernel, const DeltaProblem& p, const O
     args.chunks = device.constant(chunks, "chunks");
     args.first_chunk = device.constant(first, "first_chunk");
     const int n = static_cast<int>(chunks.size());
+    const int* lowered = nullptr;
+    size_t flag_count = 0;
     args.at = gdn::chunk_space(kernel.tile, p.shape, n, p.rows);
     args.space = device.alloc<unsigned char>(static_cast<size_t>(args.at.total), "space");
     const auto launch = [&](const char* name, const gdn::ChunkLaunch& l, void (*run)(const gdn::ChunkArgs&)) {
       device.launch({name, {l.grid_x, l.grid_y}, static_cast<int>(l.threads), l.shared_bytes}, [&] { run(args); });
     };
-    launch("prepare", gdn::prepare_launch(kernel.tile, p.shape, n), kernel.prepare);
+    if (beside) {
+      args.count = n;
+      args.kept = 1;
+      flag_count = static_cast<size_t>(gdn::chunk_flags(kernel.tile, p.shape, n));
+      lowered = args.flags = upload(device, std::vector<int>(flag_count, 0), "flags");
+      launch("prepare beside", gdn::beside_launch(kernel.tile, 2), kernel.beside);
+    } else {
+      launch("prepare", gdn::prepare_launch(kernel.tile, p.shape, n), kernel.prepare);
+    }
     launch("scan", gdn::scan_launch(kernel.tile, p.shape, p.live), kernel.scan);
     launch("scale", gdn::scale_launch(kernel.tile, p.shape, n), kernel.scale);
     if (seen != nullptr) *seen = device.seen();
+    if (std::any_of(lowered, lowered + flag_count, [](int flag) { return flag != 0; })) return "a flag is still up";
     return compare_delta(p, slots.out, slots.states, slots.history, tolerance, state_tolerance);
   } catch (const executor::Violation& v) {
     return v.what();

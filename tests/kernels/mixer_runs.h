@@ -15,8 +15,9 @@ using SeenSites = std::set<executor::SeenSite>;
 
 std::string run_recurrent(const RecurrentKernel& kernel, const DeltaProblem& p, const executor::Options& options,
                           SeenSites* seen = nullptr);
+// `beside`: with flags between prepare and scan.
 std::string run_chunks(const ChunkKernel& kernel, const DeltaProblem& p, const executor::Options& options,
-                       double tolerance, double state_tolerance, SeenSites* seen = nullptr);
+                       double tolerance, double state_tolerance, SeenSites* seen = nullptr, bool beside = false);
 struct CacheRun {
   std::string error;
   std::vector<unsigned short> out;

@@ -172,7 +172,9 @@ TEST(MixerMutations, OfTheChunksOnHopperAreCaught) {
   const DeltaProblem problems[] = {make_delta({1, 3, 128, 64}, false, {{2, 9, 0, {0}}}, 1, 5, true),
                                    make_delta({1, 1, 128, 64}, false, {{3 * 64 + 5, 9, 0, {0}}}, 1, 5, true)};
   for (const DeltaProblem& p : problems) {
-    checks.push_back([&](const Options& o, SeenSites* seen) { return run_chunks(kernel, p, o, 4e-3, 5e-5, seen); });
+    const bool beside = p.sequences[0].count > 64;
+    checks.push_back(
+        [&, beside](const Options& o, SeenSites* seen) { return run_chunks(kernel, p, o, 4e-3, 5e-5, seen, beside); });
   }
   expect_caught(checks, 40);
 }

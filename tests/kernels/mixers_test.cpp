@@ -51,8 +51,28 @@ TEST(DeltaChunks, MatchTokenByTokenForEveryTile) {
     const DeltaProblem p = make_delta(shape, t.float32, plan, 6, ++seed, true);
     for (const Options& o : schedules(1, seed)) {
       EXPECT_EQ(run_chunks(kernel, p, o, 4e-3, 5e-5), "") << kernel.name;
+      if (t.wgmma) {
+        EXPECT_EQ(run_chunks(kernel, p, o, 4e-3, 5e-5, nullptr, true), "") << kernel.name << " beside";
+      }
     }
   }
+}
+
+TEST(DeltaChunks, AreScannedBesidePrepareWhereThatIsFaster) {
+  const gdn::ChunkTile tile{128, 128, 64, 64, false, true, false, true};
+  const auto kept = [&](int heads, int sequences, int tokens, int sms) {
+    return gdn::beside_sms(tile, {16, heads, 128, 128}, (tokens + 63) / 64 * sequences, sequences, tokens, sms);
+  };
+  EXPECT_EQ(kept(32, 1, 8192, 132), 68);
+  EXPECT_EQ(kept(32, 1, 2048, 132), 68);
+  EXPECT_EQ(kept(32, 1, 512, 132), 0) << "every SM prepares at the same time";
+  EXPECT_EQ(kept(64, 1, 8192, 132), 0) << "four SMs are left";
+  EXPECT_EQ(kept(32, 2, 4096, 132), 0);
+  EXPECT_EQ(kept(32, 1, 8192, 64), 0);
+  EXPECT_EQ(kept(32, 1, 8192, 0), 0) << "kernels do not start early";
+  gdn::ChunkTile other = tile;
+  other.wgmma = false;
+  EXPECT_EQ(gdn::beside_sms(other, {16, 32, 128, 128}, 128, 1, 8192, 132), 0);
 }
 
 // bf16: queries and weights are rounded to 2^-9, outputs too. e4m3: queries and weights to 2^-12.

@@ -222,14 +222,20 @@ struct ChunkEntry {
   void (*prepare)(gdn::ChunkArgs);
   void (*scan)(gdn::ChunkArgs);
   void (*scale)(gdn::ChunkArgs);
+  void (*beside)(gdn::ChunkArgs);
 };
 template <int... V>
 ChunkEntry chunk(const char* name) {
   using Tile = gdn::ChunkTileOf<V...>;
   if constexpr (Tile::value.wgmma) {
-    return {name, Tile::value, gdn::delta_prepare<Tile>, gdn::delta_scan_wgmma<Tile>, gdn::delta_gate<Tile>};
+    return {name,
+            Tile::value,
+            gdn::delta_prepare<Tile>,
+            gdn::delta_scan_wgmma<Tile>,
+            gdn::delta_gate<Tile>,
+            gdn::delta_prepare<Tile, true>};
   } else {
-    return {name, Tile::value, gdn::delta_prepare<Tile>, gdn::delta_scan<Tile>, gdn::delta_scale<Tile>};
+    return {name, Tile::value, gdn::delta_prepare<Tile>, gdn::delta_scan<Tile>, gdn::delta_scale<Tile>, nullptr};
   }
 }
 #define CHUNK(...) chunk<__VA_ARGS__>("chunk {" #__VA_ARGS__ "}")
@@ -238,12 +244,28 @@ std::vector<ChunkEntry> chunk_entries() {
           CHUNK(128, 128, 32, 32, 0, 1, 0),    CHUNK(128, 128, 32, 64, 0, 1, 0), CHUNK(128, 128, 32, 16, 1, 0, 0)};
 }
 constexpr int kPrepare = 1, kScan = 2, kScale = 4;
-void run(const ChunkEntry& e, const gdn::ChunkArgs& args, int chunks, int sequences, int what, cudaStream_t stream) {
+int sms() {
+  int count = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+// A part by itself has nobody beside it. `flags` of the arguments: for the scan beside prepare.
+void run(const ChunkEntry& e, const gdn::ChunkArgs& given, int chunks, int sequences, int most_rows, int what,
+         cudaStream_t stream) {
+  gdn::ChunkArgs args = given;
   const gdn::DeltaShape& shape = args.delta.shape;
+  args.count = chunks;
+  const bool both = (what & kPrepare) && (what & kScan);
+  args.kept = both ? gdn::beside_sms(e.tile, shape, chunks, sequences, most_rows, sms()) : 0;
+  if (args.kept == 0) args.flags = nullptr;
   const auto one = [&](int bit, void (*kernel)(gdn::ChunkArgs), const gdn::ChunkLaunch& l) {
     if (what & bit) launch(kernel, dim3(l.grid_x, l.grid_y), l.threads, l.shared_bytes, stream, args);
   };
-  one(kPrepare, e.prepare, gdn::prepare_launch(e.tile, shape, chunks));
+  if (args.kept > 0) {
+    one(kPrepare, e.beside, gdn::beside_launch(e.tile, sms()));
+  } else {
+    one(kPrepare, e.prepare, gdn::prepare_launch(e.tile, shape, chunks));
+  }
   one(kScan, e.scan, gdn::scan_launch(e.tile, shape, sequences));
   one(kScale, e.scale, gdn::scale_launch(e.tile, shape, chunks));
 }
@@ -279,7 +301,9 @@ void check_chunks() {
       Device<unsigned char> space(static_cast<size_t>(a.at.total));
       space.poison();
       a.space = space.p;
-      run(e, a, n, p.live, kPrepare | kScan | kScale, nullptr);
+      Device<int> flags(std::vector<int>(static_cast<size_t>(gdn::chunk_flags(e.tile, p.shape, n)) + 1, 0));
+      a.flags = flags.p;
+      run(e, a, n, p.live, 700, kPrepare | kScan | kScale, nullptr);
       CUDA_CHECK(cudaDeviceSynchronize());
       double error = -1, state = -1;
       const std::string text =
@@ -338,24 +362,26 @@ void time_chunks() {
         a.at = gdn::chunk_space(e.tile, shape, n, tokens);
         Device<unsigned char> space(static_cast<size_t>(a.at.total));
         a.space = space.p;
-        run(e, a, n, 1, kPrepare | kScan | kScale, nullptr);
+        Device<int> flags(std::vector<int>(static_cast<size_t>(gdn::chunk_flags(e.tile, shape, n)) + 1, 0));
+        a.flags = flags.p;
+        run(e, a, n, 1, tokens, kPrepare | kScan | kScale, nullptr);
         CUDA_CHECK(cudaDeviceSynchronize());
-        double us[4];
-        const int parts[] = {kPrepare, kScan, kScale, kPrepare | kScan | kScale};
-        for (int i = 0; i < 4; ++i) {
+        double us[5];
+        const int parts[] = {kPrepare, kScan, kScale, kPrepare | kScan | kScale, kPrepare | kScan};
+        for (int i = 0; i < 5; ++i) {
           us[i] = measure::graph_us(layers, [&](cudaStream_t s) {
             for (int j = 0; j < layers; ++j) {
               gdn::ChunkArgs own = a;
               own.delta.states = states.p + j * shape.state_floats();
               own.delta.history = history.p + j * shape.history_elements();
-              run(e, own, n, 1, parts[i], s);
+              run(e, own, n, 1, tokens, parts[i], s);
             }
           });
         }
         std::printf(
             "delta rule %2d heads, %4d tokens  %-28s %7.1f us: prepare "
-            "%6.1f, scan %6.1f, scale %6.1f\n",
-            heads, tokens, e.name, us[3], us[0], us[1], us[2]);
+            "%6.1f, scan %6.1f, scale %6.1f; prepare and scan %6.1f\n",
+            heads, tokens, e.name, us[3], us[0], us[1], us[2], us[4]);
       }
     }
   }
@@ -624,11 +650,6 @@ std::vector<attn::RowBlock> row_blocks(const std::vector<SequenceRows>& sequence
   };
   std::stable_sort(blocks.begin(), blocks.end(), [&](const auto& x, const auto& y) { return keys(x) > keys(y); });
   return blocks;
-}
-int sms() {
-  int count = 0;
-  CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
-  return count;
 }
 void run(const PrefillEntry& e, const attn::PrefillArgs& args, int longest, int sequences, int what,
          cudaStream_t stream) {

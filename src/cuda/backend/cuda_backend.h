@@ -277,7 +277,7 @@ class CudaBackend : public ops::Backend {
   cuda::Buffer zeros_, ones_, arrived_;
   cuda::Buffer plain_tables_, plain_hidden_, plain_partial_;
   cuda::Buffer floats_, logits_, ids_, weights_, wide_, narrow_, share_, queries_, partial_, partial_sums_,
-      wide_partial_, chunk_space_;
+      wide_partial_, chunk_space_, chunk_flags_;
   std::unique_ptr<LibraryProducts> library_;  // null: none is asked for, or the card only counts
   cuda::Buffer unpacked_, library_space_;
   WaitingNorm waiting_;

@@ -282,6 +282,7 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
   const auto reserve_chunks = [&](int64_t chunks, int64_t rows) {
     const gdn::ChunkSpace space = gdn::chunk_space(*tile, shape, static_cast<int>(chunks), static_cast<int>(rows));
     scratch(chunk_space_, space.total, "chunks of the delta rule");
+    scratch(chunk_flags_, gdn::chunk_flags(*tile, shape, static_cast<int>(chunks)) * 4, "flags of the delta rule");
     return space;
   };
   if (planning_) {
@@ -356,10 +357,18 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
     chunks.first_chunk = device_pointer<const int>(tables_.first_chunk);
     chunks.at = reserve_chunks(c.chunks, tables_.rows);
     chunks.space = chunk_space_.as<uint8_t>();
+    chunks.count = c.chunks;
+    const int sms = early == 1 ? card_->device.info().sms : 0;
+    chunks.kept = gdn::beside_sms(*tile, shape, c.chunks, c.places, c.most_rows, sms);
+    chunks.flags = chunks.kept > 0 ? chunk_flags_.as<int>() : nullptr;
     const auto run = [&](DeltaEntry entry, const gdn::ChunkLaunch& l) {
       launch(card_->stream, (*found)[entry], {l.grid_x, l.grid_y}, overlap_, chunks);
     };
-    run(kDeltaPrepare, gdn::prepare_launch(*tile, shape, c.chunks));
+    if (chunks.kept > 0) {
+      run(kDeltaBeside, gdn::beside_launch(*tile, sms));
+    } else {
+      run(kDeltaPrepare, gdn::prepare_launch(*tile, shape, c.chunks));
+    }
     run(kDeltaScan, gdn::scan_launch(*tile, shape, c.places));
     run(kDeltaScale, gdn::scale_launch(*tile, shape, c.chunks));
   }

@@ -405,13 +405,15 @@ std::string recurrent_expression(const gdn::RecurrentTile& t) {
                      split ? fmt::format(", {}", t.split) : "");
 }
 
-// Of preparing, scanning and scaling.
+// Of preparing, scanning and scaling; and of preparing beside the scan.
 std::vector<std::string> chunk_expressions(const gdn::ChunkTile& t) {
   const std::string name = fmt::format("fourfold::gdn::ChunkTileOf<{}, {}, {}, {}, {}, {}, {}, {}>", t.key_dim,
                                        t.value_dim, t.chunk, t.columns, t.helpers, t.bulk, t.float32, t.wgmma);
-  return {fmt::format("fourfold::gdn::delta_prepare<{}>", name),
-          fmt::format("fourfold::gdn::delta_scan{}<{}>", t.wgmma ? "_wgmma" : "", name),
-          fmt::format("fourfold::gdn::{}<{}>", t.wgmma ? "delta_gate" : "delta_scale", name)};
+  std::vector<std::string> all = {fmt::format("fourfold::gdn::delta_prepare<{}>", name),
+                                  fmt::format("fourfold::gdn::delta_scan{}<{}>", t.wgmma ? "_wgmma" : "", name),
+                                  fmt::format("fourfold::gdn::{}<{}>", t.wgmma ? "delta_gate" : "delta_scale", name)};
+  if (t.wgmma) all.push_back(fmt::format("fourfold::gdn::delta_prepare<{}, true>", name));
+  return all;
 }
 
 }  // namespace
@@ -552,7 +554,8 @@ std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int va
   return first_fit(
       arch, tiles,
       [&](const gdn::ChunkTile& t) {
-        return std::max(gdn::scan_bytes(t), gdn::prepare_map(t).total) <= shared_of(arch);
+        return std::max(gdn::scan_bytes(t), t.wgmma ? gdn::beside_bytes(t) : gdn::prepare_map(t).total) <=
+               shared_of(arch);
       },
       chunk_expressions);
 }
@@ -577,6 +580,10 @@ plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim) 
     source.entries.push_back(
         {expressions[1], static_cast<unsigned>(t->scan_threads()), static_cast<int64_t>(gdn::scan_bytes(*t))});
     source.entries.push_back({expressions[2], gdn::kScaleThreads});
+    if (t->wgmma) {
+      source.entries.push_back(
+          {expressions[3], gdn::kBesideTeams * gdn::kPrepareThreads, static_cast<int64_t>(gdn::beside_bytes(*t))});
+    }
   }
   name_apart(arch, source);
   return source;

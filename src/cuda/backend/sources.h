@@ -165,7 +165,8 @@ enum DeltaEntry {
   kDeltaBatch,
   kDeltaPrepare,
   kDeltaScan,
-  kDeltaScale
+  kDeltaScale,
+  kDeltaBeside  // prepare with the scan beside it; where there is wgmma
 };
 gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim, DeltaEntry entry);
 std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int value_dim);

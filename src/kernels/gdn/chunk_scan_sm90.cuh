@@ -3,13 +3,14 @@
 // A CTA has 64 columns of a head: the rows of wgmma. Its first warpgroup carries the state, fp32 accumulators of 64
 // columns and all keys: D and S of chunk after chunk, products of values split into two bf16 each. The second one has
 // the outputs, from fragments of the state and of D rounded to bf16, which is what outputs are in the end. The third
-// one has the convolution of V, a chunk ahead; of the fourth one lane brings operands. Nobody waits for all others:
+// one has the convolution of V, a chunk ahead; of the fourth one warp brings operands. Nobody waits for all others:
 //
 //   what                      who fills it          who gives it back
 //   updates: keys, T, gates   copy engine           first warpgroup, when S is there
 //   outputs: queries, P       copy engine           second, when O is there
 //   values                    third                 first, when X is there
 //   states, changes           first                 second, as soon as they are in registers
+//   outputs in memory         second                a warp of the fourth, which tells delta_gate
 //
 // The first warpgroup always has multiplications under way: those of 32 tokens while the other 32 are converted, those
 // of 64 keys while the other 64 are.
@@ -59,6 +60,8 @@ struct ScanBarriers {
   __device__ __forceinline__ u32 states_free() const { return values_there(5); }
   __device__ __forceinline__ u32 changes_there() const { return values_there(6); }
   __device__ __forceinline__ u32 changes_free() const { return values_there(7); }
+  __device__ __forceinline__ u32 stored() const { return values_there(8); }
+  __device__ __forceinline__ u32 announced() const { return values_there(9); }
 };
 
 // d += a b of 16 columns of a, which is the sum of two bf16; the first of them only writes d.
@@ -123,7 +126,8 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
       ptx::mbarrier_init(barriers.outputs_there(i), 1);
       ptx::mbarrier_init(barriers.outputs_free(i), 4);
     }
-    for (int i = 0; i < 8; ++i) ptx::mbarrier_init(barriers.values_there(i), 4);
+    for (int i = 0; i < 9; ++i) ptx::mbarrier_init(barriers.values_there(i), 4);
+    ptx::mbarrier_init(barriers.announced(), 1);
     ptx::fence_barrier_init();
   }
   __syncthreads();
@@ -363,8 +367,19 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
     // ---- operands, by one lane of a warp that has nothing else to do: a lane that waits for room goes on apart from
     // the others of its warp. (A fourth warpgroup whole: registers are taken from what the CTA has at its start.)
     ptx::registers_decrease<kBringRegisters>();
-    if (tid != 384) return;
-    ptx::grid_dependency_wait();
+    if (tid >= 416) {
+      // ---- flags for gate, by a warp of its own: a fence takes half a microsecond
+      if (warp != 3 || args.flags == nullptr) return;
+      int* flag = reinterpret_cast<int*>(args.space + args.at.stored) + first_chunk * shape.value_heads + head;
+#pragma unroll 1
+      for (int n = 0; n < chunks; ++n) {
+        if (lane == 0) ptx::mbarrier_wait(barriers.stored(), static_cast<u32>(n) & 1u);
+        ptx::raise_flag(flag + static_cast<long long>(n) * shape.value_heads, 1, lane);
+        if (lane == 0) ptx::mbarrier_arrive(barriers.announced());
+      }
+      return;
+    }
+    if (args.flags == nullptr) ptx::grid_dependency_wait();
     const u64 policy = ptx::policy_evict_first();
     const auto bring_updates = [&](int n) {
       const int stage = n % kUpdateStages;
@@ -397,11 +412,29 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
                      args.space + args.at.gates + head_place * T.gate_bytes(), static_cast<u32>(T.gate_bytes() / 2),
                      there, policy);
     };
+    int ready = 0;
 #pragma unroll 1
-    for (int n = 0; n < chunks; ++n) {
-      bring_updates(n);
-      bring_outputs(n);
+    for (int n = 0; n < chunks; n = ready) {
+      if (args.flags == nullptr) {
+        ready = chunks;
+      } else {
+        // What there is of up to 32 chunks. Nobody else looks at these flags, so they go down here.
+        const int most = chunks - n < 32 ? chunks - n : 32;
+        int* flag =
+            args.flags + (first_chunk + n + (lane < most ? lane : 0)) * (shape.value_heads * T.splits()) + blockIdx.x;
+        const int up = ptx::wait_flags(flag, most, 1, lane);
+        if (lane < up) *flag = 0;
+        ready = n + up;
+      }
+      if (lane == 0) {
+#pragma unroll 1
+        for (int i = n; i < ready; ++i) {
+          bring_updates(i);
+          bring_outputs(i);
+        }
+      }
     }
+    ptx::grid_dependency_wait();  // who waits for this kernel's end relies on the one before it
     return;
   }
 
@@ -484,6 +517,11 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
           reinterpret_cast<uint4*>(out)[lane % 2] = words;
         }
       }
+      if (args.flags != nullptr) {
+        ptx::mbarrier_wait(barriers.announced(), parity ^ 1u);  // the chunk before
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(barriers.stored());
+      }
     }
     return;
   }
@@ -498,7 +536,6 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
   float4 weights[2];
 #pragma unroll
   for (int j = 0; j < 2; ++j) weights[j] = reinterpret_cast<const float4*>(args.delta.conv)[v_column + 2 * lane + j];
-  ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
   constexpr int kTokens = C / 4;   // of a warp
   u32 inputs[kHistory + kTokens];  // of two columns
@@ -560,8 +597,10 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
   }
 
   // ---- the last inputs of the convolution: of this CTA's columns; the first CTA of a head has q and k, too. The slot
-  // may be the one that was read: of v by this very warp, of q and k by the kernel before.
+  // may be the one that was read: of v by this very warp, of q and k by the kernel before, which has prepared a chunk
+  // that is used.
   if (slot_out < 0) return;
+  ptx::mbarrier_wait(barriers.values_free((chunks - 1) & 1), static_cast<u32>((chunks - 1) / 2) & 1u);
   u16* kept = static_cast<u16*>(args.delta.history) + slot_out * args.delta.history_stride + history_head;
   const int thread = tid - 256;  // v: in the first warp
   constexpr int kValuePieces = T.columns / 8;
@@ -596,16 +635,36 @@ __global__ void __launch_bounds__(kScaleThreads) delta_gate(const __grid_constan
   constexpr int kLanes = T.value_dim / 8;
   const DeltaShape& shape = args.delta.shape;
   if (args.delta.settled == 0) ptx::grid_dependency_wait();
-  // The last chunks first: the scan wrote them last, so they are in L2 for the most part.
-  const ChunkPlace place = args.chunks[gridDim.y - 1 - blockIdx.y];
+  // The last chunks first: the scan wrote them last, so they are in L2 for the most part. Beside the scan the first
+  // ones first.
+  const bool beside = args.flags != nullptr;
+  const int chunk = static_cast<int>(beside ? blockIdx.y : gridDim.y - 1 - blockIdx.y);
+  const ChunkPlace place = args.chunks[chunk];
   SequenceRows sequence{-1, 0, 0, 0};
   if (place.sequence >= 0 && place.sequence < *args.delta.live) sequence = args.delta.sequences[place.sequence];
-  ptx::grid_dependency_wait();
+  const int left = sequence.count - place.index * T.chunk;
+  const int tokens = left < T.chunk ? left : T.chunk;
+  if (!beside) {
+    ptx::grid_dependency_wait();
+  } else if (sequence.first >= 0 && tokens > 0) {
+    if (threadIdx.x < 32) {
+      const int lane = static_cast<int>(threadIdx.x);
+      const int* flags =
+          reinterpret_cast<const int*>(args.space + args.at.stored) + static_cast<long long>(chunk) * shape.value_heads;
+      for (int head = 0; head < shape.value_heads;) {
+        const int most = shape.value_heads - head < 32 ? shape.value_heads - head : 32;
+        head += ptx::wait_flags(flags + head + (lane < most ? lane : 0), most, T.splits(), lane);
+      }
+    }
+    __syncthreads();
+  }
+  // The last CTAs only: the first ones would keep their SMs.
+  if (beside && blockIdx.y + 1 == gridDim.y) {
+    ptx::grid_dependency_wait();  // who waits for this kernel's end relies on the one before it
+  }
   ptx::grid_launch_dependents();
   if (sequence.first < 0) return;
   const int width = shape.value_heads * kLanes;
-  const int left = sequence.count - place.index * T.chunk;
-  const int tokens = left < T.chunk ? left : T.chunk;
   const long long first_row = sequence.first + static_cast<long long>(place.index) * T.chunk;
   const int first = static_cast<int>(blockIdx.x) * (kScaleThreads * kScalePieces) + static_cast<int>(threadIdx.x);
   const int in_head = static_cast<int>(threadIdx.x) % kLanes * 8;

@@ -6,7 +6,8 @@
 
 namespace fourfold::gdn {
 
-inline constexpr int kPrepareThreads = 256;
+inline constexpr int kPrepareThreads = 256;  // that prepare a chunk of a key head together: a team
+inline constexpr int kBesideTeams = 3;       // of a CTA beside the scan: they fill an SM, and the scan has others
 inline constexpr int kScaleThreads = 256;
 inline constexpr int kMostRatio = 8;  // value heads of a key head
 
@@ -61,6 +62,7 @@ struct ChunkSpace {
   long long inverse;  // [chunk][value head] square_bytes
   long long scores;   // [chunk][value head] score_bytes
   long long gates;    // [chunk][value head] gate_bytes
+  long long stored;   // int [chunk][value head]: CTAs of the scan that have stored outputs; for wgmma
   long long squares;  // fp32 [row][value head][value_dim / 16]: sums of squares of the outputs; not for wgmma
   long long total;
 };
@@ -71,7 +73,8 @@ FOURFOLD_MIXER_FN ChunkSpace chunk_space(const ChunkTile& t, const DeltaShape& s
   s.inverse = s.queries + static_cast<long long>(chunks) * shape.key_heads * t.key_bytes();
   s.scores = s.inverse + static_cast<long long>(chunks) * shape.value_heads * t.square_bytes();
   s.gates = s.scores + static_cast<long long>(chunks) * shape.value_heads * t.score_bytes();
-  s.squares = s.gates + static_cast<long long>(chunks) * shape.value_heads * t.gate_bytes();
+  s.stored = s.gates + static_cast<long long>(chunks) * shape.value_heads * t.gate_bytes();
+  s.squares = s.stored + (t.wgmma ? static_cast<long long>(chunks) * shape.value_heads * 4 : 0);
   s.total = s.squares + (t.wgmma ? 0 : static_cast<long long>(rows) * shape.value_heads * (t.value_dim / 16) * 4);
   return s;
 }
@@ -81,13 +84,39 @@ struct ChunkPlace {
   int index;     // of the chunk in the sequence
 };
 
+// SMs that prepare goes on with while the scan runs on the others; 0: the scan follows. What takes a round of all teams
+// a chunk of a key head is the unit of time: the scan has 11 chunks in it, and begins when every SM has had a round. It
+// waits for the chunks of sequences that come before its own.
+FOURFOLD_MIXER_FN int beside_sms(const ChunkTile& t, const DeltaShape& shape, int chunks, int sequences, int most_rows,
+                                 int sms) {
+  constexpr float kScanned = 11.0f;
+  const int left = sms - shape.value_heads * t.splits() * sequences;
+  if (!t.wgmma || left <= 0) return 0;
+  const float items = static_cast<float>(chunks * shape.key_heads) / kBesideTeams;  // of an SM
+  const float scan = static_cast<float>((most_rows + t.chunk - 1) / t.chunk) / kScanned;
+  const float later = items - static_cast<float>(sms);  // than the first round
+  const float prepare = later > 0 ? later / static_cast<float>(left) : 0;
+  const float before = prepare * static_cast<float>(sequences - 1) / static_cast<float>(sequences);
+  const float beside = 1.0f + (prepare > before + scan ? prepare : before + scan);
+  return beside <= items / static_cast<float>(sms) + scan ? left : 0;
+}
+
 struct ChunkArgs {
   DeltaArgs delta;
   const ChunkPlace* chunks;  // of the step
   const int* first_chunk;    // [sequence]: its first one in `chunks`
   unsigned char* space;      // 16-byte aligned
   ChunkSpace at;
+  // Where the scan runs beside prepare: how many `chunks` are, and beside_sms().
+  int count;
+  int kept;
+  // Of prepare for the scan beside it: [chunk][value head][split], zero. Raised when a chunk is prepared, lowered by
+  // the CTA of the scan that waits for it. Null: each kernel waits for the end of the one before.
+  int* flags;
 };
+FOURFOLD_MIXER_FN long long chunk_flags(const ChunkTile& t, const DeltaShape& shape, int chunks) {
+  return t.wgmma ? static_cast<long long>(chunks) * shape.value_heads * t.splits() : 0;
+}
 
 // What is needed one after the other lies at the same place: three CTAs have room on an SM.
 inline constexpr int kPrepareGroups = 2;  // of warps, each with a value head of its own
@@ -98,7 +127,7 @@ struct PrepareMap {
   unsigned queries;
   unsigned matrices;  // [group] fp32 [chunk][chunk + 4]: (I + A)^-1, and above its blocks of the diagonal A, transposed
   unsigned gates;     // [value head of the key head][2][chunk] fp32: c (first the log decay), beta
-  unsigned total;
+  unsigned total;     // of a team
 };
 FOURFOLD_MIXER_FN int prepare_stride(const ChunkTile& t) { return t.chunk + 4; }  // floats
 FOURFOLD_MIXER_FN unsigned prepare_square(const ChunkTile& t) {
@@ -120,6 +149,7 @@ FOURFOLD_MIXER_FN PrepareMap prepare_map(const ChunkTile& t) {
   m.total = m.gates + static_cast<unsigned>(kMostRatio * 2 * t.chunk * 4);
   return m;
 }
+FOURFOLD_MIXER_FN unsigned beside_bytes(const ChunkTile& t) { return kBesideTeams * prepare_map(t).total; }
 
 // Two of each: one is loaded, or written, while the other one is used.
 struct ScanMap {
@@ -196,7 +226,7 @@ FOURFOLD_MIXER_FN ScanWgmmaMap scan_wgmma_map(const ChunkTile& t) {
   m.update_gates = m.values + 2 * m.values_stride;
   m.output_gates = m.update_gates + kUpdateStages * static_cast<unsigned>(t.gate_bytes());
   m.barriers = m.output_gates + kOutputStages * static_cast<unsigned>(t.gate_bytes() / 2);
-  m.total = m.barriers + 8 * (2 * kUpdateStages + 2 * kOutputStages + 8);
+  m.total = m.barriers + 8 * (2 * kUpdateStages + 2 * kOutputStages + 10);
   return m;
 }
 FOURFOLD_MIXER_FN unsigned scan_bytes(const ChunkTile& t) {
@@ -216,6 +246,9 @@ struct ChunkLaunch {
 };
 FOURFOLD_MIXER_FN ChunkLaunch prepare_launch(const ChunkTile& t, const DeltaShape& shape, int chunks) {
   return {static_cast<unsigned>(shape.key_heads), static_cast<unsigned>(chunks), kPrepareThreads, prepare_map(t).total};
+}
+FOURFOLD_MIXER_FN ChunkLaunch beside_launch(const ChunkTile& t, int sms) {
+  return {static_cast<unsigned>(sms), 1, kBesideTeams * kPrepareThreads, beside_bytes(t)};
 }
 FOURFOLD_MIXER_FN ChunkLaunch scan_launch(const ChunkTile& t, const DeltaShape& shape, int sequences) {
   return {static_cast<unsigned>(shape.value_heads * t.splits()), static_cast<unsigned>(sequences),

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -16,8 +17,12 @@ namespace {
 // key with all earlier ones, and would copy whole subtrees when it grows.
 class Builder {
  public:
-  Builder(std::string_view text, std::string_view name, const JsonLimits& limits)
-      : text_(text), name_(name), limits_(limits) {}
+  using Member = std::function<void(std::string&&, Json&&)>;
+
+  // `member`: null, or takes the members of the object that the root has under `under` (empty: of the root).
+  Builder(std::string_view text, std::string_view name, const JsonLimits& limits, std::string_view under = {},
+          const Member* member = nullptr)
+      : text_(text), name_(name), limits_(limits), under_(under), member_(member) {}
 
   bool null() { return add(nullptr); }
   bool boolean(bool value) { return add(value); }
@@ -31,13 +36,13 @@ class Builder {
   bool start_array(size_t) { return open(false); }
 
   bool key(std::string& value) {
-    stack_.back().key = std::move(value);
+    top().key = std::move(value);
     return true;
   }
 
   bool end_object() {
-    Frame frame = std::move(stack_.back());
-    stack_.pop_back();
+    Frame& frame = top();
+    --depth_;
     Json object = Json::object();
     auto& members = object.get_ref<Json::object_t&>();
     members.reserve(frame.values.size());
@@ -50,9 +55,11 @@ class Builder {
   }
 
   bool end_array() {
+    Frame& frame = top();
+    --depth_;
     Json array = Json::array();
-    array.get_ref<Json::array_t&>() = std::move(stack_.back().values);
-    stack_.pop_back();
+    array.get_ref<Json::array_t&>().assign(std::make_move_iterator(frame.values.begin()),
+                                           std::make_move_iterator(frame.values.end()));
     return place(std::move(array));
   }
 
@@ -74,26 +81,37 @@ class Builder {
   Json take() { return std::move(root_); }
 
  private:
+  // Of an array or object that is open; kept for the next one at that depth, with its memory.
   struct Frame {
     bool is_object = false;
+    bool handed_over = false;  // its members
     std::string key;
     std::vector<std::string> keys;
     std::vector<Json> values;
     std::unordered_map<std::string, size_t> places;  // filled once the object is large
+    std::unordered_set<std::string> seen;            // keys that were handed over
   };
+  Frame& top() { return stack_[depth_ - 1]; }
 
   // A few keys are compared one by one, many are hashed.
   static constexpr size_t kSmallObject = 16;
 
   bool open(bool is_object) {
     count();
-    if (stack_.size() >= limits_.max_depth) {
-      fail("{}: JSON nested deeper than {} levels", name_, limits_.max_depth);
-    }
-    stack_.emplace_back();
-    stack_.back().is_object = is_object;
+    if (depth_ >= limits_.max_depth) fail("{}: JSON nested deeper than {} levels", name_, limits_.max_depth);
+    const bool handed_over =
+        member_ != nullptr && is_object && (under_.empty() ? depth_ == 0 : depth_ == 1 && is_under(stack_[0]));
+    if (depth_++ == stack_.size()) stack_.emplace_back();
+    Frame& frame = top();
+    frame.is_object = is_object;
+    frame.handed_over = handed_over;
+    frame.keys.clear();
+    frame.values.clear();
+    if (!frame.places.empty()) frame.places.clear();
+    if (!frame.seen.empty()) frame.seen.clear();
     return true;
   }
+  bool is_under(const Frame& root) const { return root.is_object && root.key == under_; }
 
   void count() {
     if (++values_ > limits_.max_values) fail("{}: JSON with more than {} values", name_, limits_.max_values);
@@ -106,13 +124,18 @@ class Builder {
   }
 
   bool place(Json&& value) {
-    if (stack_.empty()) {
+    if (depth_ == 0) {
       root_ = std::move(value);
       return true;
     }
-    Frame& frame = stack_.back();
+    Frame& frame = top();
     if (!frame.is_object) {
       frame.values.push_back(std::move(value));
+      return true;
+    }
+    if (frame.handed_over) {
+      if (limits_.reject_duplicate_keys && !frame.seen.insert(frame.key).second) twice(frame);
+      (*member_)(std::move(frame.key), std::move(value));
       return true;
     }
     const size_t existing = find(frame);
@@ -121,11 +144,15 @@ class Builder {
       frame.keys.push_back(std::move(frame.key));
       frame.values.push_back(std::move(value));
     } else if (limits_.reject_duplicate_keys) {
-      fail("{}: JSON object holds the key '{}' twice", name_, printable(frame.key));
+      twice(frame);
     } else {
       frame.values[existing] = std::move(value);
     }
     return true;
+  }
+
+  [[noreturn]] void twice(const Frame& frame) const {
+    fail("{}: JSON object holds the key '{}' twice", name_, printable(frame.key));
   }
 
   size_t find(const Frame& frame) const {
@@ -140,14 +167,15 @@ class Builder {
   std::string_view text_;
   std::string_view name_;
   const JsonLimits& limits_;
-  std::vector<Frame> stack_;
+  std::string_view under_;
+  const Member* member_;
+  std::vector<Frame> stack_;  // the first `depth_` are open
+  size_t depth_ = 0;
   Json root_;
   size_t values_ = 0;
 };
 
-}  // namespace
-
-Json parse_json(std::string_view text, std::string_view name, const JsonLimits& limits) {
+Json parse(std::string_view text, std::string_view name, const JsonLimits& limits, Builder& builder) {
   if (text.size() > limits.max_bytes) {
     fail("{}: {} bytes of JSON, at most {} are accepted", name, text.size(), limits.max_bytes);
   }
@@ -155,9 +183,21 @@ Json parse_json(std::string_view text, std::string_view name, const JsonLimits& 
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
     fail("{}: not valid JSON at byte {}: a NUL character", name, nul);
   }
-  Builder builder(text, name, limits);
   Json::sax_parse(text.begin(), text.end(), &builder, Json::input_format_t::json, /*strict=*/true);
   return builder.take();
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, std::string_view name, const JsonLimits& limits) {
+  Builder builder(text, name, limits);
+  return parse(text, name, limits, builder);
+}
+
+Json parse_json_members(std::string_view text, std::string_view name, std::string_view under, const JsonLimits& limits,
+                        const std::function<void(std::string&& key, Json&& value)>& member) {
+  Builder builder(text, name, limits, under, &member);
+  return parse(text, name, limits, builder);
 }
 
 Json parse_json_file(const std::filesystem::path& path, const JsonLimits& limits) {

@@ -10,7 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 namespace fourfold {
@@ -28,6 +30,12 @@ struct JsonLimits {
 // Parses the whole of `text`; `name` is what an Error calls it (a file name, "the request"). Integers that do not fit
 // in 64 bits become floating-point numbers; NaN, Infinity, comments and invalid UTF-8 are errors.
 Json parse_json(std::string_view text, std::string_view name, const JsonLimits& limits = {});
+
+// The same for a text in which one object has a great many members: those of the object that the root has under the key
+// `under` (of the root itself where that is empty) are handed over one after the other, in the order of the text, and
+// not kept. Returns the rest; that object is empty in it.
+Json parse_json_members(std::string_view text, std::string_view name, std::string_view under, const JsonLimits& limits,
+                        const std::function<void(std::string&& key, Json&& value)>& member);
 
 Json parse_json_file(const std::filesystem::path& path, const JsonLimits& limits = {});
 

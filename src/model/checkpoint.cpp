@@ -4,12 +4,13 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <optional>
-#include <set>
 #include <system_error>
 #include <utility>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/threads.h"
 #include "model/inventory.h"
@@ -89,41 +90,45 @@ void Checkpoint::problem(std::string text) {
   problems_->push_back(std::move(text));
 }
 
-std::vector<std::string> Checkpoint::listed_files(std::unordered_map<std::string, std::string>& index) {
-  std::vector<std::string> indexes = files_ending(directory_, ".safetensors.index.json");
-  const std::vector<std::string> present = files_ending(directory_, ".safetensors");
-  if (indexes.empty()) {
-    if (present.empty()) fail("{}: no *.safetensors file", directory_.string());
-    return present;
-  }
-  std::string chosen = indexes.front();
-  for (const std::string& name : indexes) {
-    if (name == "model.safetensors.index.json") chosen = name;
-  }
+// What an index says: which files there are, and in which of them each tensor is.
+struct Checkpoint::Index {
+  std::vector<std::string> files;  // sorted
+  std::unordered_map<std::string, size_t> file_of;
+};
+
+Checkpoint::Index Checkpoint::read_index(const std::string& chosen, const std::vector<std::string>& present) {
   const fs::path path = directory_ / chosen;
-  const Json json = parse_json_file(path);
+  Index index;
+  std::map<std::string, size_t, std::less<>> numbers;  // in the order of their first tensor
+  const JsonLimits limits;
+  const Json json = parse_json_members(
+      read_file(path, limits.max_bytes), path.string(), "weight_map", limits, [&](std::string&& tensor, Json&& file) {
+        if (!file.is_string() || !plain_shard_name(file.get_ref<const std::string&>())) {
+          fail("{}: tensor '{}' is in {}, wanted the name of a .safetensors file in the same directory", path.string(),
+               printable(tensor, 200), printable(file.dump(-1, ' ', false, Json::error_handler_t::replace), 100));
+        }
+        const auto& name = file.get_ref<const std::string&>();
+        index.file_of.emplace(std::move(tensor), numbers.try_emplace(name, numbers.size()).first->second);
+      });
   const auto map = json.is_object() ? json.find("weight_map") : json.end();
   if (!json.is_object() || map == json.end() || !map->is_object()) {
     fail("{}: weight_map is missing, wanted an object from tensor to file name", path.string());
   }
-  std::set<std::string> files;
-  for (const auto& [tensor, file] : map->items()) {
-    if (!file.is_string() || !plain_shard_name(file.get_ref<const std::string&>())) {
-      fail("{}: tensor '{}' is in {}, wanted the name of a .safetensors file in the same directory", path.string(),
-           printable(tensor, 200), printable(file.dump(-1, ' ', false, Json::error_handler_t::replace), 100));
-    }
-    files.insert(file.get<std::string>());
-    index.emplace(tensor, file.get<std::string>());
+  if (numbers.empty()) fail("{}: weight_map is empty", path.string());
+  std::vector<size_t> sorted(numbers.size());
+  for (const auto& [name, number] : numbers) {
+    sorted[number] = index.files.size();
+    index.files.push_back(name);
   }
-  if (files.empty()) fail("{}: weight_map is empty", path.string());
+  for (auto& entry : index.file_of) entry.second = sorted[entry.second];
   for (const std::string& name : present) {
-    if (files.count(name) == 0) notes_.push_back(fmt::format("{} is not listed in {} and is not read", name, chosen));
+    if (numbers.count(name) == 0) notes_.push_back(fmt::format("{} is not listed in {} and is not read", name, chosen));
   }
   if (const auto metadata = json.find("metadata"); metadata != json.end() && metadata->is_object()) {
     const auto total = metadata->find("total_size");
     if (total != metadata->end() && total->is_number()) {
       uint64_t bytes = 0;
-      for (const std::string& name : files) {
+      for (const std::string& name : index.files) {
         std::error_code error;
         const uintmax_t size = fs::file_size(directory_ / name, error);
         if (!error) bytes += size;
@@ -135,64 +140,94 @@ std::vector<std::string> Checkpoint::listed_files(std::unordered_map<std::string
       }
     }
   }
-  return {files.begin(), files.end()};
+  return index;
 }
 
 void Checkpoint::read_shards() {
-  std::unordered_map<std::string, std::string> index;
-  const std::vector<std::string> files = listed_files(index);
-  // The headers of a large checkpoint are tens of megabytes of JSON: each is read by a thread of its own.
+  const std::vector<std::string> present = files_ending(directory_, ".safetensors");
+  const std::vector<std::string> indexes = files_ending(directory_, ".safetensors.index.json");
+  if (indexes.empty() && present.empty()) fail("{}: no *.safetensors file", directory_.string());
+  // The headers of a large checkpoint are tens of megabytes of JSON, as is its index: each is read by a thread of its
+  // own, those of files that the index turns out not to list for nothing.
   struct Opened {
     std::optional<SafetensorsFile> file;
     std::string error;
   };
-  std::vector<Opened> opened(files.size());
-  ThreadPool(static_cast<int>(std::min<size_t>(files.size(), static_cast<size_t>(ThreadPool::default_threads()))))
-      .parallel_for(static_cast<int64_t>(files.size()), 1, [&](int64_t begin, int64_t) {
-        Opened& one = opened[static_cast<size_t>(begin)];
-        try {
-          one.file.emplace(directory_ / files[static_cast<size_t>(begin)]);
-        } catch (const Error& error) {
-          one.error = error.what();
+  const auto open = [&](const std::string& name) {
+    Opened one;
+    try {
+      one.file.emplace(directory_ / name);
+    } catch (const Error& error) {
+      one.error = error.what();
+    }
+    return one;
+  };
+  Index index;
+  index.files = present;
+  std::string index_error;
+  std::map<std::string, Opened, std::less<>> opened;
+  for (const std::string& name : present) {
+    if (file_exists(directory_ / name)) opened[name];
+  }
+  std::vector<std::pair<const std::string, Opened>*> waiting;
+  for (auto& entry : opened) waiting.push_back(&entry);
+  const auto count = static_cast<int64_t>(waiting.size());
+  ThreadPool(static_cast<int>(std::min<int64_t>(count + 1, ThreadPool::default_threads())))
+      .parallel_for(count + 1, 1, [&](int64_t begin, int64_t) {
+        if (begin > 0) {
+          auto& [name, one] = *waiting[static_cast<size_t>(begin - 1)];
+          one = open(name);
+        } else if (!indexes.empty()) {
+          const auto usual = std::find(indexes.begin(), indexes.end(), "model.safetensors.index.json");
+          try {
+            index = read_index(usual != indexes.end() ? *usual : indexes.front(), present);
+          } catch (const Error& error) {
+            index_error = error.what();
+          }
         }
       });
+  if (!index_error.empty()) throw Error(index_error);
+  for (const std::string& name : index.files) {
+    if (opened.count(name) == 0) opened[name] = open(name);  // which says what is wrong with it
+  }
   size_t matched = 0, tensors_in_all = 0;
-  for (const Opened& one : opened) tensors_in_all += one.file ? one.file->tensors().size() : 0;
+  for (const std::string& name : index.files) {
+    const std::optional<SafetensorsFile>& file = opened[name].file;
+    tensors_in_all += file ? file->tensors().size() : 0;
+  }
   items_.reserve(tensors_in_all);
-  for (size_t at = 0; at < files.size(); ++at) {
-    const std::string& file = files[at];
-    if (!opened[at].file) {
-      problem(std::move(opened[at].error));
+  for (size_t at = 0; at < index.files.size(); ++at) {
+    Opened& one = opened[index.files[at]];
+    if (!one.file) {
+      problem(std::move(one.error));
       continue;
     }
-    shards_.push_back(std::move(*opened[at].file));
+    shards_.push_back(std::move(*one.file));
     const auto shard = static_cast<uint32_t>(shards_.size() - 1);
     const std::vector<StoredTensor>& tensors = shards_.back().tensors();
     for (uint32_t i = 0; i < tensors.size(); ++i) {
-      if (!index.empty()) {
-        const auto listed = index.find(tensors[i].name);
-        if (listed == index.end()) {
+      if (!index.file_of.empty()) {
+        const auto listed = index.file_of.find(tensors[i].name);
+        if (listed == index.file_of.end()) {
           problem(fmt::format("{}: tensor '{}' is not in the index", shards_.back().path().string(),
                               printable(tensors[i].name, 200)));
-        } else if (listed->second == file) {
+        } else if (listed->second == at) {
           ++matched;
         }  // otherwise the file that the index names lacks it or has it too; both are found below
       }
       add_tensor(shard, i);
     }
   }
-  if (matched == index.size() || shards_.size() != files.size()) return;
+  if (matched == index.file_of.size() || shards_.size() != index.files.size()) return;
   std::vector<std::string> missing;
-  for (const auto& entry_of : index) {
-    const std::string &tensor = entry_of.first, &file = entry_of.second;
-    const auto shard = std::find_if(shards_.begin(), shards_.end(),
-                                    [&](const SafetensorsFile& entry) { return entry.path().filename() == file; });
-    const auto& tensors = shard->tensors();
-    if (std::none_of(tensors.begin(), tensors.end(), [&](const StoredTensor& entry) { return entry.name == tensor; })) {
-      missing.push_back(fmt::format("{}: tensor '{}' is missing, the index lists it there",
-                                    (directory_ / file).string(), printable(tensor, 200)));
-      if (missing.size() == 8) break;  // a broken index has no end of them, and each search is linear
-    }
+  for (const auto& [tensor, file] : index.file_of) {
+    const auto& tensors = shards_[file].tensors();
+    const bool there = std::any_of(tensors.begin(), tensors.end(),
+                                   [&tensor = tensor](const StoredTensor& entry) { return entry.name == tensor; });
+    if (there) continue;
+    missing.push_back(fmt::format("{}: tensor '{}' is missing, the index lists it there",
+                                  (directory_ / index.files[file]).string(), printable(tensor, 200)));
+    if (missing.size() == 8) break;  // a broken index has no end of them, and each search is linear
   }
   std::sort(missing.begin(), missing.end());
   for (std::string& text : missing) problem(std::move(text));
@@ -215,7 +250,7 @@ void Checkpoint::add_tensor(uint32_t shard, uint32_t tensor) {
     case NameKind::kWeight:
       break;
   }
-  const auto [existing, added] = items_.try_emplace(std::string(name.name), Item{shard, tensor, false});
+  const auto [existing, added] = items_.try_emplace(name.name, Item{shard, tensor, false});
   if (!added) {
     const Item& first = existing->second;
     problem(fmt::format("{}: tensor '{}' is the same weight as '{}' in {}", shards_[shard].path().string(),
@@ -226,7 +261,7 @@ void Checkpoint::add_tensor(uint32_t shard, uint32_t tensor) {
   if (name.name.starts_with("layers.") || name.name.starts_with("embed_tokens.")) prefix_ = std::string(name.prefix);
 }
 
-Checkpoint::Item* Checkpoint::find(const std::string& name) {
+Checkpoint::Item* Checkpoint::find(std::string_view name) {
   const auto found = items_.find(name);
   return found == items_.end() ? nullptr : &found->second;
 }

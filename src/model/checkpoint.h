@@ -85,9 +85,10 @@ class Checkpoint final : public WeightSource {
 
   void problem(std::string text);
   void read_shards();
-  std::vector<std::string> listed_files(std::unordered_map<std::string, std::string>& index);
+  struct Index;  // of the files; checkpoint.cpp
+  Index read_index(const std::string& chosen, const std::vector<std::string>& present);
   void add_tensor(uint32_t shard, uint32_t tensor);
-  Item* find(const std::string& name);
+  Item* find(std::string_view name);
   const StoredTensor& stored(const Item& item) const { return shards_[item.shard].tensors()[item.tensor]; }
   std::span<const std::byte> bytes(const Item& item) const { return shards_[item.shard].data(stored(item)); }
   std::string describe(std::string_view internal) const;  // "layer 3, expert 7: tensor ..."
@@ -98,7 +99,7 @@ class Checkpoint final : public WeightSource {
   std::vector<std::string>* problems_ = nullptr;
   ModelConfig config_;
   std::vector<SafetensorsFile> shards_;
-  std::unordered_map<std::string, Item> items_;  // by internal name
+  std::unordered_map<std::string_view, Item> items_;  // by internal name, which the shards hold
   std::string prefix_;
   Skipped visual_;
   std::vector<std::string> kv_scales_, ignored_, notes_;

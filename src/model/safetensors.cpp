@@ -60,29 +60,36 @@ const TypeInfo& info(StoredType type) {
 
 constexpr size_t kMaxRank = 16;
 
+// What an Error calls a tensor; there are too many of them to say it beforehand.
+struct Where {
+  std::string_view file, name;
+  std::string text() const { return fmt::format("{}: tensor '{}'", file, printable(name, 200)); }
+};
+
 // The entries of "shape" or "data_offsets".
-std::vector<uint64_t> unsigned_list(const Json& value, const std::string& where, const char* what, size_t limit) {
-  if (!value.is_array()) fail("{}: {} is {}, wanted a list of integers", where, what, json_kind(value));
-  if (value.size() > limit) fail("{}: {} has {} entries, at most {} are accepted", where, what, value.size(), limit);
+std::vector<uint64_t> unsigned_list(const Json& value, const Where& where, const char* what, size_t limit) {
+  if (!value.is_array()) fail("{}: {} is {}, wanted a list of integers", where.text(), what, json_kind(value));
+  if (value.size() > limit)
+    fail("{}: {} has {} entries, at most {} are accepted", where.text(), what, value.size(), limit);
   std::vector<uint64_t> numbers;
   for (const Json& entry : value) {
     if (entry.is_number_unsigned()) {
       numbers.push_back(entry.get<uint64_t>());
     } else {
-      fail("{}: {} holds {}, wanted integers from 0", where, what, printable(entry.dump(), 40));
+      fail("{}: {} holds {}, wanted integers from 0", where.text(), what, printable(entry.dump(), 40));
     }
     if (numbers.back() > static_cast<uint64_t>(INT64_MAX)) {
-      fail("{}: {} holds {}, which is beyond any file", where, what, numbers.back());
+      fail("{}: {} holds {}, which is beyond any file", where.text(), what, numbers.back());
     }
   }
   return numbers;
 }
 
-StoredTensor parse_entry(const std::string& name, const Json& entry, uint64_t data_begin, uint64_t data_bytes,
+StoredTensor parse_entry(std::string name, const Json& entry, uint64_t data_begin, uint64_t data_bytes,
                          std::string_view file) {
-  const std::string where = fmt::format("{}: tensor '{}'", file, printable(name, 200));
+  const Where where = {file, name};
   if (name.empty()) fail("{}: a tensor has an empty name", file);
-  if (!entry.is_object()) fail("{}: entry is {}, wanted an object", where, json_kind(entry));
+  if (!entry.is_object()) fail("{}: entry is {}, wanted an object", where.text(), json_kind(entry));
   const Json *dtype = nullptr, *shape = nullptr, *offsets = nullptr;
   for (const auto& [key, value] : entry.items()) {
     if (key == "dtype") {
@@ -92,16 +99,15 @@ StoredTensor parse_entry(const std::string& name, const Json& entry, uint64_t da
     } else if (key == "data_offsets") {
       offsets = &value;
     } else {
-      fail("{}: unknown key '{}', wanted dtype, shape and data_offsets", where, printable(key));
+      fail("{}: unknown key '{}', wanted dtype, shape and data_offsets", where.text(), printable(key));
     }
   }
-  if (dtype == nullptr) fail("{}: dtype is missing", where);
-  if (shape == nullptr) fail("{}: shape is missing", where);
-  if (offsets == nullptr) fail("{}: data_offsets is missing", where);
+  if (dtype == nullptr) fail("{}: dtype is missing", where.text());
+  if (shape == nullptr) fail("{}: shape is missing", where.text());
+  if (offsets == nullptr) fail("{}: data_offsets is missing", where.text());
 
   StoredTensor tensor;
-  tensor.name = name;
-  if (!dtype->is_string()) fail("{}: dtype is {}, wanted a string", where, json_kind(*dtype));
+  if (!dtype->is_string()) fail("{}: dtype is {}, wanted a string", where.text(), json_kind(*dtype));
   tensor.type_name = dtype->get<std::string>();
   int bits = 0;
   for (const TypeInfo& type : kTypes) {
@@ -110,7 +116,7 @@ StoredTensor parse_entry(const std::string& name, const Json& entry, uint64_t da
       bits = type.bits;
     }
   }
-  if (bits == 0) fail("{}: unknown dtype '{}'", where, printable(tensor.type_name));
+  if (bits == 0) fail("{}: unknown dtype '{}'", where.text(), printable(tensor.type_name));
 
   uint64_t size_bits = static_cast<uint64_t>(bits);
   bool empty = false;
@@ -119,26 +125,27 @@ StoredTensor parse_entry(const std::string& name, const Json& entry, uint64_t da
   for (uint64_t dimension : dimensions) {
     tensor.shape.push_back(static_cast<int64_t>(dimension));
     if (__builtin_mul_overflow(size_bits, dimension, &size_bits)) {
-      if (!empty) fail("{}: shape {} does not fit in 64 bits", where, tensor.shape_text());
+      if (!empty) fail("{}: shape {} does not fit in 64 bits", where.text(), tensor.shape_text());
       size_bits = 0;
     }
   }
   if (size_bits % 8 != 0)
-    fail("{}: shape {} of {} is not a whole number of bytes", where, tensor.shape_text(), tensor.type_name);
+    fail("{}: shape {} of {} is not a whole number of bytes", where.text(), tensor.shape_text(), tensor.type_name);
 
   const std::vector<uint64_t> range = unsigned_list(*offsets, where, "data_offsets", 2);
-  if (range.size() != 2) fail("{}: data_offsets has {} entries, wanted 2", where, range.size());
-  if (range[0] > range[1]) fail("{}: data_offsets [{}, {}] end before they begin", where, range[0], range[1]);
+  if (range.size() != 2) fail("{}: data_offsets has {} entries, wanted 2", where.text(), range.size());
+  if (range[0] > range[1]) fail("{}: data_offsets [{}, {}] end before they begin", where.text(), range[0], range[1]);
   if (range[1] > data_bytes) {
-    fail("{}: data_offsets [{}, {}] reach beyond the data ({} bytes): the file is truncated or the header wrong", where,
-         range[0], range[1], data_bytes);
+    fail("{}: data_offsets [{}, {}] reach beyond the data ({} bytes): the file is truncated or the header wrong",
+         where.text(), range[0], range[1], data_bytes);
   }
   tensor.bytes = range[1] - range[0];
   tensor.offset = data_begin + range[0];
   if (tensor.bytes != size_bits / 8) {
-    fail("{}: data_offsets hold {} bytes, but shape {} of {} needs {}", where, tensor.bytes, tensor.shape_text(),
+    fail("{}: data_offsets hold {} bytes, but shape {} of {} needs {}", where.text(), tensor.bytes, tensor.shape_text(),
          tensor.type_name, size_bits / 8);
   }
+  tensor.name = std::move(name);
   return tensor;
 }
 
@@ -177,26 +184,22 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, uint
   JsonLimits limits;
   limits.max_bytes = kMaxSafetensorsHeader;
   limits.max_depth = 8;
-  const Json json = parse_json(text, fmt::format("{}: header", name), limits);
-  if (!json.is_object()) fail("{}: the header is {}, wanted an object", name, json_kind(json));
-
   SafetensorsHeader header;
   header.data_begin = 8 + length;
   const uint64_t data_bytes = file_bytes - header.data_begin;
-  header.tensors.reserve(json.size());
-  for (const auto& [key, value] : json.items()) {
-    if (key == "__metadata__") {
-      if (!value.is_object()) fail("{}: __metadata__ is {}, wanted an object", name, json_kind(value));
-      for (const auto& [entry, content] : value.items()) {
-        if (!content.is_string()) {
-          fail("{}: __metadata__ '{}' is {}, wanted a string", name, printable(entry), json_kind(content));
-        }
-        header.metadata.emplace_back(entry, content.get<std::string>());
-      }
-    } else {
-      header.tensors.push_back(parse_entry(key, value, header.data_begin, data_bytes, name));
+  parse_json_members(text, fmt::format("{}: header", name), {}, limits, [&](std::string&& key, Json&& value) {
+    if (key != "__metadata__") {
+      header.tensors.push_back(parse_entry(std::move(key), value, header.data_begin, data_bytes, name));
+      return;
     }
-  }
+    if (!value.is_object()) fail("{}: __metadata__ is {}, wanted an object", name, json_kind(value));
+    for (const auto& [entry, content] : value.items()) {
+      if (!content.is_string()) {
+        fail("{}: __metadata__ '{}' is {}, wanted a string", name, printable(entry), json_kind(content));
+      }
+      header.metadata.emplace_back(entry, content.get<std::string>());
+    }
+  });
   // The data must be tiled exactly. Empty tensors sort before the tensor that starts at the same byte.
   std::sort(header.tensors.begin(), header.tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
     return a.offset != b.offset ? a.offset < b.offset : a.bytes != b.bytes ? a.bytes < b.bytes : a.name < b.name;

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <future>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -186,6 +188,13 @@ class Builder {
                       config_.linear_key_dim,
                       config_.linear_value_dim,
                       config_.conv_taps};
+    std::optional<MatrixSource> head;
+    if (drafts && !config_.tied_head && backend_.gpu()) {
+      // While a card's weights are on their way the processors have time for the drafts' copy of the head.
+      head = source_.matrix("lm_head", config_.vocabulary, config_.hidden);
+      draft_copy_ =
+          std::async(std::launch::async, [rows = take_rows(*head, vocabulary_)] { return draft_head_of(rows); });
+    }
     {
       const MatrixSource table = source_.matrix("embed_tokens", config_.vocabulary, config_.hidden);
       decoder.embedding = backend_.load_table(table);
@@ -204,9 +213,9 @@ class Builder {
     }
     decoder.final_norm = norm("norm", config_.hidden);
     if (!config_.tied_head) {
-      const MatrixSource stored = source_.matrix("lm_head", config_.vocabulary, config_.hidden);
-      load_head(take_rows(stored, vocabulary_), drafts, decoder);
-      source_.release(stored);
+      if (!head) head = source_.matrix("lm_head", config_.vocabulary, config_.hidden);
+      load_head(take_rows(*head, vocabulary_), drafts, decoder);
+      source_.release(*head);
     }
     if (drafts) {
       auto mtp = std::make_unique<MtpHead>();
@@ -226,7 +235,7 @@ class Builder {
   void load_head(const MatrixSource& head, bool drafts, Decoder& decoder) {
     decoder.head = backend_.load_matrix(std::span(&head, 1));
     if (!drafts) return;
-    if (const std::optional<MatrixSource> copy = draft_head_of(head)) {
+    if (const std::optional<MatrixSource> copy = draft_copy_.valid() ? draft_copy_.get() : draft_head_of(head)) {
       if (copy->rows != head.rows && shard_.ranks() > 1) {
         fail("FOURFOLD_DRAFT_HEAD: a shortlist of {} tokens is for one rank, here are {}", copy->rows, shard_.ranks());
       }
@@ -473,9 +482,10 @@ class Builder {
   ops::Backend& backend_;
   const ModelConfig config_;
   const Shard shard_;
-  Part heads_, kv_heads_, key_heads_, value_heads_;  // the rank's
-  Part vocabulary_;                                  // of the head
-  std::unique_ptr<ops::Matrix> draft_head_;          // until there is an MTP head
+  Part heads_, kv_heads_, key_heads_, value_heads_;      // the rank's
+  Part vocabulary_;                                      // of the head
+  std::future<std::optional<MatrixSource>> draft_copy_;  // under way; not valid where it is made when it is needed
+  std::unique_ptr<ops::Matrix> draft_head_;              // until there is an MTP head
 };
 
 }  // namespace

@@ -82,5 +82,37 @@ TEST(Json, LargeObjectsAreNotQuadratic) {
   EXPECT_EQ(value.items().begin().key(), "key0");
 }
 
+TEST(Json, MembersOfOneObjectAreHandedOver) {
+  std::string seen;
+  const auto note = [&](std::string&& key, Json&& value) { seen += key + "=" + value.dump() + ";"; };
+  const std::string text = R"({"a": {"m": 1, "x": {"m": [2]}, "y": {}}, "m": {"k": 3}, "b": [{"m": {"z": 1}}]})";
+  const Json rest = parse_json_members(text, "x", "m", {}, note);
+  EXPECT_EQ(seen, "k=3;");
+  EXPECT_EQ(rest.dump(), R"({"a":{"m":1,"x":{"m":[2]},"y":{}},"m":{},"b":[{"m":{"z":1}}]})");
+  seen.clear();
+  EXPECT_EQ(parse_json_members(text, "x", "a", {}, note)["a"], Json::object());
+  EXPECT_EQ(seen, R"(m=1;x={"m":[2]};y={};)");
+  seen.clear();
+  EXPECT_EQ(parse_json_members(text, "x", {}, {}, note), Json::object());
+  EXPECT_EQ(seen, R"(a={"m":1,"x":{"m":[2]},"y":{}};m={"k":3};b=[{"m":{"z":1}}];)");
+  // Nothing of that kind.
+  seen.clear();
+  EXPECT_EQ(parse_json_members("[{\"m\": 1}]", "x", {}, {}, note).dump(), "[{\"m\":1}]");
+  EXPECT_EQ(parse_json_members(R"({"m": 5})", "x", "m", {}, note).dump(), R"({"m":5})");
+  EXPECT_EQ(seen, "");
+
+  const auto error = [&](const char* twice, JsonLimits limits) {
+    try {
+      parse_json_members(twice, "x", "m", limits, note);
+      return std::string("none");
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+  };
+  EXPECT_EQ(error(R"({"m": {"a": 1, "a": 2}})", {}), "x: JSON object holds the key 'a' twice");
+  EXPECT_EQ(error(R"({"m": {"a": 1, "b": [1, 2]}})", {.max_values = 4}), "x: JSON with more than 4 values");
+  EXPECT_EQ(error(R"({"m": {"a": 1}, "a": 2})", {}), "none");
+}
+
 }  // namespace
 }  // namespace fourfold

@@ -43,10 +43,13 @@ class DeferredChoices {
       bind({tokens_, sequences_, logit_rows_});
     };
     parts.choose_later = [this](const ops::Tensor& logits, std::span<const RowChoice> rows) {
-      // Like a GPU that has no kernel for these.
+      // Now and then, at the same time on all ranks, like a GPU that has no kernel for these.
+      const bool refuses = ++asked_ % 8 == 3;
       for (const RowChoice& row : rows) {
-        if (!row.choice.counts.empty()) return false;
+        FF_ASSERT(row.choice.counts.empty() == (row.counted.lane < 0));
+        if (refuses && row.counted.lane >= 0) return false;
       }
+      count(rows);
       Batch batch;
       last_.clear();
       for (const RowChoice& row : rows) {
@@ -56,6 +59,14 @@ class DeferredChoices {
         try {
           Choice choice = row.choice;
           if (row.lane >= 0) choice.index += states_.at(row.lane).kept - 1;
+          TokenCounts counts;
+          if (row.counted.lane >= 0) {
+            counts = counts_.at(row.counted.lane);
+            for (int32_t i = 0; i < row.counted.drafts; ++i) {
+              counts.add_output(tokens_.at(static_cast<size_t>(row.counted.draft_row + i)));
+            }
+            choice.counts = counts.counts();
+          }
           batch.chosen.back() = sampler_.choose(values, choice);
         } catch (const Error& error) {
           batch.errors.back() = error.what();
@@ -82,6 +93,8 @@ class DeferredChoices {
   bool gone(int32_t row) const { return gone_.contains(row); }
   // Rows, or lanes, that began with a token that the host did not know.
   int64_t carried() const { return carried_; }
+  // Tokens of lanes with penalties that were counted before the host knew them.
+  int64_t counted_unknown() const { return counted_unknown_; }
   // Lanes that had rows behind their end, although there was time to see it: drafts were made in the meantime.
   int64_t in_vain() const { return in_vain_; }
 
@@ -110,6 +123,27 @@ class DeferredChoices {
     };
   }
 
+  void count(std::span<const RowChoice> rows) {
+    for (const RowChoice& row : rows) {
+      const CountedTokens& c = row.counted;
+      if (c.lane < 0) continue;
+      TokenCounts& counts = counts_[c.lane];
+      if (c.begins) {
+        counts.start(static_cast<int64_t>(row.choice.counts.size()));
+        for (size_t token = 0; token < row.choice.counts.size(); ++token) {
+          const int32_t count = row.choice.counts[token];
+          if (count > 0) counts.add_prompt(static_cast<int32_t>(token));
+          for (int32_t i = 1; i < count; ++i) counts.add_output(static_cast<int32_t>(token));
+        }
+      }
+      for (const int32_t token : c.more) counts.add_output(token);
+      if (c.choice < 0) continue;
+      const int32_t token = last_.at(static_cast<size_t>(c.choice));
+      if (token >= 0) counts.add_output(token);
+      ++counted_unknown_;
+    }
+  }
+
   void move(const MovedLane& m) {
     State& s = states_[m.lane];
     s.gone = !m.prompt && gone_.contains(m.first);
@@ -128,6 +162,10 @@ class DeferredChoices {
       if (s.ended) break;
       s.token = token;
       ++s.kept;
+      if (m.counted) {
+        counts_.at(m.lane).add_output(token);
+        ++counted_unknown_;
+      }
       s.ended = std::find(m.stop_tokens.begin(), m.stop_tokens.end(), token) != m.stop_tokens.end();
       more = !s.ended && s.kept < m.count && tokens_.at(static_cast<size_t>(m.first + s.kept)) == token;
     }
@@ -189,6 +227,8 @@ class DeferredChoices {
   std::vector<ops::Sequence> sequences_;
   std::span<const int32_t> logit_rows_;
   std::map<int32_t, State> states_;
+  std::map<int32_t, TokenCounts> counts_;  // of lanes with penalties
+  int64_t counted_unknown_ = 0, asked_ = 0;
   bool drafting_ = false;
   std::set<int32_t> gone_;
   int64_t carried_ = 0, in_vain_ = 0;

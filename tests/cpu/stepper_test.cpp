@@ -387,7 +387,7 @@ TEST(HostStepper, AnyScheduleGivesTheTokensOfALoop) {
 
 // Steps that begin before the tokens of those before them are known choose no others.
 TEST(HostStepper, TokensMayBeKnownLater) {
-  int64_t carried = 0;
+  int64_t carried = 0, counted = 0;
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
     const std::vector<Asked> asked = random_requests(seed, 1 + seed % 5);
@@ -397,13 +397,15 @@ TEST(HostStepper, TokensMayBeKnownLater) {
     for (size_t i = 0; i < asked.size(); ++i) EXPECT_EQ(outputs[i], expected(asked[i])) << "request " << i;
     if (HasFailure()) return;
     carried += run.later.carried();
+    counted += run.later.counted_unknown();
   }
   EXPECT_GT(carried, 1000);
+  EXPECT_GT(counted, 500);
 }
 
 // Nor do rounds of drafts that do, where the backend moves lanes on itself.
 TEST(HostStepper, RoundsMayBeginBeforeTokensAreKnown) {
-  int64_t carried = 0, accepted = 0;
+  int64_t carried = 0, accepted = 0, counted = 0;
   for (uint64_t seed = 0; seed < 400; ++seed) {
     SCOPED_TRACE(seed);
     std::vector<Asked> asked = random_requests(seed, 1 + seed % 5);
@@ -417,10 +419,12 @@ TEST(HostStepper, RoundsMayBeginBeforeTokensAreKnown) {
     EXPECT_EQ(run.later.in_vain(), 0);
     if (HasFailure()) return;
     carried += run.later.carried();
+    counted += run.later.counted_unknown();
     accepted += run.accepted;
   }
   EXPECT_GT(carried, 1500);
   EXPECT_GT(accepted, 1000);
+  EXPECT_GT(counted, 500);
 }
 
 // Ranks of a model have the same rows in every step, whenever each gets to know its tokens.

@@ -66,14 +66,14 @@ inline std::vector<BrokenKernel> broken_kernels() {
        "share_squares(squares, sums, thread);",
        "share_squares(thread % 32 == 0 ? squares : 0.0f, sums, thread);",
        {"norm_rows", "embed_rows", "gather_rows"}},
-      // An interval of the draw that begins with its end.
+      // A draw from the first half.
       {"choose",
        cuda::sample_source(),
        cuda::kSampleChoose,
        "kernels/step/sample.cuh",
-       "left >= done + through - own && left < done + through",
-       "left >= done + through && left < done + through + own",
-       {"sample_detail", "sample_prepare", "sample_choose"}},
+       "static_cast<u64>(uniform * static_cast<double>(total))",
+       "static_cast<u64>(uniform * 0.5 * static_cast<double>(total))",
+       {"sample_detail", "sample_prepare", "sample_choose", "sample_count"}},
       // Units of columns two by two the same.
       {"repack",
        cuda::step_source(),

@@ -76,6 +76,11 @@ std::vector<Answer> answers(const model::BackendFactory& backends, int64_t ranks
     engine::Request request = text.request(text.prompt(conversation));
     request.max_tokens = tokens;
     request.sampling.temperature = 0;
+    if (!streams.empty()) {  // counted where tokens are chosen
+      request.sampling.repetition_penalty = 1.3f;
+      request.sampling.presence_penalty = 1.5f;
+      request.sampling.frequency_penalty = 0.5f;
+    }
     streams.push_back(engine->submit(std::move(request)));
   }
   std::vector<Answer> all;
@@ -206,7 +211,12 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
         const auto held = hold();  // nothing fails before both are there: a failed engine takes no more
         fail_call(fault.call, fault.nth, kLaunchFailed);
         engine::Request one = request_of(20), other = request_of(3);
-        one.sampling.presence_penalty = other.sampling.presence_penalty = fault.on_host ? 1 : 0;
+        if (fault.on_host) {  // log-probabilities beside a bias
+          for (ops::SamplingParams* sampling : {&one.sampling, &other.sampling}) {
+            sampling->logprobs = 1;
+            sampling->logit_bias = {{7, 1.0f}};
+          }
+        }
         first = engine->submit(std::move(one));
         second = engine->submit(std::move(other));
       }
@@ -306,7 +316,7 @@ TEST(HostRanksFaults, TokensAreTheSameWithoutGatheringLogits) {
         narrow.sampling.top_k = 50;
         narrow.sampling.top_p = 0.9f;
         narrow.sampling.seed = 6;
-        counted.sampling.presence_penalty = 1;  // the host's
+        counted.sampling.presence_penalty = 1;
         engine::Request greedy = request_of(2);
         greedy.sampling.logprobs = 3;
         ask({drawn, narrow});

@@ -134,6 +134,8 @@ std::vector<Chosen> choose_by_ranks(DeviceSampler& sampler, const Problem& p, co
                  biases = upload(sampler.device, stream, p.biases, "biases"),
                  banned = upload(sampler.device, stream, p.banned, "banned"),
                  masks = upload(sampler.device, stream, p.masks, "masks"),
+                 counts = upload(sampler.device, stream, p.counts, "counts"),
+                 drafts = upload(sampler.device, stream, p.drafts, "drafts"),
                  numbers = upload(sampler.device, stream, drawn, "drawn"),
                  asked = upload(sampler.device, stream, reported, "reported"), tokens(sampler.device, n * 4, "tokens"),
                  logprobs(sampler.device, n * 21 * 4, "logprobs"), ids(sampler.device, n * 21 * 4, "ids");
@@ -146,6 +148,9 @@ std::vector<Chosen> choose_by_ranks(DeviceSampler& sampler, const Problem& p, co
     args.banned = banned.as<int>();
     args.masks = masks.as<unsigned>();
     args.mask_words = p.words();
+    args.counts = counts.as<int>();
+    args.counts_stride = p.vocabulary;
+    args.drafts = drafts.as<int>();
     args.tokens = tokens.as<int>();
     args.logprob_tokens = ids.as<int>();
     args.logprobs = logprobs.as<float>();
@@ -321,6 +326,43 @@ TEST_F(HostSampling, IsTheDefinition) {
   EXPECT_LT(close, all / 10);
 }
 
+// More lanes than a CTA has threads; tokens that the host knows, and one that it does not.
+TEST_F(HostSampling, TokensAreCounted) {
+  constexpr int kLanes = 70, kVocabulary = 11;
+  Random random(8);
+  DeviceSampler sampler;
+  std::vector<int> counts(kLanes * kVocabulary), tokens, chosen;
+  for (int& count : counts) count = static_cast<int>(random.below(4));
+  for (int i = 0; i < kLanes; ++i) chosen.push_back(static_cast<int>(random.below(kVocabulary + 1)) - 1);
+  std::vector<int> want = counts;
+  std::vector<step::CountedLane> lanes;
+  for (int lane = kLanes - 1; lane >= 0; --lane) {
+    if (lane % 9 == 4) continue;
+    const auto count = static_cast<int>(random.below(5));
+    const int choice = random.below(2) == 0 ? -1 : static_cast<int>(random.below(kLanes));
+    lanes.push_back({lane, static_cast<int>(tokens.size()), count, choice});
+    const auto add = [&](int token) {
+      int& c = want[static_cast<size_t>(lane * kVocabulary + token)];
+      c = std::max(c, 1) + 1;
+    };
+    for (int i = 0; i < count; ++i) {
+      tokens.push_back(static_cast<int>(random.below(kVocabulary)));
+      add(tokens.back());
+    }
+    if (choice >= 0 && chosen[static_cast<size_t>(choice)] >= 0) add(chosen[static_cast<size_t>(choice)]);
+  }
+  const Buffer there = upload(sampler.device, sampler.stream, counts, "counts"),
+               works = upload(sampler.device, sampler.stream, lanes, "lanes"),
+               more = upload(sampler.device, sampler.stream, tokens, "tokens"),
+               last = upload(sampler.device, sampler.stream, chosen, "chosen");
+  const step::CountArgs args = {
+      there.as<int>(), kVocabulary,   works.as<step::CountedLane>(), static_cast<int>(lanes.size()),
+      more.as<int>(),  last.as<int>()};
+  ASSERT_GT(lanes.size(), size_t{step::kCountThreads - 5});
+  cuda::launch(sampler.stream, sampler.kernels[cuda::kSampleCount], {2}, cuda::Overlap::kProgrammatic, args);
+  EXPECT_EQ(there.download<int>(sampler.stream, want.size()), want);
+}
+
 TEST_F(HostSampling, DoesNotDependOnSplitsOrOtherRows) {
   DeviceSampler sampler;
   const Problem p = mixed_problem(3, 6000, 6, true);
@@ -344,7 +386,6 @@ TEST_F(HostSampling, RanksChooseFromTheirOwnColumns) {
     for (size_t row = 0; row < p.rows.size(); ++row) {
       SampleRow& s = p.rows[row];
       s.temperature = 0;
-      s.counts = -1;
       if (row % 4 == 0) s.defined = static_cast<int>(1 + row * 60);
     }
     p.rows[1].mask = 2;
@@ -387,13 +428,12 @@ TEST_F(HostSampling, RanksDrawFromTheirOwnColumns) {
     int drawn = 0;
     for (int row = 0; row < c.rows; ++row) {
       SampleRow& s = p.rows[static_cast<size_t>(row)];
-      s.counts = -1;
       if (c.ties && row > 2) {  // limits that end among tokens of one logit, which several ranks have
         s.temperature = 1;
         s.top_k = 85 + 5 * row;
         s.top_p = row % 2 == 0 ? 0.9f : 1.0f;
         s.min_p = 0;
-        s.mask = -1;
+        s.mask = s.counts = -1;
       }
       if (c.rows > 64) {  // more than are drawn at once
         s.top_k = 0;

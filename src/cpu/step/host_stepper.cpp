@@ -304,7 +304,10 @@ void HostStepper::begin(Run& run, Step& step) {
     } catch (const std::exception&) {
     }
   }
-  for (const Entry& entry : run.entries) entry.lane->unknown = entry.lane->open_tokens = 0;
+  for (const Entry& entry : run.entries) {
+    entry.lane->unknown = entry.lane->open_tokens = 0;
+    entry.lane->open_counted = entry.lane->counted = false;
+  }
   run.under_way = false;
 }
 

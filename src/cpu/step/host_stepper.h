@@ -26,6 +26,20 @@
 
 namespace fourfold::cpu {
 
+// How the tokens of a lane with penalties are counted where tokens are chosen: what has come to them in front of a
+// choice, told with its first row, and what else each row has seen.
+struct CountedTokens {
+  int32_t lane = -1;    // -1: no penalties
+  bool begins = false;  // nothing of it is counted: what Choice::counts says is to be
+  // Otherwise these tokens were chosen since, and, if `choice` is not -1, the one of the last choose_later() with that
+  // number, which the host does not know; beside those by which the backend moved the lane on itself.
+  std::span<const int32_t> more = {};
+  int32_t choice = -1;
+  // Of the batch that was bound last: `drafts` rows from `draft_row` on hold tokens of which this row is to be chosen
+  // as if they were in the output.
+  int32_t draft_row = 0, drafts = 0;
+};
+
 // What is chosen from a row of logits, before it is known what was chosen from the rows before it: as if these had
 // chosen what was drafted.
 struct RowChoice {
@@ -33,6 +47,7 @@ struct RowChoice {
   Choice choice;    // its counts are those before the step, without the drafts on the rows before
   // Not -1: the choice's index is short of the drafts that the backend's last move of this lane accepted.
   int32_t lane = -1;
+  CountedTokens counted = {};
 };
 
 // A row whose token was chosen by the last choose_later(), of whose choices it is number `choice`, and which the host
@@ -57,6 +72,7 @@ struct MovedLane {
   int32_t choice = 0;    // of the first of them
   bool prompt = false;   // it stands at `position` then, with its state in `state`; otherwise where its rows lead
   int32_t position = 0, state = 0;
+  bool counted = false;  // its tokens are counted (CountedTokens): with these from here on
   std::span<const int32_t> stop_tokens;
 };
 

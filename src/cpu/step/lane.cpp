@@ -42,6 +42,8 @@ void Lane::start(LaneStartCopy& start, int64_t vocabulary) {
   open_tokens = open_rows = open_drafts = open_drafter = 0;
   pages.clear();
   counts.clear();
+  counted = open_counted = false;
+  uncounted.clear();
   if (!request.sampling.penalized()) return;
   counts.start(vocabulary);
   for (size_t i = 0; i < request.history.size(); ++i) {
@@ -53,10 +55,15 @@ void Lane::start(LaneStartCopy& start, int64_t vocabulary) {
   }
 }
 
-void Lane::add_output(int32_t token) {
+void Lane::add_output(int32_t token, bool counted_there) {
   last_token = token;
   ++outputs;
-  if (counts.active()) counts.add_output(token);
+  if (counts.active()) {
+    counts.add_output(token);
+    if (counted && !counted_there) uncounted.push_back(token);
+    constexpr size_t kMost = 32;
+    if (uncounted.size() > kMost) counted = false;  // it is told all of them anew
+  }
   if (outputs >= max_output || stops_at(token)) ended = true;
 }
 

@@ -46,11 +46,15 @@ struct Lane {
   int32_t open_tokens = 0, open_rows = 0, open_drafts = 0, open_drafter = 0;
   std::vector<int32_t> pages;
   TokenCounts counts;
+  // Where the backend counts as well: whether it has begun, tokens that it was not told of yet, and whether it has
+  // counted the token of the open step, which is not known.
+  bool counted = false, open_counted = false;
+  std::vector<int32_t> uncounted;
 
   // Begins anew with what `start` holds, which it may swap with its own.
   void start(LaneStartCopy& start, int64_t vocabulary);
-  // The next token was chosen.
-  void add_output(int32_t token);
+  // The next token was chosen, and is among those that the backend has counted, or is not.
+  void add_output(int32_t token, bool counted_there);
   // Whether the answer ends with this token.
   bool stops_at(int32_t token) const;
 };

@@ -8,12 +8,12 @@
 
 namespace fourfold::cpu::stepping {
 
-// Whether no token is chosen with a look at those before it.
+// Whether nothing is chosen with a look at the tokens before it that the host has to take.
 bool HostStepper::may_run_ahead(const Step& step) const {
   for (size_t i = 0; i < step.works; ++i) {
     const Step::Work& work = step.work[i];
     const LaneStartCopy& request = work.starts ? step.starts[i] : lanes_[static_cast<size_t>(work.plan.lane)].request;
-    if (work.plan.prompt_logprobs >= 0 || request.constrained || request.sampling.penalized()) return false;
+    if (work.plan.prompt_logprobs >= 0 || request.constrained) return false;
   }
   return true;
 }
@@ -122,6 +122,7 @@ void HostStepper::move_ahead() {
     moved.prompt = !goes_on;
     moved.position = entry.end_position;
     moved.state = entry.end_state;
+    moved.counted = lane.counted;
     moved.stop_tokens = lane.request.stop_tokens;
     moved_.push_back(moved);
     choice += 1 + entry.verified;

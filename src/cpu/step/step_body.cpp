@@ -101,7 +101,7 @@ void HostStepper::choose(const Tensor& computed) {
   bool reports = false, apart = false;
   for (const Entry& entry : run.entries) {
     reports = reports || run.step->work[entry.work].plan.prompt_logprobs >= 0;
-    apart = apart || (entry.chooses && (entry.lane->request.constrained || entry.lane->counts.active()));
+    apart = apart || (entry.chooses && entry.lane->request.constrained);
   }
   if (apart) settle();  // what may be chosen depends on the tokens before
   if (open_ == nullptr) rebase(run);
@@ -137,7 +137,7 @@ void HostStepper::choose(const Tensor& computed) {
     if (entry.lane->ended) return;
     try {
       if (run.step->work[entry.work].plan.prompt_logprobs >= 0) report_prompt(entry, logits, sampler);
-      choose_for(*run.step, entry, [&](int32_t row) { return chosen_on_host(entry, row, logits, sampler); });
+      choose_for(*run.step, entry, false, [&](int32_t row) { return chosen_on_host(entry, row, logits, sampler); });
     } catch (const Error& error) {
       run.step->outcomes[entry.work].error = error.what();
       entry.lane->ended = true;
@@ -157,15 +157,40 @@ bool HostStepper::choose_later(const Tensor& logits) {
     for (int32_t i = 0; i <= entry.verified; ++i) {
       if (lane.request.constrained && mask_of(*run.step, entry, i).empty()) break;
       const bool goes_on = run.step->work[entry.work].token_count == 0;
+      const int32_t number = run.step->work[entry.work].plan.lane;
       run.choices.push_back({entry.first_logit + (goes_on ? i : entry.logits - 1), choice_of(entry, i, before + i),
-                             entry.carried ? run.step->work[entry.work].plan.lane : -1});
+                             entry.carried ? number : -1});
+      if (lane.counts.active()) run.choices.back().counted = counted_of(entry, i, number);
     }
   }
   if (run.choices.empty() && run.needs_tokens && !run.ahead) return true;
   if (!parts_.choose_later(logits, run.choices)) return false;
   uncollected_.push_back(run.choices.size());
   run.asked = true;
+  for (const RowChoice& row : run.choices) {
+    if (row.counted.lane < 0) continue;
+    Lane& lane = lanes_[static_cast<size_t>(row.counted.lane)];
+    lane.counted = true;
+    lane.uncounted.clear();
+    if (row.counted.choice >= 0) lane.open_counted = true;
+  }
   return true;
+}
+
+// Of a lane with penalties: what the backend is told in front of its i-th row.
+CountedTokens HostStepper::counted_of(const Entry& entry, int32_t i, int32_t number) const {
+  const Lane& lane = *entry.lane;
+  CountedTokens counted;
+  counted.lane = number;
+  if (i == 0) {
+    counted.begins = !lane.counted;
+    FF_ASSERT(!counted.begins || lane.unknown == 0);
+    if (!counted.begins) counted.more = lane.uncounted;
+    if (!keeps_lanes() && lane.unknown > 0) counted.choice = lane.choice;
+  }
+  counted.draft_row = entry.first + 1;
+  counted.drafts = i;
+  return counted;
 }
 
 // Lanes move on before their tokens are known.
@@ -220,7 +245,7 @@ void HostStepper::take_choices(Run& run) {
       lane.drafts_end = false;
     }
     try {
-      choose_for(*run.step, entry, [&](int32_t i) {
+      choose_for(*run.step, entry, run.ahead || std::exchange(lane.open_counted, false), [&](int32_t i) {
         if (!run.errors[at + static_cast<size_t>(i)].empty()) fail("{}", run.errors[at + static_cast<size_t>(i)]);
         return std::move(run.chosen[at + static_cast<size_t>(i)]);
       });
@@ -300,7 +325,7 @@ Chosen HostStepper::chosen_on_host(const Entry& entry, int32_t i, const Tensor& 
 }
 
 template <typename F>
-void HostStepper::choose_for(Step& step, Entry& entry, F&& chosen_from) {
+void HostStepper::choose_for(Step& step, Entry& entry, bool counted, F&& chosen_from) {
   if (!entry.chooses) return;
   Lane& lane = *entry.lane;
   LaneOutcome& outcome = step.outcomes[entry.work];
@@ -313,7 +338,7 @@ void HostStepper::choose_for(Step& step, Entry& entry, F&& chosen_from) {
     }
     Chosen chosen = chosen_from(i);
     const bool as_drafted = i < verified && chosen.token == lane.drafts[static_cast<size_t>(i)];
-    lane.add_output(chosen.token);
+    lane.add_output(chosen.token, counted);
     outcome.tokens.push_back(chosen.token);
     if (lane.request.sampling.logprobs >= 0) outcome.logprobs.push_back(std::move(chosen.logprobs));
     if (as_drafted) ++outcome.accepted;

@@ -118,9 +118,10 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   void start_lanes(Step& step);
   ops::StepShape lay_out(Run& run);
   void wait_for_masks(const Entry& entry);
-  // chosen(i): from the lane's i-th row.
+  // chosen(i): from the lane's i-th row; `counted`: the backend has counted those that are taken.
   template <typename F>
-  void choose_for(Step& step, Entry& entry, F&& chosen);
+  void choose_for(Step& step, Entry& entry, bool counted, F&& chosen);
+  CountedTokens counted_of(const Entry& entry, int32_t i, int32_t number) const;
   Chosen chosen_on_host(const Entry& entry, int32_t i, const Tensor& logits, Sampler& sampler);
   Choice choice_of(const Entry& entry, int32_t i, int64_t index) const;
   std::span<const uint32_t> mask_of(const Step& step, const Entry& entry, int32_t i) const;

@@ -42,7 +42,7 @@ struct CudaOptions {
   int64_t check_sums = 0;                         // not 0: steps from one comparison of the ranks' sums to the next
   SumTable sums;                                  // how they get from card to card
   // Tokens are chosen from what each rank finds in its own columns of the logits, or each SM of one card; where more is
-  // needed than that (penalties; log-probabilities of rows with biases, masks or banned tokens), columns are brought
+  // needed than that (log-probabilities of rows with biases, masks, banned tokens or penalties), columns are brought
   // together as they are without this.
   bool choose_by_parts = false;
   // Steps of lanes with drafts begin before the host knows the tokens of the one before: the card verifies, feeds the

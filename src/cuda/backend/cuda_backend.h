@@ -191,6 +191,7 @@ class CudaBackend : public ops::Backend {
   // The stepper's choice of tokens on the device: of HostStepParts.
   bool choose_later(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows);
   void collect(std::span<cpu::Chosen> chosen, std::span<std::string> errors);
+  void begin_counts(std::span<const cpu::RowChoice> rows);
   void reserve_choices(const ops::StepLimits& limits);
   void reserve_parts(const ops::StepLimits& limits);
   // Brings columns of logits together that were left where they are.
@@ -287,7 +288,7 @@ class CudaBackend : public ops::Backend {
   PinnedBuffer fetched_;
   std::array<Choices, cpu::kChoicesUnderWay> choices_;
   uint64_t chosen_ = 0, collected_ = 0;  // how many choices were begun, and how many are known
-  cuda::Buffer sample_parts_;
+  cuda::Buffer sample_parts_, counts_;
   // With choose_by_parts: logits of this step that ranks have in parts, until it is known who needs them. `out` without
   // data: there are none.
   struct OpenGather {

@@ -214,8 +214,12 @@ struct ChoiceCase {
   int32_t defined = 0;
   std::vector<int32_t> banned, too_early;
   std::vector<uint32_t> mask;
+  std::vector<int32_t> counts;
   bool ties = false, bad = false;  // among its logits; a logit is NaN
 };
+
+// Penalties may be rounded in another way.
+bool same(float a, float b) { return a == b || std::fabs(a - b) < 1e-6f * std::fabs(b); }
 
 // Every limit by itself, together, and what may not be chosen.
 std::vector<ChoiceCase> choice_cases(Random& random, int vocabulary) {
@@ -249,6 +253,11 @@ std::vector<ChoiceCase> choice_cases(Random& random, int vocabulary) {
   for (int32_t t = 0; t < vocabulary; t += 3) early.banned.push_back(t);
   early.too_early = {1, 4};
   add(1.5f).defined = vocabulary / 3;
+  ChoiceCase& seen = add(0.6f);
+  seen.params.repetition_penalty = 1.3f;
+  seen.params.presence_penalty = 0.7f;
+  seen.params.frequency_penalty = -0.25f;
+  for (int32_t t = 0; t < vocabulary; ++t) seen.counts.push_back(std::max(0, t % 7 - 3));
   add(1).bad = true;
   add(1).mask = mask(false);
   return cases;
@@ -263,7 +272,7 @@ void KernelTests::choices() {
     int vocabulary;
     size_t rows;  // the first ones; few are chosen by several CTAs a row
   };
-  for (const Shape& shape : {Shape{5003, 1}, Shape{1501, 12}}) {
+  for (const Shape& shape : {Shape{5003, 1}, Shape{1501, 13}}) {
     std::vector<ChoiceCase> cases = choice_cases(random, shape.vocabulary);
     cases.resize(shape.rows);
     const auto vocabulary = static_cast<size_t>(shape.vocabulary);
@@ -278,8 +287,10 @@ void KernelTests::choices() {
     std::vector<cpu::RowChoice> rows;
     for (size_t i = 0; i < cases.size(); ++i) {
       const ChoiceCase& c = cases[i];
-      rows.push_back({static_cast<int64_t>(i),
-                      {c.params, random.next(), static_cast<int64_t>(i), c.defined, c.banned, c.too_early, c.mask}});
+      rows.push_back(
+          {static_cast<int64_t>(i),
+           {c.params, random.next(), static_cast<int64_t>(i), c.defined, c.banned, c.too_early, c.mask, c.counts}});
+      if (!c.counts.empty()) rows.back().counted = {.lane = static_cast<int32_t>(i), .begins = true};
     }
     CudaBackend& backend = on();
     ops::StepLimits limits;
@@ -312,6 +323,14 @@ void KernelTests::choices() {
         const bool defined = choice.defined_tokens == 0 || t < static_cast<size_t>(choice.defined_tokens);
         if (!defined || (!choice.mask.empty() && (choice.mask[t / 32] >> (t % 32) & 1) == 0)) adjusted[t] = -INFINITY;
       }
+      for (size_t t = 0; t < choice.counts.size(); ++t) {
+        const ops::SamplingParams& params = choice.params;
+        if (choice.counts[t] == 0) continue;
+        adjusted[t] =
+            adjusted[t] > 0 ? adjusted[t] / params.repetition_penalty : adjusted[t] * params.repetition_penalty;
+        const auto outputs = static_cast<float>(choice.counts[t] - 1);
+        if (outputs > 0) adjusted[t] -= params.presence_penalty + params.frequency_penalty * outputs;
+      }
       const auto largest = std::max_element(adjusted.begin(), adjusted.end());
       step::SamplePart found = {-INFINITY, INT32_MAX, 0, 0};
       for (int s = 0; s < splits; ++s) {
@@ -323,7 +342,7 @@ void KernelTests::choices() {
         }
       }
       const bool right = cases[i].bad ? found.bad == 1
-                                      : found.bad == 0 && found.largest == *largest &&
+                                      : found.bad == 0 && same(found.largest, *largest) &&
                                             (!std::isfinite(*largest) || found.token == largest - adjusted.begin());
       if (!right && wrong_parts.empty()) {
         wrong_parts = fmt::format("the largest logit of row {} is {} (token {}), wanted {}", i, found.largest,

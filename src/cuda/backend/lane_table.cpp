@@ -12,7 +12,10 @@ static_assert(step::kMostPasses == ops::kMaxDrafts);
 
 }  // namespace
 
-void LaneTable::reserve(int64_t lanes, int64_t rows, const Kernel& kernel) {
+void LaneTable::reserve(int64_t lanes, int64_t rows, const Kernel& kernel, const cuda::Buffer& counts,
+                        int64_t vocabulary) {
+  counts_ = counts.as<int>();
+  vocabulary_ = vocabulary;
   const MemoryScope scope(card_.device, MemoryKind::kTables);
   states_ = cuda::Buffer(card_.device, static_cast<uint64_t>(lanes) * sizeof(step::LaneState), "lanes");
   states_.fill(card_.stream, 0);
@@ -30,7 +33,8 @@ void LaneTable::move(std::span<const cpu::MovedLane> lanes, const StepTables& ta
   for (const cpu::MovedLane& m : lanes) {
     FF_ASSERT(m.count <= step::kMostChosen);
     moved_.push_back({m.lane, m.prompt ? -1 : tables.place_of_sequence(m.sequence), m.first, m.count, m.choice,
-                      m.position, m.state, static_cast<int>(stops_.size()), static_cast<int>(m.stop_tokens.size())});
+                      m.position, m.state, static_cast<int>(stops_.size()), static_cast<int>(m.stop_tokens.size()),
+                      m.counted ? 1 : 0});
     stops_.insert(stops_.end(), m.stop_tokens.begin(), m.stop_tokens.end());
   }
   const size_t bytes = moved_.size() * sizeof(moved_[0]), stop_bytes = stops_.size() * sizeof(int);
@@ -46,7 +50,9 @@ void LaneTable::move(std::span<const cpu::MovedLane> lanes, const StepTables& ta
                 device_pointer<const SequenceRows>(tables.sequences),
                 device_pointer<const int>(tables.state_out),
                 StepTables::kSlotStride,
-                states_.as<step::LaneState>()};
+                states_.as<step::LaneState>(),
+                counts_,
+                vocabulary_};
   args_.carry.chosen = chosen;
 }
 

@@ -17,8 +17,9 @@ class LaneTable {
  public:
   explicit LaneTable(Card& card) : card_(card), uploads_(card, kUploadBlocks) {}
 
-  // For so many lanes and rows of a step, with the kernel of lanes_source().
-  void reserve(int64_t lanes, int64_t rows, const Kernel& kernel);
+  // For so many lanes and rows of a step, with the kernel of lanes_source(). `counts`: of tokens, [lanes][vocabulary],
+  // of lanes with penalties (step::SampleArgs::counts).
+  void reserve(int64_t lanes, int64_t rows, const Kernel& kernel, const cuda::Buffer& counts, int64_t vocabulary);
   // For the next flush(), behind a choice: `chosen` are its tokens; `tables` those of the step.
   void move(std::span<const cpu::MovedLane> lanes, const StepTables& tables, const int* chosen);
   // Drafting passes begin; and behind the choice of drafts of each.
@@ -49,6 +50,8 @@ class LaneTable {
 
   Card& card_;
   Uploads uploads_;
+  int* counts_ = nullptr;
+  int64_t vocabulary_ = 0;
   cuda::Buffer states_;
   const Kernel* kernel_ = nullptr;
   std::vector<step::CarryLane> pending_;

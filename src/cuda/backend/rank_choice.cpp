@@ -64,6 +64,9 @@ void RankChoice::choose(const step::SampleArgs& args, int64_t first, int64_t col
   mine.banned = args.banned;
   mine.masks = args.masks;
   mine.mask_words = args.mask_words;
+  mine.counts = args.counts;
+  mine.counts_stride = args.counts_stride;
+  mine.drafts = args.drafts;
   mine.rank = rank_;
   mine.ranks = ranks_;
   mine.splits = splits_;

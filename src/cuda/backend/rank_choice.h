@@ -35,8 +35,8 @@ class RankChoice {
     const int* reported_there;
   };
   // As sample_prepare and sample_choose: args.tokens and log-probabilities of rows of whose logits this rank has
-  // `columns` from `first` on; these may be adjusted in place. Rows have no penalties, and those that ask for
-  // log-probabilities no biases, banned tokens or masks. `greedy`: sample_choose.
+  // `columns` from `first` on; these may be adjusted in place. Rows that ask for log-probabilities have no biases,
+  // banned tokens, masks or penalties. `greedy`: sample_choose.
   void choose(const step::SampleArgs& args, int64_t first, int64_t columns, const Rows& rows, const Kernel& greedy,
               const Exchange& exchange, Overlap overlap) const;
 

@@ -359,7 +359,8 @@ plan::KernelSource sample_source() {
   return {"sample",
           "#include \"kernels/step/sample.cuh\"\n",
           {{"fourfold::step::sample_prepare", step::kSampleThreads},
-           {"fourfold::step::sample_choose", step::kSampleThreads}}};
+           {"fourfold::step::sample_choose", step::kSampleThreads},
+           {"fourfold::step::sample_count", step::kCountThreads}}};
 }
 
 plan::KernelSource lanes_source() {

@@ -117,6 +117,13 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   sample_uploads_.prepare(sample_bytes_);
   carry_uploads_.prepare(static_cast<uint64_t>(limits.lanes) * (sizeof(step::CarriedToken) + 8 * sizeof(int)));
   const auto parts = rows + static_cast<uint64_t>(sms_);
+  // And tokens that come to counts: those of each lane that the device did not know.
+  sample_bytes_ += static_cast<uint64_t>(limits.lanes) * (sizeof(step::CountedLane) + 32 * sizeof(int));
+  {
+    const MemoryScope scope(card_->device, MemoryKind::kTables);
+    counts_ = cuda::Buffer(card_->device, static_cast<uint64_t>(limits.lanes * limits.vocabulary) * sizeof(int),
+                           "counts of tokens");
+  }
   sample_parts_ = cuda::Buffer(card_->device, parts * sizeof(step::SamplePart), "choices of tokens");
   const uint64_t results = rows * (1 + 2 * (1 + step::kMostLogprobs)) * sizeof(int);
   for (Choices& choices : choices_) {
@@ -144,12 +151,13 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   choices.logprobs.clear();
   std::vector<step::SampleRow> samples;
   std::vector<step::Bias> biases;
-  std::vector<int> banned, drawn, reported;
+  std::vector<int> banned, drawn, reported, counted;
   std::vector<uint32_t> masks;
+  std::vector<step::CountedLane> lanes;
   for (const cpu::RowChoice& row : rows) {
     const cpu::Choice& c = row.choice;
     const ops::SamplingParams& p = c.params;
-    if (!c.counts.empty() || p.logprobs > step::kMostLogprobs) return false;
+    if (p.logprobs > step::kMostLogprobs) return false;
     step::SampleRow s = {};
     s.row = static_cast<int>(row.row);
     s.temperature = p.temperature;
@@ -168,7 +176,17 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     s.banned_count = static_cast<int>(banned.size()) - s.banned_first;
     s.mask = c.mask.empty() ? -1 : static_cast<int>(masks.size() / words);
     masks.insert(masks.end(), c.mask.begin(), c.mask.end());
-    s.counts = -1;
+    s.counts = row.counted.lane;
+    s.repetition_penalty = p.repetition_penalty;
+    s.presence_penalty = p.presence_penalty;
+    s.frequency_penalty = p.frequency_penalty;
+    s.draft_first = row.counted.draft_row;
+    s.draft_count = row.counted.drafts;
+    if (const auto& more = row.counted.more; !more.empty() || row.counted.choice >= 0) {
+      lanes.push_back(
+          {row.counted.lane, static_cast<int>(counted.size()), static_cast<int>(more.size()), row.counted.choice});
+      counted.insert(counted.end(), more.begin(), more.end());
+    }
     s.logprobs = p.logprobs;
     if (p.logprobs >= 0 && step::adjusts(s)) return false;
     choices.defined.push_back(s.defined);
@@ -189,7 +207,8 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     return at;
   };
   const uint64_t at_samples = place(samples), at_biases = place(biases), at_banned = place(banned),
-                 at_masks = place(masks), at_drawn = place(drawn), at_reported = place(reported);
+                 at_masks = place(masks), at_drawn = place(drawn), at_reported = place(reported),
+                 at_lanes = place(lanes), at_counted = place(counted);
   if (total > sample_bytes_) return false;
   if (!rows.empty()) {
     uint8_t* to = sample_uploads_.prepare(total);
@@ -202,6 +221,8 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     write(at_masks, masks);
     write(at_drawn, drawn);
     write(at_reported, reported);
+    write(at_lanes, lanes);
+    write(at_counted, counted);
     copies_.add(sample_uploads_.take(total));
     for (size_t i = 0; i < rows.size(); ++i) {
       if (rows[i].lane >= 0) lanes_.sample(rows[i].lane, static_cast<int>(i), sample_uploads_.place() + at_samples);
@@ -228,10 +249,26 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     args.banned = device_pointer<const int>(tables + at_banned);
     args.masks = device_pointer<const uint32_t>(tables + at_masks);
     args.mask_words = static_cast<long long>(words);
+    args.counts = counts_.as<int>();
+    args.counts_stride = vocabulary;
+    args.drafts = device_pointer<const int>(tables_.tokens);
     args.parts = sample_parts_.as<step::SamplePart>();
     args.tokens = reinterpret_cast<int*>(choices.results.data());
     args.logprob_tokens = asked ? args.tokens + count : nullptr;
     args.logprobs = asked ? reinterpret_cast<float*>(args.tokens + count * (2 + step::kMostLogprobs)) : nullptr;
+    begin_counts(rows);
+    if (!lanes.empty()) {
+      const Choices& last = choices_[(chosen_ + choices_.size() - 1) % choices_.size()];
+      const step::CountArgs count_args = {counts_.as<int>(),
+                                          vocabulary,
+                                          device_pointer<const step::CountedLane>(tables + at_lanes),
+                                          static_cast<int>(lanes.size()),
+                                          device_pointer<const int>(tables + at_counted),
+                                          reinterpret_cast<const int*>(last.results.data())};
+      launch(card_->stream, (*sample_)[kSampleCount],
+             {static_cast<unsigned>(ceil_div(static_cast<int64_t>(lanes.size()), step::kCountThreads))}, overlap_,
+             count_args);
+    }
     if (by_parts) {
       const auto exchange = [this](const ops::Tensor& part, const ops::Tensor& all) {
         ranks_->gather(part, all, overlap_);
@@ -252,8 +289,19 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   return true;
 }
 
+// Once for each request with penalties, and again where it was preempted.
+void CudaBackend::begin_counts(std::span<const cpu::RowChoice> rows) {
+  for (const cpu::RowChoice& row : rows) {
+    if (!row.counted.begins) continue;
+    const std::span<const int32_t> counts = row.choice.counts;
+    counts_.upload(card_->stream, counts.data(), counts.size_bytes(),
+                   static_cast<uint64_t>(row.counted.lane) * counts.size_bytes());
+    card_->stream.end_overlap();
+  }
+}
+
 void CudaBackend::keep_lanes(const ops::StepLimits& limits, cpu::HostStepParts& parts) {
-  lanes_.reserve(limits.lanes, limits.logit_rows, loaded(lanes_source()).front());
+  lanes_.reserve(limits.lanes, limits.logit_rows, loaded(lanes_source()).front(), counts_, limits.vocabulary);
   parts.move_lanes = [this](std::span<const cpu::MovedLane> lanes) {
     const Choices& choices = choices_[(chosen_ - 1) % choices_.size()];
     lanes_.move(lanes, tables_, reinterpret_cast<const int*>(choices.results.data()));

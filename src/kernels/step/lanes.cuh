@@ -49,6 +49,13 @@ __device__ __forceinline__ void move_lane(const MoveArgs& args, int at) {
     // The row after it counts if its token was this one.
     more = !ended && i + 1 < lane.count && drafted[i] == tokens[i];
   }
+  if (lane.counted != 0) {
+    int* counts = args.counts + lane.lane * args.counts_stride;
+#pragma unroll
+    for (int i = 0; i < kMostChosen; ++i) {
+      if (i < kept) counts[tokens[i]] = counted_once_more(counts[tokens[i]]);
+    }
+  }
   const int end = kept > 0 ? kept - 1 : 0;  // the row of the last one
   state.position = prompt ? lane.position : start + kept;
   state.state = prompt ? lane.state : args.slots[lane.place * args.slot_stride + end];

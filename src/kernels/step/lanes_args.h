@@ -32,6 +32,7 @@ struct MoveLane {
   int choice;
   int position, state;
   int stop_first, stop_count;  // of MoveArgs::stops
+  int counted;                 // 1: MoveArgs::counts has its tokens
 };
 struct MoveArgs {
   const MoveLane* lanes;
@@ -43,6 +44,8 @@ struct MoveArgs {
   const int* slots;               // [place][slot_stride]: where the state after each row of a place is
   int slot_stride;
   LaneState* states;
+  int* counts;  // [lane][counts_stride], as SampleArgs has them
+  long long counts_stride;
 };
 
 // What a table takes from a lane.

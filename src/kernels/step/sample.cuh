@@ -249,7 +249,47 @@ __device__ __forceinline__ int draw(const Row& row, const Cut& cut, float min_p,
   return found;
 }
 
+// What a token may be chosen by: its logit with bias and penalties, minus infinity where it may not be. `args`: of
+// SampleArgs or RankSampleArgs.
+template <typename Args>
+__device__ __forceinline__ float adjusted(const Args& args, const SampleRow& s, int token, float x) {
+  for (int i = 0; i < s.bias_count; ++i) {
+    const Bias& b = args.biases[s.bias_first + i];
+    if (b.token == token) x = clamp_finite(x + b.value);
+  }
+  for (int i = 0; i < s.banned_count; ++i) {
+    if (args.banned[s.banned_first + i] == token) x = masked_logit();
+  }
+  if (s.mask >= 0 && (args.masks[s.mask * args.mask_words + token / 32] >> (token % 32) & 1u) == 0) {
+    x = masked_logit();
+  }
+  if (s.counts < 0 || !is_finite(x)) return x;
+  const int count = args.counts[s.counts * args.counts_stride + token];
+  int outputs = count > 1 ? count - 1 : 0;
+  for (int i = 0; i < s.draft_count; ++i) outputs += args.drafts[s.draft_first + i] == token ? 1 : 0;
+  if (count == 0 && outputs == 0) return x;
+  x = x > 0.0f ? x / s.repetition_penalty : x * s.repetition_penalty;
+  if (outputs > 0) x -= s.presence_penalty + s.frequency_penalty * static_cast<float>(outputs);
+  return clamp_finite(x);
+}
+
 }  // namespace sample_detail
+
+// A thread a lane: few tokens come to it in a step.
+__global__ void __launch_bounds__(kCountThreads) sample_count(const __grid_constant__ CountArgs args) {
+  ptx::grid_launch_dependents();
+  ptx::grid_dependency_wait();
+  const int at = static_cast<int>(blockIdx.x * kCountThreads + threadIdx.x);
+  if (at >= args.count) return;
+  const CountedLane lane = args.lanes[at];
+  int* counts = args.counts + lane.lane * args.counts_stride;
+  for (int i = 0; i < lane.count; ++i) {
+    int& count = counts[args.tokens[lane.first + i]];
+    count = counted_once_more(count);
+  }
+  const int token = lane.choice >= 0 ? args.chosen[lane.choice] : -1;
+  if (token >= 0) counts[token] = counted_once_more(counts[token]);
+}
 
 // Grid: splits x rows.
 __global__ void __launch_bounds__(kSampleThreads) sample_prepare(const __grid_constant__ SampleArgs args) {
@@ -264,36 +304,14 @@ __global__ void __launch_bounds__(kSampleThreads) sample_prepare(const __grid_co
   const int begin = static_cast<int>(blockIdx.x) * length;
   const int end = begin + length < s.defined ? begin + length : s.defined;
   const float* logits = args.logits + s.row * args.stride;
-  float* adjusted = args.adjusted + s.row * args.stride;
+  float* to = args.adjusted + s.row * args.stride;
   const bool adjust = adjusts(s);
   SamplePart part = {masked_logit(), 0x7fffffff, masked_logit(), 0};
   for (int token = begin + thread; token < end; token += kSampleThreads) {
     float x = __ldcg(logits + token);
     part.bad |= is_finite(x) ? 0 : 1;
     part.raw = fmaxf(part.raw, x);
-    if (adjust) {
-      for (int i = 0; i < s.bias_count; ++i) {
-        const Bias& b = args.biases[s.bias_first + i];
-        if (b.token == token) x = clamp_finite(x + b.value);
-      }
-      for (int i = 0; i < s.banned_count; ++i) {
-        if (args.banned[s.banned_first + i] == token) x = masked_logit();
-      }
-      if (s.mask >= 0 && (args.masks[s.mask * args.mask_words + token / 32] >> (token % 32) & 1u) == 0) {
-        x = masked_logit();
-      }
-      if (s.counts >= 0 && is_finite(x)) {
-        const int count = args.counts[s.counts * args.counts_stride + token];
-        int outputs = count > 1 ? count - 1 : 0;
-        for (int i = 0; i < s.draft_count; ++i) outputs += args.drafts[s.draft_first + i] == token ? 1 : 0;
-        if (count > 0 || outputs > 0) {
-          x = x > 0.0f ? x / s.repetition_penalty : x * s.repetition_penalty;
-          if (outputs > 0) x -= s.presence_penalty + s.frequency_penalty * static_cast<float>(outputs);
-          x = clamp_finite(x);
-        }
-      }
-      adjusted[token] = x;
-    }
+    if (adjust) to[token] = x = sample_detail::adjusted(args, s, token, x);
     take_better(part.largest, part.token, x, token);
   }
   const auto join = [&](const SamplePart& other) {

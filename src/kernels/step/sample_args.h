@@ -1,9 +1,9 @@
 // Choosing tokens from logits, as ops/sampling.h defines it: arguments and launch shapes. Host and device,
 // freestanding.
 //
-// Two kernels a step: sample_prepare makes of each row's logits what may be chosen from, and finds the largest;
-// sample_choose draws. Weights are summed in fixed point, so that no sum depends on its order: a row's token is a
-// function of its logits and parameters alone.
+// Kernels of a step: sample_count counts the tokens of rows with penalties, where there are any; sample_prepare makes
+// of each row's logits what may be chosen from, and finds the largest; sample_choose draws. Weights are summed in fixed
+// point, so that no sum depends on its order: a row's token is a function of its logits and parameters alone.
 #pragma once
 
 #include "nvfp4/number.h"
@@ -37,10 +37,30 @@ struct SampleRow {
   int bias_first, bias_count;
   int banned_first, banned_count;
   int mask;                      // row of `masks`
-  int counts;                    // row of `counts`
+  int counts;                    // row of `counts`: the lane
   int draft_first, draft_count;  // output tokens since `counts`: the drafts on the rows before this one, in `drafts`
   int logprobs;                  // -1: not asked for; otherwise so many of the most probable tokens, too
 };
+
+// Tokens that have come to a row of counts: `count` of CountArgs::tokens from `first` on, and, if `choice` is not -1,
+// the one that was chosen last with that number, if there was one.
+struct CountedLane {
+  int lane;
+  int first, count;
+  int choice;
+};
+struct CountArgs {
+  int* counts;  // as SampleArgs has them
+  long long counts_stride;
+  const CountedLane* lanes;  // each once
+  int count;
+  const int* tokens;
+  const int* chosen;  // SampleArgs::tokens of the choice before
+};
+inline constexpr int kCountThreads = 64;
+
+// A token of the output is counted.
+FOURFOLD_HD constexpr int counted_once_more(int count) { return count == 0 ? 2 : count + 1; }
 
 // What one CTA of sample_prepare found in its part of a row.
 struct SamplePart {

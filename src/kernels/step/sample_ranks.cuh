@@ -105,16 +105,7 @@ __global__ void __launch_bounds__(kSampleThreads) sample_own_columns(const __gri
     float x = __ldcg(logits + token);
     part.bad |= is_finite(x) ? 0 : 1;
     part.raw = fmaxf(part.raw, x);
-    for (int i = 0; i < s.bias_count; ++i) {
-      const Bias& b = args.biases[s.bias_first + i];
-      if (b.token == token) x = clamp_finite(x + b.value);
-    }
-    for (int i = 0; i < s.banned_count; ++i) {
-      if (args.banned[s.banned_first + i] == token) x = masked_logit();
-    }
-    if (s.mask >= 0 && (args.masks[s.mask * args.mask_words + token / 32] >> (token % 32) & 1u) == 0) {
-      x = masked_logit();
-    }
+    x = adjusted(args, s, token, x);
     if (adjust) logits[token] = x;
     take_better(part.largest, part.token, x, token);
   }

@@ -62,8 +62,8 @@ struct RankDraw {
   unsigned prefix;
 };
 
-// Of a rank that has columns [first, last) of the logits. Rows without penalties; those that ask for log-probabilities
-// have nothing that adjusts their logits.
+// Of a rank that has columns [first, last) of the logits. Rows that ask for log-probabilities have nothing that adjusts
+// their logits.
 struct RankSampleArgs {
   float* logits;  // [rows][stride]; columns of drawn rows are adjusted in place
   long long stride;
@@ -73,6 +73,9 @@ struct RankSampleArgs {
   const int* banned;
   const unsigned* masks;
   long long mask_words;
+  const int* counts;  // of all tokens
+  long long counts_stride;
+  const int* drafts;
   int rank, ranks;
   int splits;         // CTAs of a row on each rank: rank_splits()
   SamplePart* parts;  // [rows][ranks][splits]

@@ -46,7 +46,6 @@ constexpr Redundant kRedundant[] = {
      "__syncwarp();  // every lane has seen the stage free before it can be filled and given back again",
      "the one behind the announcement orders the lanes, too"},
     {"narrow.cuh", "__syncwarp();  // what was read is free", "the one behind the announcement orders the lanes, too"},
-    {"narrow.cuh", "__syncwarp();  // barriers are there for all lanes", "the same"},
     {"decode.cuh", "if constexpr (!T.bulk) ptx::async_copy_wait<0>();",
      "the groups that are left at the end are empty: nothing is loaded beyond the last stage"},
     {"prefill_mma.cuh", "ptx::async_copy_wait<0>();",

@@ -18,6 +18,7 @@ namespace fourfold::attn {
 namespace narrow_detail {
 
 constexpr float kNobody = -1e30f;  // a score that is not there
+constexpr float kAhead = 8.0f;     // so far above the one that weights count from, a score (times log2 e) replaces it
 
 // Bytes from a unit's first key, or value, to a chunk of one of them.
 template <typename Tile>
@@ -41,7 +42,7 @@ struct Columns {
   static constexpr u32 kPieceBytes = piece_bytes(T.row_bytes());
   u32 query[kSteps][2];
   float out[kSteps][4];  // 16 dimensions x 8 rows each
-  float largest[2];      // of rows 2 l and 2 l + 1, times log2 e
+  float largest[2];      // of rows 2 l and 2 l + 1, times log2 e: what weights count from, at most kAhead below a score
   float sum[2];          // of this lane's keys
 
   __device__ __forceinline__ void clear() {
@@ -78,34 +79,40 @@ struct Columns {
     }
   }
 
-  // Scores of a unit of keys: of keys g and g + 8 of each block, for rows 2 l and 2 l + 1.
-  __device__ __forceinline__ void scores(float (&s)[kBlocks][4], u32 keys, int lane) const {
+  // Scores of a unit of keys, and what a unit of values adds with the weights of its own keys: either, or both, whose
+  // instructions then hide each other's latencies. Scores are of keys g and g + 8 of each block, for rows 2 l and 2 l
+  // + 1.
+  template <bool Scores, bool Adds>
+  __device__ __forceinline__ void step(float (&s)[kBlocks][4], u32 keys, const u32 (&p)[kBlocks][2], u32 values,
+                                       int lane) {
     constexpr int kChains = kBlocks == 1 ? 4 : 2;
     float part[kChains][kBlocks][4];
+    if constexpr (Scores) {
 #pragma unroll
-    for (int i = 0; i < kChains; ++i)
+      for (int i = 0; i < kChains; ++i)
 #pragma unroll
-      for (int j = 0; j < kBlocks; ++j)
+        for (int j = 0; j < kBlocks; ++j)
 #pragma unroll
-        for (int k = 0; k < 4; ++k) part[i][j][k] = 0.0f;
-    if constexpr (!T.fp8) {
-      const u32 own = keys + place_of<Tile>(lane % 16, lane / 16);
+          for (int k = 0; k < 4; ++k) part[i][j][k] = 0.0f;
+    }
+    const u32 own_key =
+        keys + (T.fp8 ? place_of<Tile>(lane / 4, key_chunk(0, lane % 4)) : place_of<Tile>(lane % 16, lane / 16));
+    const u32 own_value = values + place_of<Tile>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
+    for (int j = 0; j < kSteps / 4; ++j) {
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-          u32 a[4];
-          ptx::load_matrix4(a, further<Tile>(own, 2 * k) + 16 * n * kPieceBytes);
-          ptx::mma_m16n8k16(part[k % kChains][n], a, query[k][0], query[k][1]);
+      for (int n = 0; n < kBlocks; ++n) {
+        const u32 block = 16 * n * kPieceBytes;
+        if constexpr (Scores && !T.fp8) {
+#pragma unroll
+          for (int k = 4 * j; k < 4 * j + 4; ++k) {
+            u32 a[4];
+            ptx::load_matrix4(a, further<Tile>(own_key, 2 * k) + block);
+            ptx::mma_m16n8k16(part[k % kChains][n], a, query[k][0], query[k][1]);
+          }
         }
-      }
-    } else {
-      const u32 own = keys + place_of<Tile>(lane / 4, key_chunk(0, lane % 4));
-#pragma unroll
-      for (int j = 0; j < T.head_dim / 64; ++j) {
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-          const u32 at = further<Tile>(own, key_chunk(j, 0)) + 16 * n * kPieceBytes;
+        if constexpr (Scores && T.fp8) {
+          const u32 at = further<Tile>(own_key, key_chunk(j, 0)) + block;
           const Vec4 low = ptx::load_shared4(at);
           const Vec4 high = ptx::load_shared4(at + 8 * kPieceBytes);
           const u32 lows[4] = {low.x, low.y, low.z, low.w};
@@ -118,45 +125,100 @@ struct Columns {
             ptx::mma_m16n8k16_f16(part[i % kChains][n], a, query[4 * j + i][0], query[4 * j + i][1]);
           }
         }
+        if constexpr (Adds && !T.fp8) {
+#pragma unroll
+          for (int i = 4 * j; i < 4 * j + 4; ++i) {
+            u32 a[4];
+            ptx::load_matrix4_transposed(a, further<Tile>(own_value, 2 * i) + block);
+            ptx::mma_m16n8k16(out[i], a, p[n][0], p[n][1]);
+          }
+        }
+        if constexpr (Adds && T.fp8) {
+#pragma unroll
+          for (int i = 4 * j; i < 4 * j + 4; i += 2) {
+            u32 codes[4];
+            ptx::load_matrix4_transposed(codes, further<Tile>(own_value, i) + block);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {  // even dimensions in the upper rows, odd ones in the lower
+              u32 a[4];
+              ptx::codes_to_f16_crossed(codes[e], a[0], a[1]);
+              ptx::codes_to_f16_crossed(codes[e + 2], a[2], a[3]);
+              ptx::mma_m16n8k16_f16(out[i + e], a, p[n][0], p[n][1]);
+            }
+          }
+        }
       }
     }
+    if constexpr (Scores) {
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n)
+      for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        s[n][k] = part[0][n][k] + part[1][n][k];
-        if constexpr (kChains == 4) s[n][k] += part[2][n][k] + part[3][n][k];
-      }
+        for (int k = 0; k < 4; ++k) {
+          s[n][k] = part[0][n][k] + part[1][n][k];
+          if constexpr (kChains == 4) s[n][k] += part[2][n][k] + part[3][n][k];
+        }
+    }
   }
 
   // Weights of these keys, as operands. s: scores times log2 e, kNobody where there is no key.
   __device__ __forceinline__ void weigh(u32 (&p)[kBlocks][2], const float (&s)[kBlocks][4]) {
     constexpr u32 kAll = 0xffffffffu;
-    float shrink[2];
     float weight[kBlocks][4];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    const auto largest_of = [&](int h) {
       float most = largest[h];
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) most = fmaxf(most, fmaxf(s[n][h], s[n][h + 2]));
 #pragma unroll
       for (int d = 4; d < 32; d *= 2) most = fmaxf(most, __shfl_xor_sync(kAll, most, d));
-      shrink[h] = ptx::exp2_approx(largest[h] - most);
-      largest[h] = most;
-      sum[h] *= shrink[h];
-#pragma unroll
-      for (int n = 0; n < kBlocks; ++n)
-#pragma unroll
-        for (int e = h; e < 4; e += 2) {
-          weight[n][e] = s[n][e] <= kNobody ? 0.0f : ptx::exp2_approx(s[n][e] - most);
-          sum[h] += weight[n][e];
-        }
-    }
-    if (__any_sync(kAll, shrink[0] < 1.0f || shrink[1] < 1.0f)) {
+      return most;
+    };
+    const auto scale_outputs = [&](const float(&shrink)[2]) {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) out[i][j] *= shrink[j % 2];
+    };
+    if constexpr (T.together()) {
+      bool ahead = false;
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) ahead = ahead || s[n][e] > largest[e % 2] + kAhead;
+      if (__any_sync(kAll, ahead)) {
+        float shrink[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float most = largest_of(h);
+          shrink[h] = ptx::exp2_approx(largest[h] - most);
+          largest[h] = most;
+          sum[h] *= shrink[h];
+        }
+        scale_outputs(shrink);
+      }
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          weight[n][e] = s[n][e] <= kNobody ? 0.0f : ptx::exp2_approx(s[n][e] - largest[e % 2]);
+          sum[e % 2] += weight[n][e];
+        }
+    } else {
+      float shrink[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float most = largest_of(h);
+        shrink[h] = ptx::exp2_approx(largest[h] - most);
+        largest[h] = most;
+        sum[h] *= shrink[h];
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+          for (int e = h; e < 4; e += 2) {
+            weight[n][e] = s[n][e] <= kNobody ? 0.0f : ptx::exp2_approx(s[n][e] - most);
+            sum[h] += weight[n][e];
+          }
+      }
+      if (__any_sync(kAll, shrink[0] < 1.0f || shrink[1] < 1.0f)) scale_outputs(shrink);
     }
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n)
@@ -166,35 +228,6 @@ struct Columns {
         const float high = weight[n][2 * i + 1];
         p[n][i] = ptx::transpose_matrix(T.fp8 ? ptx::to_f16x2(low, high) : ptx::to_bf16x2(low, high));
       }
-  }
-
-  // Adds a unit of values with these weights.
-  __device__ __forceinline__ void add(const u32 (&p)[kBlocks][2], u32 values, int lane) {
-    const u32 own = values + place_of<Tile>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-#pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
-      if constexpr (!T.fp8) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          u32 a[4];
-          ptx::load_matrix4_transposed(a, further<Tile>(own, 2 * i) + 16 * n * kPieceBytes);
-          ptx::mma_m16n8k16(out[i], a, p[n][0], p[n][1]);
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < kSteps; i += 2) {
-          u32 codes[4];
-          ptx::load_matrix4_transposed(codes, further<Tile>(own, i) + 16 * n * kPieceBytes);
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {  // even dimensions in the upper rows, odd ones in the lower
-            u32 a[4];
-            ptx::codes_to_f16_crossed(codes[j], a[0], a[1]);
-            ptx::codes_to_f16_crossed(codes[j + 2], a[2], a[3]);
-            ptx::mma_m16n8k16_f16(out[i + j], a, p[n][0], p[n][1]);
-          }
-        }
-      }
-    }
   }
 
   // Outputs, each times the factor of its row, to [8 rows][output_stride] fp32.
@@ -483,36 +516,65 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
   constexpr int kPieceBytes = piece_bytes(T.row_bytes());
   constexpr int kPieces = T.row_bytes() / kPieceBytes;
   const u64 policy = ptx::policy_evict_first();
-  // What the cache holds of a unit: keys of block unit / 2, or its values. A whole warp.
-  const auto load_old = [&](int unit, int slot) {
+  // Positions of a unit from `first` on that the cache holds; that they come is announced; a lane's share of the copy:
+  // one piece of 16 positions, or none.
+  const auto held = [&](int first) {
+    const int old = sequence.position - first;
+    return old < 0 ? 0 : old < kKeys ? old : kKeys;
+  };
+  const auto announce = [&](u32 there, int old) {
+    if (old > 0) {
+      ptx::mbarrier_arrive_expect(there, static_cast<u32>(old * T.row_bytes()));
+    } else {
+      ptx::mbarrier_arrive(there);
+    }
+  };
+  const auto copy = [&](int unit, int slot, int first, int part, int here, int own_page, u32 there) {
+    const int piece = lane % kPieces;
+    ptx::bulk_copy(base + ring + static_cast<u32>(slot * kBytes + (piece * kKeys + part * 16) * kPieceBytes),
+                   args.cache + own_page * args.page_bytes + (unit % 2 == 0 ? key_offset : value_offset) +
+                       ((piece << args.page_shift) + ((first + part * 16) & page_mask)) * kPieceBytes,
+                   static_cast<u32>(here * kPieceBytes), there, policy);
+  };
+  // What the cache holds of a unit, keys of block unit / 2 or its values. A whole warp.
+  const auto load_one = [&](int unit, int slot) {
     const int block = unit / 2;
     const int first = start_of(block);
     const u32 there = barriers + 8u * static_cast<u32>(slot);
-    int old = sequence.position - first;
-    old = old < 0 ? 0 : old < kKeys ? old : kKeys;
+    const int old = held(first);
     if (block >= known + kKnown) know(block);
-    if (lane == 0) {
-      if (old > 0) {
-        ptx::mbarrier_arrive_expect(there, static_cast<u32>(old * T.row_bytes()));
-      } else {
-        ptx::mbarrier_arrive(there);
-      }
-    }
+    if (lane == 0) announce(there, old);
     __syncwarp();  // announced before anything lands
-    // A lane has one piece of 16 positions.
     const int part = lane / kPieces;
     const int own_page = __shfl_sync(kAll, page, (block - known) * T.blocks + part);
     const int here = old - part * 16 < 16 ? old - part * 16 : 16;
-    if (part < T.blocks && here > 0) {
-      const int piece = lane % kPieces;
-      ptx::bulk_copy(base + ring + static_cast<u32>(slot * kBytes + (piece * kKeys + part * 16) * kPieceBytes),
-                     args.cache + own_page * args.page_bytes + (unit % 2 == 0 ? key_offset : value_offset) +
-                         ((piece << args.page_shift) + ((first + part * 16) & page_mask)) * kPieceBytes,
-                     static_cast<u32>(here * kPieceBytes), there, policy);
-    }
+    if (part < T.blocks && here > 0) copy(unit, slot, first, part, here, own_page, there);
   };
+  // The same of a unit and, if there are two, of the next one: to the ring's place `slot` and to the one behind it.
+  // Each half of the warp has a unit.
+  const auto load_two = [&](int unit, int many, int slot) {
+    if ((unit + many - 1) / 2 >= known + kKnown) know(unit / 2);
+    const int half = lane / 16;
+    const bool wanted = half < many && unit + half < units;
+    const int block = (unit + half) / 2;
+    const int first = start_of(block);
+    const int own = slot + half < T.units ? slot + half : 0;
+    const u32 there = barriers + 8u * static_cast<u32>(own);
+    const int old = held(first);
+    if (lane % 16 == 0 && wanted) announce(there, old);
+    __syncwarp();  // announced before anything lands
+    const int part = lane % 16 / kPieces;
+    const int own_page = __shfl_sync(kAll, page, ((block - known) * T.blocks + part) % 32);
+    const int here = old - part * 16 < 16 ? old - part * 16 : 16;
+    if (wanted && part < T.blocks && here > 0) copy(unit + half, own, first, part, here, own_page, there);
+  };
+  if constexpr (T.together()) {
 #pragma unroll 1
-  for (int i = 0; i < T.units && i < units; ++i) load_old(i, i);
+    for (int i = 0; i < T.units && i < units; i += 2) load_two(i, T.units - i < 2 ? 1 : 2, i);
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < T.units && i < units; ++i) load_one(i, i);
+  }
 
   // Eight lanes have a query, or a new key or value of this split: which one, and where it comes from and goes to.
   const int first_new = begin > sequence.position ? begin : sequence.position;
@@ -586,14 +648,17 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
   u32 p[T.blocks][2];
   int slot = 0;
   u32 phase = 0;
-#pragma unroll 1
-  for (int unit = 0; unit < units; ++unit) {
-    const u32 at = ring + static_cast<u32>(slot * kBytes);
-    const int first = start_of(unit / 2);
-    const bool keys = unit % 2 == 0;
+  const auto next_slot = [&] {
+    if (++slot == T.units) {
+      slot = 0;
+      phase ^= 1u;
+    }
+  };
+  // Waits for keys or values from position `first` on at `at`, and adds the new ones; and zeros for values that are not
+  // there: they are multiplied with zeros.
+  const auto wait_for = [&](u32 at, int first, bool keys) {
     ptx::mbarrier_wait(barriers + 8u * static_cast<u32>(slot), phase);
     if (first + kKeys > sequence.position) {
-      // New ones; and zeros for values that are not there: they are multiplied with zeros.
       const int upto = keys && end - first < kKeys ? end - first : kKeys;
       const int from = first_new - first;
 #pragma unroll 4
@@ -607,27 +672,64 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
       }
       __syncwarp();
     }
-    if (keys) {
+  };
+  const auto weigh = [&](float(&s)[T.blocks][4], int first) {
+    const bool all = first + kKeys - 1 <= sequence.position;  // every row sees every key
+#pragma unroll
+    for (int n = 0; n < T.blocks; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int position = first + 16 * n + lane / 4 + e / 2 * 8;
+        s[n][e] = all || position <= last[e % 2] ? s[n][e] * scale : kNobody;
+      }
+    c.weigh(p, s);
+  };
+  if constexpr (T.together()) {
+    // The first keys; then values with the keys of the next block; the last values.
+    int many = 1;
+#pragma unroll 1
+    for (int unit = 0; unit < units; unit += many, many = 2) {
+      if (unit + many > units) many = 1;
+      const int begun = slot;
+      const u32 at = ring + static_cast<u32>(slot * kBytes);
+#pragma unroll 1
+      for (int i = unit; i < unit + many; ++i) {
+        wait_for(ring + static_cast<u32>(slot * kBytes), start_of(i / 2), i % 2 == 0);
+        next_slot();
+      }
+      const u32 behind = begun + 1 < T.units ? at + kBytes : ring;
       float s[T.blocks][4];
-      c.scores(s, base + at, lane);
-      const bool all = first + kKeys - 1 <= sequence.position;  // every row sees every key
-#pragma unroll
-      for (int n = 0; n < T.blocks; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int position = first + 16 * n + lane / 4 + e / 2 * 8;
-          s[n][e] = all || position <= last[e % 2] ? s[n][e] * scale : kNobody;
-        }
-      c.weigh(p, s);
-    } else {
-      c.add(p, base + at, lane);
+      if (unit == 0) {
+        c.template step<true, false>(s, base + at, p, 0, lane);
+      } else if (many == 2) {
+        c.template step<true, true>(s, base + behind, p, base + at, lane);
+      } else {
+        c.template step<false, true>(s, 0, p, base + at, lane);
+      }
+      __syncwarp();  // what was read is free
+      if (unit + T.units < units) load_two(unit + T.units, many, begun);
+      if (unit + T.units < units && unit + T.units + many >= units) ptx::grid_launch_dependents();
+      if (unit + many == units) break;
+      weigh(s, start_of((unit + 1) / 2));
     }
-    __syncwarp();  // what was read is free
-    if (unit + T.units < units) load_old(unit + T.units, slot);
-    if (unit + T.units + 1 == units) ptx::grid_launch_dependents();
-    if (++slot == T.units) {
-      slot = 0;
-      phase ^= 1u;
+  } else {
+#pragma unroll 1
+    for (int unit = 0; unit < units; ++unit) {
+      const u32 at = ring + static_cast<u32>(slot * kBytes);
+      const int first = start_of(unit / 2);
+      const bool keys = unit % 2 == 0;
+      wait_for(at, first, keys);
+      float s[T.blocks][4];
+      if (keys) {
+        c.template step<true, false>(s, base + at, p, 0, lane);
+        weigh(s, first);
+      } else {
+        c.template step<false, true>(s, 0, p, base + at, lane);
+      }
+      __syncwarp();  // what was read is free
+      if (unit + T.units < units) load_one(unit + T.units, slot);
+      if (unit + T.units + 1 == units) ptx::grid_launch_dependents();
+      next_slot();
     }
   }
 

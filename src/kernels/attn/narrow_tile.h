@@ -37,6 +37,9 @@ struct NarrowTile {
   FOURFOLD_MIXER_FN int row_bytes() const { return head_dim * (fp8 ? 1 : 2); }
   FOURFOLD_MIXER_FN int chunks() const { return row_bytes() / 16; }
   FOURFOLD_MIXER_FN int unit_bytes() const { return keys() * row_bytes(); }
+  // Whether a warp adds values while it multiplies the next block's keys, in one stretch of code: e4m3, whose
+  // conversions leave little time otherwise. A place of the ring then waits for the next unit.
+  FOURFOLD_MIXER_FN bool together() const { return fp8; }
   FOURFOLD_MIXER_FN int output_stride() const { return head_dim + (fp8 ? 8 : 4); }  // floats, for the banks
   FOURFOLD_MIXER_FN bool legal() const {
     const int apart = rotary_dim / 16;

@@ -109,9 +109,9 @@ double attention_us(const Work& work, const Rates& r, double nodes) {
   // One node, whose splits have at least 64 positions; in steps 7.5 us where chains take 5.2.
   if (runs(work, "attention_narrow")) {
     const double splits = std::clamp(std::ceil(number(e.context) / 64), 1.0, 64.0);
-    constexpr double kSplit = 0.02, kOnce = 3.1, kFp8Once = 3.2;
+    constexpr double kSplit = 0.02, kOnce = 3.1, kFp8Once = 2.9;
     return nodes * r.start + ((e.fp8_cache ? kFp8Once : kOnce) + kSplit * splits) * r.slower +
-           work.bytes / (r.bytes * (e.fp8_cache ? 0.88 : 0.97));
+           work.bytes / (r.bytes * (e.fp8_cache ? 0.94 : 0.97));
   }
   // A CTA has a split of at least 128 positions of one sequence; what it begins and ends with takes as long as copying
   // that many, and is hidden only by another CTA of its SM.

@@ -440,8 +440,7 @@ class Builder {
                                        take_columns(stored.down, part)};
       mixer->experts = experts(prefix, mine, &taken);
       if (mixer->experts->shared_slices() == 0) {
-        const MatrixSource gate_up[] = {taken.gate, taken.up};
-        mixer->shared_gate_up = backend_.load_matrix(gate_up);
+        mixer->shared_gate_up = backend_.load_gate_up(taken.gate, taken.up);
         mixer->shared_down = backend_.load_matrix(std::span(&taken.down, 1));
       }
       release(stored);

@@ -215,6 +215,12 @@ class Backend {
   virtual Vector load_vector(std::span<const float> values) = 0;
   // The parts are stacked by rows; all have the same number of columns.
   virtual std::unique_ptr<Matrix> load_matrix(std::span<const MatrixSource> parts) = 0;
+  // Gate and up of a shared expert, [intermediate, columns] each, for MoeParams::shared_gate_up and nothing else: a
+  // backend may keep their rows in another order.
+  virtual std::unique_ptr<Matrix> load_gate_up(const MatrixSource& gate, const MatrixSource& up) {
+    const MatrixSource parts[] = {gate, up};
+    return load_matrix(parts);
+  }
   // An embedding table: rows are looked up, never multiplied.
   virtual std::unique_ptr<Matrix> load_table(const MatrixSource& source) = 0;
   // `source(i)` is called once for each expert, in order, from the calling thread; `done(i)` when its bytes were

@@ -98,6 +98,14 @@ inline std::vector<BrokenKernel> broken_kernels() {
        "args.paired ? row : row + 8, unit",
        "row, unit",
        {"moe_repack", "moe_pad_rows", "moe_append_shared"}},
+      // The last row has no choice.
+      {"choosing",
+       cuda::choosing_source(arch, cuda::choosing_way(arch, 1, 256, 64)),
+       0,
+       "kernels/gemm/rows.cuh",
+       "t < args.choice.tokens;",
+       "t + 1 < args.choice.tokens;",
+       {"rows_detail", "gemm_rows"}},
   };
 }
 

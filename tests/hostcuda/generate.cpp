@@ -48,6 +48,10 @@ std::vector<plan::KernelSource> all_sources() {
     all.push_back(cuda::rows_source(hopper, cuda::rows_way(hopper, formats, 256, 256)));
     all.push_back(cuda::wide_source(hopper, formats));
   }
+  // Of layers with a shared expert of these.
+  for (const int formats : {1, 2, 4}) {
+    all.push_back(cuda::choosing_source(hopper, cuda::choosing_way(hopper, formats, 256, 256)));
+  }
   all.push_back(cuda::delta_source(hopper, 64, 48));
   all.push_back(cuda::attention_source(hopper, 128, 32, false));
   all.push_back(cuda::prefill_source(hopper, 128, 32, false));

@@ -19,6 +19,7 @@ struct Parts {
   bool products = false, attention = false, delta = false;
   bool fp8_cache = false;
   bool experts = false;  // fp8
+  bool shared = false;   // beside them, one in bf16
 };
 
 void make_stepper(const Parts& parts, ops::Backend& backend) {
@@ -32,9 +33,9 @@ void make_stepper(const Parts& parts, ops::Backend& backend) {
   source.block_scales = scales.data();
   std::unique_ptr<ops::Matrix> matrix;
   if (parts.products) matrix = backend.load_matrix(std::span(&source, 1));
-  std::unique_ptr<ops::Matrix> router;
+  std::unique_ptr<ops::Matrix> router, shared_gate_up, shared_down, shared_gate;
   std::unique_ptr<ops::Experts> experts;
-  const std::vector<uint8_t> weights(kColumns * 64, 0x38), factors(kColumns * 2);
+  const std::vector<uint8_t> weights(kColumns * 64, 0x38), factors(kColumns * 2), halves(kColumns * 64 * 2, 0x3c);
   const float scale = 1;
   if (parts.experts) {
     ops::MatrixSource wide = source;
@@ -57,6 +58,12 @@ void make_stepper(const Parts& parts, ops::Backend& backend) {
     rows.rows = 1;
     rows.data = factors.data();
     router = backend.load_matrix(std::vector{rows, rows});
+    if (parts.shared) {
+      for (ops::MatrixSource* m : {&wide, &narrow}) m->format = ops::Format::kBf16, m->data = halves.data();
+      shared_gate_up = backend.load_gate_up(wide, wide);
+      shared_down = backend.load_matrix(std::span(&narrow, 1));
+      shared_gate = backend.load_matrix(std::span(&rows, 1));
+    }
   }
   const auto x = backend.allocate(kRows * 4096), y = backend.allocate(kRows * 4096);
   std::unique_ptr<ops::KvCache> kv;
@@ -77,6 +84,9 @@ void make_stepper(const Parts& parts, ops::Backend& backend) {
       p.router = router.get();
       p.experts = experts.get();
       p.top_k = 1;
+      p.shared_gate_up = shared_gate_up.get();
+      p.shared_down = shared_down.get();
+      p.shared_gate = shared_gate.get();
       backend.moe(p, backend.tensor(*x, step.rows, kColumns), backend.tensor(*y, step.rows, kColumns));
     }
     const ops::Tensor all = backend.tensor(*x, step.rows, kWidth);
@@ -145,7 +155,7 @@ TEST_P(HostKernelTests, SoundKernelsPass) {
 INSTANTIATE_TEST_SUITE_P(Parts, HostKernelTests,
                          testing::Values(SoundCase{"Hopper", {true, true, true}},
                                          SoundCase{"HopperFp8Cache", {false, true, false, true}},
-                                         SoundCase{"HopperPlainExperts", {.experts = true}},
+                                         SoundCase{"HopperPlainExperts", {.experts = true, .shared = true}},
                                          SoundCase{"Ampere", {true, true, true}, ampere_card()},
                                          SoundCase{"Blackwell", {true, true, true}, {}, "rtx-pro-6000"}),
                          [](const auto& parameter) { return parameter.param.name; });
@@ -185,8 +195,9 @@ TEST_P(HostKernelFaults, AreBlamedByNameAndReplaced) {
   const Parts parts = {.products = name == "rows" || name == "middle",
                        .attention = name == "decode",
                        .delta = name == "recurrent",
-                       .experts = name == "experts"};
-  if (!parts.products && !parts.attention && !parts.delta) {  // nothing takes its place
+                       .experts = name == "experts" || name == "choosing",
+                       .shared = name == "choosing"};
+  if (!parts.products && !parts.attention && !parts.delta && !parts.shared) {  // nothing takes its place
     try {
       make_stepper(parts, load);
       FAIL() << "nobody noticed";

@@ -9,72 +9,16 @@
 
 #include "base/check.h"
 #include "cuda/gemm/packed_matrix.h"
-#include "executor/executor.h"
-#include "kernels/product_kernels.h"
 #include "kernels/random_weights.h"
+#include "kernels/rows_case.h"
 
 namespace fourfold::gemm {
 namespace {
 
 using cuda::pack_pair;
 using cuda::pack_stack;
-using cuda::PackedMatrix;
-using executor::Device;
-using executor::Options;
 using executor::schedules;
 using ops::MatrixSource;
-
-RowsKernel kernel_named(const std::string& name) {
-  for (const RowsKernel& k : rows_kernels()) {
-    if (k.name == name) return k;
-  }
-  throw std::logic_error("no kernel " + name);
-}
-RowsKernel kernel_for(int tokens) {
-  return kernel_named(tokens > 8 ? "rows {15, 2, 8, 1, 3, 1, 0}" : "rows {15, 1, 8, 1, 3, 1, 0}");
-}
-
-// A device with a matrix and rows of x on it.
-struct Case {
-  Device device;
-  RowsArgs args = {};
-
-  Case(const Options& options, const PackedMatrix& matrix) : device(options) {
-    std::vector<uint8_t> bytes = matrix.bytes;
-    args.matrix = matrix.at(device.constant(bytes, "weights"));
-    args.panel_units = args.matrix.units;
-  }
-  void rows(const std::vector<uint16_t>& x, int tokens) {
-    args.tokens = tokens;
-    args.x = device.constant(x, "x");
-    args.x_stride = args.matrix.columns;
-    device.produced(args.x);
-  }
-  void run(const RowsKernel& k, unsigned grid) {
-    executor::LaunchConfig config{k.name, {grid}, k.tile.threads()};
-    config.shared_bytes = rows_map(k.tile, args.tokens, args.panel_units).total;
-    device.launch(config, [&] { k.run(args); });
-  }
-};
-
-std::vector<float> run_floats(const RowsKernel& kernel, const Options& options, const PackedMatrix& matrix,
-                              const std::vector<uint16_t>& x, int tokens, unsigned grid, int panel = 0) {
-  Case c(options, matrix);
-  c.rows(x, tokens);
-  c.args.end = RowsEnd::kFloat;
-  if (panel > 0) c.args.panel_units = panel;
-  const int gap = 3;  // rows of the output lie apart
-  c.args.out_stride = matrix.rows + gap;
-  auto* out = c.device.alloc<float>(static_cast<size_t>(tokens * c.args.out_stride), "out");
-  c.args.out = out;
-  c.run(kernel, grid);
-  std::vector<float> y;
-  for (int t = 0; t < tokens; ++t) {
-    y.insert(y.end(), out + t * c.args.out_stride, out + t * c.args.out_stride + matrix.rows);
-    for (int i = 0; i < gap; ++i) EXPECT_TRUE(std::isnan(out[t * c.args.out_stride + matrix.rows + i]));
-  }
-  return y;
-}
 
 void expect_near(const std::vector<float>& y, const Products& want, double relative) {
   for (size_t i = 0; i < y.size(); ++i) {
@@ -246,6 +190,49 @@ TEST(Products, GateAndUp) {
   }
 }
 
+// Gate and up of an MLP behind a router: logits with the bits of the router alone, activations those of the pair alone.
+TEST(Products, GatedRowTilesBehindOthers) {
+  const int columns = 656, tokens = 5, inner = 44;
+  const std::vector<MatrixSource> router = {random_matrix(Kind::kBf16, 21, columns, 50),
+                                            random_matrix(Kind::kBf16, 1, columns, 51)},
+                                  pair = {random_matrix(Kind::kFp8Row, inner, columns, 52),
+                                          random_matrix(Kind::kFp8Row, inner, columns, 53)};
+  const PackedMatrix first = pack_stack(router), second = pack_pair(pair);
+  const auto x = random_rows(tokens, columns, 54);
+  const std::vector<float> logits = run_floats(kernel_for(tokens), Options{}, first, x, tokens, 3);
+  Case alone(Options{}, second);
+  alone.rows(x, tokens);
+  alone.args.end = RowsEnd::kSwiGlu;
+  alone.args.out_stride = inner;
+  auto* want = alone.device.alloc<uint16_t>(static_cast<size_t>(tokens * inner), "want");
+  alone.args.out = want;
+  alone.run(kernel_for(tokens), 2);
+  for (const Options& o : schedules(3, 2)) {
+    for (const unsigned grid : {2u, 7u}) {
+      Case c(o, first);
+      c.rows(x, tokens);
+      Matrix& matrix = c.args.matrix;
+      const std::vector<uint8_t> bytes = second.bytes;
+      Part part = second.at(c.device.constant(bytes, "gate and up")).parts[0];
+      part.first_tile += matrix.tiles;
+      matrix.parts[matrix.count++] = part;
+      matrix.tiles += second.tiles;
+      c.args.end = RowsEnd::kFloat;
+      c.args.out_stride = first.rows;
+      auto* out = c.device.alloc<float>(logits.size(), "logits");
+      c.args.out = out;
+      c.args.gated_tiles = second.tiles;
+      c.args.gated_stride = inner + 3;
+      c.args.gated_out = c.device.alloc<uint16_t>(static_cast<size_t>(tokens * (inner + 3)), "activations");
+      c.run(kernel_for(tokens), grid);
+      EXPECT_TRUE(std::equal(logits.begin(), logits.end(), out));
+      for (int t = 0; t < tokens; ++t) {
+        EXPECT_TRUE(std::equal(want + t * inner, want + (t + 1) * inner, c.args.gated_out + t * c.args.gated_stride));
+      }
+    }
+  }
+}
+
 TEST(Products, TheNormInFrontOfAProduct) {
   const RowsKernel kernel = kernel_named("rows {15, 1, 8, 1, 2, 1, 1}");
   const int tokens = 3;
@@ -387,193 +374,41 @@ TEST(Route, ChoosesTheLargestTiesToTheLower) {
   }
 }
 
-// ---- norms, embeddings, rows ----------------------------------------------------------------------------------------
-
-TEST(Norm, SumThenNormWithTheBitsOfTheFusedOne) {
-  std::mt19937 rng(3);
-  std::normal_distribution<float> normal;
-  for (const auto& [tokens, columns] : {std::pair{3, 400}, {2, 2048}, {2, 3072}, {1, 5120}, {1, 8192}}) {
-    std::vector<float> residual(static_cast<size_t>(tokens * columns)), weight(static_cast<size_t>(columns));
-    for (float& v : residual) v = normal(rng) * 5.0f;
-    for (float& v : weight) v = 1.0f + 0.2f * normal(rng);
-    const auto delta = random_rows(tokens, columns, 4);
-    Device device(schedules(1, rng())[0]);
-    norm::NormArgs args = {};
-    auto* in_place = device.alloc<float>(residual.size(), "residual");
-    std::copy(residual.begin(), residual.end(), in_place);
-    device.produced(in_place);
-    args.residual = args.residual_out = in_place;
-    args.residual_stride = columns;
-    args.delta = device.constant(delta, "delta");
-    device.produced(args.delta);
-    args.delta_stride = columns;
-    args.weight = device.constant(weight, "weight");
-    args.eps = 1e-6f;
-    args.columns = columns;
-    args.out = device.alloc<uint16_t>(residual.size(), "out");
-    args.out_stride = columns;
-    device.launch({"norm", {static_cast<unsigned>(tokens)}, norm::kRowThreads}, [&] { norm_kernel(args); });
-    for (int t = 0; t < tokens; ++t) {
-      double squares = 0;
-      for (int i = 0; i < columns; ++i) {
-        const auto at = static_cast<size_t>(t * columns + i);
-        ASSERT_EQ(in_place[at], residual[at] + nvfp4::bf16_to_float(delta[at]));
-        squares += static_cast<double>(in_place[at]) * in_place[at];
-      }
-      const double inverse = 1.0 / std::sqrt(squares / columns + 1e-6);
-      for (int i = 0; i < columns; ++i) {
-        const auto at = static_cast<size_t>(t * columns + i);
-        const double want = in_place[at] * inverse * weight[static_cast<size_t>(i)];
-        ASSERT_NEAR(nvfp4::bf16_to_float(args.out[at]), want, std::fabs(want) / 255 + 1e-9);
+// A CTA more than the product has: the same bits of both as by themselves.
+TEST(Route, BesideAProduct) {
+  const RowsKernel kernel = kernel_named("rows {3, 1, 8, 1, 2, 1, 0, true}");
+  const int columns = 656, experts = 70;
+  const PackedMatrix packed = pack_stack(std::vector<MatrixSource>{random_matrix(Kind::kFp8Row, 37, columns, 60),
+                                                                   random_matrix(Kind::kBf16, 19, columns, 61)});
+  std::mt19937 rng(62);
+  for (const int tokens : {1, 8}) {
+    const auto x = random_rows(tokens, columns, 63);
+    const std::vector<float> want = run_floats(kernel_for(tokens), Options{}, packed, x, tokens, 3);
+    std::vector<float> logits(static_cast<size_t>(tokens * experts));
+    for (float& v : logits) v = static_cast<float>(static_cast<int>(rng() % 61) - 30) / 4.0f;
+    for (const Options& o : schedules(3, 4)) {
+      for (const unsigned grid : {2u, 5u}) {
+        Case c(o, packed);
+        c.rows(x, tokens);
+        c.args.end = RowsEnd::kFloat;
+        c.args.out_stride = packed.rows;
+        auto* out = c.device.alloc<float>(want.size(), "out");
+        c.args.out = out;
+        RouteArgs& route = c.args.choice;
+        route.logits = c.device.constant(logits, "logits");
+        c.device.produced(route.logits);
+        route.logits_stride = route.experts = experts;
+        route.tokens = tokens;
+        route.top_k = route.width = 10;
+        route.renormalize = 1;
+        route.gate = -1;
+        route.ids = c.device.alloc<int>(static_cast<size_t>(tokens * route.width), "ids");
+        route.weights = c.device.alloc<float>(static_cast<size_t>(tokens * route.width), "weights");
+        c.run(kernel, grid);
+        EXPECT_TRUE(std::equal(want.begin(), want.end(), out));
+        for (int t = 0; t < tokens; ++t) expect_choice(choose(logits.data() + t * experts, route), route, t);
       }
     }
-    if (columns > 2048) continue;
-    const PackedMatrix packed = pack_stack(std::vector<MatrixSource>{random_matrix(Kind::kBf16, 16, columns, 1)});
-    Case c(Options{}, packed);
-    c.args.tokens = tokens;
-    c.args.residual = c.device.constant(std::vector<float>(in_place, in_place + residual.size()), "residual");
-    c.device.produced(c.args.residual);
-    c.args.residual_stride = columns;
-    c.args.norm_weight = c.device.constant(weight, "norm weight");
-    c.args.norm_eps = 1e-6f;
-    c.args.norm_out = c.device.alloc<uint16_t>(residual.size(), "norm out");
-    c.args.end = RowsEnd::kFloat;
-    c.args.out_stride = 16;
-    c.args.out = c.device.alloc<float>(static_cast<size_t>(tokens * 16), "out");
-    c.run(kernel_named("rows {15, 1, 8, 1, 2, 1, 1}"), 1);
-    EXPECT_TRUE(std::equal(args.out, args.out + residual.size(), c.args.norm_out)) << columns;
-  }
-}
-
-// Experts' rows to a norm at once, or by two kernels: the same bits, whether or not all warps have columns, and with
-// more choices than a thread has under way.
-TEST(Norm, WithTheSumOverExpertsInFront) {
-  std::mt19937 rng(60);
-  std::normal_distribution<float> normal;
-  constexpr int kTokens = 3, kSlots = 40;
-  for (const int columns : {272, 2048, 2064}) {
-    for (const int top_k : {1, 9, 12}) {
-      std::vector<float> residual(static_cast<size_t>(kTokens * columns)), weight(static_cast<size_t>(columns)),
-          rows(static_cast<size_t>(kSlots * columns)), factors(static_cast<size_t>(kTokens * top_k));
-      for (float& v : residual) v = normal(rng) * 5.0f;
-      for (float& v : weight) v = 1.0f + 0.2f * normal(rng);
-      for (float& v : rows) v = normal(rng);
-      for (float& v : factors) v = 0.1f + std::fabs(normal(rng));
-      std::vector<int> slots;
-      for (int i = 0; i < kTokens * top_k; ++i) slots.push_back(i % 5 == 2 ? -1 : kSlots - 1 - i);
-      std::vector<std::vector<uint16_t>> deltas, outs;
-      std::vector<std::vector<float>> sums;
-      const auto run = [&](bool together, const executor::Options& options) {
-        executor::Device device(options);
-        auto* partial = device.alloc<float>(rows.size(), "rows");
-        std::copy(rows.begin(), rows.end(), partial);
-        moe::RowSum sum = {partial,
-                           columns,
-                           device.constant(slots, "slots"),
-                           device.constant(factors, "factors"),
-                           top_k,
-                           columns,
-                           device.alloc<uint16_t>(residual.size(), "delta"),
-                           columns,
-                           0};
-        norm::NormArgs args = {};
-        auto* sums_to = device.alloc<float>(residual.size(), "residual");
-        std::copy(residual.begin(), residual.end(), sums_to);
-        args.residual = args.residual_out = sums_to;
-        args.delta = sum.out;
-        args.residual_stride = args.delta_stride = args.out_stride = columns;
-        args.weight = device.constant(weight, "weight");
-        args.eps = 1e-6f;
-        args.columns = columns;
-        args.out = device.alloc<uint16_t>(residual.size(), "out");
-        device.produced(partial);
-        if (together) {
-          device.launch({"sum, norm", {kTokens}, norm::kRowThreads}, [&] { sum_norm_kernel(sum, args); });
-        } else {
-          const auto pieces = static_cast<unsigned>((columns + 1023) / 1024);
-          device.launch({"sum", {pieces, kTokens}, norm::kRowThreads}, [&] { sum_kernel(sum); });
-          device.launch({"norm", {kTokens}, norm::kRowThreads}, [&] { norm_kernel(args); });
-        }
-        deltas.emplace_back(sum.out, sum.out + residual.size());
-        outs.emplace_back(args.out, args.out + residual.size());
-        sums.emplace_back(sums_to, sums_to + residual.size());
-      };
-      run(false, {});
-      for (const executor::Options& options : executor::schedules(2)) {
-        run(true, options);
-        EXPECT_EQ(deltas.back(), deltas.front()) << columns << " columns, " << top_k << " choices";
-        EXPECT_EQ(sums.back(), sums.front()) << columns << " columns, " << top_k << " choices";
-        EXPECT_EQ(outs.back(), outs.front()) << columns << " columns, " << top_k << " choices";
-      }
-    }
-  }
-}
-
-TEST(Embed, RowsOfEveryFormat) {
-  for (const Kind kind : kKinds) {
-    const int rows = 150, columns = 208;
-    const MatrixSource m = random_matrix(kind, rows, columns, 8);
-    const std::vector<int> tokens = {149, 0, 77, -1, 128, 150, 0};
-    Device device(schedules(1, 9)[0]);
-    norm::EmbedArgs args = {};
-    const auto* bytes = static_cast<const uint8_t*>(m.data);
-    const auto row_bytes = static_cast<size_t>(m.format == ops::Format::kNvfp4 ? columns / 2
-                                               : m.format == ops::Format::kFp8 ? columns
-                                               : m.format == ops::Format::kF32 ? columns * 4
-                                                                               : columns * 2);
-    args.table = {static_cast<Stored>(m.format),
-                  device.constant(std::vector<uint8_t>(bytes, bytes + rows * row_bytes), "table"), nullptr, rows,
-                  columns};
-    if (m.format == ops::Format::kNvfp4) {
-      args.table.block_scales =
-          device.constant(std::vector<uint8_t>(m.block_scales, m.block_scales + rows * columns / 16), "block scales");
-    }
-    if (m.format == ops::Format::kFp8) {
-      const auto cells =
-          ((rows + m.scale_rows - 1) / m.scale_rows) * ((columns + m.scale_columns - 1) / m.scale_columns);
-      args.grid_scales = device.constant(std::vector<float>(m.grid_scales, m.grid_scales + cells), "scales");
-    }
-    args.scale_rows = static_cast<int>(m.scale_rows);
-    args.scale_columns = static_cast<int>(m.scale_columns);
-    args.tensor_scale = m.tensor_scale;
-    args.tokens = device.constant(tokens, "tokens");
-    device.produced(args.tokens);
-    args.out_stride = columns + 4;
-    args.out = device.alloc<float>(tokens.size() * static_cast<size_t>(args.out_stride), "out");
-    device.launch({"embed", {static_cast<unsigned>(tokens.size())}, norm::kEmbedThreads}, [&] { embed_kernel(args); });
-    std::vector<float> want(static_cast<size_t>(columns));
-    for (size_t t = 0; t < tokens.size(); ++t) {
-      const bool there = tokens[t] >= 0 && tokens[t] < rows;
-      if (there) ops::dequantize(m, tokens[t], want.data());
-      for (int i = 0; i < columns; ++i) {
-        const float got = args.out[static_cast<long long>(t) * args.out_stride + i];
-        if (there) {
-          ASSERT_EQ(got, want[static_cast<size_t>(i)]) << name_of(kind) << " " << t << " " << i;
-        } else {
-          ASSERT_TRUE(std::isnan(got));
-        }
-      }
-    }
-  }
-}
-
-TEST(Gather, PicksRows) {
-  std::vector<uint32_t> x(6 * 44);
-  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint32_t>(i);
-  const std::vector<int> rows = {5, 0, 0, 3};
-  Device device(schedules(1, 2)[0]);
-  norm::GatherArgs args = {};
-  args.x = device.constant(x, "x");
-  device.produced(args.x);
-  args.x_stride = 44 * 4;
-  args.rows = device.constant(rows, "rows");
-  args.pieces = 10;
-  auto* out = device.alloc<uint32_t>(4 * 48, "out");
-  args.out = out;
-  args.out_stride = 48 * 4;
-  device.launch({"gather", {4}, norm::kEmbedThreads}, [&] { gather_kernel(args); });
-  for (size_t i = 0; i < rows.size(); ++i) {
-    for (size_t c = 0; c < 40; ++c) EXPECT_EQ(out[i * 48 + c], static_cast<size_t>(rows[i]) * 44 + c);
   }
 }
 

@@ -165,12 +165,13 @@ std::vector<Result> run_moe(Column& column, Format format, Format shared_format,
   const auto router_matrix = load({router});
   if (shape.shared > 0) {
     if (!beside) {
-      shared_gate_up = load({shared[0], shared[1]});
+      shared_gate_up = backend.load_gate_up(source_of(shared[0]), source_of(shared[1]));
       shared_down = load({shared[2]});
     }
     if (shape.shared_gate) shared_gate = load({random_matrix(random, Format::kBf16, 1, shape.hidden)});
   }
   shared.clear();
+  const ops::Vector weight = backend.load_vector(std::vector<float>(static_cast<size_t>(shape.hidden), 1.0f));
   backend.reserve(limits_of(column));
   ops::MoeParams params;
   params.router = router_matrix.get();
@@ -212,8 +213,17 @@ std::vector<Result> run_moe(Column& column, Format format, Format shared_format,
     const Placed in = column.place(x, tokens, shape.hidden, Type::kActivation, Rows::kDense);
     const Placed out = column.empty(tokens, shape.hidden, Type::kActivation, Rows::kDense);
     backend.moe(params, in.tensor, out.tensor);
-    results.push_back({"T=" + std::to_string(tokens), tokens, shape.hidden, column.values(out),
-                       column.mlp_error(of) + extra_tolerance});
+    const std::string count = "T=" + std::to_string(tokens);
+    const double error = column.mlp_error(of) + extra_tolerance;
+    results.push_back({count, tokens, shape.hidden, column.values(out), error});
+    // And the norm behind it, which a backend may leave sums to.
+    const Placed residual = column.place(column.inputs(random, tokens * shape.hidden, 0.1, Type::kFloat), tokens,
+                                         shape.hidden, Type::kFloat, Rows::kDense);
+    const Placed normed = column.empty(tokens, shape.hidden, Type::kActivation, Rows::kDense);
+    backend.moe(params, in.tensor, out.tensor);
+    backend.add_rms_norm(residual.tensor, out.tensor, weight, 1e-6f, normed.tensor);
+    results.push_back({"sum " + count, tokens, shape.hidden, column.values(residual), error});
+    results.push_back({"norm " + count, tokens, shape.hidden, column.values(normed), error});
   }
   return results;
 }

@@ -59,6 +59,15 @@ TEST(StepCost, ProductsAreThoseMeasured) {
                     fmt::format("{} of {} bytes, {} x {} x {}", c.kernel, c.bytes, c.rows, c.n, c.k));
   }
   expect_measured(product("gemm_rows", kFp8, 1, 12288, 2048, true), 8.35, "with the norm");
+  expect_measured(product("gemm_rows", kBf16, 1, 2305, 3072, true), 5.94,
+                  "a router and gate and up of a shared expert");
+  // Beside the router's choice, which may take longer.
+  Extent choosing = {.kind = Kind::kProduct, .rows = 1, .outputs = 3072, .inputs = 1024, .choice_beside = true};
+  expect_measured(price(work_of(choosing, 2.0 * 3072 * 1024, 0, {"gemm_rows"}), h200()), 3.45, "with the choice");
+  choosing.outputs = choosing.inputs = 16;
+  const Extent choice = {.kind = Kind::kChoice, .rows = 1, .outputs = 257};
+  EXPECT_GE(price(work_of(choosing, 512, 0, {"gemm_rows"}), h200()).us,
+            price(work_of(choice, 1028, 0, {"gemm_route"}), h200()).us);
   // Two launches of eight rows read the weights twice.
   Work twice = work_of({.kind = Kind::kProduct, .rows = 16, .outputs = 12288, .inputs = 2048}, 12288.0 * 2048, 0,
                        {"gemm_rows", "gemm_rows"});

@@ -22,11 +22,6 @@ constexpr int kLeastShare = 4;             // units of 64 columns and 128 rows t
 // wait for each other where nothing else does.
 size_t table_blocks(const CudaOptions& options) { return options.rounds_ahead ? 2 * (2 + ops::kMaxDrafts) : 8; }
 
-// Of kernels of rows.cuh that work on columns of rows.
-Grid rows_grid(int64_t rows, int columns) {
-  return {static_cast<unsigned>(rows), static_cast<unsigned>(step::rows_ctas(columns))};
-}
-
 }  // namespace
 
 CudaBackend::CudaBackend(const CudaOptions& options)
@@ -123,6 +118,8 @@ void CudaBackend::load_asked_for(const std::function<void()>& rehearse) {
   asked_for_ = nullptr;
   // What these remember is not loaded yet.
   products_.clear();
+  choosing_.clear();
+  gated_.clear();
   attention_.clear();
   prefill_.clear();
   delta_.clear();
@@ -182,7 +179,15 @@ ops::Vector CudaBackend::load_vector(std::span<const float> values) {
 }
 
 std::unique_ptr<ops::Matrix> CudaBackend::load_matrix(std::span<const ops::MatrixSource> parts) {
-  auto stack = std::make_unique<Stack>(card_, parts);
+  return noted(std::make_unique<Stack>(card_, parts));
+}
+
+std::unique_ptr<ops::Matrix> CudaBackend::load_gate_up(const ops::MatrixSource& gate, const ops::MatrixSource& up) {
+  if (!makes_pair(gate, up)) return Backend::load_gate_up(gate, up);
+  return noted(std::make_unique<Stack>(card_, gate, up));
+}
+
+std::unique_ptr<Stack> CudaBackend::noted(std::unique_ptr<Stack> stack) {
   if (ways_.insert(rows_way(arch_, stack->formats(), stack->rows(), stack->columns())).second) known_loaded_ = false;
   return stack;
 }
@@ -286,7 +291,8 @@ void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
 
 // `sum`: of rows of experts, in front; it makes args.delta.
 void CudaBackend::launch_norm(const norm::NormArgs& args, int64_t rows, const moe::RowSum* sum) {
-  const auto cost = [&] { return ops::Cost{rows * args.columns * (args.delta != nullptr ? 12.0 : 6.0), 0}; };
+  const double each = (args.delta != nullptr ? 12.0 : 6.0) + (args.share.x != nullptr ? 2.0 : 0.0);
+  const auto cost = [&] { return ops::Cost{static_cast<double>(rows * args.columns) * each, 0}; };
   if (left_out(
           "norm", cost,
           {.kind = plan::step::Kind::kNorm, .rows = rows, .outputs = args.columns, .sum_in_front = sum != nullptr})) {
@@ -311,6 +317,7 @@ void CudaBackend::settle_waiting() {
     launch_sum(card_->stream, *waiting_sum_.kernels, waiting_sum_.rows, waiting_sum_.tokens);
     waiting_sum_.rows = {};
   }
+  if (waiting_share_.args.x != nullptr) launch_share(std::exchange(waiting_share_, {}));
   if (waiting_.out == nullptr) return;
   waiting_.out = nullptr;
   launch_norm(waiting_.args, waiting_.rows);
@@ -331,6 +338,11 @@ void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops
                       waiting_sum_.tokens == out.rows && sum.columns == out.cols && delta->stride == sum.out_stride &&
                       out.data != sum.out && out.rows > kMostNormedRows && sums_with_norm(arch_, out.cols);
   if (summed) waiting_sum_.rows = {};
+  const step::SharedArgs share = waiting_share_.args;
+  const bool shared = share.x != nullptr && delta != nullptr && delta->data == share.out &&
+                      waiting_share_.rows == out.rows && share.columns == out.cols &&
+                      delta->stride == share.out_stride && share.pieces != 0;
+  if (shared) waiting_share_ = {};
   settle_waiting();
   FF_ASSERT(weight.count == out.cols && out.cols % 8 == 0 && aligned(out));
   if (norm::norm_pieces(static_cast<int>(out.cols)) == 0) {
@@ -349,6 +361,7 @@ void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops
   args.residual_out = residual_out;
   args.out = bf16_out(out);
   args.out_stride = out.stride;
+  if (shared) args.share = {share.x, share.x_stride, share.logits, share.logits_stride};
   if (can_wait(args, out)) {
     waiting_ = {args, out.rows, out.data};
     return;
@@ -385,7 +398,7 @@ void CudaBackend::add(const ops::Tensor& residual, const ops::Tensor& delta) {
   const auto columns = static_cast<int>(residual.cols);
   const step::AddArgs args = {residual.f32(), residual.stride, bf16(delta),
                               delta.stride,   columns,         in_pieces(residual) && in_pieces(delta) ? 1 : 0};
-  launch(card_->stream, (*step_)[kAdd], rows_grid(residual.rows, columns), overlap_, args);
+  launch(card_->stream, (*step_)[kAdd], columns_grid(residual.rows, columns), overlap_, args);
 }
 
 void CudaBackend::gather_rows(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out) {
@@ -494,9 +507,10 @@ const CudaBackend::ProductKernels& CudaBackend::product_kernels(const RowsWay& w
 }
 
 void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
-                          int64_t rows, int64_t weight_bytes, const ops::Tensor& out) {
+                          int64_t rows, int64_t weight_bytes, const ops::Tensor& out, const Gated& gated) {
   const RowsWay way = rows_way(arch_, formats, rows, x.cols);
   if (timer_ != nullptr) matrices_.insert({formats, rows, x.cols});
+  if (planning_ && gated.tiles > 0) gated_.insert(way);
   const ProductKernels& kernels = product_kernels(way);
   wide_room(formats, x.rows);
   if (planning_) return;
@@ -512,7 +526,8 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
     return;
   }
   if (options_.wide && x.rows > kFewRows && !stays_with_few(arch_, matrix, formats, x.rows, sms_)) {
-    return wide_product(x, matrix, formats, *kernels.many, out);
+    FF_ASSERT(gated.tiles == 0 || gated.tiles == matrix.tiles);
+    return wide_product(x, matrix, formats, *kernels.many, out, gated.tiles > 0);
   }
   for (int64_t first = 0; first < x.rows;) {
     const auto left = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
@@ -529,6 +544,11 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
     args.x_stride = x.stride;
     args.out = static_cast<uint8_t*>(out.data) + first * out.stride * out.element_bytes();
     args.out_stride = out.stride;
+    if (gated.tiles > 0) {
+      args.gated_tiles = gated.tiles;
+      args.gated_out = bf16_out(gated.out) + first * gated.out.stride;
+      args.gated_stride = gated.out.stride;
+    }
     if (normed) take_along(args);
     Kernel kernel = (*kernels.few)[entry];
     kernel.smem_bytes = gemm::rows_map(tile, tokens, args.panel_units).total;
@@ -545,6 +565,7 @@ void CudaBackend::take_along(gemm::RowsArgs& args) {
   args.residual_stride = n.residual_stride;
   args.delta = n.delta;
   args.delta_stride = n.delta_stride;
+  args.share = n.share;
   args.norm_weight = n.weight;
   args.norm_eps = n.eps;
   args.norm_out = n.out;
@@ -557,12 +578,12 @@ void CudaBackend::take_along(gemm::RowsArgs& args) {
 }
 
 void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
-                               const std::vector<Kernel>& kernels, const ops::Tensor& out) {
+                               const std::vector<Kernel>& kernels, const ops::Tensor& out, bool paired) {
   const WideEntry entry = wide_entry(arch_, formats, x.rows, matrix, sms_);
   gemm::DenseArgs args = {};
   args.matrix = matrix;
   args.tokens = static_cast<int>(x.rows);
-  args.end = is_float(out) ? gemm::DenseEnd::kFloat : gemm::DenseEnd::kBf16;
+  args.end = paired ? gemm::DenseEnd::kSwiGlu : is_float(out) ? gemm::DenseEnd::kFloat : gemm::DenseEnd::kBf16;
   args.x = bf16(x);
   args.x_stride = x.stride;
   args.out = out.data;
@@ -597,200 +618,6 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   args.band = gemm::wide_band(tile, matrix);
   const int grid = gemm::wide_grid(tile, matrix, args.tokens, args.splits, sms);
   launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
-}
-
-void CudaBackend::gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down,
-                        const ops::Tensor& out) {
-  if (replaying()) return;
-  const int64_t width = down.columns();
-  FF_ASSERT(gate_up.rows() == 2 * width);
-  const auto tensor = [&](cuda::Buffer& buffer, int64_t cols, const char* what) {
-    const DeviceAddress at = scratch(buffer, rows_of(x) * cols * 2, what);
-    return ops::Tensor{device_pointer<void>(at), ops::DType::kBf16, x.rows, cols, cols};
-  };
-  const ops::Tensor wide = tensor(wide_, 2 * width, "gate and up");
-  const ops::Tensor narrow = tensor(narrow_, width, "activations of an MLP");
-  linear(x, gate_up, wide);
-  if (!planning_ && x.rows > 0 &&
-      !left_out("gate of an MLP",
-                [&] {
-                  return ops::Cost{x.rows * width * 6.0, 0};
-                },
-                {.rows = x.rows})) {
-    const auto columns = static_cast<int>(width);
-    const step::GateArgs args = {bf16(wide),    wide.stride, bf16_out(narrow),
-                                 narrow.stride, columns,     in_pieces(wide) && in_pieces(narrow) ? 1 : 0};
-    launch(card_->stream, (*step_)[kGate], rows_grid(x.rows, columns), overlap_, args);
-  }
-  linear(narrow, down, out);
-}
-
-void CudaBackend::mlp(const ops::MlpParams& params, const ops::Tensor& x, const ops::Tensor& out) {
-  gated(x, *params.gate_up, *params.down, out);
-}
-
-CudaBackend::ExpertSet& CudaBackend::experts_of(const CardExperts& e, int64_t top_k) {
-  const int64_t rows = std::max<int64_t>({limits_.rows, tables_.rows, 1});
-  ExpertSet& set = experts_[{e.count(), top_k, e.hidden(), e.intermediate(), e.shared_slices()}];
-  if (asked_for_ != nullptr) {
-    if (set.kernels != nullptr || std::exchange(set.asked_for, true)) return set;
-    for (plan::KernelSource& source : layer_sources(e.problem(top_k), card_->loader.card(), {}, rows)) {
-      asked_for_->push_back(std::move(source));
-    }
-    return set;
-  }
-  if (set.workspace == nullptr || set.workspace->max_tokens() < std::min<int64_t>(rows, kMostLayerRows)) {
-    card_->stream.synchronize();
-    graphs_.clear();
-    KernelOptions options;
-    options.max_tokens = std::min<int64_t>(rows, kMostLayerRows);
-    options.self_test = options_.self_test;
-    options.load = card_->load;
-    set.workspace.reset();
-    set.kernels = std::make_unique<ExpertKernels>(card_->device, card_->store, e.problem(top_k), options);
-    set.workspace = std::make_unique<ExpertWorkspace>(set.kernels->context(), options.max_tokens);
-  }
-  return set;
-}
-
-void CudaBackend::plain_experts(const PlainExperts& experts, const ops::Tensor& x, const int* ids, const float* weights,
-                                int64_t top_k, const ops::Tensor& out, const std::function<ops::Cost()>& cost) {
-  const std::vector<Kernel>& kernels = loaded(plain_source(arch_, experts.gate_up().formats, experts.down().formats));
-  plain_.insert({experts.gate_up().formats, experts.down().formats});
-  const int64_t most = std::min(rows_of(x), kMostPlainTokens);
-  const PlainTables tables = plain_tables(most, top_k, experts.count());
-  scratch(plain_tables_, static_cast<int64_t>(tables.bytes), "routing tables");
-  scratch(plain_hidden_, tables.slots * experts.intermediate() * 2, "activations of experts");
-  scratch(plain_partial_, tables.slots * experts.hidden() * 4, "rows of experts to be summed");
-  if (planning_ || left_out("experts", cost, {.rows = x.rows})) return;
-  const PlainCall call = {card_->stream,
-                          arch_,
-                          card_->experts,
-                          kernels,
-                          experts,
-                          sms_,
-                          overlap_,
-                          plain_tables_.address(),
-                          plain_hidden_.address(),
-                          plain_partial_.address()};
-  for (int64_t first = 0; first < x.rows; first += kMostPlainTokens) {
-    run_plain(call, bf16(x) + first * x.stride, x.stride, ids + first * top_k, weights + first * top_k,
-              std::min(kMostPlainTokens, x.rows - first), top_k, bf16_out(out) + first * out.stride);
-  }
-}
-
-void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) {
-  if (replaying()) return;
-  const ops::Experts& experts = *params.experts;
-  const auto* plain = dynamic_cast<const PlainExperts*>(&experts);
-  const auto& router = static_cast<const Stack&>(*params.router);
-  const auto* gate = static_cast<const Stack*>(params.shared_gate);
-  const int64_t slices = experts.shared_slices(), picks = params.top_k + slices;
-  FF_ASSERT(x.rows == out.rows && x.cols == experts.hidden() && out.cols == x.cols && out.stride == out.cols);
-  FF_ASSERT(x.stride == x.cols && aligned(x) && aligned(out));
-  FF_ASSERT(params.first_expert >= 0 && params.first_expert + experts.count() <= router.rows());
-  if (picks > 32 || router.rows() > gemm::kMostRouted) {
-    fail("experts: {} of {}, wanted at most 32 of {}", picks, router.rows(), gemm::kMostRouted);
-  }
-  ExpertSet* set = plain != nullptr ? nullptr : &experts_of(static_cast<const CardExperts&>(experts), params.top_k);
-  // The shared expert's gate is one more row of the router.
-  gemm::Matrix matrix = router.matrix();
-  if (gate != nullptr) {
-    FF_ASSERT(gate->rows() == 1 && gate->columns() == router.columns());
-    FF_ASSERT(matrix.count + gate->matrix().count <= gemm::kMostParts);
-    for (int i = 0; i < gate->matrix().count; ++i) {
-      gemm::Part part = gate->matrix().parts[i];
-      part.first_tile += matrix.tiles;
-      part.first_row += static_cast<int>(router.rows());
-      matrix.parts[matrix.count++] = part;
-    }
-    matrix.tiles += gate->matrix().tiles;
-  }
-  const int formats = router.formats() | (gate != nullptr ? gate->formats() : 0);
-  const int64_t stride = router.rows() + (gate != nullptr ? 1 : 0);
-  const int64_t rows = rows_of(x);
-  ops::Tensor logits{nullptr, ops::DType::kF32, x.rows, stride, stride};
-  logits.data = device_pointer<void>(scratch(logits_, rows * stride * 4, "router logits"));
-  auto* ids = device_pointer<int>(scratch(ids_, rows * picks * 4, "chosen experts"));
-  auto* weights = device_pointer<float>(scratch(weights_, rows * picks * 4, "weights of experts"));
-  ops::Tensor share{nullptr, ops::DType::kBf16, x.rows, x.cols, x.cols};
-  if (params.shared_gate_up != nullptr) {
-    share.data = device_pointer<void>(scratch(share_, rows * x.cols * 2, "output of the shared expert"));
-  }
-  product("router", x, matrix, formats, stride, router.bytes() + (gate != nullptr ? gate->bytes() : 0), logits);
-  if (!planning_) {
-    gemm::RouteArgs route = {};
-    route.logits = logits.f32();
-    route.logits_stride = stride;
-    route.tokens = static_cast<int>(x.rows);
-    route.experts = static_cast<int>(router.rows());
-    route.top_k = static_cast<int>(params.top_k);
-    route.renormalize = params.renormalize ? 1 : 0;
-    route.slices = static_cast<int>(slices);
-    route.first_slice = static_cast<int>(experts.count());
-    route.first_here = static_cast<int>(params.first_expert);
-    route.here = static_cast<int>(experts.count());
-    route.gate = gate != nullptr ? static_cast<int>(router.rows()) : -1;
-    route.width = static_cast<int>(picks);
-    route.ids = ids;
-    route.weights = weights;
-    std::optional<ExpertLayer> layer;
-    if (plain == nullptr) {
-      layer.emplace(*set->kernels, *set->workspace, static_cast<const CardExperts&>(experts).weights());
-    }
-    if (!left_out("choice of experts",
-                  [&] {
-                    return ops::Cost{x.rows * stride * 4.0, 0};
-                  },
-                  {.kind = plan::step::Kind::kChoice, .rows = x.rows, .outputs = stride})) {
-      launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
-             route);
-    }
-    const auto cost = [&] {
-      const double here = static_cast<double>(experts.count()) / static_cast<double>(router.rows());
-      const double touched = ops::expected_touched_experts(x.rows, params.top_k, router.rows()) * here;
-      ops::Cost all = ops::experts_cost(x.rows, picks, touched + static_cast<double>(slices), experts.hidden(),
-                                        experts.intermediate(), experts.bytes_per_expert());
-      all.flops *=
-          (static_cast<double>(params.top_k) * here + static_cast<double>(slices)) / static_cast<double>(picks);
-      return all;
-    };
-    if (plain != nullptr) {
-      plain_experts(*plain, x, ids, weights, picks, out, cost);
-    } else if (!left_out("experts", cost,
-                         {.kind = plan::step::Kind::kExperts,
-                          .rows = x.rows,
-                          .all_experts = router.rows(),
-                          .experts = &set->kernels->problem()})) {
-      for (int64_t first = 0; first < x.rows; first += set->workspace->max_tokens()) {
-        const int64_t count = std::min(set->workspace->max_tokens(), x.rows - first);
-        LayerInputs inputs = {address_of(bf16(x) + first * x.stride), address_of(ids + first * picks),
-                              address_of(weights + first * picks), address_of(bf16(out) + first * out.stride), count};
-        if (count == x.rows && params.shared_gate_up == nullptr) inputs.left = &waiting_sum_.rows;
-        if (card_->device.only_counts()) set->kernels->plan_for(count);
-        layer->run(card_->stream, inputs);
-        waiting_sum_.kernels = set->kernels->context().kernels;
-        waiting_sum_.tokens = count;
-      }
-    }
-  } else if (plain != nullptr) {
-    plain_experts(*plain, x, ids, weights, picks, out, {});
-  }
-  if (params.shared_gate_up == nullptr) return;
-  gated(x, *params.shared_gate_up, *params.shared_down, share);
-  if (planning_ || x.rows == 0) return;
-  if (left_out("shared expert's share", [&] { return ops::Cost{out.rows * out.cols * 6.0, 0}; }, {.rows = x.rows})) {
-    return;
-  }
-  const step::SharedArgs args = {bf16(share),
-                                 share.stride,
-                                 gate != nullptr ? logits.f32() + router.rows() : nullptr,
-                                 stride,
-                                 bf16_out(out),
-                                 out.stride,
-                                 static_cast<int>(out.cols),
-                                 in_pieces(share) && in_pieces(out) ? 1 : 0};
-  launch(card_->stream, (*step_)[kShared], rows_grid(x.rows, args.columns), overlap_, args);
 }
 
 }  // namespace fourfold::cuda

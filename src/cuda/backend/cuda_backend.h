@@ -5,6 +5,7 @@
 // that, so that no step compiles or allocates anything; used without a stepper, operations fetch what is missing.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -50,6 +51,7 @@ class CudaBackend : public ops::Backend {
   std::unique_ptr<ops::Buffer> allocate(int64_t bytes) override;
   ops::Vector load_vector(std::span<const float> values) override;
   std::unique_ptr<ops::Matrix> load_matrix(std::span<const ops::MatrixSource> parts) override;
+  std::unique_ptr<ops::Matrix> load_gate_up(const ops::MatrixSource& gate, const ops::MatrixSource& up) override;
   std::unique_ptr<ops::Matrix> load_table(const ops::MatrixSource& source) override;
   std::unique_ptr<ops::Experts> load_experts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
                                              const std::function<void(int64_t)>& done) override;
@@ -129,6 +131,20 @@ class CudaBackend : public ops::Backend {
     int64_t tokens = 0;
   };
 
+  // The shared expert's output of a layer, which is to be added to the routed experts': a norm that adds them to the
+  // residual takes it along.
+  struct WaitingShare {
+    step::SharedArgs args = {};  // without `x` none waits
+    int64_t rows = 0;
+  };
+
+  // Row tiles at the end of a matrix that are gate and up of an MLP, and where its activations go, bf16.
+  struct Gated {
+    int tiles = 0;
+    ops::Tensor out = {};
+  };
+
+  std::unique_ptr<Stack> noted(std::unique_ptr<Stack> stack);  // its kernels are to be loaded
   const std::vector<Kernel>& loaded(const plan::KernelSource& source);
   // A choice of tokens that is under way: tokens, and log-probabilities with their tokens, in page-locked memory that
   // the device writes and, for tokens that are carried, reads.
@@ -149,8 +165,9 @@ class CudaBackend : public ops::Backend {
   DeviceAddress scratch(cuda::Buffer& buffer, int64_t bytes, const char* what);
   // Rows that an operation must have memory for: those of the batch, or all when it is planned.
   int64_t rows_of(const ops::Tensor& x) const { return planning_ ? std::max(x.rows, limits_.rows) : x.rows; }
-  // Launches the sum or the norm that waits, if there is one.
+  // Launches the sum, the share and the norm that wait, those that there are.
   void settle_waiting();
+  void launch_share(const WaitingShare& share);
   void launch_norm(const norm::NormArgs& args, int64_t rows, const moe::RowSum* sum = nullptr);
   bool can_wait(const norm::NormArgs& args, const ops::Tensor& out) const;
   // All of a part is on its way.
@@ -160,18 +177,34 @@ class CudaBackend : public ops::Backend {
             float eps, float* residual_out, const ops::Tensor& out);
   const ProductKernels& product_kernels(const RowsWay& way);
   // out = x W^T, fp32 or bf16: 16 rows a launch, or all at once. A norm that waits to make x is taken along.
-  // The name and the weights' bytes are for timing.
+  // The name and the weights' bytes are for timing. Some row tiles may be gated, of more than kFewRows rows all or
+  // none.
   void product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats, int64_t rows,
-               int64_t weight_bytes, const ops::Tensor& out);
+               int64_t weight_bytes, const ops::Tensor& out, const Gated& gated);
+  void product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats, int64_t rows,
+               int64_t weight_bytes, const ops::Tensor& out) {
+    product(name, x, matrix, formats, rows, weight_bytes, out, {});
+  }
+  // The same of up to kFewRows rows beside the router's choice, as one launch; whether that is possible.
+  const Kernel& choosing_kernel(const RowsWay& way);
+  bool chooses(int formats) const {  // with such weights
+    return std::any_of(choosing_.begin(), choosing_.end(),
+                       [&](const auto& entry) { return entry.first.formats == formats; });
+  }
+  bool chooses_beside(const Stack& stack, int64_t rows) const;
+  void choosing_product(std::string_view name, const gemm::RouteArgs& choice, const ops::Tensor& x, const Stack& stack,
+                        const ops::Tensor& out);
   void take_along(gemm::RowsArgs& args);
   // Memory for parts of sums, of products of so many rows.
   void wide_room(int formats, int64_t rows);
   void wide_product(const ops::Tensor& x, const gemm::Matrix& matrix, int formats, const std::vector<Kernel>& kernels,
-                    const ops::Tensor& out);
+                    const ops::Tensor& out, bool paired = false);
   // The same by cuBLASLt, where that is asked for.
   bool takes_library(const Stack& stack, int64_t rows) const;
   void library_product(std::string_view name, const ops::Tensor& x, const Stack& stack, const ops::Tensor& out);
-  void gated(const ops::Tensor& x, const ops::Matrix& gate_up, const ops::Matrix& down, const ops::Tensor& out);
+  // The activations of a gated MLP: silu(gate) x up, in narrow_.
+  ops::Tensor activated(const ops::Tensor& x, const Stack& gate_up);
+  ops::Tensor activated_rows(const ops::Tensor& x, const Stack& gate_up);  // where they are
   const std::vector<Kernel>& attention_kernels(const ops::AttentionParams& params);
   attn::AttentionArgs attention_args(const ops::AttentionParams& params, const attn::AttentionShape& shape,
                                      const uint16_t* first, int64_t row_stride, const CardKvCache& cache,
@@ -188,6 +221,8 @@ class CudaBackend : public ops::Backend {
   void plain_experts(const PlainExperts& experts, const ops::Tensor& x, const int* ids, const float* weights,
                      int64_t top_k, const ops::Tensor& out, const std::function<ops::Cost()>& cost);
   ExpertSet& experts_of(const CardExperts& experts, int64_t top_k);
+  void routed_experts(const ops::MoeParams& params, const ops::Tensor& x, const int* ids, const float* weights,
+                      const ops::Tensor& out);
   // The stepper's choice of tokens on the device: of HostStepParts.
   bool choose_later(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows);
   void collect(std::span<cpu::Chosen> chosen, std::span<std::string> errors);
@@ -267,6 +302,8 @@ class CudaBackend : public ops::Backend {
   std::map<std::string, const std::vector<Kernel>*> by_name_;
   std::map<std::string, std::string> expressions_;  // of loaded kernels, by their names
   std::map<RowsWay, ProductKernels> products_;
+  std::map<RowsWay, const std::vector<Kernel>*> choosing_;
+  std::set<RowsWay> gated_;  // of products with gated row tiles
   std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, prefill_, delta_;
   std::map<std::array<int64_t, 5>, ExpertSet> experts_;  // by count, choices, sizes, slices of the shared one
   std::map<std::pair<float, int64_t>, cuda::Buffer> frequencies_;
@@ -283,6 +320,7 @@ class CudaBackend : public ops::Backend {
   cuda::Buffer unpacked_, library_space_;
   WaitingNorm waiting_;
   WaitingSum waiting_sum_;
+  WaitingShare waiting_share_;
   cuda::Buffer shadow_;
   const float* shadowed_ = nullptr;  // the residual that is in shadow_ and not in its own place
   PinnedBuffer fetched_;

@@ -47,8 +47,8 @@ std::vector<float> dequantised(const ops::MatrixSource& source);
 // Small matrices are loaded through little memory: the card may be full.
 class SmallBlocks {
  public:
-  explicit SmallBlocks(Card& card) : card_(card), before_(card.loading_block) {
-    card.loading_block = uint64_t{64} << 10;
+  explicit SmallBlocks(Card& card, uint64_t bytes = uint64_t{64} << 10) : card_(card), before_(card.loading_block) {
+    card.loading_block = bytes;
   }
   ~SmallBlocks() { card_.loading_block = before_; }
   SmallBlocks(const SmallBlocks&) = delete;

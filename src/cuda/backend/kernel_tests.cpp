@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "base/random.h"
 #include "cpu/backend.h"
-#include "cpu/host/routing.h"
 #include "cuda/backend/kernel_test_data.h"
 #include "cuda/backend/tensors.h"
 #include "cuda/gemm/packed_matrix.h"
@@ -148,6 +147,13 @@ std::vector<KernelCase> KernelTests::run() {
   for (const RowsWay& way : ways) {
     units.push_back({"products " + rows_source(of_.arch_, way).name, [this, way] { products(way); }});
   }
+  for (const RowsWay& way : of_.gated_) {
+    units.push_back({"gated products " + rows_source(of_.arch_, way).name, [this, way] { gated_products(way); }});
+  }
+  for (const auto& entry : of_.choosing_) {
+    const RowsWay way = entry.first;
+    units.push_back({choosing_source(of_.arch_, way).name, [this, way] { choosing_product(way); }});
+  }
   for (const auto& [gate_up, down] : of_.plain_) {
     units.push_back({fmt::format("experts {} {}", gate_up, down),
                      [this, formats = std::pair(gate_up, down)] { plain_experts(formats.first, formats.second); }});
@@ -188,6 +194,11 @@ std::vector<KernelCase> KernelTests::run() {
 
 std::vector<KernelCase> KernelTests::run(const RowsWay& way) {
   products(way);
+  if (of_.chooses(way.formats)) {
+    RowsWay choosing = way;
+    choosing.norm_pieces = 0;
+    choosing_product(choosing);
+  }
   tested_.reset();
   return std::move(cases_);
 }
@@ -235,11 +246,16 @@ void KernelTests::products_of(const Product& p, CudaBackend& backend, const std:
     std::vector<float> x(p.x.begin(), p.x.begin() + tokens * p.columns);
     backend.begin_step({});
     launched_.clear();
-    TestRows in, residual;
-    if (normed) {
-      residual = rows_of(backend, stream, x, p.columns, true);
+    TestRows in, residual, added;
+    Random shares(20273);
+    const TestShare share(*this, backend, shares, tokens, p.columns);
+    if (normed) {  // of nothing, a share of the expert that all have, and what the others make of it
+      residual = rows_of(backend, stream, std::vector<float>(x.size()), p.columns, true);
+      added = rows_of(backend, stream, x, p.columns);
       in = empty_rows(backend, stream, tokens, p.columns);
-      backend.rms_norm(residual.tensor, ones, 1e-6f, in.tensor);
+      share.wait(backend, added.tensor);
+      backend.add_rms_norm(residual.tensor, added.tensor, ones, 1e-6f, in.tensor);
+      for (size_t i = 0; i < x.size(); ++i) x[i] += share.of(i);
     } else {
       in = rows_of(backend, stream, x, p.columns);
     }
@@ -247,17 +263,17 @@ void KernelTests::products_of(const Product& p, CudaBackend& backend, const std:
     backend.product("", in.tensor, matrix, p.formats, p.rows, 0, out.tensor);
     const std::vector<float> got = read(backend, out.tensor);
     if (normed) {
-      x = read(backend, in.tensor);  // as it was rounded
+      const std::vector<float> sums = std::exchange(x, read(backend, in.tensor));  // as it was rounded
       std::vector<float> want(x.size()), bound(x.size());
       for (int64_t t = 0; t < tokens; ++t) {
         const auto at = static_cast<size_t>(t * p.columns);
         double squares = 0;
         for (int64_t c = 0; c < p.columns; ++c)
-          squares += std::pow(static_cast<double>(p.x[at + static_cast<size_t>(c)]), 2);
+          squares += std::pow(static_cast<double>(sums[at + static_cast<size_t>(c)]), 2);
         const double scale = 1.5 / std::sqrt(squares / static_cast<double>(p.columns) + 1e-6);
         for (size_t i = at; i < at + static_cast<size_t>(p.columns); ++i) {
-          want[i] = static_cast<float>(static_cast<double>(p.x[i]) * scale);
-          bound[i] = std::fabs(want[i]) * kRoundError + 1e-30f;
+          want[i] = static_cast<float>(static_cast<double>(sums[i]) * scale);
+          bound[i] = std::fabs(want[i]) * kRoundError + 1e-5f;
         }
       }
       if (const std::string wrong = compare_each(x, want, bound, p.columns); !wrong.empty()) {
@@ -304,6 +320,20 @@ void KernelTests::products(const RowsWay& way) {
 
 // ---- rows
 
+KernelTests::TestShare::TestShare(const KernelTests& tests, CudaBackend& backend, Random& random, int64_t rows,
+                                  int64_t columns_)
+    : values(bf16_normals(random, rows * columns_)), logits(bf16_normals(random, rows)), columns(columns_) {
+  const Stream& stream = tests.of_.card_->stream;
+  on_card = rows_of(backend, stream, values, columns);
+  logits_on_card = rows_of(backend, stream, logits, 1, true);
+}
+
+void KernelTests::TestShare::wait(CudaBackend& backend, const ops::Tensor& added) const {
+  backend.waiting_share_ = {{bf16(on_card.tensor), columns, logits_on_card.tensor.f32(), 1, bf16_out(added), columns,
+                             static_cast<int>(columns), 1},
+                            added.rows};
+}
+
 void KernelTests::norms() {
   Random random(20262);
   const Stream& stream = of_.card_->stream;
@@ -312,17 +342,19 @@ void KernelTests::norms() {
   for (const int64_t columns : {1032, 3080, 7176}) {
     const std::vector<float> residual = bf16_normals(random, kRows * columns, 30),
                              delta = bf16_normals(random, kRows * columns), weight = bf16_normals(random, columns);
+    const TestShare share(*this, backend, random, kRows, columns);
     backend.begin_step({});
     launched_.clear();
     const TestRows on_card = rows_of(backend, stream, residual, columns, true),
                    added = rows_of(backend, stream, delta, columns), out = empty_rows(backend, stream, kRows, columns);
     const ops::Vector weights = backend.load_vector(weight);
+    share.wait(backend, added.tensor);
     backend.add_rms_norm(on_card.tensor, added.tensor, weights, 1e-6f, out.tensor);
     const std::vector<float> sums = read(backend, on_card.tensor), got = read(backend, out.tensor);
     std::vector<float> want_sums, want, sum_bound, bound;
     for (size_t i = 0; i < residual.size(); ++i) {
-      want_sums.push_back(residual[i] + delta[i]);
-      sum_bound.push_back(std::fabs(want_sums[i]) * 1e-6f);
+      want_sums.push_back(residual[i] + share.of(i) + delta[i]);
+      sum_bound.push_back((std::fabs(residual[i]) + std::fabs(share.of(i)) + std::fabs(delta[i])) * 1e-6f);
     }
     for (int64_t t = 0; t < kRows; ++t) {
       double squares = 0;
@@ -374,6 +406,8 @@ void KernelTests::sums() {
                    added = empty_rows(backend, stream, kRows, columns),
                    out = empty_rows(backend, stream, kRows, columns);
     const ops::Vector norm_weight = backend.load_vector(weight);
+    const TestShare share(*this, backend, random, kRows, columns);
+    share.wait(backend, added.tensor);
     backend.waiting_sum_ = {{rows.as<float>(), columns, picks.as<int>(), weights.as<float>(), kTopK,
                              static_cast<int>(columns), static_cast<unsigned short*>(added.tensor.data), columns, 0},
                             nullptr,
@@ -398,8 +432,8 @@ void KernelTests::sums() {
         const auto i = static_cast<size_t>(at);
         want_delta[i] = static_cast<float>(sum);
         delta_bound[i] = static_cast<float>(std::fabs(sum)) * kRoundError + static_cast<float>(size) * 1e-6f;
-        want_sums.push_back(residual[i] + delta[i]);
-        sum_bound.push_back(std::fabs(want_sums[i]) * 1e-6f);
+        want_sums.push_back(residual[i] + share.of(i) + delta[i]);
+        sum_bound.push_back((std::fabs(residual[i]) + std::fabs(share.of(i)) + std::fabs(delta[i])) * 1e-6f);
         squares += std::pow(static_cast<double>(want_sums[i]), 2);
       }
       const double scale = 1 / std::sqrt(squares / static_cast<double>(columns) + 1e-6);
@@ -493,43 +527,6 @@ void KernelTests::gates() {
     launch(stream, (*backend.step_)[kShared], grid, backend.overlap_, shared);
     note(compare_each(read(backend, sum.tensor), sums, sum_bound, columns));
   }
-}
-
-void KernelTests::routes() {
-  Random random(20263);
-  const Stream& stream = of_.card_->stream;
-  constexpr int kTokens = 9, kExperts = 67, kTopK = 5;
-  const std::vector<float> logits = bf16_normals(random, kTokens * kExperts, 2);
-  CudaBackend& backend = on();
-  const TestRows in = rows_of(backend, stream, logits, kExperts, true);
-  cuda::Buffer ids(of_.card_->device, kTokens * kTopK * 4, "self-test"),
-      weights(of_.card_->device, kTokens * kTopK * 4, "self-test");
-  ids.fill(stream, 0xff);
-  weights.fill(stream, 0xff);
-  gemm::RouteArgs args = {};
-  args.logits = in.tensor.f32();
-  args.logits_stride = kExperts;
-  args.tokens = kTokens;
-  args.experts = args.here = kExperts;
-  args.top_k = args.width = kTopK;
-  args.renormalize = 1;
-  args.gate = -1;
-  args.ids = ids.as<int>();
-  args.weights = weights.as<float>();
-  launched_.clear();
-  launch(stream, (*backend.step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(kTokens))}, backend.overlap_,
-         args);
-  const std::vector<int> got = ids.download<int>(stream, kTokens * kTopK);
-  const std::vector<float> got_weights = weights.download<float>(stream, kTokens * kTopK);
-  std::vector<int> want(got.size());
-  std::vector<float> want_weights(got.size()), bound(got.size(), 1e-5f);
-  for (size_t t = 0; t < kTokens; ++t) {
-    cpu::select_experts(&logits[t * kExperts], kExperts, kTopK, true, &want[t * kTopK], &want_weights[t * kTopK]);
-  }
-  std::string wrong = compare_each(got_weights, want_weights, bound, kTopK);
-  // Equal logits have equal weights, and the lower expert comes first.
-  if (got != want) wrong = "other experts than those with the largest logits";
-  note(wrong);
 }
 
 // ---- mixers
@@ -722,6 +719,8 @@ KernelReport CudaBackend::test_kernels_of(const CudaBackend& counting, int64_t m
   for (const plan::KernelSource& source : sources) report.kernels += static_cast<int64_t>(source.entries.size());
   // What tests look at is for which sizes and formats there are kernels.
   for (const auto& entry : counting.products_) products_[entry.first];
+  for (const auto& entry : counting.choosing_) choosing_[entry.first];
+  gated_ = counting.gated_;
   for (const auto& entry : counting.attention_) attention_[entry.first];
   for (const auto& entry : counting.delta_) delta_[entry.first];
   plain_ = counting.plain_;

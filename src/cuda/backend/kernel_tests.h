@@ -3,6 +3,7 @@
 // poisoned results, against plain sums on the host or the reference backend of the processor.
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "cuda/backend/cuda_backend.h"
+#include "cuda/backend/kernel_test_data.h"
 
 namespace fourfold::cuda {
 
@@ -41,6 +43,16 @@ class KernelTests {
     std::function<void()> run;
   };
   struct Product;
+  // What a shared expert has left to a norm.
+  struct TestShare {
+    TestShare(const KernelTests& tests, CudaBackend& backend, Random& random, int64_t rows, int64_t columns);
+    void wait(CudaBackend& backend, const ops::Tensor& added) const;
+    float of(size_t i) const { return values[i] / (1 + std::exp(-logits[i / static_cast<size_t>(columns)])); }
+    std::vector<float> values, logits;
+    TestRows on_card, logits_on_card;
+    int64_t columns;
+  };
+  struct TestRoute;
   CudaBackend& on(const RowsWay* way = nullptr, int most_middle_tiles = 256, bool all_by_clusters = false);
   void note(const std::string& wrong);
   void products(const RowsWay& way);
@@ -50,6 +62,8 @@ class KernelTests {
   void embeddings();
   void gates();
   void routes();
+  void gated_products(const RowsWay& way);
+  void choosing_product(const RowsWay& way);
   void attention(int64_t head_dim, int64_t rotary_dim);
   void delta_rule(int64_t key_dim, int64_t value_dim);
   void repacking();

@@ -210,52 +210,80 @@ static std::optional<float> one_factor(const std::vector<uint8_t>& factors, cons
 }
 
 Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts)
-    : card_(std::move(card)), packed_(place_stack(parts)), name_(parts[0].name) {
+    : Stack(std::move(card), parts, place_stack(parts)) {}
+
+Stack::Stack(std::shared_ptr<Card> card, const ops::MatrixSource& gate, const ops::MatrixSource& up)
+    : Stack(std::move(card), std::vector{gate, up}, place_pair(gate, up)) {}
+
+Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> sources, PackedMatrix packed)
+    : card_(std::move(card)), packed_(std::move(packed)), name_(sources[0].name) {
   formats_ = packed_.formats();
-  const MemoryScope scope(card_->device, kind_of(parts));
+  const MemoryScope scope(card_->device, kind_of(sources));
   buffer_ = cuda::Buffer(card_->device, packed_.size, name_);
   matrix_ = packed_.at(buffer_.as<uint8_t>());
-  for (size_t i = 0; i < parts.size(); ++i) {
+  for (const ops::MatrixSource& m : sources) bytes_ += m.bytes();
+  const size_t each = paired() ? 2 : 1;
+  for (size_t i = 0; i < packed_.parts.size(); ++i) {
     const PackedMatrix::Part& part = packed_.parts[i];
-    bytes_ += parts[i].bytes();
     factors_.emplace_back();
     if (card_->device.only_counts()) continue;
-    const std::vector<uint8_t> factors = stack_factors(packed_, part, parts[i]);
-    factors_.back() = one_factor(factors, matrix_.parts[i]);
+    const std::vector<uint8_t> factors =
+        paired() ? pair_factors(packed_, sources[0], sources[1]) : stack_factors(packed_, part, sources[i]);
+    if (!paired()) factors_.back() = one_factor(factors, matrix_.parts[i]);
     buffer_.upload(card_->stream, factors.data(), factors.size(), part.factors);
-    feed_part(parts[i], part);
+    feed_part(sources.subspan(i, each), part);
   }
 }
 
 // Whole row tiles at a time, as many as a block of the feed has room for.
-void Stack::feed_part(const ops::MatrixSource& m, const PackedMatrix::Part& part) {
+void Stack::feed_part(std::span<const ops::MatrixSource> sources, const PackedMatrix::Part& part) {
+  const ops::MatrixSource& m = sources[0];
   const Kernel repack = card_->loader.load(step_source()).at(kRepackUnits);
   WeightFeed& feed = card_->weights();
   const auto row_bytes = static_cast<uint64_t>(element_bytes(m) / m.rows);
   const uint64_t scale_bytes = m.format == ops::Format::kNvfp4 ? static_cast<uint64_t>(m.columns / 16) : 0;
   const uint64_t tile_bytes = gemm::kTileRows * (row_bytes + scale_bytes);
-  // Behind the weights the scales begin at a multiple of 256.
-  if (tile_bytes + 256 > feed.block_bytes()) fail("{}: rows of {} columns are too long", m.name, m.columns);
-  const auto most = static_cast<int>((feed.block_bytes() - 256) / tile_bytes);
-  int* const bad = feed.status([name = m.name, rows = m.rows](int tile) {
-    return fmt::format("{}: a weight in row {} to {} is NaN", name, tile * 16,
-                       std::min<int64_t>(rows, (tile + 1) * 16) - 1);
+  const uint64_t tile_rows = gemm::kTileRows / sources.size();  // of each of them
+  // Before each further piece up to 255 bytes are left: they begin at multiples of 256.
+  const uint64_t left = 256 * (2 * sources.size() - 1);
+  if (tile_bytes + left > feed.block_bytes()) fail("{}: rows of {} columns are too long", m.name, m.columns);
+  const auto most = static_cast<int>((feed.block_bytes() - left) / tile_bytes);
+  int* const bad = feed.status([name = sources.size() == 1 ? m.name : m.name + " or " + sources[1].name, rows = m.rows,
+                                each = static_cast<int64_t>(tile_rows)](int tile) {
+    return fmt::format("{}: a weight in row {} to {} is NaN", name, tile * each,
+                       std::min<int64_t>(rows, (tile + 1) * each) - 1);
   });
   for (int first = 0; first < part.tiles; first += most) {
     const int tiles = std::min(most, part.tiles - first);
-    const uint64_t row = static_cast<uint64_t>(first) * gemm::kTileRows;
+    const uint64_t row = static_cast<uint64_t>(first) * tile_rows;
     const uint64_t rows =
-        std::min<uint64_t>(static_cast<uint64_t>(m.rows) - row, static_cast<uint64_t>(tiles) * gemm::kTileRows);
-    const uint64_t scales_at = (rows * row_bytes + 255) / 256 * 256;
-    std::vector<WeightFeed::Piece> pieces = {
-        {.from = static_cast<const uint8_t*>(m.data) + row * row_bytes, .bytes = rows * row_bytes, .owner = m.owner}};
-    if (scale_bytes != 0) {
-      pieces.push_back({m.block_scales + row * scale_bytes, rows * scale_bytes, 1, 0, scales_at, m.owner, &m.name});
+        std::min<uint64_t>(static_cast<uint64_t>(m.rows) - row, static_cast<uint64_t>(tiles) * tile_rows);
+    std::vector<WeightFeed::Piece> pieces;
+    std::array<uint64_t, 2> weights_at = {}, scales_at = {};
+    uint64_t bytes = 0;
+    const auto place = [&](WeightFeed::Piece piece) {
+      piece.to = (bytes + 255) / 256 * 256;
+      bytes = piece.to + piece.bytes;
+      pieces.push_back(std::move(piece));
+      return pieces.back().to;
+    };
+    for (size_t i = 0; i < sources.size(); ++i) {
+      const ops::MatrixSource& each = sources[i];
+      weights_at[i] = place({.from = static_cast<const uint8_t*>(each.data) + row * row_bytes,
+                             .bytes = rows * row_bytes,
+                             .owner = each.owner});
+      if (scale_bytes == 0) continue;
+      scales_at[i] = place({.from = each.block_scales + row * scale_bytes,
+                            .bytes = rows * scale_bytes,
+                            .owner = each.owner,
+                            .scales_of = &each.name});
     }
     gemm::RepackArgs args = {};
     args.first.stored = stored_of(m.format);
     args.first.rows = static_cast<int>(m.rows);
     args.first.columns = static_cast<int>(m.columns);
+    args.second = args.first;
+    args.paired = paired() ? 1 : 0;
     args.first_tile = first;
     args.tiles = tiles;
     args.units = matrix_.units;
@@ -265,13 +293,15 @@ void Stack::feed_part(const ops::MatrixSource& m, const PackedMatrix::Part& part
     args.bad = bad;
     const int64_t units = int64_t{tiles} * matrix_.units;
     const Grid grid = {static_cast<unsigned>(std::min<int64_t>(ceil_div(units, gemm::kRepackThreads), 1 << 20))};
-    feed.add(scales_at + rows * scale_bytes, pieces, [=](const Stream& stream, DeviceAddress parcel) mutable {
+    feed.add(bytes, pieces, [=, pair = paired()](const Stream& stream, DeviceAddress parcel) mutable {
       // Where the matrix would begin, of which these are the rows from `row` on.
-      args.first.data = device_pointer<const void>(parcel - row * row_bytes);
-      if (scale_bytes != 0) {
-        args.first.block_scales = device_pointer<const uint8_t>(parcel + scales_at - row * scale_bytes);
-      }
-      args.second = args.first;
+      const auto point = [&](gemm::Source& source, size_t i) {
+        source.data = device_pointer<const void>(parcel + weights_at[i] - row * row_bytes);
+        if (scale_bytes == 0) return;
+        source.block_scales = device_pointer<const uint8_t>(parcel + scales_at[i] - row * scale_bytes);
+      };
+      point(args.first, 0);
+      point(args.second, pair ? 1 : 0);
       launch(stream, repack, grid, Overlap::kNone, args);
     });
   }

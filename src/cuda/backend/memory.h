@@ -129,8 +129,12 @@ class TableCopies {
 class Stack : public ops::Matrix {
  public:
   Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts);
+  // Gate and up as a pair, for products that end in SwiGLU (makes_pair()).
+  Stack(std::shared_ptr<Card> card, const ops::MatrixSource& gate, const ops::MatrixSource& up);
   ~Stack() override { card_->let_go(); }
-  int64_t rows() const override { return packed_.rows; }
+  bool paired() const { return packed_.paired; }
+  // Of weights: of a pair gate and up.
+  int64_t rows() const override { return packed_.rows * (paired() ? 2 : 1); }
   int64_t columns() const override { return packed_.columns; }
   int64_t bytes() const override { return bytes_; }
   int formats() const { return formats_; }
@@ -140,7 +144,9 @@ class Stack : public ops::Matrix {
   std::optional<float> factor(int part) const { return factors_[static_cast<size_t>(part)]; }
 
  private:
-  void feed_part(const ops::MatrixSource& source, const PackedMatrix::Part& part);
+  Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> sources, PackedMatrix packed);
+  // A matrix, or the two of a pair.
+  void feed_part(std::span<const ops::MatrixSource> sources, const PackedMatrix::Part& part);
 
   std::shared_ptr<Card> card_;
   PackedMatrix packed_;

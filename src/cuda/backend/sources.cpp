@@ -69,7 +69,8 @@ RowsWay first_way(const Target& arch, int formats, int64_t rows, int64_t columns
     return {formats, split ? 8 : 4, split ? 1 : 2, 2, 1, norm, arch.smem_per_block < kMiddleShared ? 1 : 2};
   }
   // Small ones: one CTA to an SM has all of its weights under way, and leaves room for the kernels around it.
-  if (formats == kBf16 && rows <= 1024) return {formats, 8, 1, 4, 1, norm, 4};
+  constexpr int64_t kUnderWay = int64_t{3} << 20;  // weights
+  if (formats == kBf16 && (rows <= 1024 || rows * columns <= kUnderWay)) return {formats, 8, 1, 4, 1, norm, 4};
   if (formats == kBf16) return {formats, 8, 1, 3, 2, norm, 4};
   if ((formats & kFp8) == 0 && rows >= 32768) return {formats, 4, 2, 3, 2, norm, 4};  // a head
   if (columns >= 4096 && rows <= 4096) return {formats, 8, 1, 4, 1, norm, 4};
@@ -151,6 +152,31 @@ int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens) 
     if (whole(rows)) return rows;
   }
   return tokens;
+}
+
+RowsWay choosing_way(const Target& arch, int formats, int64_t rows, int64_t columns) {
+  RowsWay way = rows_way(arch, formats, rows, columns);
+  way.norm_pieces = 0;
+  return way;
+}
+
+gemm::RowsTile choosing_tile(const RowsWay& way) {
+  gemm::RowsTile tile = rows_tile(way, kRows8);
+  tile.choice = true;
+  return tile;
+}
+
+plan::KernelSource choosing_source(const Target& arch, const RowsWay& way) {
+  const gemm::RowsTile t = choosing_tile(way);
+  return {fmt::format("rows_{}_w{}x{}_s{}_c{}_choice", t.formats, t.strip_warps, t.teams, t.slots, t.ctas),
+          "#include \"kernels/gemm/rows.cuh\"\n",
+          {{fmt::format("fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<{}, {}, {}, {}, {}, {}, 0, true>>",
+                        t.formats, t.row_tiles, t.strip_warps, t.teams, t.slots, t.ctas),
+            static_cast<unsigned>(t.threads()), arch.smem_per_block}}};
+}
+
+bool choosing_right(const Target& arch, const RowsWay& way) {
+  return arch.wrong.empty() || all_right(arch, choosing_source(arch, way));
 }
 
 plan::KernelSource rows_source(const Target& arch, const RowsWay& way) {

@@ -75,6 +75,12 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way);
 // other, for every row tile again, and four launches can do without.
 int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens);
 
+// Of up to 8 rows beside the router's choice: one kernel.
+RowsWay choosing_way(const Target& arch, int formats, int64_t rows, int64_t columns);
+gemm::RowsTile choosing_tile(const RowsWay& way);
+plan::KernelSource choosing_source(const Target& arch, const RowsWay& way);
+bool choosing_right(const Target& arch, const RowsWay& way);
+
 // Products of more rows, by wgmma or mma.sync. Entries: up to 256 rows with little for each CTA; tiles for up to 64
 // rows, also where more have so few items that the columns are shared out among many CTAs; tiles for many. With cells
 // one for the latter two. `sms`: that items are for.

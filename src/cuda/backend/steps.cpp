@@ -359,6 +359,7 @@ void CudaBackend::end_part() {
 void CudaBackend::abandon_part() {
   waiting_.out = nullptr;
   waiting_sum_.rows = {};
+  waiting_share_ = {};
   shadowed_ = nullptr;
   copies_.drop();
   lanes_.drop();
@@ -423,12 +424,18 @@ void CudaBackend::take_ways(const MeasuredWays& ways) {
   card_->stream.synchronize();
   graphs_.clear();
   products_.clear();
+  choosing_.clear();
   arch_.measured = std::make_shared<const MeasuredWays>(ways);
 }
 
 void CudaBackend::load_kernels(const std::vector<RowsWay>& ways) {
   std::vector<plan::KernelSource> sources;
-  for (const RowsWay& way : ways) sources.push_back(rows_source(arch_, way));
+  for (RowsWay way : ways) {
+    sources.push_back(rows_source(arch_, way));
+    if (!chooses(way.formats)) continue;
+    way.norm_pieces = 0;
+    sources.push_back(choosing_source(arch_, way));
+  }
   card_->loader.load(sources);
 }
 

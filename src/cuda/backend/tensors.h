@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "cuda/device/device.h"
+#include "kernels/step/rows_args.h"
 #include "ops/tensor.h"
 
 namespace fourfold::cuda {
@@ -25,6 +26,10 @@ inline bool aligned(const ops::Tensor& x) {
 // All of it consists of whole pieces of 16 bytes, 8 columns of bf16.
 inline bool in_pieces(const ops::Tensor& x) { return aligned(x) && x.cols % 8 == 0; }
 inline DeviceAddress address_of(const void* p) { return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(p)); }
+// Of kernels of step/rows.cuh that work on columns of rows.
+inline Grid columns_grid(int64_t rows, int columns) {
+  return {static_cast<unsigned>(rows), static_cast<unsigned>(step::rows_ctas(columns))};
+}
 // Columns [0, b.cols) of b follow those of a in the same rows.
 inline bool follows(const ops::Tensor& a, const ops::Tensor& b) {
   return static_cast<const uint16_t*>(a.data) + a.cols == b.data && a.stride == b.stride && a.rows == b.rows;

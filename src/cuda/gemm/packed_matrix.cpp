@@ -159,8 +159,7 @@ PackedMatrix empty_stack(std::span<const MatrixSource> parts) {
 PackedMatrix empty_pair(const MatrixSource& gate, const MatrixSource& up) {
   check(gate, gate.columns);
   check(up, gate.columns);
-  if (gate.format != up.format || gate.rows != up.rows || has_cells(gate) != has_cells(up) ||
-      (has_cells(gate) && gate.scale_columns != up.scale_columns)) {
+  if (!makes_pair(gate, up)) {
     fail("{} ({} rows, {}) and {} ({} rows, {}): gate and up differ", gate.name, gate.rows,
          ops::format_name(gate.format), up.name, up.rows, ops::format_name(up.format));
   }
@@ -250,6 +249,11 @@ PackedMatrix pack_pair(std::span<const MatrixSource> parts) {
   PackedMatrix out = empty_pair(gate, up);
   append(out, gate, up);
   return out;
+}
+
+bool makes_pair(const MatrixSource& gate, const MatrixSource& up) {
+  return gate.format == up.format && gate.rows == up.rows && gate.columns == up.columns &&
+         has_cells(gate) == has_cells(up) && (!has_cells(gate) || gate.scale_columns == up.scale_columns);
 }
 
 PackedMatrix place_pair(const MatrixSource& gate, const MatrixSource& up) {

@@ -50,6 +50,8 @@ std::vector<uint8_t> stack_factors(const PackedMatrix& stack, const PackedMatrix
 // Gate and up rows in turns, for the SwiGLU end of the kernels: [2 x intermediate, columns], gate rows first, as one
 // matrix or two of one format.
 PackedMatrix pack_pair(std::span<const ops::MatrixSource> parts);
+// Whether gate and up can be packed like that: of one format and size, with as many FP8 scales along a row.
+bool makes_pair(const ops::MatrixSource& gate, const ops::MatrixSource& up);
 // The same of a pair of matrices without their bytes, and its factors and cells.
 PackedMatrix place_pair(const ops::MatrixSource& gate, const ops::MatrixSource& up);
 std::vector<uint8_t> pair_factors(const PackedMatrix& pair, const ops::MatrixSource& gate, const ops::MatrixSource& up);

@@ -14,6 +14,7 @@
 
 #include "kernels/gemm/fragments.cuh"
 #include "kernels/gemm/rows_tile.h"
+#include "kernels/moe/choice.cuh"
 #include "kernels/norm/norm_row.cuh"
 
 namespace fourfold::gemm {
@@ -21,6 +22,16 @@ namespace fourfold::gemm {
 namespace rows_detail {
 
 using namespace ptx;
+
+// Of the product: how many CTAs it has, and this one's number.
+template <typename Tile>
+__device__ __forceinline__ int product_ctas() {
+  return static_cast<int>(gridDim.x) - (Tile::value.choice ? 1 : 0);
+}
+template <typename Tile>
+__device__ __forceinline__ int product_cta() {
+  return static_cast<int>(blockIdx.x) - (Tile::value.choice ? 1 : 0);
+}
 
 // The row tiles of a team, one after the other, and what they have in common while they are of one matrix of the stack.
 template <typename Tile>
@@ -35,7 +46,7 @@ struct Walk {
 
   __device__ __forceinline__ Walk(const Matrix& m, int first)
       : matrix(m), tile(first), tiles(m.tiles), end(0), steps(0), format(Weights::kBf16) {}
-  __device__ __forceinline__ static int stride() { return static_cast<int>(gridDim.x) * T.teams; }
+  __device__ __forceinline__ static int stride() { return product_ctas<Tile>() * T.teams; }
   // Finds the matrix of `tile`.
   __device__ __forceinline__ const Part& locate() {
     const int p = part_of(matrix, tile);
@@ -217,7 +228,7 @@ __device__ __forceinline__ void next_panel(const RowsArgs& args, u32* rows, int 
   __syncthreads();
 }
 
-// x = norm(residual + delta) x weight. `weights` are this thread's pieces of the norm's weight.
+// x = norm(residual + share + delta) x weight. `weights` are this thread's pieces of the norm's weight.
 template <typename Tile>
 __device__ __forceinline__ void place_norm(const RowsArgs& args, u32* rows, float* sums,
                                            const norm::Piece (&weights)[Tile::value.norm_pieces]) {
@@ -229,16 +240,21 @@ __device__ __forceinline__ void place_norm(const RowsArgs& args, u32* rows, floa
     norm::Piece x[kPieces];
     float squares = 0.0f;
     if (thread < norm::kRowThreads) {
+      norm::Addends<kPieces> more;
+      more.load_logit(args.share, t);
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int column = (thread + i * norm::kRowThreads) * norm::kPieceColumns;
         if (column >= columns) break;
         x[i] = norm::load_floats(args.residual + t * args.residual_stride + column);
-        if (args.delta != nullptr) {
-          const norm::Piece delta = norm::load_bf16(args.delta + t * args.delta_stride + column);
+        more.load(args.share, args.delta, args.delta_stride, t, i, column);
+      }
+      const float weight = more.weight(args.share);
 #pragma unroll
-          for (int e = 0; e < norm::kPieceColumns; ++e) x[i].v[e] += delta.v[e];
-        }
+      for (int i = 0; i < kPieces; ++i) {
+        const int column = (thread + i * norm::kRowThreads) * norm::kPieceColumns;
+        if (column >= columns) break;
+        more.add(args.share, args.delta, x[i], i, weight);
         squares = norm::add_squares(squares, x[i]);
         if (first_cta && args.residual_out != nullptr) {
           norm::store_floats(args.residual_out + t * args.residual_stride + column, x[i]);
@@ -410,6 +426,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   using namespace rows_detail;
   static constexpr RowsTile T = Tile::value;
   static_assert(T.row_tiles <= 2 && T.norm_pieces <= 4);
+  static_assert(!T.choice || T.norm_pieces == 0);
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
   const int thread = static_cast<int>(threadIdx.x);
@@ -420,13 +437,24 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   // Arguments that loops need: a register each, or they would be fetched again and again.
   const int tokens = args.tokens | args.zero;
   const int units = args.matrix.units | args.zero;
-  const int stride = static_cast<int>(gridDim.x);
+  const int cta = product_cta<Tile>();
+  const int stride = product_ctas<Tile>();
   const Matrix& matrix = args.matrix;
   const RowsMap map = rows_map(T, tokens, args.panel_units);
-  grid_launch_dependents();
+  if constexpr (T.choice) {
+    // Experts have nothing to ask for before they know which they are (route.cuh).
+    if (cta < 0) {
+      grid_dependency_wait();
+      grid_launch_dependents();
+      for (int t = warp; t < args.choice.tokens; t += T.warps()) moe::store_choice(args.choice, t, lane);
+      return;
+    }
+  } else {
+    grid_launch_dependents();
+  }
 
   const u32 ring = base + map.ring + static_cast<u32>(warp * T.slots) * kSlotBytes;
-  const int first_tile = static_cast<int>(blockIdx.x) + team * stride;
+  const int first_tile = cta + team * stride;
   Requests<Tile> requests(matrix, units, first_tile, ring, strip_warp, lane);
 #pragma unroll 1
   for (int i = 0; i < T.slots; ++i) requests.next();
@@ -473,7 +501,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   if (walk.tile < matrix.tiles) locate();
   u32 slot = 0;
   int half = 0;
-  for (int first = static_cast<int>(blockIdx.x); first < matrix.tiles; first += batch * stride) {
+  for (int first = cta; first < matrix.tiles; first += batch * stride) {
     // ---- asked for early: they come while the batch is multiplied
     const int my_tile = first + own_tile * stride;
     const bool mine = own_tile < batch && my_tile < matrix.tiles;
@@ -481,10 +509,11 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     float before[2] = {0.0f, 0.0f};
     int row = 0;
     bool low_there = false, high_there = false;
+    const bool gated = my_tile >= matrix.tiles - args.gated_tiles;
     if (mine) {
       const Part& part = matrix.parts[part_of(matrix, my_tile)];
       const int index = my_tile - part.first_tile;
-      const bool paired = args.end == RowsEnd::kSwiGlu;
+      const bool paired = gated || args.end == RowsEnd::kSwiGlu;
       const int in_part = index * (paired ? 8 : 16) + own_g;
       low_there = in_part < part.rows;
       high_there = !paired && in_part + 8 < part.rows;
@@ -495,8 +524,9 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       factors[0] = part.factors[index * 16 + own_g] * scale;
       factors[1] = part.factors[index * 16 + 8 + own_g] * scale;
     }
-    if (first == static_cast<int>(blockIdx.x)) {  // what does not depend on the kernel before this one is under way
+    if (first == cta) {  // what does not depend on the kernel before this one is under way
       grid_dependency_wait();
+      if constexpr (T.choice) grid_launch_dependents();
       if constexpr (T.norm_pieces > 0) {
         place_norm<Tile>(args, rows, reinterpret_cast<float*>(smem + map.norm), norm_weights);
         __syncthreads();
@@ -573,11 +603,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       }
       y[0] *= factors[0];
       y[1] *= factors[1];
-      const long long at = own_row * args.out_stride + row;
-      switch (args.end) {
-        case RowsEnd::kSwiGlu:
-          if (low_there) static_cast<u16*>(args.out)[at] = to_bf16(silu(y[0]) * y[1]);
+      const long long at = own_row * (gated ? args.gated_stride : args.out_stride) + row;
+      switch (gated ? RowsEnd::kSwiGlu : args.end) {
+        case RowsEnd::kSwiGlu: {
+          u16* out = gated ? args.gated_out : static_cast<u16*>(args.out);
+          if (low_there) out[at] = to_bf16(silu(y[0]) * y[1]);
           break;
+        }
         case RowsEnd::kBf16:
           if (low_there) static_cast<u16*>(args.out)[at] = to_bf16(y[0]);
           if (high_there) static_cast<u16*>(args.out)[at + 8] = to_bf16(y[1]);

@@ -4,6 +4,7 @@
 
 #include "kernels/gemm/layout.h"
 #include "kernels/moe/tables.h"
+#include "kernels/norm/norm_args.h"
 
 namespace fourfold::gemm {
 
@@ -21,13 +22,14 @@ inline constexpr unsigned kSlotBytes = 2304;  // the largest step; fp8 keeps its
 static_assert(step_bytes(Weights::kNvfp4) == kSlotBytes);
 
 struct RowsTile {
-  int formats;      // bit 1 << Weights: what the stack holds; kCells: fp8 with several scales along a row too
-  int row_tiles;    // of 8 rows of x: 1 or 2
-  int strip_warps;  // that share a strip
-  int teams;        // of so many warps, each with row tiles of its own
-  int slots;        // steps that a warp has under way
-  int ctas;         // per SM
-  int norm_pieces;  // x is the norm of a residual of up to 2048 times so many columns; 0: x comes as it is
+  int formats;          // bit 1 << Weights: what the stack holds; kCells: fp8 with several scales along a row too
+  int row_tiles;        // of 8 rows of x: 1 or 2
+  int strip_warps;      // that share a strip
+  int teams;            // of so many warps, each with row tiles of its own
+  int slots;            // steps that a warp has under way
+  int ctas;             // per SM
+  int norm_pieces;      // x is the norm of a residual of up to 2048 times so many columns; 0: x comes as it is
+  bool choice = false;  // one CTA more, the first, makes the router's choice
 
   FOURFOLD_HD constexpr bool cells() const { return (formats & kCells) != 0; }
   FOURFOLD_HD constexpr bool has(Weights format) const { return (formats >> static_cast<int>(format) & 1) != 0; }
@@ -39,9 +41,10 @@ struct RowsTile {
   FOURFOLD_HD constexpr int resident() const { return (ctas + 1) * threads() * 112 <= 65536 ? ctas + 1 : ctas; }
 };
 
-template <int Formats, int RowTiles, int StripWarps, int Teams, int Slots, int Ctas, int NormPieces>
+template <int Formats, int RowTiles, int StripWarps, int Teams, int Slots, int Ctas, int NormPieces,
+          bool Choice = false>
 struct RowsTileOf {
-  static constexpr RowsTile value{Formats, RowTiles, StripWarps, Teams, Slots, Ctas, NormPieces};
+  static constexpr RowsTile value{Formats, RowTiles, StripWarps, Teams, Slots, Ctas, NormPieces, Choice};
 };
 
 // Row tiles of a CTA whose sums meet at a time, one output pair (rows g and g + 8 of a tile, one row of x) for a thread
@@ -115,13 +118,19 @@ struct RowsArgs {
   void* out;
   long long out_stride;     // elements
   const float* row_scales;  // kAdd: [tokens]; null: 1
-  int zero;                 // 0
+  norm::Share share;        // of kernels with a norm, goes to the residual before the delta
+  // So many row tiles at the stack's end are paired and end as kSwiGlu does, here; for the others `end` is not kAdd.
+  int gated_tiles;
+  unsigned short* gated_out;
+  long long gated_stride;  // elements
+  RouteArgs choice;        // of tiles with one
+  int zero;                // 0
 };
 
-// Persistent CTAs, each takes every grid-th row tile.
+// Persistent CTAs, each takes every grid-th row tile; with the one that chooses.
 FOURFOLD_HD constexpr int rows_grid(const RowsTile& t, int tiles, int sms) {
-  const int most = sms * t.ctas;
-  return tiles < most ? tiles : most;
+  const int most = sms * t.ctas - (t.choice ? 1 : 0);
+  return (tiles < most ? tiles : most) + (t.choice ? 1 : 0);
 }
 
 }  // namespace fourfold::gemm

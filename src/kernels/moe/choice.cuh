@@ -87,4 +87,12 @@ __device__ __forceinline__ Choice choose_experts(const ChoiceArgs& args, int t, 
   return choose_experts_of<kMaxExperts / 32>(args, t, lane);
 }
 
+// To args.ids and args.weights.
+__device__ __forceinline__ void store_choice(const ChoiceArgs& args, int t, int lane) {
+  const Choice choice = choose_experts(args, t, lane);
+  if (lane >= args.top_k + args.slices) return;
+  args.ids[t * args.width + lane] = choice.id;
+  args.weights[t * args.width + lane] = choice.weight;
+}
+
 }  // namespace fourfold::moe

@@ -12,7 +12,7 @@ namespace fourfold::moe {
 // the strides and columns of both are the same. One CTA of norm::kRowThreads a token. Thread v has places 8v .. 8v + 7
 // of rows (partial_place()), and 256 threads further on; half of them are its neighbour's columns.
 template <int Pieces>
-__global__ void __launch_bounds__(norm::kRowThreads)
+__global__ void __launch_bounds__(norm::kRowThreads, 1)
     moe_sum_norm(const __grid_constant__ RowSum sum, const __grid_constant__ norm::NormArgs args) {
   using namespace norm;
   constexpr int kRows = 9;  // in flight; a missing choice loads nothing and adds nothing
@@ -32,13 +32,18 @@ __global__ void __launch_bounds__(norm::kRowThreads)
       w[i] = there ? router[base + i] : 0.0f;
     }
   };
-  look_up(0);  // routing was over when down began, and so was what wrote the residual
+  // Routing was over when down began, and so was what wrote the residual and the shared expert's share.
+  look_up(0);
   Piece x[Pieces], weights[Pieces];
   const auto each = [&](const auto& body) { each_piece<Pieces>(thread, args.columns, body); };
   each([&](int i, int column) {
     weights[i] = load_floats(args.weight + column);
     x[i] = load_floats(args.residual + t * args.residual_stride + column);
   });
+  if (args.share.x != nullptr) {
+    const float weight = share_weight(args.share, t);
+    each([&](int i, int column) { add_share(x[i], load_bf16(args.share.x + t * args.share.stride + column), weight); });
+  }
   grid_dependency_wait();
   float squares = 0.0f;
 #pragma unroll

@@ -16,10 +16,16 @@ __global__ void __launch_bounds__(kRowThreads) norm_rows(const __grid_constant__
   each([&](int i, int column) { weights[i] = load_floats(args.weight + column); });
   grid_dependency_wait();
   Piece x[Pieces];
-  float squares = 0.0f;
+  Addends<Pieces> more;
+  more.load_logit(args.share, t);
   each([&](int i, int column) {
     x[i] = load_floats(args.residual + t * args.residual_stride + column);
-    if (args.delta != nullptr) add_piece(x[i], load_bf16(args.delta + t * args.delta_stride + column));
+    more.load(args.share, args.delta, args.delta_stride, t, i, column);
+  });
+  const float weight = more.weight(args.share);
+  float squares = 0.0f;
+  each([&](int i, int column) {
+    more.add(args.share, args.delta, x[i], i, weight);
     squares = keep_piece(args, t, column, x[i], squares);
   });
   share_squares(squares, sums, thread);

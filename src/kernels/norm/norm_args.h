@@ -16,8 +16,16 @@ FOURFOLD_HD constexpr int norm_pieces(int columns) {
   return pieces <= 2 ? pieces : pieces <= kMostPieces ? kMostPieces : 0;
 }
 
-// residual += delta; out = bf16(residual / rms(residual) x weight). One CTA of kRowThreads a row. Columns: a multiple
-// of 8; strides in elements, of whole 16-byte pieces.
+// The shared expert's output, which goes to the residual with the gate's sigmoid as weight. Stride as of a delta.
+struct Share {
+  const unsigned short* x;  // bf16; null: there is none
+  long long stride;
+  const float* logits;  // of the gate, one a row; null: the weight is 1
+  long long logits_stride;
+};
+
+// residual += share; residual += delta; out = bf16(residual / rms(residual) x weight). One CTA of kRowThreads a row.
+// Columns: a multiple of 8; strides in elements, of whole 16-byte pieces.
 struct NormArgs {
   const float* residual;
   long long residual_stride;
@@ -29,6 +37,7 @@ struct NormArgs {
   float* residual_out;  // may be `residual`; null: nobody wants it. Its stride is the same
   unsigned short* out;
   long long out_stride;
+  Share share;
 };
 
 // Rows of a table in checkpoint form, by token: out = fp32 rows. One CTA of kEmbedThreads a row. An id outside the

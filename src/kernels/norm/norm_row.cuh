@@ -29,9 +29,8 @@ __device__ __forceinline__ Piece bf16_piece(const uint4& w) {
   }
   return piece;
 }
-__device__ __forceinline__ Piece load_bf16(const u16* p) {
-  return bf16_piece(__ldcg(reinterpret_cast<const uint4*>(p)));
-}
+__device__ __forceinline__ uint4 load_words(const u16* p) { return __ldcg(reinterpret_cast<const uint4*>(p)); }
+__device__ __forceinline__ Piece load_bf16(const u16* p) { return bf16_piece(load_words(p)); }
 __device__ __forceinline__ void store_floats(float* p, const Piece& piece) {
   reinterpret_cast<float4*>(p)[0] = make_float4(piece.v[0], piece.v[1], piece.v[2], piece.v[3]);
   reinterpret_cast<float4*>(p)[1] = make_float4(piece.v[4], piece.v[5], piece.v[6], piece.v[7]);
@@ -79,6 +78,38 @@ __device__ __forceinline__ void add_piece(Piece& x, const Piece& delta) {
 #pragma unroll
   for (int e = 0; e < kPieceColumns; ++e) x.v[e] += delta.v[e];
 }
+// The shared expert's share of a row.
+__device__ __forceinline__ float share_weight(float logit) { return 1.0f / (1.0f + expf(-logit)); }
+__device__ __forceinline__ float share_weight(const Share& from, long long t) {
+  return from.logits != nullptr ? share_weight(__ldcg(from.logits + t * from.logits_stride)) : 1.0f;
+}
+__device__ __forceinline__ void add_share(Piece& x, const Piece& share, float weight) {
+#pragma unroll
+  for (int e = 0; e < kPieceColumns; ++e) x.v[e] = fmaf(weight, share.v[e], x.v[e]);
+}
+
+// What goes to a row of the residual, asked for before any of it is added.
+template <int Pieces>
+struct Addends {
+  float logit;
+  uint4 share[Pieces], delta[Pieces];
+
+  __device__ __forceinline__ void load_logit(const Share& from, long long t) {
+    logit = from.logits != nullptr ? __ldcg(from.logits + t * from.logits_stride) : 0.0f;
+  }
+  __device__ __forceinline__ void load(const Share& from, const u16* delta_rows, long long stride, long long t, int i,
+                                       int column) {
+    if (from.x != nullptr) share[i] = load_words(from.x + t * from.stride + column);
+    if (delta_rows != nullptr) delta[i] = load_words(delta_rows + t * stride + column);
+  }
+  __device__ __forceinline__ float weight(const Share& from) const {
+    return from.logits != nullptr ? share_weight(logit) : 1.0f;
+  }
+  __device__ __forceinline__ void add(const Share& from, const u16* delta_rows, Piece& x, int i, float weight) const {
+    if (from.x != nullptr) add_share(x, bf16_piece(share[i]), weight);
+    if (delta_rows != nullptr) add_piece(x, bf16_piece(delta[i]));
+  }
+};
 // A piece of the residual with what was added: its squares, and where it stays.
 template <typename Row>
 __device__ __forceinline__ float keep_piece(const NormArgs& args, Row row, int column, const Piece& x, float squares) {

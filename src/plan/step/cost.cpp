@@ -95,6 +95,10 @@ double product_us(const Work& work, const Rates& r) {
   return r.start + kFixed * r.slower + std::max(memory, item * turns);
 }
 
+double choice_us(const Work& work, const Rates& r) {
+  return r.start + (0.1 + 0.0015 * number(work.extent.rows)) * r.slower;
+}
+
 double attention_us(const Work& work, const Rates& r, double nodes) {
   const Extent& e = work.extent;
   const double d = number(e.head_dim);
@@ -204,6 +208,7 @@ Op price(const Work& work, const Machine& machine) {
   switch (work.extent.kind) {
     case Kind::kProduct:
       op.us = product_us(work, r);
+      if (work.extent.choice_beside) op.us = std::max(op.us, choice_us(work, r));
       break;
     case Kind::kAttention:
       op.us = attention_us(work, r, nodes);
@@ -218,7 +223,7 @@ Op price(const Work& work, const Machine& machine) {
       op.us = (work.extent.sum_in_front ? 0 : r.node + 0.85 * r.slower) + memory / 0.83;
       break;
     case Kind::kChoice:
-      op.us = r.start + (0.1 + 0.0015 * number(work.extent.rows)) * r.slower;
+      op.us = choice_us(work, r);
       break;
     case Kind::kSample:
       op.us = nodes * (r.start + 1 * r.slower) + 2 * memory;

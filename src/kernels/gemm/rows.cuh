@@ -505,7 +505,9 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     // ---- asked for early: they come while the batch is multiplied
     const int my_tile = first + own_tile * stride;
     const bool mine = own_tile < batch && my_tile < matrix.tiles;
+    // Multiplied where they are needed: a product here would wait for memory, before every batch.
     float factors[2] = {0.0f, 0.0f};
+    float power = 0.0f;  // of two
     float before[2] = {0.0f, 0.0f};
     int row = 0;
     bool low_there = false, high_there = false;
@@ -518,11 +520,11 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       low_there = in_part < part.rows;
       high_there = !paired && in_part + 8 < part.rows;
       row = part.first_row + in_part;
-      const float scale = part.format == Weights::kBf16  ? rows_scale(Weights::kBf16)
-                          : part.format == Weights::kFp8 ? rows_scale(Weights::kFp8)
-                                                         : rows_scale(Weights::kNvfp4);
-      factors[0] = part.factors[index * 16 + own_g] * scale;
-      factors[1] = part.factors[index * 16 + 8 + own_g] * scale;
+      power = part.format == Weights::kBf16  ? rows_scale(Weights::kBf16)
+              : part.format == Weights::kFp8 ? rows_scale(Weights::kFp8)
+                                             : rows_scale(Weights::kNvfp4);
+      factors[0] = part.factors[index * 16 + own_g];
+      factors[1] = part.factors[index * 16 + 8 + own_g];
     }
     if (first == cta) {  // what does not depend on the kernel before this one is under way
       grid_dependency_wait();
@@ -601,8 +603,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         y[0] += from[w * tokens * 16];
         y[1] += from[w * tokens * 16 + 8];
       }
-      y[0] *= factors[0];
-      y[1] *= factors[1];
+      y[0] *= factors[0] * power;
+      y[1] *= factors[1] * power;
       const long long at = own_row * (gated ? args.gated_stride : args.out_stride) + row;
       switch (gated ? RowsEnd::kSwiGlu : args.end) {
         case RowsEnd::kSwiGlu: {

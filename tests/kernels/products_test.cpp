@@ -113,6 +113,21 @@ TEST(Products, OneFormatAlone) {
             run_floats(kernel_for(4), Options{}, pack_stack(parts), x, 4, 3));
 }
 
+// Of one row of x 32 at a time, of two rows 8.
+TEST(Products, ManyRowTilesOfACta) {
+  const std::vector<MatrixSource> parts = {random_matrix(Kind::kNvfp4, 1190, 208, 11)};
+  const PackedMatrix packed = pack_stack(parts);
+  const RowsKernel kernel = kernel_named("rows {4, 1, 4, 2, 2, 2, 0}");
+  ASSERT_EQ(rows_batch(kernel.tile, 1), 32);
+  for (const int tokens : {1, 2}) {
+    const auto x = random_rows(tokens, 208, 12);
+    const Products want = reference(parts, x, tokens);
+    const std::vector<float> y = run_floats(kernel, Options{}, packed, x, tokens, 1);
+    expect_near(y, want, 2e-6);
+    for (const Options& o : schedules(2, 13)) EXPECT_EQ(run_floats(kernel, o, packed, x, tokens, 2), y);
+  }
+}
+
 // The end of a kernel, from the fp32 sums of another run.
 TEST(Products, EndsRoundAndAdd) {
   const int columns = 400, tokens = 11;

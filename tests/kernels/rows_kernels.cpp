@@ -26,7 +26,7 @@ std::vector<RowsKernel> rows_kernels() {
       ROWS(15, 1, 8, 2, 3, 1, 0),       // two teams
       ROWS(15, 1, 8, 1, 2, 1, 1),       // normalised first
       ROWS(10, 1, 8, 1, 4, 2, 0),       // FP8 alone
-      ROWS(4, 1, 2, 4, 2, 1, 0),        // NVFP4 alone, strips for two warps
+      ROWS(4, 1, 4, 2, 2, 2, 0),        // NVFP4 alone, sums of 32 row tiles meet at a time
       ROWS(3, 1, 8, 1, 2, 1, 0, true),  // beside the router's choice
   };
 }

@@ -46,15 +46,25 @@ TEST(HostLanes, AreMovedOnAndCarried) {
   sequences[0] = {10, 0, 500, 0};
   std::vector<int> slots(5 * 16);
   for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int>(i);
-  const std::vector<step::MoveLane> moved = {{0, 4, 0, 4, 0, 0, 0, 0, 0},   {1, 3, 4, 2, 4, 0, 0, 0, 0},
-                                             {2, 2, 6, 3, 6, 0, 0, 0, 1},   {3, 1, 9, 1, 9, 0, 0, 0, 0},
-                                             {4, 0, 10, 2, 10, 0, 0, 0, 0}, {5, -1, 12, 1, 12, 77, 66, 0, 1}};
+  const std::vector<step::MoveLane> moved = {{0, 4, 0, 4, 0, 0, 0, 0, 0, 1},   {1, 3, 4, 2, 4, 0, 0, 0, 0, 0},
+                                             {2, 2, 6, 3, 6, 0, 0, 0, 1, 1},   {3, 1, 9, 1, 9, 0, 0, 0, 0, 1},
+                                             {4, 0, 10, 2, 10, 0, 0, 0, 0, 1}, {5, -1, 12, 1, 12, 77, 66, 0, 1, 1}};
   const std::vector<int> stops = {8};
   const Buffer m = upload(device, stream, moved), s = upload(device, stream, stops), c = upload(device, stream, chosen),
                r = upload(device, stream, row_tokens), q = upload(device, stream, sequences),
-               o = upload(device, stream, slots), states = upload(device, stream, std::vector<LaneState>(6));
-  const step::MoveArgs move = {m.as<step::MoveLane>(), 6,           s.as<int>(), c.as<int>(),           r.as<int>(),
-                               q.as<SequenceRows>(),   o.as<int>(), 16,          states.as<LaneState>()};
+               o = upload(device, stream, slots), counts = upload(device, stream, std::vector<int>(6 * 31)),
+               states = upload(device, stream, std::vector<LaneState>(6));
+  const step::MoveArgs move = {m.as<step::MoveLane>(),
+                               6,
+                               s.as<int>(),
+                               c.as<int>(),
+                               r.as<int>(),
+                               q.as<SequenceRows>(),
+                               o.as<int>(),
+                               16,
+                               states.as<LaneState>(),
+                               counts.as<int>(),
+                               31};
   step::LanesArgs args = {};
   args.move = move;
   cuda::launch(stream, kernels[0], {1}, cuda::Overlap::kNone, args);
@@ -66,6 +76,13 @@ TEST(HostLanes, AreMovedOnAndCarried) {
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_EQ(std::memcmp(&got[i], &want[i], sizeof(LaneState)), 0) << "lane " << i << ", position " << got[i].position;
   }
+
+  // Those that are kept are counted, of the lanes that ask for it.
+  std::vector<int> want_counts(6 * 31);
+  for (const auto& [lane, token] : {std::pair{0, 4}, {0, 5}, {0, 1}, {2, 7}, {2, 8}, {5, 30}}) {
+    want_counts[static_cast<size_t>(lane * 31 + token)] = 2;
+  }
+  EXPECT_EQ(counts.download<int>(stream, want_counts.size()), want_counts);
 
   // Lane 0 goes on with two drafts of drafter 1, the ended lane 2 does not; both are fed; both would draft; lane 0's
   // last row is gathered, and its next token's number known.

@@ -158,4 +158,28 @@ __global__ void __launch_bounds__(256) scale_all(float4* data, unsigned long lon
   }
 }
 
+// What memory of the card does at best, in place and read alone.
+inline void time_ceilings() {
+  {
+    Device<float> data(size_t{1} << 29);  // 2 GiB
+    fill_floats<<<1024, 256>>>(data.p, data.count, 1.0f);
+    for (const size_t mib : {128, 512, 2048}) {
+      const int pieces = static_cast<int>(2048 / mib);
+      const double us = graph_us(pieces, [&](cudaStream_t s) {
+        for (int i = 0; i < pieces; ++i)
+          scale_all<<<132 * 8, 256, 0, s>>>(reinterpret_cast<float4*>(data.p) + i * (mib << 16), mib << 16);
+      });
+      std::printf("ceiling: %4zu MiB in place, read and written %.2f TB/s\n", mib,
+                  static_cast<double>(mib) * 2097152 / us * 1e-6);
+    }
+  }
+  Device<uint4> data(size_t{1} << 27);  // 2 GiB
+  fill_floats<<<1024, 256>>>(reinterpret_cast<float*>(data.p), data.count * 4, 1.0f);
+  Device<unsigned> sink(1);
+  for (const int blocks : {132 * 2, 132 * 4}) {
+    const double us = graph_us(1, [&](cudaStream_t s) { read_all<<<blocks, 512, 0, s>>>(data.p, data.count, sink.p); });
+    std::printf("ceiling: plain read, %d CTAs %.2f TB/s\n", blocks, static_cast<double>(data.count) * 16 / us * 1e-6);
+  }
+}
+
 }  // namespace measure

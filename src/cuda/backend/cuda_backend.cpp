@@ -532,7 +532,8 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
   for (int64_t first = 0; first < x.rows;) {
     const auto left = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
     const int tokens = rows_at_once(arch_, way, matrix.units, left);
-    const RowsEntry entry = normed ? kRowsNorm : tokens > 8 ? kRows16 : kRows8;
+    const RowsEntry of_norm = waiting_.args.share.x != nullptr ? kRowsShare : kRowsNorm;
+    const RowsEntry entry = normed ? of_norm : tokens > 8 ? kRows16 : kRows8;
     const gemm::RowsTile tile = rows_tile(way, entry);
     gemm::RowsArgs args = {};
     args.matrix = matrix;

@@ -232,7 +232,7 @@ struct KernelTests::Product {
 };
 
 void KernelTests::products_of(const Product& p, CudaBackend& backend, const std::vector<int64_t>& token_counts,
-                              bool normed) {
+                              bool normed, bool shared) {
   const Stream& stream = of_.card_->stream;
   std::vector<ops::MatrixSource> sources;
   for (const auto& w : p.weights) sources.push_back(w->source);
@@ -245,17 +245,18 @@ void KernelTests::products_of(const Product& p, CudaBackend& backend, const std:
     const bool floats = tokens % 2 == 0;
     std::vector<float> x(p.x.begin(), p.x.begin() + tokens * p.columns);
     backend.begin_step({});
+    backend.shadowed_ = nullptr;  // the residual of the rows before, in whose place the next one may be
     launched_.clear();
     TestRows in, residual, added;
     Random shares(20273);
     const TestShare share(*this, backend, shares, tokens, p.columns);
-    if (normed) {  // of nothing, a share of the expert that all have, and what the others make of it
+    if (normed) {  // of nothing, or a share of the expert that all have, and what the others make of it
       residual = rows_of(backend, stream, std::vector<float>(x.size()), p.columns, true);
       added = rows_of(backend, stream, x, p.columns);
       in = empty_rows(backend, stream, tokens, p.columns);
-      share.wait(backend, added.tensor);
+      if (shared) share.wait(backend, added.tensor);
       backend.add_rms_norm(residual.tensor, added.tensor, ones, 1e-6f, in.tensor);
-      for (size_t i = 0; i < x.size(); ++i) x[i] += share.of(i);
+      for (size_t i = 0; shared && i < x.size(); ++i) x[i] += share.of(i);
     } else {
       in = rows_of(backend, stream, x, p.columns);
     }
@@ -308,6 +309,7 @@ void KernelTests::products(const RowsWay& way) {
   if (way.norm_pieces > 0) {
     const Product normed(random, way.formats, {37, 21, 5}, 2048 * way.norm_pieces - 48, 2);
     products_of(normed, on(&way), {1, 2}, true);
+    products_of(normed, on(&way), {1, 2}, true, true);
   }
   const Product many(random, way.formats, {277, 70, 75}, 64 * 13 + 16, 150);
   products_of(many, on(&way), {16, 40, 150}, false);

@@ -56,7 +56,9 @@ class KernelTests {
   CudaBackend& on(const RowsWay* way = nullptr, int most_middle_tiles = 256, bool all_by_clusters = false);
   void note(const std::string& wrong);
   void products(const RowsWay& way);
-  void products_of(const Product& problem, CudaBackend& backend, const std::vector<int64_t>& tokens, bool normed);
+  // `shared`: of a norm in front, with a share.
+  void products_of(const Product& problem, CudaBackend& backend, const std::vector<int64_t>& tokens, bool normed,
+                   bool shared = false);
   void norms();
   void sums();
   void embeddings();

@@ -138,7 +138,9 @@ gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry) {
           way.teams,
           entry == kRows16 ? way.slots_of_16 : way.slots,
           entry == kRows16 ? 1 : way.ctas,  // two of an SM do not have room for 16 rows
-          entry == kRowsNorm ? way.norm_pieces : 0};
+          entry == kRowsNorm || entry == kRowsShare ? way.norm_pieces : 0,
+          false,
+          entry == kRowsShare};
 }
 
 int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens) {
@@ -184,12 +186,13 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way) {
   source.name = fmt::format("rows_{}_w{}x{}_s{}_c{}_n{}_t{}", way.formats, way.strip_warps, way.teams, way.slots,
                             way.ctas, way.norm_pieces, way.slots_of_16);
   source.text = "#include \"kernels/gemm/rows.cuh\"\n";
-  for (const RowsEntry entry : {kRows8, kRows16, kRowsNorm}) {
+  for (const RowsEntry entry : {kRows8, kRows16, kRowsNorm, kRowsShare}) {
     if (entry == kRowsNorm && way.norm_pieces == 0) break;
     const gemm::RowsTile t = rows_tile(way, entry);
     source.entries.push_back(
-        {fmt::format("fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<{}, {}, {}, {}, {}, {}, {}>>", t.formats,
-                     t.row_tiles, t.strip_warps, t.teams, t.slots, t.ctas, t.norm_pieces),
+        {fmt::format("fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<{}, {}, {}, {}, {}, {}, {}{}>>", t.formats,
+                     t.row_tiles, t.strip_warps, t.teams, t.slots, t.ctas, t.norm_pieces,
+                     t.share ? ", false, true" : ""),
          static_cast<unsigned>(t.threads()), arch.smem_per_block});
   }
   return source;

@@ -68,7 +68,7 @@ bool way_fits(const plan::Arch& arch, const RowsWay& way, int64_t columns);
 // What can be measured for a matrix, the list's own way first.
 std::vector<RowsWay> way_candidates(const Target& arch, const MatrixShape& matrix);
 // Entries: one for up to 8 rows, one for up to 16, and up to 8 with a norm in front.
-enum RowsEntry { kRows8, kRows16, kRowsNorm };
+enum RowsEntry { kRows8, kRows16, kRowsNorm, kRowsShare };
 gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry);
 plan::KernelSource rows_source(const Target& arch, const RowsWay& way);
 // Rows of x that a launch takes of `tokens`: fewer where all would lie in shared memory one panel of columns after the

@@ -228,7 +228,8 @@ __device__ __forceinline__ void next_panel(const RowsArgs& args, u32* rows, int 
   __syncthreads();
 }
 
-// x = norm(residual + share + delta) x weight. `weights` are this thread's pieces of the norm's weight.
+// x = norm(residual + share, if the tile has one, + delta) x weight. `weights` are this thread's pieces of the norm's
+// weight.
 template <typename Tile>
 __device__ __forceinline__ void place_norm(const RowsArgs& args, u32* rows, float* sums,
                                            const norm::Piece (&weights)[Tile::value.norm_pieces]) {
@@ -240,24 +241,40 @@ __device__ __forceinline__ void place_norm(const RowsArgs& args, u32* rows, floa
     norm::Piece x[kPieces];
     float squares = 0.0f;
     if (thread < norm::kRowThreads) {
-      norm::Addends<kPieces> more;
-      more.load_logit(args.share, t);
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int column = (thread + i * norm::kRowThreads) * norm::kPieceColumns;
-        if (column >= columns) break;
-        x[i] = norm::load_floats(args.residual + t * args.residual_stride + column);
-        more.load(args.share, args.delta, args.delta_stride, t, i, column);
-      }
-      const float weight = more.weight(args.share);
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int column = (thread + i * norm::kRowThreads) * norm::kPieceColumns;
-        if (column >= columns) break;
-        more.add(args.share, args.delta, x[i], i, weight);
+      const auto keep = [&](int i, int column) {
         squares = norm::add_squares(squares, x[i]);
         if (first_cta && args.residual_out != nullptr) {
           norm::store_floats(args.residual_out + t * args.residual_stride + column, x[i]);
+        }
+      };
+      if constexpr (!Tile::value.share) {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+          const int column = (thread + i * norm::kRowThreads) * norm::kPieceColumns;
+          if (column >= columns) break;
+          x[i] = norm::load_floats(args.residual + t * args.residual_stride + column);
+          if (args.delta != nullptr) {
+            norm::add_piece(x[i], norm::load_bf16(args.delta + t * args.delta_stride + column));
+          }
+          keep(i, column);
+        }
+      } else {
+        norm::Addends<kPieces> more;
+        more.load_logit(args.share, t);
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+          const int column = (thread + i * norm::kRowThreads) * norm::kPieceColumns;
+          if (column >= columns) break;
+          x[i] = norm::load_floats(args.residual + t * args.residual_stride + column);
+          more.load(args.share, args.delta, args.delta_stride, t, i, column);
+        }
+        const float weight = more.weight(args.share);
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+          const int column = (thread + i * norm::kRowThreads) * norm::kPieceColumns;
+          if (column >= columns) break;
+          more.add(args.share, args.delta, x[i], i, weight);
+          keep(i, column);
         }
       }
       squares = norm::warp_sum(squares);
@@ -427,6 +444,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   static constexpr RowsTile T = Tile::value;
   static_assert(T.row_tiles <= 2 && T.norm_pieces <= 4);
   static_assert(!T.choice || T.norm_pieces == 0);
+  static_assert(!T.share || T.norm_pieces > 0);  // a tile of its own: instructions behind the wait are time
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
   const int thread = static_cast<int>(threadIdx.x);

@@ -30,6 +30,7 @@ struct RowsTile {
   int ctas;             // per SM
   int norm_pieces;      // x is the norm of a residual of up to 2048 times so many columns; 0: x comes as it is
   bool choice = false;  // one CTA more, the first, makes the router's choice
+  bool share = false;   // the norm's residual takes a share before the delta
 
   FOURFOLD_HD constexpr bool cells() const { return (formats & kCells) != 0; }
   FOURFOLD_HD constexpr bool has(Weights format) const { return (formats >> static_cast<int>(format) & 1) != 0; }
@@ -42,9 +43,9 @@ struct RowsTile {
 };
 
 template <int Formats, int RowTiles, int StripWarps, int Teams, int Slots, int Ctas, int NormPieces,
-          bool Choice = false>
+          bool Choice = false, bool Share = false>
 struct RowsTileOf {
-  static constexpr RowsTile value{Formats, RowTiles, StripWarps, Teams, Slots, Ctas, NormPieces, Choice};
+  static constexpr RowsTile value{Formats, RowTiles, StripWarps, Teams, Slots, Ctas, NormPieces, Choice, Share};
 };
 
 // Row tiles of a CTA whose sums meet at a time, one output pair (rows g and g + 8 of a tile, one row of x) for a thread
@@ -119,7 +120,7 @@ struct RowsArgs {
   void* out;
   long long out_stride;     // elements
   const float* row_scales;  // kAdd: [tokens]; null: 1
-  norm::Share share;        // of kernels with a norm, goes to the residual before the delta
+  norm::Share share;        // of tiles with one
   // So many row tiles at the stack's end are paired and end as kSwiGlu does, here; for the others `end` is not kAdd.
   int gated_tiles;
   unsigned short* gated_out;

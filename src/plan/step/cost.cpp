@@ -74,10 +74,11 @@ double product_us(const Work& work, const Rates& r) {
   // split columns that meet. Further 64 rows find the weights nearer.
   constexpr double kMiddleWeight = 0.52e-6, kWideWeight = 0.262e-6, kWideRow = 0.0006e-6;
   constexpr double kFurtherWeight = 0.16e-6, kFurtherFixed = 0.4;
-  constexpr double kMiddleFixed = 3.8, kFewFixed = 7.4, kFixed = 10;
-  if (runs(work, "gemm_middle") || runs(work, "gemm_cluster")) {  // not measured: the latter as the former
+  constexpr double kMiddleFixed = 3.8, kClusterFixed = 2.85, kFewFixed = 7.4, kFixed = 10;
+  if (const bool clusters = runs(work, "gemm_cluster"); clusters || runs(work, "gemm_middle")) {
     const double more = number(ceil_div(e.rows, int64_t{64}) - 1);
-    const double fixed = kMiddleFixed + kFurtherFixed * more, each = kMiddleWeight + kFurtherWeight * more;
+    const double fixed = (clusters ? kClusterFixed : kMiddleFixed) + kFurtherFixed * more;
+    const double each = kMiddleWeight + kFurtherWeight * more;
     return r.start + fixed * r.slower + std::max(memory, weights * each * r.slower);
   }
   if (runs(work, "gemm_wide") && e.rows <= 64) {
@@ -136,8 +137,11 @@ double delta_us(const Work& work, const Rates& r, double nodes) {
   const Extent& e = work.extent;
   const double tokens = number(e.rows), heads = number(e.heads);
   if (e.whole) {
-    return r.wgmma ? 18.7 + tokens * (0.0300 + 0.000565 * heads) * r.slower
-                   : 8 + tokens * (0.0215 + 0.0016 * heads) * r.slower;
+    if (!r.wgmma) return 8 + tokens * (0.0215 + 0.0016 * heads) * r.slower;
+    const double apart = 18.7 + tokens * (0.0300 + 0.000565 * heads) * r.slower;
+    // Two CTAs of the scan a head; where they leave half of the SMs, what comes before and behind it runs beside it.
+    const bool beside = 4 * heads * number(std::max<int64_t>(e.sequences, 1)) <= r.sms;
+    return beside ? std::min(apart, 27 + 0.0376 * tokens * r.slower) : apart;
   }
   // States are read and written in place: from 17 sequences on at 0.81 of plain reads, otherwise a CTA reads all of its
   // state and then writes it. Rows of a sequence follow each other, and write a state each.

@@ -130,7 +130,7 @@ TEST(Norm, AddsTheShareOfASharedExpert) {
     c.args.end = RowsEnd::kFloat;
     c.args.out_stride = 16;
     c.args.out = c.device.alloc<float>(static_cast<size_t>(tokens * 16), "out");
-    c.run(kernel_named("rows {15, 1, 8, 1, 2, 1, 1}"), 1);
+    c.run(kernel_named("rows {15, 1, 8, 1, 2, 1, 1, false, true}"), 1);
     EXPECT_TRUE(std::equal(args.residual_out, args.residual_out + count, c.args.residual_out)) << columns;
     EXPECT_TRUE(std::equal(args.out, args.out + count, c.args.norm_out)) << columns;
   }

@@ -35,13 +35,17 @@ void verdict(const char* name, const std::string& error, double relative, double
   std::printf(" %s\n", error.c_str());
 }
 
+// A kernel of one tile.
+template <typename Tile, typename Args>
+struct Entry {
+  const char* name;
+  Tile tile;
+  void (*kernel)(Args);
+};
+
 // ---- delta rule, few rows
 
-struct RecurrentEntry {
-  const char* name;
-  gdn::RecurrentTile tile;
-  void (*kernel)(gdn::DeltaArgs);
-};
+using RecurrentEntry = Entry<gdn::RecurrentTile, gdn::DeltaArgs>;
 template <int... V>
 RecurrentEntry recurrent(const char* name) {
   using Tile = gdn::RecurrentTileOf<V...>;
@@ -420,11 +424,7 @@ void run(const DecodeEntry& e, const attn::AttentionArgs& args, int sequences, c
   launch(e.combine, dim3(c.grid_x, c.grid_y, c.grid_z), c.threads, 0, stream, args);
 }
 
-struct NarrowEntry {
-  const char* name;
-  attn::NarrowTile tile;
-  void (*kernel)(attn::AttentionArgs);
-};
+using NarrowEntry = Entry<attn::NarrowTile, attn::AttentionArgs>;
 template <int... V>
 NarrowEntry narrow(const char* name) {
   using Tile = attn::NarrowTileOf<V...>;

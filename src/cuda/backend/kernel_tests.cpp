@@ -231,8 +231,32 @@ struct KernelTests::Product {
   }
 };
 
+namespace {
+
+// What a norm makes of rows, and how far from that its bf16 may be.
+struct Normed {
+  std::vector<float> rows, bound;
+};
+Normed normed(const std::vector<float>& x, const std::vector<float>& weight, float least_bound) {
+  Normed out;
+  const size_t columns = weight.size();
+  for (size_t at = 0; at < x.size(); at += columns) {
+    double squares = 0;
+    for (size_t c = 0; c < columns; ++c) squares += std::pow(static_cast<double>(x[at + c]), 2);
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(columns) + 1e-6);
+    for (size_t c = 0; c < columns; ++c) {
+      const double value = static_cast<double>(x[at + c]) * scale * static_cast<double>(weight[c]);
+      out.rows.push_back(static_cast<float>(value));
+      out.bound.push_back(static_cast<float>(std::fabs(value)) * kRoundError + least_bound);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
 void KernelTests::products_of(const Product& p, CudaBackend& backend, const std::vector<int64_t>& token_counts,
-                              bool normed, bool shared) {
+                              Front front) {
   const Stream& stream = of_.card_->stream;
   std::vector<ops::MatrixSource> sources;
   for (const auto& w : p.weights) sources.push_back(w->source);
@@ -240,7 +264,8 @@ void KernelTests::products_of(const Product& p, CudaBackend& backend, const std:
   cuda::Buffer buffer(of_.card_->device, packed.size, "self-test");
   buffer.upload(stream, packed.bytes);
   const gemm::Matrix matrix = packed.at(buffer.as<uint8_t>());
-  const ops::Vector ones = backend.load_vector(std::vector<float>(static_cast<size_t>(p.columns), 1.5f));
+  const std::vector<float> norm_weight(static_cast<size_t>(p.columns), 1.5f);
+  const ops::Vector ones = backend.load_vector(norm_weight);
   for (const int64_t tokens : token_counts) {
     const bool floats = tokens % 2 == 0;
     std::vector<float> x(p.x.begin(), p.x.begin() + tokens * p.columns);
@@ -248,36 +273,29 @@ void KernelTests::products_of(const Product& p, CudaBackend& backend, const std:
     backend.shadowed_ = nullptr;  // the residual of the rows before, in whose place the next one may be
     launched_.clear();
     TestRows in, residual, added;
-    Random shares(20273);
-    const TestShare share(*this, backend, shares, tokens, p.columns);
-    if (normed) {  // of nothing, or a share of the expert that all have, and what the others make of it
+    std::optional<TestShare> share;
+    if (front !=
+        Front::kNothing) {  // of nothing, or a share of the expert that all have, and what the others make of it
       residual = rows_of(backend, stream, std::vector<float>(x.size()), p.columns, true);
       added = rows_of(backend, stream, x, p.columns);
       in = empty_rows(backend, stream, tokens, p.columns);
-      if (shared) share.wait(backend, added.tensor);
+      if (front == Front::kSharedNorm) {
+        Random shares(20273);
+        share.emplace(*this, backend, shares, tokens, p.columns);
+        share->wait(backend, added.tensor);
+      }
       backend.add_rms_norm(residual.tensor, added.tensor, ones, 1e-6f, in.tensor);
-      for (size_t i = 0; shared && i < x.size(); ++i) x[i] += share.of(i);
+      for (size_t i = 0; share && i < x.size(); ++i) x[i] += share->of(i);
     } else {
       in = rows_of(backend, stream, x, p.columns);
     }
     const TestRows out = empty_rows(backend, stream, tokens, p.rows, floats);
     backend.product("", in.tensor, matrix, p.formats, p.rows, 0, out.tensor);
     const std::vector<float> got = read(backend, out.tensor);
-    if (normed) {
-      const std::vector<float> sums = std::exchange(x, read(backend, in.tensor));  // as it was rounded
-      std::vector<float> want(x.size()), bound(x.size());
-      for (int64_t t = 0; t < tokens; ++t) {
-        const auto at = static_cast<size_t>(t * p.columns);
-        double squares = 0;
-        for (int64_t c = 0; c < p.columns; ++c)
-          squares += std::pow(static_cast<double>(sums[at + static_cast<size_t>(c)]), 2);
-        const double scale = 1.5 / std::sqrt(squares / static_cast<double>(p.columns) + 1e-6);
-        for (size_t i = at; i < at + static_cast<size_t>(p.columns); ++i) {
-          want[i] = static_cast<float>(static_cast<double>(sums[i]) * scale);
-          bound[i] = std::fabs(want[i]) * kRoundError + 1e-5f;
-        }
-      }
-      if (const std::string wrong = compare_each(x, want, bound, p.columns); !wrong.empty()) {
+    if (front != Front::kNothing) {
+      const Normed want = normed(x, norm_weight, 1e-5f);
+      x = read(backend, in.tensor);  // as it was rounded
+      if (const std::string wrong = compare_each(x, want.rows, want.bound, p.columns); !wrong.empty()) {
         note("the norm in front, " + wrong);
         continue;
       }
@@ -305,18 +323,18 @@ void KernelTests::products(const RowsWay& way) {
     units = std::max(units, round);
   }
   const Product few(random, way.formats, {85, 21, 5}, 64 * units + 16, 7);
-  products_of(few, on(&way), {1, 4, 7}, false);
+  products_of(few, on(&way), {1, 4, 7});
   if (way.norm_pieces > 0) {
-    const Product normed(random, way.formats, {37, 21, 5}, 2048 * way.norm_pieces - 48, 2);
-    products_of(normed, on(&way), {1, 2}, true);
-    products_of(normed, on(&way), {1, 2}, true, true);
+    const Product behind(random, way.formats, {37, 21, 5}, 2048 * way.norm_pieces - 48, 2);
+    products_of(behind, on(&way), {1, 2}, Front::kNorm);
+    products_of(behind, on(&way), {1, 2}, Front::kSharedNorm);
   }
   const Product many(random, way.formats, {277, 70, 75}, 64 * 13 + 16, 150);
-  products_of(many, on(&way), {16, 40, 150}, false);
+  products_of(many, on(&way), {16, 40, 150});
   // As a head is taken, and as few items are.
   if (wide_by_wgmma(of_.arch_, way.formats)) {
-    products_of(many, on(&way, 0), {20}, false);
-    products_of(many, on(&way, 256, true), {33}, false);
+    products_of(many, on(&way, 0), {20});
+    products_of(many, on(&way, 256, true), {33});
   }
 }
 
@@ -353,25 +371,14 @@ void KernelTests::norms() {
     share.wait(backend, added.tensor);
     backend.add_rms_norm(on_card.tensor, added.tensor, weights, 1e-6f, out.tensor);
     const std::vector<float> sums = read(backend, on_card.tensor), got = read(backend, out.tensor);
-    std::vector<float> want_sums, want, sum_bound, bound;
+    std::vector<float> want_sums, sum_bound;
     for (size_t i = 0; i < residual.size(); ++i) {
       want_sums.push_back(residual[i] + share.of(i) + delta[i]);
       sum_bound.push_back((std::fabs(residual[i]) + std::fabs(share.of(i)) + std::fabs(delta[i])) * 1e-6f);
     }
-    for (int64_t t = 0; t < kRows; ++t) {
-      double squares = 0;
-      for (int64_t c = 0; c < columns; ++c)
-        squares += std::pow(static_cast<double>(want_sums[static_cast<size_t>(t * columns + c)]), 2);
-      const double scale = 1 / std::sqrt(squares / static_cast<double>(columns) + 1e-6);
-      for (int64_t c = 0; c < columns; ++c) {
-        const double value = static_cast<double>(want_sums[static_cast<size_t>(t * columns + c)]) * scale *
-                             static_cast<double>(weight[static_cast<size_t>(c)]);
-        want.push_back(static_cast<float>(value));
-        bound.push_back(static_cast<float>(std::fabs(value)) * kRoundError + 1e-30f);
-      }
-    }
+    const Normed want = normed(want_sums, weight, 1e-30f);
     std::string wrong = compare_each(sums, want_sums, sum_bound, columns);
-    if (wrong.empty()) wrong = compare_each(got, want, bound, columns);
+    if (wrong.empty()) wrong = compare_each(got, want.rows, want.bound, columns);
     note(wrong);
     backend.add(on_card.tensor, added.tensor);
     for (size_t i = 0; i < want_sums.size(); ++i) want_sums[i] = sums[i] + delta[i];
@@ -417,9 +424,8 @@ void KernelTests::sums() {
     backend.add_rms_norm(on_card.tensor, added.tensor, norm_weight, 1e-6f, out.tensor);
     const std::vector<float> delta = read(backend, added.tensor), sums = read(backend, on_card.tensor),
                              got = read(backend, out.tensor);
-    std::vector<float> want_delta(delta.size()), delta_bound(delta.size()), want_sums, sum_bound, want, bound;
+    std::vector<float> want_delta(delta.size()), delta_bound(delta.size()), want_sums, sum_bound;
     for (int64_t t = 0; t < kRows; ++t) {
-      double squares = 0;
       for (int64_t c = 0; c < columns; ++c) {
         const int64_t place = c / 16 * 16 + c % 8 * 2 + c % 16 / 8, at = t * columns + c;
         double sum = 0, size = 0;
@@ -436,19 +442,12 @@ void KernelTests::sums() {
         delta_bound[i] = static_cast<float>(std::fabs(sum)) * kRoundError + static_cast<float>(size) * 1e-6f;
         want_sums.push_back(residual[i] + share.of(i) + delta[i]);
         sum_bound.push_back((std::fabs(residual[i]) + std::fabs(share.of(i)) + std::fabs(delta[i])) * 1e-6f);
-        squares += std::pow(static_cast<double>(want_sums[i]), 2);
-      }
-      const double scale = 1 / std::sqrt(squares / static_cast<double>(columns) + 1e-6);
-      for (int64_t c = 0; c < columns; ++c) {
-        const double value = static_cast<double>(want_sums[static_cast<size_t>(t * columns + c)]) * scale *
-                             static_cast<double>(weight[static_cast<size_t>(c)]);
-        want.push_back(static_cast<float>(value));
-        bound.push_back(static_cast<float>(std::fabs(value)) * kRoundError + 1e-30f);
       }
     }
+    const Normed want = normed(want_sums, weight, 1e-30f);
     std::string wrong = compare_each(delta, want_delta, delta_bound, columns);
     if (wrong.empty()) wrong = compare_each(sums, want_sums, sum_bound, columns);
-    if (wrong.empty()) wrong = compare_each(got, want, bound, columns);
+    if (wrong.empty()) wrong = compare_each(got, want.rows, want.bound, columns);
     note(wrong);
   }
 }

@@ -56,9 +56,9 @@ class KernelTests {
   CudaBackend& on(const RowsWay* way = nullptr, int most_middle_tiles = 256, bool all_by_clusters = false);
   void note(const std::string& wrong);
   void products(const RowsWay& way);
-  // `shared`: of a norm in front, with a share.
-  void products_of(const Product& problem, CudaBackend& backend, const std::vector<int64_t>& tokens, bool normed,
-                   bool shared = false);
+  enum class Front { kNothing, kNorm, kSharedNorm };  // of a product; the latter with a share of the shared expert
+  void products_of(const Product& problem, CudaBackend& backend, const std::vector<int64_t>& tokens,
+                   Front front = Front::kNothing);
   void norms();
   void sums();
   void embeddings();

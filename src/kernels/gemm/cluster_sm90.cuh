@@ -24,14 +24,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kMiddleTh
   const Barriers<Tile> bars{base + kMap.barriers};
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < T.stages; ++s) {
-      mbarrier_init(bars.full(s), 1);
-      mbarrier_init(bars.empty(s), kMiddleTiles);
-    }
-    fence_barrier_init();
-    prefetch_tensor_map(x);
-  }
+  if (threadIdx.x == 0) begin_ring(bars, x);
   grid_launch_dependents();
   __syncthreads();
   const int rank = static_cast<int>(blockIdx.x) % kClusterCtas;

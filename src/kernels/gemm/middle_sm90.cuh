@@ -32,6 +32,16 @@ struct Barriers {
   __device__ __forceinline__ u32 full(int stage) const { return at + 8u * static_cast<u32>(stage); }
   __device__ __forceinline__ u32 empty(int stage) const { return full(Tile::value.stages + stage); }
 };
+// By one thread, in front of a barrier of all.
+template <typename Tile>
+__device__ __forceinline__ void begin_ring(const Barriers<Tile>& bars, const ptx::TensorMap& x) {
+  for (int s = 0; s < Tile::value.stages; ++s) {
+    mbarrier_init(bars.full(s), 1);
+    mbarrier_init(bars.empty(s), kMiddleTiles);
+  }
+  fence_barrier_init();
+  prefetch_tensor_map(x);
+}
 
 // A CTA's part of an item.
 struct Segment {
@@ -371,14 +381,7 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
   const Barriers<Tile> bars{base + kMap.barriers};
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < T.stages; ++s) {
-      mbarrier_init(bars.full(s), 1);
-      mbarrier_init(bars.empty(s), kMiddleTiles);
-    }
-    fence_barrier_init();
-    prefetch_tensor_map(x);
-  }
+  if (threadIdx.x == 0) begin_ring(bars, x);
   grid_launch_dependents();
   __syncthreads();
   const int all = static_cast<int>(middle_units(args.matrix, args.tokens));

@@ -21,8 +21,9 @@ bool is_whole_model(const std::string& model) {
   return std::find(names.begin(), names.end(), model) != names.end();
 }
 
-ModelKernels::ModelKernels(const jit::DeviceInfo& card, const std::string& model, const std::string& mix)
-    : card_(card) {
+ModelKernels::ModelKernels(const jit::DeviceInfo& card, const std::string& model, const std::string& mix,
+                           const model::RankOptions& ranks)
+    : card_(card), ranks_(ranks) {
   std::error_code error;
   if (std::filesystem::is_directory(model, error)) {
     if (!mix.empty()) fail("--mix {}: {} is a checkpoint, whose formats are its own", mix, model);
@@ -52,8 +53,17 @@ void ModelKernels::rehearse(model::WeightSource& source) {
     cuda::CudaOptions cuda_options;
     cuda_options.fp8_cache = fp8_cache;
     if (library_rows() > 0) cuda_options.library_rows = kRows;
-    backends_.push_back({cuda::make_counting_backend(cuda_options, card_, kBytes), fp8_cache});
-    const auto model = model::load_model(source, backends_.back().backend, options);
+    const size_t first = backends_.size();
+    backends_.resize(first + static_cast<size_t>(ranks_.ranks));
+    const auto make_backend = [&](const std::shared_ptr<ranks::Member>& member) {
+      const auto rank = static_cast<size_t>(member == nullptr ? 0 : member->rank());
+      cuda::CudaOptions mine = cuda_options;
+      mine.member = member;
+      mine.device = static_cast<int>(rank);
+      backends_[first + rank] = {cuda::make_counting_backend(mine, card_, kBytes), fp8_cache};
+      return backends_[first + rank].backend;
+    };
+    const auto model = model::load_model(source, make_backend, ranks_, options);
     model::Caches caches = model->make_caches(1, kPage, 1);
     model->make_stepper({.lanes = 1,
                          .rows = kRows,

@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "cuda/backend/backend.h"
+#include "model/ranked.h"
 #include "model/weight_source.h"
 
 namespace fourfold::cmd {
@@ -21,7 +22,9 @@ class ModelKernels {
   // Of a checkpoint directory, in the formats that it stores; or of a shape, in those of a mix (plan::step::find_mix),
   // or of every mix where none is named, FP8 with one scale and with blocks. With the MTP head, and with both kinds of
   // caches for keys and values.
-  ModelKernels(const jit::DeviceInfo& card, const std::string& model, const std::string& mix);
+  // Of a model that is split those of all ranks, on a card each.
+  ModelKernels(const jit::DeviceInfo& card, const std::string& model, const std::string& mix,
+               const model::RankOptions& ranks = {});
 
   // Without those of experts that `refused` names.
   std::vector<cuda::ListedKernel> list(const std::set<std::string>& refused = {}) const;
@@ -32,6 +35,7 @@ class ModelKernels {
   void rehearse(model::WeightSource& source);
 
   jit::DeviceInfo card_;
+  model::RankOptions ranks_;
   struct Counted {
     std::shared_ptr<ops::Backend> backend;  // that counts what a model asks for
     bool fp8_cache = false;

@@ -158,7 +158,8 @@ std::string memory_text(const Options& o) {
 std::string kernels_text(const Options& o) {
   if (!is_whole_model(o.shape.model)) fail("--kernels: wanted --model with a checkpoint directory or a whole model");
   const plan::Gpu& card = o.shape.card();
-  const ModelKernels model(cuda::info_of(card), o.shape.model, o.mix);
+  const ModelKernels model(cuda::info_of(card), o.shape.model, o.mix,
+                           {.ranks = o.shape.ranks, .by_expert = o.by_expert});
   std::unique_ptr<jit::KernelStore> store;
   const jit::Nvrtc* nvrtc = jit::Nvrtc::find(nullptr);  // its version is part of what the store has
   const std::filesystem::path directory = store_directory(o.store);
@@ -258,7 +259,6 @@ void add_plan(Command& app) {
   }
   command.need("--link", "--tp");
   command.need("--enable-expert-parallel", "--tp");
-  command.exclude("--kernels", "--tp");
   command.add_flag("--memory", o.memory, "What weights, caches and work spaces take of the card's memory");
   command.add_option("--max-model-len", o.max_context, "Positions of a sequence (default: all that fit)")
       .range(2, 1 << 28)
@@ -286,7 +286,7 @@ void add_plan(Command& app) {
     if (!options->step && !options->memory) {
       const char* needs = "wanted --step or --memory with it";
       if (!options->directory.empty()) fail("{}: {}", printable(options->directory), needs);
-      if (options->by_expert) fail("--enable-expert-parallel: {}", needs);
+      if (options->by_expert && !options->kernels) fail("--enable-expert-parallel: {}, or --kernels", needs);
       if (options->memory_args.utilization) fail("--gpu-memory-utilization: {}", needs);
     }
     std::string text;

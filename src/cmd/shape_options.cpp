@@ -33,7 +33,7 @@ void ShapeOptions::add_shape_to(Command& command, bool directories) {
   command.add_option("--hidden", hidden, "Hidden size").range(kLimits.hidden_min, kLimits.hidden);
   command.add_option("--intermediate", intermediate, "Intermediate size of one expert")
       .range(kLimits.intermediate_min, kLimits.intermediate);
-  command.add_option("--tp,--tensor-parallel-size", ranks, "Tensor-parallel ranks: plan the slice of one")
+  command.add_option("--tp,--tensor-parallel-size", ranks, "Tensor-parallel ranks, of which each has a slice")
       .show_default()
       .range(1, kLimits.ranks);
   command

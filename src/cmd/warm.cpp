@@ -27,6 +27,7 @@ struct Options {
   std::string store, pack, import, mix;
   uint64_t limit_mb = jit::kDefaultStoreLimit >> 20;
   int threads = 0;
+  bool by_expert = false;
   bool json = false;
 };
 
@@ -36,9 +37,14 @@ class Wanted {
  public:
   explicit Wanted(const Options& options) : card_(options.shape.card()) {
     const std::string& model = options.shape.model;
-    const bool whole = is_whole_model(model) && options.shape.ranks == 1;
-    if (!options.mix.empty() && !whole) fail("--mix {}: wanted --model with a whole model, without --tp", options.mix);
-    if (whole) model_ = std::make_unique<ModelKernels>(cuda::info_of(card_), model, options.mix);
+    const bool whole = is_whole_model(model);
+    if (!options.mix.empty() && !whole) fail("--mix {}: wanted --model with a whole model", options.mix);
+    if (options.by_expert && !whole) fail("--enable-expert-parallel: wanted --model with a whole model");
+    if (whole) {
+      model_ = std::make_unique<ModelKernels>(
+          cuda::info_of(card_), model, options.mix,
+          model::RankOptions{.ranks = options.shape.ranks, .by_expert = options.by_expert});
+    }
     if (!whole || options.shape.any_detail()) problem_ = options.shape.problem();
   }
 
@@ -175,6 +181,9 @@ void add_warm(Command& app) {
   options->shape.add_to(command, true);
   command.add_option("--mix", options->mix,
                      "Of a model's shape, formats of the weights (default: all): " + plan::step::mix_names());
+  command.add_flag("--enable-expert-parallel", options->by_expert,
+                   "Ranks have whole experts instead of a part of each");
+  command.need("--enable-expert-parallel", "--tp");
   add_store_option(command, options->store);
   command.add_option("--limit-mb", options->limit_mb, "Size that the store may have").show_default().range(1, 1 << 20);
   command.add_option("--pack", options->pack, "Write the kernels into one file for another machine");

@@ -13,7 +13,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/json.h"
@@ -379,7 +381,24 @@ TEST_F(Cmd, PlanNeedsNoCard) {
   }
   expect_refused("plan --step --model 35B-A3B --link pcie", {"--link", "--tp"});
   expect_refused("plan --step --model 35B-A3B --enable-expert-parallel", {"--enable-expert-parallel", "--tp"});
-  expect_refused("plan --kernels --model 35B-A3B --tp 2", {"--kernels", "--tp"});
+  const auto kernels = [&](const std::string& more) {
+    const Json list = run_json("plan --kernels --model 35B-A3B --mix A --json" + more);
+    std::set<std::string> names;
+    for (const Json& kernel : list.at("kernels")) names.insert(kernel.at("name").get<std::string>());
+    return names;
+  };
+  // Of ranks: sums, and experts of a part of the width, or of all of it.
+  const auto has = [](const std::set<std::string>& names, std::string_view part) {
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return name.find(part) != name.npos; });
+  };
+  const std::set<std::string> whole = kernels(""), split = kernels(" --tp 2"),
+                              shared = kernels(" --tp 2 --enable-expert-parallel");
+  EXPECT_TRUE(!whole.contains("reduce") && split.contains("reduce") && shared.contains("reduce"));
+  EXPECT_TRUE(has(whole, "_512x2048") && !has(split, "_512x2048") && has(split, "_256x2048"));
+  EXPECT_TRUE(has(shared, "_512x2048") && !has(shared, "_256x2048"));
+  expect_refused("plan --kernels --model 35B-A3B --enable-expert-parallel", {"--enable-expert-parallel", "--tp"});
+  expect_refused("warm --model i704 --tp 2 --enable-expert-parallel", {"--enable-expert-parallel", "whole model"});
   expect_refused("plan --step --model 35B-A3B --top-k 4", {"--step", "--top-k"});
   expect_refused("plan --model 35B-A3B --context 4", {"--context", "--step"});
   expect_refused("plan --model 35B-A3B --hidden ''", {"--hidden"});

@@ -1,6 +1,8 @@
 #include "cuda/moe/sources.h"
 
 #include <algorithm>
+#include <deque>
+#include <mutex>
 
 #include "kernels/moe/tables.h"
 
@@ -37,8 +39,10 @@ bool quantises(const plan::moe::Problem& problem, const plan::Gpu& gpu) {
   });
 }
 
-std::vector<plan::KernelSource> layer_sources(const plan::moe::Problem& problem, const plan::Gpu& gpu,
-                                              const std::set<std::string>& refused, int64_t most_tokens) {
+namespace {
+
+std::vector<plan::KernelSource> planned_sources(const plan::moe::Problem& problem, const plan::Gpu& gpu,
+                                                const std::set<std::string>& refused, int64_t most_tokens) {
   const auto usable = [&](plan::moe::Pass pass, const plan::moe::Candidate& c) {
     return refused.empty() || !refused.contains(plan::moe::kernel_of(problem, pass, c).name);
   };
@@ -48,6 +52,34 @@ std::vector<plan::KernelSource> layer_sources(const plan::moe::Problem& problem,
   sources.push_back(route_source());
   sources.push_back(prepare_source());
   return sources;
+}
+
+}  // namespace
+
+// Planning all buckets of a shape takes the better part of a second, and ranks of a model, or the same model with
+// another cache, ask for the same: the last answers are kept.
+std::vector<plan::KernelSource> layer_sources(const plan::moe::Problem& problem, const plan::Gpu& gpu,
+                                              const std::set<std::string>& refused, int64_t most_tokens) {
+  struct Answer {
+    plan::moe::Problem problem;
+    std::string gpu;
+    std::set<std::string> refused;
+    int64_t most_tokens;
+    std::vector<plan::KernelSource> sources;
+  };
+  constexpr size_t kAnswers = 16;
+  static std::mutex mutex;
+  static std::deque<Answer> answers;
+  const std::scoped_lock lock(mutex);  // whoever asks for the same at the same time waits for the answer
+  for (const Answer& each : answers) {
+    if (each.problem == problem && each.gpu == gpu.name && each.refused == refused && each.most_tokens == most_tokens) {
+      return each.sources;
+    }
+  }
+  answers.push_back(
+      {problem, std::string(gpu.name), refused, most_tokens, planned_sources(problem, gpu, refused, most_tokens)});
+  if (answers.size() > kAnswers) answers.pop_front();
+  return answers.back().sources;
 }
 
 }  // namespace fourfold::cuda

@@ -48,6 +48,7 @@ struct Problem {
   int64_t all_experts() const { return experts + shared_slices(); }
   int64_t picks_per_token() const { return top_k + shared_slices(); }
   double bytes_per_weight() const { return 0.5 + 1.0 / scale_vector(); }
+  bool operator==(const Problem&) const = default;
 };
 
 inline constexpr int kDepthGrain = 64;

@@ -3,7 +3,8 @@
 #   tools/device/model.sh [OUT_DIR]            everything (the build needs what README.md names; it has a time limit of its own)
 #   BINARIES=folder tools/device/model.sh      with `fourfold`, `cuda_backend_test`, `cuda_op_table_test` and `cuda_test` built
 #                                              elsewhere, and the shared libraries they need
-#   PARTS="check demo 35B many 122B" (default: all of these, in this order; and "emulated", "ops", "tune"); BUILD_SECONDS: limit of the build
+#   PARTS="check demo 35B many 122B" (default: all of these, in this order; and "figures", the rows of docs/cuda.md in few lines
+#   each, "emulated", "ops", "tune"); BUILD_SECONDS: limit of the build; MIXERS_BENCH: binary of mixers.sh, for "figures"
 # Every part prints its figures; all output is kept in OUT_DIR. A part that fails is named, and the others still run.
 set -u
 out=${1:-${OUT:-out}}
@@ -42,8 +43,30 @@ model() {  # model NAME SECONDS SHAPE ARGUMENTS of bench model
   run "$name" "$limit" "$fourfold" bench model --dummy "$shape" --device cuda --generate 128 "$@"
 }
 
+# figure NAME SECONDS ARGUMENTS of bench model: what it says of whole steps, and of its ceilings.
+figure() {
+  name=$1
+  limit=$2
+  shift 2
+  LINES_EACH=0 run "$name" "$limit" "$fourfold" bench model --device cuda --generate 128 "$@"
+  grep -E '^measured|^decode|^prefill|^verif|^draft|back to back|through the engine|round|error' "$out/$name.txt"
+}
+
 for part in ${PARTS:-check demo 35B many 122B}; do
   case $part in
+    figures)
+      for mix in A B C; do figure "35B_${mix}_128" 60 --dummy 35B-A3B --mix $mix --prompt 128; done
+      figure 35B_A_2k 60 --dummy 35B-A3B --mix A --prompt 2048 --chunk 2048 --draft 3
+      figure 35B_A_8k 60 --dummy 35B-A3B --mix A --prompt 8192 --chunk 8192
+      for users in 16 64 256; do
+        LINES_EACH=6 run "35B_engine_$users" 90 "$fourfold" bench engine --dummy 35B-A3B --mix A --device cuda --requests "$users" \
+          --concurrency "$users" --prompt 2048 --generate 128 --chunk 8192
+      done
+      if [ "$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -n 1)" -gt 100000 ]; then
+        figure 122B_C_8k 120 --dummy 122B-A10B --mix C --prompt 8192 --chunk 8192
+      fi
+      if [ -n "${MIXERS_BENCH:-}" ]; then LINES_EACH=200 run mixers 120 "$MIXERS_BENCH" time; fi
+      ;;
     check)
       # The whole model against the CPU reference, and the same bits twice; then each operation.
       run backend_test 120 "$bin/cuda_backend_test"

@@ -228,9 +228,15 @@ std::vector<engine::Request> requests_of(const Options& options, const model::Mo
   return options.prompts.empty() ? random_requests(options, config.vocabulary) : real_requests(options, config);
 }
 
+// What is there beside the weights.
+struct Room {
+  int64_t contexts = 2;  // of each sequence, in the engine's cache, where nothing was asked for
+  bool bare = false;     // caches of the bare model, which decoding is compared with
+};
+
 engine::EngineOptions engine_options_of(const Options& options, const model::ModelConfig& config,
                                         const std::vector<engine::Request>& requests, int64_t step_tokens,
-                                        int32_t drafts) {
+                                        int32_t drafts, const Room& room) {
   engine::EngineOptions engine_options;
   engine_options.max_context = 2;
   for (const engine::Request& request : requests) {
@@ -244,7 +250,7 @@ engine::EngineOptions engine_options_of(const Options& options, const model::Mod
   engine_options.page_size = kPageSize;
   engine_options.max_queued = options.requests + 1;
   engine_options.cache_tokens =
-      options.context > 0 ? options.context : 2 * options.concurrency * engine_options.max_context;
+      options.context > 0 ? options.context : room.contexts * options.concurrency * engine_options.max_context;
   engine_options.drafts = drafts;
   return engine_options;
 }
@@ -278,18 +284,17 @@ void run_pairs(engine::Engine& drafting, engine::Engine& plain, const Options& o
   if (!speedups.empty()) result.median_speedup = percentiles(speedups).p50;
 }
 
-Result measure(const Options& options, std::shared_ptr<model::Model> model, int32_t drafts,
+Result measure(const Options& options, std::shared_ptr<model::Model> model, int32_t drafts, const Room& room,
                const std::optional<memory::Plan>& plan) {
   const int64_t vocabulary = model->config().vocabulary;
   std::vector<engine::Request> requests = requests_of(options, model->config());
   const engine::EngineOptions engine_options =
-      engine_options_of(options, model->config(), requests, model->options().max_step_tokens, drafts);
+      engine_options_of(options, model->config(), requests, model->options().max_step_tokens, drafts, room);
   const auto engine = engine::make_engine(share_model(model), engine_options);
 
   Result result;
   result.sampling = requests.front().sampling;
-  const bool plain = drafts == 0 && options.arrival == 0 && options.prompts.empty();
-  if (plain) {
+  if (room.bare) {
     const int64_t first = std::min(options.prompt, engine_options.max_context - kOverheadSteps - 1);
     const int64_t steps = std::min(kOverheadSteps, engine_options.max_context - first);
     BareModel bare(*model, options.concurrency, first, steps);
@@ -361,13 +366,30 @@ void run(const Options& options) {
   Planned planned;
   planned.directory = options.directory;
   if (options.directory.empty()) planned.dummy = &options.dummy;
-  planned.engine =
-      engine_options_of(options, config, requests_of(options, config), model_options.max_step_tokens, drafts);
   planned.model = model_options;
   planned.mtp = model_options.mtp;
-  planned.more_pages = options.concurrency * (ceil_div(planned.engine.max_context, kPageSize) + 1);
-  planned.more_slots = options.concurrency;
-  const auto plan = require_memory(options.backend, options.memory, planned);
+  // With less than is convenient where a GPU's memory does not suffice: no room for what others' prompts left, no bare
+  // model beside the engine.
+  const bool plain = drafts == 0 && options.arrival == 0 && options.prompts.empty();
+  std::vector<Room> rooms = {{2, plain}, {1, plain}};
+  if (plain) rooms.push_back({1, false});
+  const std::vector<engine::Request> requests = requests_of(options, config);
+  for (const Room& room : rooms) {
+    Planned::Less less;
+    less.engine = engine_options_of(options, config, requests, model_options.max_step_tokens, drafts, room);
+    if (room.bare) {
+      less.more_pages = options.concurrency * (ceil_div(less.engine.max_context, kPageSize) + 1);
+      less.more_slots = options.concurrency;
+    }
+    planned.less.push_back(less);
+  }
+  planned.engine = planned.less[0].engine;
+  planned.more_pages = planned.less[0].more_pages;
+  planned.more_slots = planned.less[0].more_slots;
+  planned.less.erase(planned.less.begin());
+  size_t less = 0;
+  const auto plan = require_memory(options.backend, options.memory, planned, &less);
+  const Room room = rooms[less];
   if (options.pairs && plan) {
     fail("bench engine: --pairs needs two engines, whose memory is planned for one on a GPU; wanted --device cpu");
   }
@@ -376,7 +398,7 @@ void run(const Options& options) {
                                  : load_dummy(options.dummy, options.backend, model_options);
   const std::shared_ptr<model::Model> model = std::move(loaded.model);
   const std::string backend = model->backend().description();
-  const Result result = measure(options, model, drafts, plan);
+  const Result result = measure(options, model, drafts, room, plan);
 
   const LoadFigures& load = result.load;
   const double output_rate = static_cast<double>(load.output_tokens()) / load.seconds;

@@ -72,8 +72,22 @@ void add_memory_options(Command& command, MemoryArgs& args) {
       .real_range(0.01, 1.0);
 }
 
-std::optional<memory::Plan> require_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned) {
-  return on_card(backend, args, planned, memory::require);
+std::optional<memory::Plan> require_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned,
+                                           size_t* less) {
+  return on_card(backend, args, planned, [&](memory::Demand demand, const memory::Cards& cards, double utilization) {
+    for (size_t tried = 0;; ++tried) {
+      if (less != nullptr) *less = tried;
+      if (tried == planned.less.size()) return memory::require(demand, cards, utilization);
+      try {
+        return memory::require(demand, cards, utilization);
+      } catch (const memory::NotEnough&) {
+        const Planned::Less& next = planned.less[tried];
+        demand.engine = next.engine;
+        demand.more_pages = next.more_pages;
+        demand.more_slots = next.more_slots;
+      }
+    }
+  });
 }
 
 std::optional<memory::Plan> largest_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned,

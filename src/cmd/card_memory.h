@@ -26,11 +26,18 @@ struct Planned {
   model::ModelOptions model = {.max_step_tokens = 0, .max_logit_rows = 0, .mtp = false, .progress = {}, .shard = {}};
   engine::EngineOptions engine;
   int64_t more_pages = 0, more_slots = 0;  // memory::Demand
+  // What is tried in the place of these three where the card has no room for them, one after the other.
+  struct Less {
+    engine::EngineOptions engine;
+    int64_t more_pages = 0, more_slots = 0;
+  };
+  std::vector<Less> less;
 };
 
 // memory::require() for the card that the backend will run on; none where that is the CPU, where
-// --gpu-memory-utilization is an error.
-std::optional<memory::Plan> require_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned);
+// --gpu-memory-utilization is an error. `less`: how many of planned.less had to be tried.
+std::optional<memory::Plan> require_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned,
+                                           size_t* less = nullptr);
 // memory::largest() likewise. `positions`: the longest context that is sensible without being asked for.
 std::optional<memory::Plan> largest_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned,
                                            const memory::Wishes& wishes, int64_t most_sequences, int64_t positions);

@@ -115,7 +115,8 @@ std::string step_text(const Options& o) {
                                               .ranks = o.shape.ranks,
                                               .link = link_of(o),
                                               .by_expert = o.by_expert},
-                                    .gpu = o.shape.card()};
+                                    .gpu = o.shape.card(),
+                                    .sums = sum_table()};
   plan::step::StepPlan plan = predict::predict(request);
   plan.model = shapes.name;
   plan.mix = shapes.mix;

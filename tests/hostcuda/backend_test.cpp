@@ -363,7 +363,7 @@ TEST(HostRanksMeet, EveryWayHasTheSameLogits) {
   const std::vector<Step> steps = {{5}, {1}};
   std::vector<float> want;
   for (const WayCase& c : {
-           WayCase{.sums = "", .nccl = 22703, .way = "peer memory (words)"},
+           WayCase{.sums = "", .nccl = 22703, .way = "peer memory (in-front)"},
            WayCase{.sums = "flags", .way = "peer memory (flags)"},
            WayCase{.sums = "words,two-shot:1K", .way = "peer memory (words, two-shot from 1 KB)"},
            WayCase{.sums = "host", .peers = false, .way = "sums over host"},

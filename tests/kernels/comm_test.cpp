@@ -28,18 +28,23 @@ struct Shape {
   int ranks, rows, columns, sums;
   int ctas = rows;
   Way way = Way::kFlags;
-  bool mixed = false;  // by words and in two shots in turns
+  bool mixed = false;  // the way and words in turns
+  bool share = false;  // of a shared expert, in each rank's part
   bool words() const { return way != Way::kFlags; }
-  Way way_of(int sum) const { return mixed ? (sum % 3 == 1 ? Way::kWords : Way::kTwoShot) : way; }
+  bool in_front() const { return way == Way::kInFront; }
+  Way way_of(int sum) const { return mixed && sum % 3 == 1 ? Way::kWords : way; }
 };
 constexpr Way kAllWays[] = {Way::kFlags, Way::kWords, Way::kTwoShot};
-constexpr const char* kNames[] = {"with flags", "by words", "in two shots"};
+constexpr const char* kNames[] = {"with flags", "by words", "in two shots", "in front"};
 
 struct Rank {
   std::vector<std::vector<uint16_t>> deltas;  // by sum
+  std::vector<uint16_t> share;
   float* residual = nullptr;
-  uint16_t* out = nullptr;
-  unsigned *uses = nullptr, *absent = nullptr, *report = nullptr;
+  float* other = nullptr;   // in front: where the residual is every other time
+  uint16_t* out = nullptr;  // in front: of every CTA
+  unsigned *uses = nullptr, *fronts = nullptr, *absent = nullptr, *report = nullptr;
+  int* ended = nullptr;  // CTAs' sums
 };
 
 // One problem on all ranks; `absent`: a rank that never comes.
@@ -70,6 +75,9 @@ class Sums {
       std::memset(peers.memory[r] + words, 0xff, bytes - words);
     }
     const float* weight = device_.constant(weight_, "weight");
+    for (int row = 0; row < shape.rows; ++row) logits_.push_back(normal(rng));
+    const float* logits = device_.constant(logits_, "logits of the gate");
+    device_.produced(logits);
     ranks_.resize(static_cast<size_t>(shape.ranks));
     for (int r = 0; r < shape.ranks; ++r) {
       Rank& rank = ranks_[static_cast<size_t>(r)];
@@ -81,10 +89,20 @@ class Sums {
       rank.residual = device_.alloc<float>(size, "residual");
       std::copy(residual_.begin(), residual_.end(), rank.residual);
       device_.produced(rank.residual);
-      rank.out = device_.alloc<uint16_t>(size, "out");
+      rank.other = shape.in_front() ? device_.alloc<float>(size, "residual every other time") : rank.residual;
+      rank.out = device_.alloc<uint16_t>(size * static_cast<size_t>(copies()), "out");
+      rank.ended = device_.alloc<int>(1, "sums that CTAs have ended");
+      *rank.ended = 0;
       rank.uses = zeros(2 * (static_cast<size_t>(shape.rows) + 1), "uses");
+      rank.fronts = zeros(1, "sums in front");
       rank.absent = zeros(static_cast<size_t>(shape.ranks), "absent");
       rank.report = zeros(1, "report");
+      norm::Share share = {};
+      if (shape.share) {
+        for (size_t i = 0; i < size; ++i) rank.share.push_back(nvfp4::float_to_bf16(normal(rng)));
+        share = {device_.constant(rank.share, "share"), shape.columns, logits, 1};
+        device_.produced(share.x);
+      }
       for (int s = 0; s < shape.sums; ++s) {
         std::vector<uint16_t> delta(size);
         for (uint16_t& v : delta) v = nvfp4::float_to_bf16(normal(rng));
@@ -92,15 +110,18 @@ class Sums {
         one.rows = shape.rows;
         one.peers.rank = r;
         one.peers.uses = rank.uses;
+        one.peers.fronts = rank.fronts;
         one.peers.absent = rank.absent;
         one.peers.report = rank.report;
-        one.norm.residual = one.norm.residual_out = rank.residual;
+        one.norm.residual = s % 2 == 0 ? rank.residual : rank.other;
+        one.norm.residual_out = s % 2 == 0 ? rank.other : rank.residual;
         one.norm.residual_stride = one.norm.delta_stride = one.norm.out_stride = one.norm.columns = shape.columns;
         one.norm.delta = device_.constant(delta, "delta");
         device_.produced(one.norm.delta);
         one.norm.weight = weight;
         one.norm.eps = 1e-6f;
         one.norm.out = rank.out;
+        one.norm.share = share;
         args_.push_back(one);
         rank.deltas.push_back(std::move(delta));
       }
@@ -114,10 +135,18 @@ class Sums {
     device_.launch(config, [&] {
       if (static_cast<int>(blockIdx.y) == absent_) return;
       for (int s = 0; s < shape_.sums; ++s) {
-        if (s > 0) __syncthreads();
+        if (s > 0) end_of_kernel(ranks_[blockIdx.y], s);
         reduce_kernel(args_[blockIdx.y * static_cast<size_t>(shape_.sums) + static_cast<size_t>(s)], shape_.way_of(s));
       }
     });
+  }
+
+  // Of all the rank's CTAs where one reads what another one stored.
+  void end_of_kernel(const Rank& rank, int sums) const {
+    __syncthreads();
+    if (!shape_.in_front()) return;
+    if (threadIdx.x == 0) await_ctas(rank.ended, sums * shape_.ctas);
+    __syncthreads();
   }
 
   // What is wrong with the results; empty: nothing.
@@ -125,23 +154,38 @@ class Sums {
     std::vector<float> want = residual_;
     for (int s = 0; s < shape_.sums; ++s) {
       for (size_t i = 0; i < want.size(); ++i) {
-        for (const Rank& rank : ranks_) want[i] += nvfp4::bf16_to_float(rank.deltas[static_cast<size_t>(s)][i]);
+        for (const Rank& rank : ranks_) {
+          float part = nvfp4::bf16_to_float(rank.deltas[static_cast<size_t>(s)][i]);
+          if (shape_.share) {
+            const float logit = logits_[i / static_cast<size_t>(shape_.columns)];
+            const float gated = std::fmaf(1.0f / (1.0f + std::exp(-logit)), nvfp4::bf16_to_float(rank.share[i]), part);
+            part = nvfp4::bf16_to_float(nvfp4::float_to_bf16(gated));
+          }
+          want[i] += part;
+        }
       }
     }
     for (const Rank& rank : ranks_) {
       if (*rank.report != 0) return "a rank was given up";
-      if (std::memcmp(rank.residual, want.data(), want.size() * sizeof(float)) != 0) return "another residual";
+      const float* residual = shape_.sums % 2 == 0 ? rank.residual : rank.other;
+      if (std::memcmp(residual, want.data(), want.size() * sizeof(float)) != 0) return "another residual";
       const unsigned* uses = rank.uses + (shape_.words() ? shape_.rows + 1 : 0);
+      int in_front = 0;
+      for (int s = 0; s < shape_.sums; ++s) in_front += shape_.way_of(s) == Way::kInFront ? 1 : 0;
+      if (*rank.fronts != static_cast<unsigned>(in_front) * kFrontTurn) return "another count of sums in front";
       for (int row = 0; row < shape_.rows; ++row) {
-        if (uses[row] != static_cast<unsigned>(shape_.sums)) return "another count of sums";
+        if (uses[row] != static_cast<unsigned>(shape_.sums - in_front)) return "another count of sums";
         const float* x = want.data() + row * shape_.columns;
         double squares = 0;
         for (int i = 0; i < shape_.columns; ++i) squares += static_cast<double>(x[i]) * x[i];
         const double inverse = 1.0 / std::sqrt(squares / shape_.columns + 1e-6);
         for (int i = 0; i < shape_.columns; ++i) {
           const double value = x[i] * inverse * weight_[static_cast<size_t>(i)];
-          const double found = nvfp4::bf16_to_float(rank.out[row * shape_.columns + i]);
-          if (!(std::fabs(found - value) <= std::fabs(value) / 255 + 1e-9)) return "another norm";
+          for (int copy = 0; copy < copies(); ++copy) {
+            const int at = (copy * shape_.rows + row) * shape_.columns + i;
+            const double found = nvfp4::bf16_to_float(rank.out[at]);
+            if (!(std::fabs(found - value) <= std::fabs(value) / 255 + 1e-9)) return "another norm";
+          }
         }
       }
       if (uses[shape_.rows] != 0) return "a count beyond the rows";
@@ -158,10 +202,12 @@ class Sums {
   const std::set<executor::SeenSite>& seen() const { return device_.seen(); }
 
  private:
+  int copies() const { return shape_.in_front() ? shape_.ctas : 1; }
+
   Shape shape_;
   int absent_;
   Device device_;
-  std::vector<float> residual_, weight_;
+  std::vector<float> residual_, weight_, logits_;
   std::vector<Rank> ranks_;
   std::vector<ReduceArgs> args_;  // by rank, then sum
 };
@@ -195,9 +241,37 @@ TEST(RankSum, EveryRankHasTheSumInTheOrderOfRanks) {
   }
 }
 
+// In front of a product: all CTAs of a rank have all rows, and look at the same words.
+TEST(RankSum, EveryCtaHasTheSumInFront) {
+  unsigned seed = 70;
+  for (Shape shape : {Shape{2, 1, 2048, 9, 3}, Shape{2, 2, 400, 6, 4}, Shape{2, 1, 256, 11, 1}, Shape{3, 2, 4096, 5, 2},
+                      Shape{4, 1, 512, 9, 3}, Shape{8, 2, 64, 7, 2}}) {
+    shape.way = Way::kInFront;
+    for (const bool share : {false, true}) {
+      shape.share = share;
+      for (const Options& options : schedules(4, ++seed)) {
+        EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows, "
+                                                 << shape.columns << " columns" << (share ? ", with a share" : "");
+      }
+    }
+  }
+}
+
+// A rank's part is what its mixer left and its share of the shared expert's output, rounded before it is sent.
+TEST(RankSum, PartsMayHaveAShare) {
+  unsigned seed = 50;
+  for (Shape shape : {Shape{2, 3, 400, 3, 2}, Shape{3, 1, 2048, 2}, Shape{2, 1, 4096, 2}, Shape{2, 1, 5120, 2}}) {
+    shape.way = Way::kWords;
+    shape.share = true;
+    for (const Options& options : schedules(3, ++seed)) {
+      EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows";
+    }
+  }
+}
+
 // A rank that does not come is noticed after the patience, once: later sums wait for nobody.
 TEST(RankSum, ARankThatDoesNotComeIsGivenUp) {
-  for (const Way way : kAllWays) {
+  for (const Way way : {Way::kFlags, Way::kWords, Way::kTwoShot, Way::kInFront}) {
     Shape shape{3, 2, 256, 1};
     shape.way = way;
     Sums sums(Options{}, shape, 1, 200);
@@ -206,6 +280,10 @@ TEST(RankSum, ARankThatDoesNotComeIsGivenUp) {
       const Rank& rank = sums.ranks()[r];
       EXPECT_EQ(*rank.report, 2u);
       for (int other = 0; other < 3; ++other) EXPECT_EQ(rank.absent[other], other == 1 ? 1u : 0u);
+      if (way == Way::kInFront) {
+        EXPECT_EQ(*rank.fronts, 3 * kFrontTurn) << "the sums ended";
+        continue;
+      }
       for (int row = 0; row < 2; ++row) EXPECT_EQ(rank.uses[shape.words() ? 3 + row : row], 3u) << "the sums ended";
     }
     EXPECT_EQ(*sums.ranks()[1].report, 0u);
@@ -214,8 +292,8 @@ TEST(RankSum, ARankThatDoesNotComeIsGivenUp) {
 
 // What a word that is not there looks like may be what a rank has to send: a number that is none arrives as one.
 TEST(RankSum, WordsOfAllOnesArrive) {
-  for (const Way way : {Way::kWords, Way::kTwoShot}) {
-    Shape shape{2, 1, 256, 3};
+  for (const Way way : {Way::kWords, Way::kTwoShot, Way::kInFront}) {
+    Shape shape{2, 1, 256, 4};
     shape.way = way;
     Sums sums(Options{}, shape);
     sums.set_delta(1, 0, 6, 0xffff);
@@ -229,10 +307,11 @@ TEST(RankSum, WordsOfAllOnesArrive) {
 }
 
 // One after the other in the same memory.
-TEST(RankSum, WaysByWordsAndInTwoShotsTakeTurns) {
+TEST(RankSum, WaysTakeTurnsWithWords) {
   unsigned seed = 100;
-  for (Shape shape : {Shape{2, 3, 400, 7}, Shape{4, 5, 64, 7, 2}, Shape{3, 1, 2048, 5}}) {
-    shape.way = Way::kTwoShot;
+  for (Shape shape : {Shape{2, 3, 400, 7}, Shape{4, 5, 64, 7, 2}, Shape{3, 1, 2048, 5}, Shape{2, 2, 400, 9, 3},
+                      Shape{3, 1, 2048, 7, 2}}) {
+    shape.way = shape.rows <= kFrontRows && shape.sums > 5 ? Way::kInFront : Way::kTwoShot;
     shape.mixed = true;
     for (const Options& options : schedules(4, ++seed)) {
       EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows";
@@ -243,11 +322,13 @@ TEST(RankSum, WaysByWordsAndInTwoShotsTakeTurns) {
 // Nothing that orders is there for nothing.
 TEST(RankSum, EveryLostWaitIsCaught) {
   if (!Device::checks_plain_accesses()) GTEST_SKIP() << "half of the order is not seen in sanitizer builds";
-  const std::set<std::string> files = {"reduce.cuh", "meeting.cuh", "words.cuh", "two_shot.cuh", "norm_row.cuh"};
-  for (const Way way : kAllWays) {
+  const std::set<std::string> files = {"reduce.cuh",   "meeting.cuh", "words.cuh",
+                                       "two_shot.cuh", "front.cuh",   "norm_row.cuh"};
+  for (const Way way : {Way::kFlags, Way::kWords, Way::kTwoShot, Way::kInFront}) {
     Shape shape{2, 2, 512, 4};
     shape.way = way;
-    if (shape.words()) shape.ctas = 1;  // sums of squares of two rows, too
+    if (shape.words()) shape.ctas = 1;                     // sums of squares of two rows, too
+    if (shape.in_front()) shape.ctas = 2, shape.sums = 9;  // slots are taken again
     std::set<executor::SeenSite> seen;
     ASSERT_EQ(complaint(Options{}, shape, &seen), "");
     int tried = 0;

@@ -64,8 +64,8 @@ CardRanks::CardRanks(std::shared_ptr<Card> card, const CudaOptions& options)
       device_(options.device),
       exchange_bytes_(options.exchange_bytes),
       table_(options.sums),
-      over_peers_(table_.has(count(), SumWay::kWords) || table_.has(count(), SumWay::kFlags) ||
-                  table_.has(count(), SumWay::kTwoShot)),
+      over_peers_(table_.has(count(), SumWay::kInFront) || table_.has(count(), SumWay::kWords) ||
+                  table_.has(count(), SumWay::kFlags) || table_.has(count(), SumWay::kTwoShot)),
       patience_(options.patience) {
   if (count() > comm::kMostRanks) fail("{} ranks on GPUs, wanted at most {}", count(), comm::kMostRanks);
   kernels_ = card_->loader.load(reduce_source());
@@ -90,6 +90,11 @@ std::string CardRanks::description() const {
     way = table_.text(count());
   }
   return fmt::format("rank {} of {}, sums over {}", member_->rank(), count(), way);
+}
+
+bool CardRanks::agree(const std::string& text) const {
+  const std::vector<std::string> all = member_->meet_with(text, kPreparation);
+  return std::all_of(all.begin(), all.end(), [&](const std::string& each) { return each == text; });
 }
 
 void CardRanks::meet() { member_->meet_with(0, kPreparation); }
@@ -188,9 +193,10 @@ void CardRanks::allocate(int64_t columns) {
   exchange_.ranks = static_cast<int>(count());
   exchange_.columns = static_cast<int>(round_up(columns, norm::kPieceColumns));
   exchange_.rows = 1;
-  exchange_.rows = static_cast<int>(std::max<int64_t>(static_cast<int64_t>(exchange_bytes_) / exchange_.bytes(), 16));
+  const int64_t row_bytes = exchange_.front_at(), all_rows = static_cast<int64_t>(exchange_bytes_) / row_bytes;
+  exchange_.rows = static_cast<int>(std::max<int64_t>(all_rows, 16));
   const auto rows = static_cast<uint64_t>(exchange_.rows);
-  counts_ = cuda::Buffer(card_->device, (2 * rows + comm::kMostRanks) * sizeof(unsigned), "counts of sums");
+  counts_ = cuda::Buffer(card_->device, (2 * rows + 1 + comm::kMostRanks) * sizeof(unsigned), "counts of sums");
   counts_.fill(card_->stream, 0);
   auto mine = std::make_shared<Memory>();
   mine->card = card_;
@@ -300,7 +306,8 @@ comm::Peers CardRanks::peers() const {
   peers.rank = static_cast<int>(member_->rank());
   peers.early = shared_card_ ? 0 : 1;
   peers.uses = counts_.as<unsigned>();
-  peers.absent = peers.uses + 2 * exchange_.rows;
+  peers.fronts = peers.uses + 2 * exchange_.rows;
+  peers.absent = peers.fronts + 1;
   peers.report = reinterpret_cast<unsigned*>(report_.data());
   peers.patience = static_cast<unsigned long long>(patience_.count());
   return peers;
@@ -314,21 +321,27 @@ unsigned CardRanks::grid(int64_t items, int ctas_of_sm) const {
 
 void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap) {
   FF_ASSERT(args.columns <= exchange_.columns && args.delta != nullptr);
-  const SumWay way = way_of(rows * args.columns * 2);
+  const SumWay chosen = way_of_rows(rows, args.columns);
+  const SumWay way = chosen == SumWay::kInFront ? SumWay::kWords : chosen;
+  FF_ASSERT(args.share.x == nullptr || way == SumWay::kWords);
   if (way == SumWay::kNccl || way == SumWay::kHost) {
     return reduce_gathered(way == SumWay::kNccl ? nccl_.get() : host_.get(), args, rows);
   }
   const int pieces = norm::norm_pieces(args.columns), size = size_of(pieces);
+  const ReduceEntry words = args.share.x != nullptr ? kWordsShare1 : kWords1;
   const Kernel& kernel = way == SumWay::kTwoShot
                              ? two_shot_[static_cast<size_t>(size)]
-                             : kernels_[static_cast<size_t>((way == SumWay::kWords ? kWords1 : kReduce1) + size)];
-  const int ctas = way == SumWay::kFlags ? comm::reduce_ctas(pieces) : comm::words_ctas(pieces);
+                             : kernels_[static_cast<size_t>((way == SumWay::kWords ? words : kReduce1) + size)];
+  const int ctas =
+      way == SumWay::kFlags ? comm::reduce_ctas(pieces) : comm::words_ctas(pieces, args.share.x != nullptr);
   for (int64_t first = 0; first < rows; first += exchange_.rows) {
     comm::ReduceArgs part = {};
     part.peers = peers();
     part.norm = args;
     part.norm.residual += first * args.residual_stride;
     part.norm.delta += first * args.delta_stride;
+    if (args.share.x != nullptr) part.norm.share.x += first * args.share.stride;
+    if (args.share.logits != nullptr) part.norm.share.logits += first * args.share.logits_stride;
     if (part.norm.residual_out != nullptr) part.norm.residual_out += first * args.residual_stride;
     part.norm.out += first * args.out_stride;
     part.rows = static_cast<int>(std::min<int64_t>(rows - first, exchange_.rows));

@@ -75,6 +75,10 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way);
 // other, for every row tile again, and four launches can do without.
 int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens);
 
+// Of one and two rows with the sum over ranks in front: without a shared expert's share and with one.
+gemm::RowsTile in_front_tile(const RowsWay& way, bool share);
+plan::KernelSource in_front_source(const Target& arch, const RowsWay& way);
+
 // Of up to 8 rows beside the router's choice: one kernel.
 RowsWay choosing_way(const Target& arch, int formats, int64_t rows, int64_t columns);
 gemm::RowsTile choosing_tile(const RowsWay& way);
@@ -111,8 +115,20 @@ plan::KernelSource norm_source();
 bool sums_with_norm(const Target& arch, int64_t columns);
 
 // Between ranks: sums with the norm behind them, with flags and by words, of rows as norm_source() has them, columns
-// side by side, copies (docs/kernels/comm.md).
-enum ReduceEntry { kReduce1, kReduce2, kReduce4, kWords1, kWords2, kWords4, kGatherColumns, kPeerCopy };
+// side by side, copies; sums by words of parts with a shared expert's share (docs/kernels/comm.md).
+enum ReduceEntry {
+  kReduce1,
+  kReduce2,
+  kReduce4,
+  kWords1,
+  kWords2,
+  kWords4,
+  kGatherColumns,
+  kPeerCopy,
+  kWordsShare1,
+  kWordsShare2,
+  kWordsShare4
+};
 plan::KernelSource reduce_source();
 // Sums in two shots, by rows' columns as above.
 plan::KernelSource two_shot_source();

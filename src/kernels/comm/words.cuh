@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/comm/meeting.cuh"
+#include "kernels/comm/part.cuh"
 #include "kernels/norm/norm_row.cuh"
 
 namespace fourfold::comm {
@@ -18,8 +19,9 @@ __device__ __forceinline__ void send_words(u32* to, const uint4& words) {
   store_peer4(to, {sendable(words.x), sendable(words.y), sendable(words.z), sendable(words.w)});
 }
 
-template <int Pieces>
-__global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
+// `Share`: args.norm.share is this rank's, a part of its part.
+template <int Pieces, bool Share = false>
+__global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces, Share))
     reduce_norm_words(const __grid_constant__ ReduceArgs args) {
   using norm::kPieceColumns;
   using norm::kRowThreads;
@@ -49,15 +51,14 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
   // Every rank has taken what this one put into the slot: it has since put its part of the sum between.
   const auto put = [&](int row) {
     const u32 slot = (__ldcg(uses + row) + 1u) % kSlots;
-    uint4 mine[Pieces];
-    each([&](int i, int column) {
-      mine[i] = __ldcg(reinterpret_cast<const uint4*>(n.delta + row * n.delta_stride + column));
-    });
+    OwnPart<Pieces, Share> mine;
+    mine.load_logit(n.share, row);
+    each([&](int i, int column) { mine.load(n.share, n.delta, n.delta_stride, row, i, column); });
     const u32 absent = __ballot_sync(0xffffffffu, given_up != 0u);
     for (int rank = 0; rank < ranks; ++rank) {
       if (rank == me || (absent >> rank & 1u) != 0) continue;
       u32* to = words_of(peers, rank, slot, me, row);
-      each([&](int i, int column) { send_words(to + column / 2, mine[i]); });
+      each([&](int i, int column) { send_words(to + column / 2, mine.words(n.share, i)); });
     }
   };
   const int step = static_cast<int>(gridDim.x);
@@ -73,16 +74,17 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
     }
     const u32 use = __ldcg(uses + row) + 1u;
     Piece x[Pieces];
-    uint4 mine[Pieces];
+    OwnPart<Pieces, Share> mine;
+    mine.load_logit(n.share, row);
     each([&](int i, int column) {
       x[i] = norm::load_floats(n.residual + row * n.residual_stride + column);
-      mine[i] = __ldcg(reinterpret_cast<const uint4*>(n.delta + row * n.delta_stride + column));
+      mine.load(n.share, n.delta, n.delta_stride, row, i, column);
     });
     const u32 absent = __ballot_sync(0xffffffffu, given_up != 0u);
     const auto add = [&](int i, const uint4& words) { norm::add_piece(x[i], norm::bf16_piece(words)); };
     for (int rank = 0; rank < ranks; ++rank) {
       if (rank == me) {
-        each([&](int i, int) { add(i, mine[i]); });
+        each([&](int i, int) { add(i, mine.words(n.share, i)); });
         continue;
       }
       const bool gone = (absent >> rank & 1u) != 0;

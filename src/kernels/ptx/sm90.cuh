@@ -259,6 +259,12 @@ __device__ __forceinline__ int wait_flags(const int* flag, int count, int value,
 __device__ __forceinline__ void add_count(int* count) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
 }
+// A count as it is, while others add to it.
+__device__ __forceinline__ u32 load_count(const u32* count) {
+  u32 seen;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
+  return seen;
+}
 // Waits until `*count`, to which other CTAs add by add_count() or behind a __threadfence(), is at least `value`: what
 // they stored before can be loaded, past L1.
 __device__ __forceinline__ void wait_count(const int* count, int value) {
@@ -337,13 +343,12 @@ __device__ __forceinline__ void store_peer4(u32* p, const Vec4& v) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
-// Waits until the first `count` of Count such places, `stride` words apart from p on, have been stored to; takes the
-// words, and makes them all ones again. False after `patience` nanoseconds. `pause`: so many nanoseconds between looks.
+// Waits until the first `count` of Count such places, `stride` words apart from p on, have been stored to. False after
+// `patience` nanoseconds. `pause`: so many nanoseconds between looks.
 template <int Count>
-__device__ __forceinline__ bool take_peer_words(Vec4 (&v)[Count], u32* p, int stride, int count, u64 patience,
+__device__ __forceinline__ bool look_peer_words(Vec4 (&v)[Count], const u32* p, int stride, int count, u64 patience,
                                                 u32 pause) {
   u64 begin = 0;
-  bool there;
   for (;;) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
@@ -353,24 +358,32 @@ __device__ __forceinline__ bool take_peer_words(Vec4 (&v)[Count], u32* p, int st
                    : "l"(p + i * stride)
                    : "memory");
     }
-    there = true;
+    bool there = true;
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
       if (i >= count) continue;
       there = there && v[i].x != 0xffffffffu && v[i].y != 0xffffffffu && v[i].z != 0xffffffffu && v[i].w != 0xffffffffu;
     }
-    if (there) break;
+    if (there) return true;
     u64 now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     if (begin == 0) begin = now;
-    if (now - begin >= patience) break;
+    if (now - begin >= patience) return false;
     if (pause != 0) asm volatile("nanosleep.u32 %0;" ::"r"(pause));
   }
+}
+// Makes four of them all ones.
+__device__ __forceinline__ void clear_peer4(u32* p) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p), "r"(0xffffffffu) : "memory");
+}
+// look_peer_words() and, whether they are there or not, clear_peer4().
+template <int Count>
+__device__ __forceinline__ bool take_peer_words(Vec4 (&v)[Count], u32* p, int stride, int count, u64 patience,
+                                                u32 pause) {
+  const bool there = look_peer_words(v, p, stride, count, patience, pause);
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
-    if (i >= count) continue;
-    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p + i * stride), "r"(0xffffffffu)
-                 : "memory");
+    if (i < count) clear_peer4(p + i * stride);
   }
   return there;
 }

@@ -440,7 +440,7 @@ TEST(SumWays, AreChosenBySize) {
   using cuda::SumWay;
   const SumTable measured;
   EXPECT_FALSE(measured.asked());
-  for (const int64_t bytes : {8 << 10, 1 << 20, 64 << 20}) EXPECT_EQ(measured.way(2, bytes), SumWay::kWords);
+  for (const int64_t bytes : {8 << 10, 1 << 20, 64 << 20}) EXPECT_EQ(measured.way(2, bytes), SumWay::kInFront);
   const SumTable table = SumTable::parse("words,two-shot:4M,nccl:64M");
   EXPECT_TRUE(table.asked());
   EXPECT_EQ(table.way(4, (4 << 20) - 1), SumWay::kWords);

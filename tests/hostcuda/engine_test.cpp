@@ -300,18 +300,18 @@ TEST(HostRanksFaults, SumsInFrontOfProductsHaveTheBitsOfOthers) {
           model::load_model(*weights, rank_backends(c.one_card, 100000, base), {.ranks = 2}, model_options(options)),
           options);
       std::vector<Answer> got;
-      for (const int users : {1, 2, 1}) {
+      for (const int users : {1, 2}) {
         std::vector<std::unique_ptr<engine::EventStream>> streams;
         for (int i = 0; i < users; ++i) {
           engine::Request request = request_of(3 + i);
-          request.max_tokens = 5;
+          request.max_tokens = 4;
           request.sampling.logprobs = 3;
           streams.push_back(engine->submit(std::move(request)));
         }
         for (const auto& stream : streams) {
           const Answer answer = read(*stream);
           EXPECT_EQ(answer.error, "");
-          EXPECT_EQ(answer.tokens.size(), 5u);
+          EXPECT_EQ(answer.tokens.size(), 4u);
           if (users == 1) got.push_back(answer);  // which steps two have together is not said
         }
       }
@@ -321,7 +321,7 @@ TEST(HostRanksFaults, SumsInFrontOfProductsHaveTheBitsOfOthers) {
         EXPECT_EQ(got[i].logprobs, want[i].logprobs) << c.sums;
       }
     }
-    EXPECT_EQ(sums_in_front() > 20, c.in_front) << c.sums << ": " << sums_in_front();
+    EXPECT_EQ(sums_in_front() >= 3 * 3, c.in_front) << c.sums << ": " << sums_in_front();
     EXPECT_EQ(live(), Live{});
   }
 }

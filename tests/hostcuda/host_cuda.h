@@ -55,7 +55,7 @@ inline HostCard blackwell_card() {
 inline HostCard two_cards() {
   HostCard card;
   card.devices = 2;
-  card.sms = 4;
+  card.sms = 2;
   return card;
 }
 // An A100: no bulk copies, no programmatic launches.

@@ -84,6 +84,8 @@ inline model::BackendFactory rank_backends(bool one_card = false, int64_t looks 
     options.device = one_card || member == nullptr ? 0 : static_cast<int>(member->rank());
     options.exchange_bytes = 1 << 18;
     options.patience = std::chrono::nanoseconds(looks);
+    // Products that wait for ranks run with all their CTAs in turns, some seconds a step.
+    options.step_deadline = std::chrono::minutes(2);
     return cuda::make_backend(options);
   };
 }

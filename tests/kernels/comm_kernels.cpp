@@ -1,6 +1,7 @@
 #include "kernels/comm_kernels.h"
 
 #include "executor/cuda.h"
+#include "kernels/comm/each.cuh"
 #include "kernels/comm/front.cuh"
 #include "kernels/comm/reduce.cuh"
 #include "kernels/comm/two_shot.cuh"
@@ -45,6 +46,8 @@ void reduce(const ReduceArgs& args, Way way) {
       return args.norm.share.x != nullptr ? reduce_norm_words<Pieces, true>(args) : reduce_norm_words<Pieces>(args);
     case Way::kTwoShot:
       return reduce_norm_two_shot<Pieces>(args);
+    case Way::kEach:
+      return args.norm.share.x != nullptr ? reduce_norm_each<Pieces, true>(args) : reduce_norm_each<Pieces>(args);
     case Way::kInFront:
       return args.norm.share.x != nullptr ? front<Pieces, true>(args) : front<Pieces, false>(args);
   }

@@ -328,19 +328,21 @@ void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap
     return reduce_gathered(way == SumWay::kNccl ? nccl_.get() : host_.get(), args, rows);
   }
   const int pieces = norm::norm_pieces(args.columns), size = size_of(pieces);
-  const ReduceEntry words = args.share.x != nullptr ? kWordsShare1 : kWords1;
+  const bool share = args.share.x != nullptr;
+  // A CTA for each row, where all have room.
+  const bool each = way == SumWay::kWords && pieces <= 2 && grid(rows, 1) == rows;
+  const ReduceEntry words = each ? (share ? kEachShare1 : kEach1) : share ? kWordsShare1 : kWords1;
   const Kernel& kernel = way == SumWay::kTwoShot
                              ? two_shot_[static_cast<size_t>(size)]
                              : kernels_[static_cast<size_t>((way == SumWay::kWords ? words : kReduce1) + size)];
-  const int ctas =
-      way == SumWay::kFlags ? comm::reduce_ctas(pieces) : comm::words_ctas(pieces, args.share.x != nullptr);
+  const int ctas = way == SumWay::kFlags ? comm::reduce_ctas(pieces) : comm::words_ctas(pieces, share);
   for (int64_t first = 0; first < rows; first += exchange_.rows) {
     comm::ReduceArgs part = {};
     part.peers = peers();
     part.norm = args;
     part.norm.residual += first * args.residual_stride;
     part.norm.delta += first * args.delta_stride;
-    if (args.share.x != nullptr) part.norm.share.x += first * args.share.stride;
+    if (share) part.norm.share.x += first * args.share.stride;
     if (args.share.logits != nullptr) part.norm.share.logits += first * args.share.logits_stride;
     if (part.norm.residual_out != nullptr) part.norm.residual_out += first * args.residual_stride;
     part.norm.out += first * args.out_stride;

@@ -351,7 +351,7 @@ bool sums_with_norm(const Target& arch, int64_t columns) {
 plan::KernelSource reduce_source() {
   return {"reduce",
           "#include \"kernels/comm/reduce.cuh\"\n#include \"kernels/comm/words.cuh\"\n"
-          "#include \"kernels/comm/gather.cuh\"\n",
+          "#include \"kernels/comm/gather.cuh\"\n#include \"kernels/comm/each.cuh\"\n",
           {{"fourfold::comm::reduce_norm_rows<1>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_rows<2>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_rows<4>", norm::kRowThreads},
@@ -362,7 +362,11 @@ plan::KernelSource reduce_source() {
            {"fourfold::comm::peer_copy", comm::kGatherThreads},
            {"fourfold::comm::reduce_norm_words<1, true>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_words<2, true>", norm::kRowThreads},
-           {"fourfold::comm::reduce_norm_words<4, true>", norm::kRowThreads}}};
+           {"fourfold::comm::reduce_norm_words<4, true>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_each<1>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_each<2>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_each<1, true>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_each<2, true>", norm::kRowThreads}}};
 }
 
 plan::KernelSource two_shot_source() {

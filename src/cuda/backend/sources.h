@@ -115,7 +115,8 @@ plan::KernelSource norm_source();
 bool sums_with_norm(const Target& arch, int64_t columns);
 
 // Between ranks: sums with the norm behind them, with flags and by words, of rows as norm_source() has them, columns
-// side by side, copies; sums by words of parts with a shared expert's share (docs/kernels/comm.md).
+// side by side, copies; sums by words of parts with a shared expert's share; of rows of up to 4096 columns with a CTA
+// each (docs/kernels/comm.md).
 enum ReduceEntry {
   kReduce1,
   kReduce2,
@@ -127,7 +128,11 @@ enum ReduceEntry {
   kPeerCopy,
   kWordsShare1,
   kWordsShare2,
-  kWordsShare4
+  kWordsShare4,
+  kEach1,
+  kEach2,
+  kEachShare1,
+  kEachShare2
 };
 plan::KernelSource reduce_source();
 // Sums in two shots, by rows' columns as above.

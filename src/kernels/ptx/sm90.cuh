@@ -349,7 +349,7 @@ template <int Count>
 __device__ __forceinline__ bool look_peer_words(Vec4 (&v)[Count], const u32* p, int stride, int count, u64 patience,
                                                 u32 pause) {
   u64 begin = 0;
-  for (;;) {
+  for (u32 looks = 1;; ++looks) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
       if (i >= count) continue;
@@ -365,10 +365,13 @@ __device__ __forceinline__ bool look_peer_words(Vec4 (&v)[Count], const u32* p, 
       there = there && v[i].x != 0xffffffffu && v[i].y != 0xffffffffu && v[i].z != 0xffffffffu && v[i].w != 0xffffffffu;
     }
     if (there) return true;
-    u64 now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    if (begin == 0) begin = now;
-    if (now - begin >= patience) return false;
+    if (patience == 0) return false;
+    if (looks % 16 == 0) {
+      u64 now;
+      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+      if (begin == 0) begin = now;
+      if (now - begin >= patience) return false;
+    }
     if (pause != 0) asm volatile("nanosleep.u32 %0;" ::"r"(pause));
   }
 }

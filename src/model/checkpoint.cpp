@@ -1,12 +1,14 @@
 #include "model/checkpoint.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <optional>
 #include <system_error>
+#include <unordered_map>
 #include <utility>
 
 #include "base/check.h"
@@ -14,17 +16,13 @@
 #include "base/json.h"
 #include "base/threads.h"
 #include "model/inventory.h"
+#include "model/safetensors_header.h"
 #include "nvfp4/number.h"
 
 namespace fourfold::model {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool plain_shard_name(std::string_view name) {
-  return !name.empty() && name.find_first_of("/\\") == std::string_view::npos && name.front() != '.' &&
-         name.find('\0') == std::string_view::npos && name.ends_with(".safetensors");
-}
 
 std::vector<std::string> files_ending(const fs::path& directory, std::string_view ending) {
   std::vector<std::string> names;
@@ -77,10 +75,12 @@ Checkpoint::Checkpoint(fs::path directory, std::vector<std::string>* problems)
     : directory_(std::move(directory)), problems_(problems) {
   config_ = read_config(directory_);
   read_shards();
+  if (leader_ != NameTable::kNone) prefix_ = stored(items_[leader_]).name.substr(0, items_[leader_].prefix);
   mtp_declared_ = config_.mtp_layers > 0;
   // The tensors decide: published files declare the head and leave it out, or keep it in a shard of its own.
-  const bool present =
-      std::any_of(items_.begin(), items_.end(), [](const auto& entry) { return entry.first.starts_with("mtp."); });
+  const bool present = std::any_of(items_.begin(), items_.end(), [](const Item& item) {
+    return item.mtp && item.named && item.kind == NameKind::kWeight;
+  });
   if (mtp_declared_ && !present) notes_.push_back("config.json declares an MTP head, but no mtp.* tensor exists");
   config_.mtp_layers = present ? 1 : 0;
 }
@@ -90,180 +90,271 @@ void Checkpoint::problem(std::string text) {
   problems_->push_back(std::move(text));
 }
 
-// What an index says: which files there are, and in which of them each tensor is.
-struct Checkpoint::Index {
-  std::vector<std::string> files;  // sorted
-  std::unordered_map<std::string, size_t> file_of;
-};
-
-Checkpoint::Index Checkpoint::read_index(const std::string& chosen, const std::vector<std::string>& present) {
-  const fs::path path = directory_ / chosen;
-  Index index;
-  std::map<std::string, size_t, std::less<>> numbers;  // in the order of their first tensor
-  const JsonLimits limits;
-  const Json json = parse_json_members(
-      read_file(path, limits.max_bytes), path.string(), "weight_map", limits, [&](std::string&& tensor, Json&& file) {
-        if (!file.is_string() || !plain_shard_name(file.get_ref<const std::string&>())) {
-          fail("{}: tensor '{}' is in {}, wanted the name of a .safetensors file in the same directory", path.string(),
-               printable(tensor, 200), printable(file.dump(-1, ' ', false, Json::error_handler_t::replace), 100));
-        }
-        const auto& name = file.get_ref<const std::string&>();
-        index.file_of.emplace(std::move(tensor), numbers.try_emplace(name, numbers.size()).first->second);
-      });
-  const auto map = json.is_object() ? json.find("weight_map") : json.end();
-  if (!json.is_object() || map == json.end() || !map->is_object()) {
-    fail("{}: weight_map is missing, wanted an object from tensor to file name", path.string());
-  }
-  if (numbers.empty()) fail("{}: weight_map is empty", path.string());
-  std::vector<size_t> sorted(numbers.size());
-  for (const auto& [name, number] : numbers) {
-    sorted[number] = index.files.size();
-    index.files.push_back(name);
-  }
-  for (auto& entry : index.file_of) entry.second = sorted[entry.second];
+// Oddities of an index.
+void Checkpoint::note_index(const std::string& chosen, const ShardIndex& index,
+                            const std::vector<std::string>& present) {
   for (const std::string& name : present) {
-    if (numbers.count(name) == 0) notes_.push_back(fmt::format("{} is not listed in {} and is not read", name, chosen));
+    if (std::binary_search(index.files.begin(), index.files.end(), name)) continue;
+    notes_.push_back(fmt::format("{} is not listed in {} and is not read", name, chosen));
   }
-  if (const auto metadata = json.find("metadata"); metadata != json.end() && metadata->is_object()) {
-    const auto total = metadata->find("total_size");
-    if (total != metadata->end() && total->is_number()) {
-      uint64_t bytes = 0;
-      for (const std::string& name : index.files) {
-        std::error_code error;
-        const uintmax_t size = fs::file_size(directory_ / name, error);
-        if (!error) bytes += size;
-      }
-      const double declared = total->get<double>();
-      // The files hold headers too.
-      if (declared > static_cast<double>(bytes) || declared < 0.9 * static_cast<double>(bytes) - 1e7) {
-        notes_.push_back(fmt::format("{}: total_size is {}, the files have {} bytes", chosen, declared, bytes));
-      }
-    }
+  if (!index.total_size) return;
+  uint64_t bytes = 0;
+  for (const std::string& name : index.files) {
+    std::error_code error;
+    const uintmax_t size = fs::file_size(directory_ / name, error);
+    if (!error) bytes += size;
   }
-  return index;
+  // The files hold headers too.
+  if (*index.total_size > static_cast<double>(bytes) || *index.total_size < 0.9 * static_cast<double>(bytes) - 1e7) {
+    notes_.push_back(fmt::format("{}: total_size is {}, the files have {} bytes", chosen, *index.total_size, bytes));
+  }
 }
 
 void Checkpoint::read_shards() {
   const std::vector<std::string> present = files_ending(directory_, ".safetensors");
   const std::vector<std::string> indexes = files_ending(directory_, ".safetensors.index.json");
   if (indexes.empty() && present.empty()) fail("{}: no *.safetensors file", directory_.string());
-  // The headers of a large checkpoint are tens of megabytes of JSON, as is its index: each is read by a thread of its
-  // own, those of files that the index turns out not to list for nothing.
+  // The headers of a large checkpoint are tens of megabytes of JSON, as is its index: all threads share their pieces,
+  // those of files that the index turns out not to list for nothing.
   struct Opened {
+    MappedFile mapped;
+    std::optional<HeaderText> text;
     std::optional<SafetensorsFile> file;
     std::string error;
   };
-  const auto open = [&](const std::string& name) {
-    Opened one;
+  // What is wrong with a file is told where it is that file's turn.
+  const auto caught = [](std::string& error, const auto& work) {
     try {
-      one.file.emplace(directory_ / name);
-    } catch (const Error& error) {
-      one.error = error.what();
+      work();
+    } catch (const Error& failure) {
+      error = failure.what();
     }
-    return one;
   };
-  Index index;
-  index.files = present;
-  std::string index_error;
   std::map<std::string, Opened, std::less<>> opened;
   for (const std::string& name : present) {
     if (file_exists(directory_ / name)) opened[name];
   }
   std::vector<std::pair<const std::string, Opened>*> waiting;
   for (auto& entry : opened) waiting.push_back(&entry);
+  const auto usual = std::find(indexes.begin(), indexes.end(), "model.safetensors.index.json");
+  const std::string chosen = indexes.empty() ? "" : usual != indexes.end() ? *usual : indexes.front();
+  std::optional<IndexText> index_text;
+  std::optional<ShardIndex> index;
+  std::string index_error;
   const auto count = static_cast<int64_t>(waiting.size());
-  ThreadPool(static_cast<int>(std::min<int64_t>(count + 1, ThreadPool::default_threads())))
-      .parallel_for(count + 1, 1, [&](int64_t begin, int64_t) {
-        if (begin > 0) {
-          auto& [name, one] = *waiting[static_cast<size_t>(begin - 1)];
-          one = open(name);
-        } else if (!indexes.empty()) {
-          const auto usual = std::find(indexes.begin(), indexes.end(), "model.safetensors.index.json");
-          try {
-            index = read_index(usual != indexes.end() ? *usual : indexes.front(), present);
-          } catch (const Error& error) {
-            index_error = error.what();
-          }
-        }
+  ThreadPool pool;
+
+  pool.parallel_for(count + 1, 1, [&](int64_t i, int64_t) {
+    if (i > 0) {
+      auto& [name, one] = *waiting[static_cast<size_t>(i - 1)];
+      caught(one.error, [&, &name = name, &one = one] {
+        one.mapped = MappedFile(directory_ / name);
+        one.text = header_of(one.mapped);
       });
+    } else if (!chosen.empty()) {
+      const fs::path path = directory_ / chosen;
+      caught(index_error, [&] { index_text.emplace(read_file(path, JsonLimits().max_bytes), path.string()); });
+    }
+  });
+  std::vector<std::pair<HeaderText*, size_t>> pieces;  // of the index: without a header
+  for (size_t i = 0; index_text && i < index_text->pieces(); ++i) pieces.emplace_back(nullptr, i);
+  for (auto* entry : waiting) {
+    std::optional<HeaderText>& text = entry->second.text;
+    for (size_t i = 0; text && i < text->pieces(); ++i) pieces.emplace_back(&*text, i);
+  }
+  pool.parallel_for(static_cast<int64_t>(pieces.size()), 1, [&](int64_t i, int64_t) {
+    const auto [header, piece] = pieces[static_cast<size_t>(i)];
+    header != nullptr ? header->parse(piece) : index_text->parse(piece);
+  });
+  pool.parallel_for(count + 1, 1, [&](int64_t i, int64_t) {
+    if (i > 0) {
+      Opened& one = waiting[static_cast<size_t>(i - 1)]->second;
+      if (one.text) {
+        caught(one.error, [&] { one.file.emplace(std::move(one.mapped), one.text->finish()); });
+      }
+      one.text.reset();
+    } else if (index_text) {
+      caught(index_error, [&] { index = index_text->finish(); });
+    }
+  });
   if (!index_error.empty()) throw Error(index_error);
-  for (const std::string& name : index.files) {
-    if (opened.count(name) == 0) opened[name] = open(name);  // which says what is wrong with it
+  if (index) note_index(chosen, *index, present);
+  const std::vector<std::string>& names = index ? index->files : present;
+  for (const std::string& name : names) {
+    Opened& one = opened[name];
+    if (one.file || !one.error.empty()) continue;
+    caught(one.error, [&] { one.file.emplace(directory_ / name); });  // which says what is wrong with it
   }
-  size_t matched = 0, tensors_in_all = 0;
-  for (const std::string& name : index.files) {
-    const std::optional<SafetensorsFile>& file = opened[name].file;
-    tensors_in_all += file ? file->tensors().size() : 0;
-  }
-  items_.reserve(tensors_in_all);
-  for (size_t at = 0; at < index.files.size(); ++at) {
-    Opened& one = opened[index.files[at]];
+  std::vector<std::optional<uint32_t>> shard_of(names.size());
+  bool whole = true;
+  for (size_t i = 0; i < names.size(); ++i) {
+    Opened& one = opened[names[i]];
     if (!one.file) {
-      problem(std::move(one.error));
+      whole = false;
       continue;
     }
+    shard_of[i] = static_cast<uint32_t>(shards_.size());
     shards_.push_back(std::move(*one.file));
-    const auto shard = static_cast<uint32_t>(shards_.size() - 1);
-    const std::vector<StoredTensor>& tensors = shards_.back().tensors();
-    for (uint32_t i = 0; i < tensors.size(); ++i) {
-      if (!index.file_of.empty()) {
-        const auto listed = index.file_of.find(tensors[i].name);
-        if (listed == index.file_of.end()) {
-          problem(fmt::format("{}: tensor '{}' is not in the index", shards_.back().path().string(),
-                              printable(tensors[i].name, 200)));
+  }
+  take_names(pool);
+  // Most often nothing is wrong; if something is, everything is gone through again, to say what comes first.
+  if (whole && add_tensors() && (!index || agrees(*index, pool))) return;
+  forget_tensors();
+  std::unordered_map<std::string_view, uint32_t> file_of;
+  if (index && index->plain) index = index_text->by_json();
+  if (index) {
+    for (const ShardIndex::Entry& entry : index->entries.front()) file_of.emplace(entry.tensor, entry.file);
+  }
+  size_t matched = 0;
+  for (uint32_t at = 0; at < names.size(); ++at) {
+    if (!shard_of[at]) {
+      problem(std::move(opened[names[at]].error));
+      continue;
+    }
+    const SafetensorsFile& shard = shards_[*shard_of[at]];
+    for (uint32_t i = 0; i < shard.tensors().size(); ++i) {
+      const std::string_view tensor = shard.tensors()[i].name;
+      if (index) {
+        const auto listed = file_of.find(tensor);
+        if (listed == file_of.end()) {
+          problem(fmt::format("{}: tensor '{}' is not in the index", shard.path().string(), printable(tensor, 200)));
         } else if (listed->second == at) {
           ++matched;
         }  // otherwise the file that the index names lacks it or has it too; both are found below
       }
-      add_tensor(shard, i);
+      const uint32_t number = first_[*shard_of[at]] + i;
+      const uint32_t other = add_tensor(number);
+      if (other == NameTable::kNone) continue;
+      const Item& first = items_[other];
+      problem(fmt::format("{}: tensor '{}' is the same weight as '{}' in {}", shard.path().string(),
+                          printable(tensor, 200), printable(stored(first).name, 200),
+                          shards_[first.shard].path().filename().string()));
     }
   }
-  if (matched == index.file_of.size() || shards_.size() != index.files.size()) return;
+  if (matched == file_of.size() || shards_.size() != names.size()) return;
   std::vector<std::string> missing;
-  for (const auto& [tensor, file] : index.file_of) {
+  for (const auto& [tensor, file] : file_of) {
     const auto& tensors = shards_[file].tensors();
     const bool there = std::any_of(tensors.begin(), tensors.end(),
                                    [&tensor = tensor](const StoredTensor& entry) { return entry.name == tensor; });
     if (there) continue;
     missing.push_back(fmt::format("{}: tensor '{}' is missing, the index lists it there",
-                                  (directory_ / index.files[file]).string(), printable(tensor, 200)));
+                                  (directory_ / names[file]).string(), printable(tensor, 200)));
     if (missing.size() == 8) break;  // a broken index has no end of them, and each search is linear
   }
   std::sort(missing.begin(), missing.end());
   for (std::string& text : missing) problem(std::move(text));
 }
 
-void Checkpoint::add_tensor(uint32_t shard, uint32_t tensor) {
-  const StoredTensor& entry = shards_[shard].tensors()[tensor];
-  const InternalName name = internal_name(entry.name);
-  switch (name.kind) {
+// What the names of all tensors mean; nothing else is looked at, so that threads share it.
+void Checkpoint::take_names(ThreadPool& pool) {
+  uint64_t count = 0;
+  for (const SafetensorsFile& shard : shards_) {
+    first_.push_back(static_cast<uint32_t>(count));
+    count += shard.tensors().size();
+  }
+  if (count >= NameTable::kNone) fail("{}: {} tensors are too many", directory_.string(), count);
+  items_.resize(count);
+  constexpr size_t kGrain = 4096;
+  std::vector<std::pair<uint32_t, uint32_t>> parts;  // shard, first tensor
+  for (uint32_t shard = 0; shard < shards_.size(); ++shard) {
+    for (size_t at = 0; at < shards_[shard].tensors().size(); at += kGrain) {
+      parts.emplace_back(shard, static_cast<uint32_t>(at));
+    }
+  }
+  pool.parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t part, int64_t) {
+    const auto [shard, begin] = parts[static_cast<size_t>(part)];
+    const std::vector<StoredTensor>& tensors = shards_[shard].tensors();
+    const size_t end = std::min(tensors.size(), begin + kGrain);
+    for (size_t i = begin; i < end; ++i) {
+      const InternalName name = internal_name(tensors[i].name);
+      const SplitName split = split_name(name.name);
+      Item& item = items_[first_[shard] + i];
+      item.shard = shard;
+      item.tensor = static_cast<uint32_t>(i);
+      item.hash = NameTable::hash_of(split.module);
+      item.prefix = static_cast<uint8_t>(name.prefix.size());
+      item.kind = name.kind;
+      item.parameter = split.parameter;
+      item.mtp = name.name.starts_with("mtp.");
+      item.leads = name.name.starts_with("layers.") || name.name.starts_with("embed_tokens.");
+    }
+  });
+}
+
+// All of them; false where two have one name.
+bool Checkpoint::add_tensors() {
+  names_.reserve(items_.size() / 3);
+  for (uint32_t i = 0; i < items_.size(); ++i) {
+    if (add_tensor(i) != NameTable::kNone) return false;
+  }
+  return true;
+}
+
+void Checkpoint::forget_tensors() {
+  names_ = {};
+  visual_ = {};
+  kv_scales_.clear();
+  ignored_.clear();
+  leader_ = NameTable::kNone;
+  for (Item& item : items_) item.named = false;
+}
+
+// kNone, or the tensor that is the same weight already.
+uint32_t Checkpoint::add_tensor(uint32_t number) {
+  Item& item = items_[number];
+  const StoredTensor& entry = stored(item);
+  const std::string_view name = entry.name.substr(item.prefix);
+  const size_t behind = item.parameter == Parameter::kItself ? 0 : 1 + parameter_name(item.parameter).size();
+  // Those that are skipped are here, too, for agrees(); two of them may have one name.
+  const uint32_t other = names_.add({name.substr(0, name.size() - behind), item.parameter}, item.hash, number);
+  item.named = other == NameTable::kNone;
+  switch (item.kind) {
     case NameKind::kVisual:
       ++visual_.tensors;
       visual_.bytes += entry.bytes;
-      return;
+      return NameTable::kNone;
     case NameKind::kKvScale:
-      kv_scales_.push_back(entry.name);
-      return;
+      kv_scales_.emplace_back(entry.name);
+      return NameTable::kNone;
     case NameKind::kIgnored:
-      ignored_.push_back(entry.name);
-      return;
+      ignored_.emplace_back(entry.name);
+      return NameTable::kNone;
     case NameKind::kWeight:
       break;
   }
-  const auto [existing, added] = items_.try_emplace(name.name, Item{shard, tensor, false});
-  if (!added) {
-    const Item& first = existing->second;
-    problem(fmt::format("{}: tensor '{}' is the same weight as '{}' in {}", shards_[shard].path().string(),
-                        printable(entry.name, 200), printable(stored(first).name, 200),
-                        shards_[first.shard].path().filename().string()));
-    return;
-  }
-  if (name.name.starts_with("layers.") || name.name.starts_with("embed_tokens.")) prefix_ = std::string(name.prefix);
+  if (item.named && item.leads) leader_ = number;
+  return other;
+}
+
+// Whether the index lists every tensor that there is, once and where it is, and no other one.
+bool Checkpoint::agrees(const ShardIndex& index, ThreadPool& pool) {
+  size_t listed = 0;
+  for (const auto& part : index.entries) listed += part.size();
+  if (listed != items_.size()) return false;
+  std::vector<uint8_t> seen(items_.size());
+  std::atomic<bool> agree{true};
+  // The entries of a part stand one behind the other in memory and tensors of a module in the text.
+  pool.parallel_for(static_cast<int64_t>(index.entries.size()), 1, [&](int64_t part, int64_t) {
+    for (const ShardIndex::Entry& entry : index.entries[static_cast<size_t>(part)]) {
+      const InternalName name = internal_name(entry.tensor);
+      const SplitName split = split_name(name.name);
+      const NameTable::Module* const module = names_.find(split.module);
+      const uint32_t number = module == nullptr ? NameTable::kNone : module->at(split.parameter);
+      if (number == NameTable::kNone || items_[number].shard != entry.file ||
+          stored(items_[number]).name != entry.tensor ||
+          std::atomic_ref(seen[number]).exchange(1, std::memory_order_relaxed) != 0) {
+        agree.store(false, std::memory_order_relaxed);
+        return;
+      }
+    }
+  });
+  return agree;
 }
 
 Checkpoint::Item* Checkpoint::find(std::string_view name) {
-  const auto found = items_.find(name);
-  return found == items_.end() ? nullptr : &found->second;
+  const SplitName split = split_name(name);
+  return item(names_.find(split.module), split.parameter);
 }
 
 std::string Checkpoint::describe(std::string_view internal) const {
@@ -291,8 +382,9 @@ std::string Checkpoint::describe(const Item& item) const {
 
 std::vector<float> Checkpoint::vector(std::string_view name, int64_t count) {
   const std::string plain(name);
-  Item* item = find(plain + ".weight");
-  if (item == nullptr) item = find(plain);
+  const NameTable::Module* const module = names_.find(name);
+  Item* item = this->item(module, Parameter::kWeight);
+  if (item == nullptr) item = find(name);
   if (item == nullptr) {
     const bool bare = plain.ends_with(".A_log") || plain.ends_with(".dt_bias");
     fail("{}: {} is missing, wanted {} elements", directory_.string(), describe(bare ? plain : plain + ".weight"),
@@ -302,7 +394,7 @@ std::vector<float> Checkpoint::vector(std::string_view name, int64_t count) {
   item->used = true;  // it has its place, whatever may be wrong with it
 
   // [count], or for the taps of the depthwise convolution [channels, 1, taps].
-  std::vector<int64_t> shape = entry.shape;
+  std::vector<int64_t> shape = entry.shape.list();
   std::string wanted = fmt::format("[{}]", count);
   if (name.ends_with(".conv1d")) {
     wanted = fmt::format("[{}, 1, {}]", config_.conv_channels(), config_.conv_taps);
@@ -370,8 +462,7 @@ void Checkpoint::release(const ops::MatrixSource& matrix) {
 
 // The MTP head of a model that is loaded without it: nothing of it is read but small vectors and scales.
 void Checkpoint::check_unused_mtp() {
-  const bool used = std::any_of(items_.begin(), items_.end(),
-                                [](const auto& entry) { return entry.second.used && entry.first.starts_with("mtp."); });
+  const bool used = std::any_of(items_.begin(), items_.end(), [](const Item& item) { return item.used && item.mtp; });
   if (used || config_.mtp_layers == 0) return;
   const bool populate = std::exchange(populate_, false);
   for (const WeightSpec& spec : weight_specs(config_)) {
@@ -388,10 +479,11 @@ void Checkpoint::check_unused_mtp() {
 void Checkpoint::finish() {
   check_unused_mtp();
   std::vector<std::string> extra;
-  for (const auto& [name, item] : items_) {
-    if (item.used) continue;
-    if (config_.tied_head && name.starts_with("lm_head.")) continue;
-    extra.push_back(stored(item).name);
+  for (const Item& item : items_) {
+    if (item.used || !item.named || item.kind != NameKind::kWeight) continue;
+    const std::string_view name = stored(item).name;
+    if (config_.tied_head && name.substr(item.prefix).starts_with("lm_head.")) continue;
+    extra.emplace_back(name);
   }
   if (extra.empty()) return;
   std::sort(extra.begin(), extra.end());

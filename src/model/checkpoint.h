@@ -19,14 +19,25 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "base/threads.h"
 #include "model/config.h"
+#include "model/name_table.h"
 #include "model/safetensors.h"
+#include "model/shard_index.h"
 #include "model/weight_source.h"
 
 namespace fourfold::model {
+
+// The internal form of a stored name: without prefix. `what` says whether it is a weight or something to skip.
+enum class NameKind : uint8_t { kWeight, kVisual, kKvScale, kIgnored };
+struct InternalName {
+  NameKind kind = NameKind::kWeight;
+  std::string_view prefix;  // what was taken off
+  std::string_view name;
+};
+InternalName internal_name(std::string_view stored);
 
 class Checkpoint final : public WeightSource {
  public:
@@ -67,9 +78,17 @@ class Checkpoint final : public WeightSource {
   std::vector<std::string> notes() const;
 
  private:
+  // A tensor, by its number: those of the first shard come first.
   struct Item {
+    size_t hash = 0;  // of its module's name
     uint32_t shard = 0;
     uint32_t tensor = 0;
+    uint8_t prefix = 0;  // characters of the stored name that are no part of the internal one
+    NameKind kind = NameKind::kWeight;
+    Parameter parameter = Parameter::kItself;
+    bool mtp = false;
+    bool leads = false;  // its prefix is the trunk's
+    bool named = false;  // its name leads to it, and not to another tensor of that name
     bool used = false;
   };
   // Which rows of which tensor a module is: for a routed expert they may be part of a tensor of all experts.
@@ -85,9 +104,17 @@ class Checkpoint final : public WeightSource {
 
   void problem(std::string text);
   void read_shards();
-  struct Index;  // of the files; checkpoint.cpp
-  Index read_index(const std::string& chosen, const std::vector<std::string>& present);
-  void add_tensor(uint32_t shard, uint32_t tensor);
+  void note_index(const std::string& chosen, const ShardIndex& index, const std::vector<std::string>& present);
+  void take_names(ThreadPool& pool);
+  bool add_tensors();
+  uint32_t add_tensor(uint32_t number);
+  void forget_tensors();
+  bool agrees(const ShardIndex& index, ThreadPool& pool);
+  // Null where there is none.
+  Item* item(const NameTable::Module* module, Parameter parameter) {
+    const uint32_t number = module == nullptr ? NameTable::kNone : module->at(parameter);
+    return number == NameTable::kNone || items_[number].kind != NameKind::kWeight ? nullptr : &items_[number];
+  }
   Item* find(std::string_view name);
   const StoredTensor& stored(const Item& item) const { return shards_[item.shard].tensors()[item.tensor]; }
   std::span<const std::byte> bytes(const Item& item) const { return shards_[item.shard].data(stored(item)); }
@@ -99,7 +126,10 @@ class Checkpoint final : public WeightSource {
   std::vector<std::string>* problems_ = nullptr;
   ModelConfig config_;
   std::vector<SafetensorsFile> shards_;
-  std::unordered_map<std::string_view, Item> items_;  // by internal name, which the shards hold
+  std::vector<Item> items_;
+  std::vector<uint32_t> first_;         // tensor's number of each shard
+  NameTable names_;                     // internal ones, which the shards hold
+  uint32_t leader_ = NameTable::kNone;  // the last tensor that leads
   std::string prefix_;
   Skipped visual_;
   std::vector<std::string> kv_scales_, ignored_, notes_;
@@ -108,15 +138,6 @@ class Checkpoint final : public WeightSource {
   bool in_place_ = true;  // read_in_place()
   bool populate_ = true;  // matrix() reads the pages of the data ahead; not where only the form of a matrix matters
 };
-
-// The internal form of a stored name: without prefix. `what` says whether it is a weight or something to skip.
-enum class NameKind : uint8_t { kWeight, kVisual, kKvScale, kIgnored };
-struct InternalName {
-  NameKind kind = NameKind::kWeight;
-  std::string_view prefix;  // what was taken off
-  std::string_view name;
-};
-InternalName internal_name(std::string_view stored);
 
 // Asks for every weight of the configuration and releases it again. Returns what is wrong, one line each; nothing when
 // the checkpoint can be loaded. `visit` sees each matrix (empty for vectors: `matrix` is null).

@@ -63,8 +63,8 @@ class Checkpoint::Reader {
     for (Item* item : {weight_, packed_}) {
       if (item != nullptr) item->used = true;
     }
-    for (const char* suffix : kBesideWeight) {
-      if (Item* item = find(suffix)) item->used = true;
+    for (const Parameter parameter : kBesideWeight) {
+      if (Item* item = find(parameter)) item->used = true;
     }
   }
 
@@ -91,11 +91,11 @@ class Checkpoint::Reader {
         result.format = Format::kBf16;
     }
     result.tensors.push_back(&checkpoint_.stored(weight));
-    for (const char* suffix : kBesideWeight) {
-      if (Item* item = find(suffix)) {
+    for (const Parameter parameter : kBesideWeight) {
+      if (Item* item = find(parameter)) {
         item->used = true;
         result.tensors.push_back(&checkpoint_.stored(*item));
-        result.input_scale = result.input_scale || std::string_view(suffix).starts_with("input_");
+        result.input_scale = result.input_scale || parameter_name(parameter).starts_with("input_");
       }
     }
     return result;
@@ -136,14 +136,14 @@ class Checkpoint::Reader {
       }
     }
     check_stored_shape();
-    for (Item* item : consumed_) item->used = true;
+    for (size_t i = 0; i < consumed_count_; ++i) consumed_[i]->used = true;
     return std::move(source_);
   }
 
  private:
-  static constexpr std::array kBesideWeight = {"weight_scale",        "weight_scale_2", "weight_scale_inv",
-                                               "weight_global_scale", "input_scale",    "input_global_scale",
-                                               "weight_shape"};
+  static constexpr std::array kBesideWeight = {
+      Parameter::kWeightScale, Parameter::kWeightScale2,     Parameter::kWeightScaleInv, Parameter::kWeightGlobalScale,
+      Parameter::kInputScale,  Parameter::kInputGlobalScale, Parameter::kWeightShape};
 
   void need_weight() {
     if (locate()) return;
@@ -151,21 +151,24 @@ class Checkpoint::Reader {
          checkpoint_.describe(module_ + ".weight"), rows_, columns_);
   }
 
-  Item* find(std::string_view suffix) {
-    if (suffix.empty()) return checkpoint_.find(place_.base);
-    std::string name = place_.base;
-    name += '.';
-    name += suffix;
-    if (Item* item = checkpoint_.find(name)) return item;
+  Item* find(Parameter parameter) {
+    if (parameter == Parameter::kItself) return checkpoint_.find(place_.base);
+    if (Item* item = checkpoint_.item(known_, parameter)) return item;
     if (!place_.stacked) return nullptr;
-    name[place_.base.size()] = '_';  // parameters of a module of all experts: gate_up_proj_weight_scale
-    return checkpoint_.find(name);
+    // Parameters of a module of all experts: gate_up_proj_weight_scale.
+    return checkpoint_.find(fmt::format("{}_{}", place_.base, parameter_name(parameter)));
+  }
+
+  void consume(Item& item) {
+    FF_ASSERT(consumed_count_ < consumed_.size());
+    consumed_[consumed_count_++] = &item;
   }
 
   bool found() {
-    packed_ = find("weight_packed");
-    weight_ = find("weight");
-    if (weight_ == nullptr && packed_ == nullptr && place_.stacked) weight_ = find("");
+    known_ = checkpoint_.names_.find(place_.base);
+    packed_ = find(Parameter::kWeightPacked);
+    weight_ = find(Parameter::kWeight);
+    if (weight_ == nullptr && packed_ == nullptr && place_.stacked) weight_ = find(Parameter::kItself);
     return packed_ != nullptr || weight_ != nullptr;
   }
 
@@ -189,17 +192,14 @@ class Checkpoint::Reader {
   // A tensor of `expert_rows` x `columns` for each expert; the bytes from row `first_row` of our expert on.
   const std::byte* rows_of(Item& item, int64_t expert_rows, int64_t first_row, int64_t columns, int64_t element_bytes) {
     const StoredTensor& stored = checkpoint_.stored(item);
-    std::vector<int64_t> wanted;
-    if (place_.stacked) {
-      wanted = {place_.experts, expert_rows, columns};
-      if (stored.shape == std::vector<int64_t>{place_.experts * expert_rows, columns}) wanted = stored.shape;
-    } else {
-      wanted = {expert_rows, columns};
-    }
-    if (stored.shape != wanted) {
+    const std::array<int64_t, 3> all = {place_.experts, expert_rows, columns};
+    const std::array<int64_t, 2> one_behind_the_other = {place_.experts * expert_rows, columns};
+    std::span<const int64_t> wanted = all;
+    if (!place_.stacked) wanted = wanted.subspan(1);
+    if (stored.shape != wanted && !(place_.stacked && stored.shape == one_behind_the_other)) {
       fail("{}: shape is {}, wanted [{}]", checkpoint_.describe(item), stored.shape_text(), fmt::join(wanted, ", "));
     }
-    consumed_.push_back(&item);
+    consume(item);
     return checkpoint_.bytes(item).data() + (place_.expert * expert_rows + first_row) * columns * element_bytes;
   }
 
@@ -218,21 +218,21 @@ class Checkpoint::Reader {
     return copy->data();
   }
 
-  void reject(std::initializer_list<std::string_view> suffixes, const Item& weight, const char* format) {
-    for (std::string_view suffix : suffixes) {
-      if (const Item* item = find(suffix)) {
+  void reject(std::initializer_list<Parameter> parameters, const Item& weight, const char* format) {
+    for (const Parameter parameter : parameters) {
+      if (const Item* item = find(parameter)) {
         fail("{}: it does not belong to {} of dtype {} (taken as {})", checkpoint_.describe(*item),
              checkpoint_.stored(weight).name, checkpoint_.stored(weight).type_name, format);
       }
     }
   }
 
-  Item& need(std::string_view suffix, const Item& weight, const char* format) {
-    Item* item = find(suffix);
+  Item& need(Parameter parameter, const Item& weight, const char* format) {
+    Item* item = find(parameter);
     if (item == nullptr) {
       fail("{}: {} is missing, {} of dtype {} needs it ({})", checkpoint_.directory_.string(),
-           checkpoint_.describe(fmt::format("{}.{}", place_.base, suffix)), checkpoint_.stored(weight).name,
-           checkpoint_.stored(weight).type_name, format);
+           checkpoint_.describe(fmt::format("{}.{}", place_.base, parameter_name(parameter))),
+           checkpoint_.stored(weight).name, checkpoint_.stored(weight).type_name, format);
     }
     return *item;
   }
@@ -271,18 +271,19 @@ class Checkpoint::Reader {
       fail("{}: shape is {}, wanted {}", checkpoint_.describe(item), stored.shape_text(),
            place_.stacked ? fmt::format("a scalar or [{}]", place_.experts) : std::string("a scalar"));
     }
-    consumed_.push_back(&item);
+    consume(item);
     return element(item, index);
   }
 
   void read_plain(Format format, int64_t element_bytes) {
-    reject({"weight_scale", "weight_scale_2", "weight_scale_inv", "weight_global_scale", "input_global_scale"},
+    reject({Parameter::kWeightScale, Parameter::kWeightScale2, Parameter::kWeightScaleInv,
+            Parameter::kWeightGlobalScale, Parameter::kInputGlobalScale},
            *weight_, "unquantised");
     source_.format = format;
     const std::byte* data = rows_of(*weight_, place_.expert_rows, place_.first_row, columns_, element_bytes);
     source_.data = aligned(data, rows_ * columns_ * element_bytes, element_bytes, *weight_);
     // Exporters leave this behind for modules they decided not to quantise; it means nothing then.
-    if (Item* item = find("input_scale")) consumed_.push_back(item);
+    if (Item* item = find(Parameter::kInputScale)) consume(*item);
   }
 
   void read_nvfp4(Item& weight, bool inverse) {
@@ -294,16 +295,16 @@ class Checkpoint::Reader {
     if (stored.type != StoredType::kU8) {
       fail("{}: dtype is {}, wanted U8 (two e2m1 codes in a byte)", checkpoint_.describe(weight), stored.type_name);
     }
-    Item& block = need("weight_scale", weight, format);
+    Item& block = need(Parameter::kWeightScale, weight, format);
     if (checkpoint_.stored(block).type != StoredType::kF8E4M3) {
       fail("{}: dtype is {}, wanted F8_E4M3 (NVFP4 block scales)", checkpoint_.describe(block),
            checkpoint_.stored(block).type_name);
     }
-    Item& global = need(inverse ? "weight_global_scale" : "weight_scale_2", weight, format);
+    Item& global = need(inverse ? Parameter::kWeightGlobalScale : Parameter::kWeightScale2, weight, format);
     if (inverse) {
-      reject({"weight_scale_2", "weight_scale_inv", "input_scale"}, weight, format);
+      reject({Parameter::kWeightScale2, Parameter::kWeightScaleInv, Parameter::kInputScale}, weight, format);
     } else {
-      reject({"weight_global_scale", "weight_scale_inv", "input_global_scale"}, weight, format);
+      reject({Parameter::kWeightGlobalScale, Parameter::kWeightScaleInv, Parameter::kInputGlobalScale}, weight, format);
     }
 
     source_.format = Format::kNvfp4;
@@ -332,7 +333,8 @@ class Checkpoint::Reader {
       fail("{}: the scale is {}, wanted a positive finite number (the codes are not all zero)",
            checkpoint_.describe(global), given);
     }
-    if (Item* item = find(inverse ? "input_global_scale" : "input_scale")) read_input_scale(*item, inverse);
+    if (Item* item = find(inverse ? Parameter::kInputGlobalScale : Parameter::kInputScale))
+      read_input_scale(*item, inverse);
   }
 
   void check_block_scales(const Item& block, size_t count) {
@@ -359,20 +361,20 @@ class Checkpoint::Reader {
   }
 
   void read_fp8() {
-    reject({"weight_scale_2", "weight_global_scale"}, *weight_, "FP8");
+    reject({Parameter::kWeightScale2, Parameter::kWeightGlobalScale}, *weight_, "FP8");
     source_.format = Format::kFp8;
     source_.data = rows_of(*weight_, place_.expert_rows, place_.first_row, columns_, 1);
     populate(*weight_, source_.data, static_cast<size_t>(rows_ * columns_));
-    Item* inverse = find("weight_scale_inv");
-    Item* plain = find("weight_scale");
+    Item* inverse = find(Parameter::kWeightScaleInv);
+    Item* plain = find(Parameter::kWeightScale);
     if (inverse != nullptr && plain != nullptr) {
       fail("{}: {} exists beside it, wanted one of them", checkpoint_.describe(*inverse),
            checkpoint_.stored(*plain).name);
     }
-    Item& scales = inverse != nullptr ? *inverse : need("weight_scale", *weight_, "FP8");
+    Item& scales = inverse != nullptr ? *inverse : need(Parameter::kWeightScale, *weight_, "FP8");
     read_grid(scales, inverse != nullptr);
-    for (const char* suffix : {"input_scale", "input_global_scale"}) {
-      if (Item* item = find(suffix)) consumed_.push_back(item);
+    for (const Parameter parameter : {Parameter::kInputScale, Parameter::kInputGlobalScale}) {
+      if (Item* item = find(parameter)) consume(*item);
     }
   }
 
@@ -380,7 +382,7 @@ class Checkpoint::Reader {
   void read_grid(Item& item, bool blocks_only) {
     const StoredTensor& stored = checkpoint_.stored(item);
     const int64_t expert_rows = place_.expert_rows, experts = place_.experts;
-    std::vector<int64_t> shape = stored.shape;
+    std::vector<int64_t> shape = stored.shape.list();
     if (place_.stacked && shape.size() > 1 && shape[0] == experts) {
       shape.erase(shape.begin());  // [E, ...]
       if (stored.elements() == experts) shape.clear();
@@ -421,7 +423,7 @@ class Checkpoint::Reader {
            blocks_only ? "" : fmt::format("a scalar, [{}], [{}, 1] or ", expert_rows, expert_rows), block_rows,
            block_columns);
     }
-    consumed_.push_back(&item);
+    consume(item);
     auto grid = std::make_shared<std::vector<float>>(static_cast<size_t>(count_rows * count_columns));
     for (int64_t i = 0; i < count_rows * count_columns; ++i) {
       const float scale = element(item, first + i);
@@ -451,7 +453,7 @@ class Checkpoint::Reader {
 
   // compressed-tensors may note the shape before packing.
   void check_stored_shape() {
-    Item* item = find("weight_shape");
+    Item* item = find(Parameter::kWeightShape);
     if (item == nullptr || place_.stacked) return;
     const StoredTensor& stored = checkpoint_.stored(*item);
     int64_t shape[2] = {0, 0};
@@ -470,7 +472,7 @@ class Checkpoint::Reader {
     if (shape[0] != rows_ || shape[1] != columns_) {
       fail("{}: it says [{}, {}], wanted [{}, {}]", checkpoint_.describe(*item), shape[0], shape[1], rows_, columns_);
     }
-    consumed_.push_back(item);
+    consume(*item);
   }
 
   Checkpoint& checkpoint_;
@@ -479,7 +481,9 @@ class Checkpoint::Reader {
   Place place_;
   Item* weight_ = nullptr;
   Item* packed_ = nullptr;
-  std::vector<Item*> consumed_;
+  const NameTable::Module* known_ = nullptr;  // of place_.base
+  std::array<Item*, 8> consumed_ = {};
+  size_t consumed_count_ = 0;
   MatrixSource source_;
 };
 

@@ -344,7 +344,8 @@ class Quantizer {
            tensor.type_name);
     }
     Unit unit;
-    unit.outputs.push_back({Output::Kind::kCopy, {tensor.name, tensor.type, tensor.shape}, &file, &tensor});
+    unit.outputs.push_back(
+        {Output::Kind::kCopy, {std::string(tensor.name), tensor.type, tensor.shape.list()}, &file, &tensor});
     unit.bytes = unit.input_bytes = tensor.bytes;
     units_.push_back(std::move(unit));
   }

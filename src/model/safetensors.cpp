@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/math.h"
+#include "model/safetensors_header.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22  // Linux 5.14; older kernels answer EINVAL, which is harmless
@@ -21,132 +22,12 @@
 namespace fourfold::model {
 namespace {
 
-struct TypeInfo {
-  const char* name;
-  StoredType type;
-  int bits;
-};
-
-constexpr TypeInfo kTypes[] = {{"F64", StoredType::kF64, 64},
-                               {"F32", StoredType::kF32, 32},
-                               {"BF16", StoredType::kBf16, 16},
-                               {"F16", StoredType::kF16, 16},
-                               {"F8_E4M3", StoredType::kF8E4M3, 8},
-                               {"U8", StoredType::kU8, 8},
-                               {"I8", StoredType::kI8, 8},
-                               {"I16", StoredType::kI16, 16},
-                               {"I32", StoredType::kI32, 32},
-                               {"I64", StoredType::kI64, 64},
-                               {"BOOL", StoredType::kBool, 8},
-                               {"U16", StoredType::kOther, 16},
-                               {"U32", StoredType::kOther, 32},
-                               {"U64", StoredType::kOther, 64},
-                               {"C64", StoredType::kOther, 64},
-                               {"F8_E5M2", StoredType::kOther, 8},
-                               {"F8_E8M0", StoredType::kOther, 8},
-                               {"F4", StoredType::kOther, 4},
-                               {"F6_E2M3", StoredType::kOther, 6},
-                               {"F6_E3M2", StoredType::kOther, 6},
-                               {"F8_E4M3FNUZ", StoredType::kOther, 8},
-                               {"F8_E5M2FNUZ", StoredType::kOther, 8}};
-
-const TypeInfo& info(StoredType type) {
-  for (const TypeInfo& entry : kTypes) {
+const StoredTypeInfo& info(StoredType type) {
+  for (const StoredTypeInfo& entry : stored_types()) {
     if (entry.type == type) return entry;
   }
   FF_ASSERT(false);
-  return kTypes[0];
-}
-
-constexpr size_t kMaxRank = 16;
-
-// What an Error calls a tensor; there are too many of them to say it beforehand.
-struct Where {
-  std::string_view file, name;
-  std::string text() const { return fmt::format("{}: tensor '{}'", file, printable(name, 200)); }
-};
-
-// The entries of "shape" or "data_offsets".
-std::vector<uint64_t> unsigned_list(const Json& value, const Where& where, const char* what, size_t limit) {
-  if (!value.is_array()) fail("{}: {} is {}, wanted a list of integers", where.text(), what, json_kind(value));
-  if (value.size() > limit)
-    fail("{}: {} has {} entries, at most {} are accepted", where.text(), what, value.size(), limit);
-  std::vector<uint64_t> numbers;
-  for (const Json& entry : value) {
-    if (entry.is_number_unsigned()) {
-      numbers.push_back(entry.get<uint64_t>());
-    } else {
-      fail("{}: {} holds {}, wanted integers from 0", where.text(), what, printable(entry.dump(), 40));
-    }
-    if (numbers.back() > static_cast<uint64_t>(INT64_MAX)) {
-      fail("{}: {} holds {}, which is beyond any file", where.text(), what, numbers.back());
-    }
-  }
-  return numbers;
-}
-
-StoredTensor parse_entry(std::string name, const Json& entry, uint64_t data_begin, uint64_t data_bytes,
-                         std::string_view file) {
-  const Where where = {file, name};
-  if (name.empty()) fail("{}: a tensor has an empty name", file);
-  if (!entry.is_object()) fail("{}: entry is {}, wanted an object", where.text(), json_kind(entry));
-  const Json *dtype = nullptr, *shape = nullptr, *offsets = nullptr;
-  for (const auto& [key, value] : entry.items()) {
-    if (key == "dtype") {
-      dtype = &value;
-    } else if (key == "shape") {
-      shape = &value;
-    } else if (key == "data_offsets") {
-      offsets = &value;
-    } else {
-      fail("{}: unknown key '{}', wanted dtype, shape and data_offsets", where.text(), printable(key));
-    }
-  }
-  if (dtype == nullptr) fail("{}: dtype is missing", where.text());
-  if (shape == nullptr) fail("{}: shape is missing", where.text());
-  if (offsets == nullptr) fail("{}: data_offsets is missing", where.text());
-
-  StoredTensor tensor;
-  if (!dtype->is_string()) fail("{}: dtype is {}, wanted a string", where.text(), json_kind(*dtype));
-  tensor.type_name = dtype->get<std::string>();
-  int bits = 0;
-  for (const TypeInfo& type : kTypes) {
-    if (tensor.type_name == type.name) {
-      tensor.type = type.type;
-      bits = type.bits;
-    }
-  }
-  if (bits == 0) fail("{}: unknown dtype '{}'", where.text(), printable(tensor.type_name));
-
-  uint64_t size_bits = static_cast<uint64_t>(bits);
-  bool empty = false;
-  const std::vector<uint64_t> dimensions = unsigned_list(*shape, where, "shape", kMaxRank);
-  for (uint64_t dimension : dimensions) empty = empty || dimension == 0;
-  for (uint64_t dimension : dimensions) {
-    tensor.shape.push_back(static_cast<int64_t>(dimension));
-    if (__builtin_mul_overflow(size_bits, dimension, &size_bits)) {
-      if (!empty) fail("{}: shape {} does not fit in 64 bits", where.text(), tensor.shape_text());
-      size_bits = 0;
-    }
-  }
-  if (size_bits % 8 != 0)
-    fail("{}: shape {} of {} is not a whole number of bytes", where.text(), tensor.shape_text(), tensor.type_name);
-
-  const std::vector<uint64_t> range = unsigned_list(*offsets, where, "data_offsets", 2);
-  if (range.size() != 2) fail("{}: data_offsets has {} entries, wanted 2", where.text(), range.size());
-  if (range[0] > range[1]) fail("{}: data_offsets [{}, {}] end before they begin", where.text(), range[0], range[1]);
-  if (range[1] > data_bytes) {
-    fail("{}: data_offsets [{}, {}] reach beyond the data ({} bytes): the file is truncated or the header wrong",
-         where.text(), range[0], range[1], data_bytes);
-  }
-  tensor.bytes = range[1] - range[0];
-  tensor.offset = data_begin + range[0];
-  if (tensor.bytes != size_bits / 8) {
-    fail("{}: data_offsets hold {} bytes, but shape {} of {} needs {}", where.text(), tensor.bytes, tensor.shape_text(),
-         tensor.type_name, size_bits / 8);
-  }
-  tensor.name = std::move(name);
-  return tensor;
+  return stored_types()[0];
 }
 
 }  // namespace
@@ -166,68 +47,19 @@ int64_t StoredTensor::elements() const {
 
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, uint64_t file_bytes,
                                            std::string_view name) {
-  if (file_bytes < 8 || head.size() < 8) {
-    fail("{}: {} bytes, wanted a safetensors file (8 bytes of header length first)", name, file_bytes);
-  }
-  uint64_t length = 0;
-  for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<uint64_t>(head[static_cast<size_t>(i)]);
-  if (length > kMaxSafetensorsHeader) {
-    fail("{}: header length {} (first 8 bytes), at most {} is accepted; is this a safetensors file?", name, length,
-         kMaxSafetensorsHeader);
-  }
-  if (length > file_bytes - 8 || length > head.size() - 8) {
-    fail("{}: header length {}, but the file has only {} bytes: it is truncated", name, length, file_bytes);
-  }
-  const std::string_view text(reinterpret_cast<const char*>(head.data()) + 8, length);
-  if (text.empty() || text.front() != '{') fail("{}: the header does not begin with '{{'", name);
-
-  JsonLimits limits;
-  limits.max_bytes = kMaxSafetensorsHeader;
-  limits.max_depth = 8;
-  SafetensorsHeader header;
-  header.data_begin = 8 + length;
-  const uint64_t data_bytes = file_bytes - header.data_begin;
-  parse_json_members(text, fmt::format("{}: header", name), {}, limits, [&](std::string&& key, Json&& value) {
-    if (key != "__metadata__") {
-      header.tensors.push_back(parse_entry(std::move(key), value, header.data_begin, data_bytes, name));
-      return;
-    }
-    if (!value.is_object()) fail("{}: __metadata__ is {}, wanted an object", name, json_kind(value));
-    for (const auto& [entry, content] : value.items()) {
-      if (!content.is_string()) {
-        fail("{}: __metadata__ '{}' is {}, wanted a string", name, printable(entry), json_kind(content));
-      }
-      header.metadata.emplace_back(entry, content.get<std::string>());
-    }
-  });
-  // The data must be tiled exactly. Empty tensors sort before the tensor that starts at the same byte.
-  std::sort(header.tensors.begin(), header.tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
-    return a.offset != b.offset ? a.offset < b.offset : a.bytes != b.bytes ? a.bytes < b.bytes : a.name < b.name;
-  });
-  uint64_t position = header.data_begin;
-  const StoredTensor* previous = nullptr;
-  for (const StoredTensor& tensor : header.tensors) {
-    if (tensor.offset < position) {
-      fail("{}: tensor '{}' overlaps tensor '{}'", name, printable(tensor.name, 200), printable(previous->name, 200));
-    }
-    if (tensor.offset > position) {
-      fail("{}: {} bytes before tensor '{}' belong to no tensor", name, tensor.offset - position,
-           printable(tensor.name, 200));
-    }
-    position = tensor.offset + tensor.bytes;
-    previous = &tensor;
-  }
-  if (position != file_bytes) {
-    fail("{}: {} bytes at the end of the file belong to no tensor", name, file_bytes - position);
-  }
-  return header;
+  const std::string_view all(reinterpret_cast<const char*>(head.data()), head.size());
+  const HeaderPlace place = header_place(all.substr(0, 8), file_bytes, head.size(), name);
+  HeaderText text(std::string(all.substr(8, place.length)), place, std::string(name));
+  for (size_t i = 0; i < text.pieces(); ++i) text.parse(i);
+  return text.finish();
 }
 
 // ---- SafetensorsFile
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path) {
-  header_ = parse_safetensors_header(file_.bytes(), file_.bytes().size(), path.string());
-  release(file_.bytes().first(header_.data_begin));
+  HeaderText text = header_of(file_);
+  for (size_t i = 0; i < text.pieces(); ++i) text.parse(i);
+  header_ = text.finish();
 }
 
 bool SafetensorsFile::contains(const void* pointer) const {

@@ -9,6 +9,7 @@
 // the tensor.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -30,11 +31,30 @@ enum class StoredType : uint8_t { kF64, kF32, kBf16, kF16, kF8E4M3, kU8, kI8, kI
 
 const char* stored_type_name(StoredType type);
 
+// The sizes of a tensor, a view of those that a header has.
+class Dimensions {
+ public:
+  Dimensions() = default;
+  explicit Dimensions(std::span<const int64_t> sizes) : sizes_(sizes) {}
+
+  size_t size() const { return sizes_.size(); }
+  bool empty() const { return sizes_.empty(); }
+  int64_t operator[](size_t i) const { return sizes_[i]; }
+  auto begin() const { return sizes_.begin(); }
+  auto end() const { return sizes_.end(); }
+  std::vector<int64_t> list() const { return {begin(), end()}; }
+  friend bool operator==(const Dimensions& a, std::span<const int64_t> b) { return std::ranges::equal(a.sizes_, b); }
+
+ private:
+  std::span<const int64_t> sizes_;
+};
+
+// Views are of its header and valid while that lives.
 struct StoredTensor {
-  std::string name;
+  std::string_view name;
   StoredType type = StoredType::kOther;
-  std::string type_name;  // as in the file
-  std::vector<int64_t> shape;
+  const char* type_name = "";  // as in the file
+  Dimensions shape;
   uint64_t offset = 0;  // of the first byte, from the start of the file
   uint64_t bytes = 0;
 
@@ -42,10 +62,13 @@ struct StoredTensor {
   int64_t elements() const;
 };
 
+struct HeaderStorage;  // what tensors' names and sizes are views of
+
 struct SafetensorsHeader {
   std::vector<StoredTensor> tensors;  // in the order of their data
   std::vector<std::pair<std::string, std::string>> metadata;
   uint64_t data_begin = 0;  // offset of the data in the file
+  std::shared_ptr<const HeaderStorage> storage;
 };
 
 inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;  // the limit of the reference implementation
@@ -57,6 +80,8 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, uint
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
+  // The same in steps, so that threads share the headers of several files (model/safetensors_header.h).
+  SafetensorsFile(MappedFile file, SafetensorsHeader header) : file_(std::move(file)), header_(std::move(header)) {}
 
   const std::filesystem::path& path() const { return file_.path(); }
   const std::vector<StoredTensor>& tensors() const { return header_.tensors; }

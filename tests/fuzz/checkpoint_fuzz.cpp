@@ -70,7 +70,7 @@ class Bench {
         std::vector<Loose> tensors;
         for (const StoredTensor& tensor : file.tensors()) {
           const auto data = file.data(tensor);
-          tensors.push_back({tensor.name, tensor.type_name, tensor.shape,
+          tensors.push_back({std::string(tensor.name), tensor.type_name, tensor.shape.list(),
                              std::string(reinterpret_cast<const char*>(data.data()), data.size())});
         }
         bases_.push_back(std::move(tensors));

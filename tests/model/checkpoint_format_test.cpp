@@ -22,7 +22,7 @@ class Raw {
  public:
   explicit Raw(const Checkpoint& checkpoint) {
     for (const SafetensorsFile& shard : checkpoint.shards()) {
-      for (const StoredTensor& tensor : shard.tensors()) tensors_[tensor.name] = {&shard, &tensor};
+      for (const StoredTensor& tensor : shard.tensors()) tensors_[std::string(tensor.name)] = {&shard, &tensor};
     }
   }
   const StoredTensor* find(const std::string& name, const SafetensorsFile** file = nullptr) const {

@@ -82,9 +82,9 @@ class LooseCheckpoint {
     const SafetensorsFile file(path_);
     for (const StoredTensor& tensor : file.tensors()) {
       const auto data = file.data(tensor);
-      LooseTensor loose{tensor.type, tensor.shape, std::vector<uint8_t>(data.size())};
+      LooseTensor loose{tensor.type, tensor.shape.list(), std::vector<uint8_t>(data.size())};
       if (!data.empty()) std::memcpy(loose.bytes.data(), data.data(), data.size());
-      tensors[tensor.name] = std::move(loose);
+      tensors[std::string(tensor.name)] = std::move(loose);
     }
   }
 

@@ -5,10 +5,13 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
+#include <optional>
 #include <thread>
 
 #include "base/random.h"
 #include "checkpoint_util.h"
+#include "model/safetensors_header.h"
 
 namespace fourfold::model {
 namespace {
@@ -42,6 +45,105 @@ TEST(Safetensors, ReadsAFileAsTheFormatDescribesIt) {
   EXPECT_EQ(header.tensors[2].bytes, 8u);
   EXPECT_EQ(header.tensors[3].elements(), 1);
   EXPECT_EQ(header.metadata.at(0).second, "pt");
+}
+
+// Reads a header in both ways (HeaderText) and compares what comes of it. Whether it is plain.
+bool compare_ways(const std::string& bytes) {
+  HeaderPlace place;
+  try {
+    place = header_place(std::string_view(bytes).substr(0, 8), bytes.size(), bytes.size(), "bad.safetensors");
+  } catch (const Error&) {
+    return false;
+  }
+  HeaderText text(bytes.substr(8, place.length), place, "bad.safetensors");
+  for (size_t i = text.pieces(); i-- > 0;) text.parse(i);
+  std::optional<SafetensorsHeader> plain, whole;
+  std::string plain_error, error;
+  try {
+    plain = text.plain();
+    if (!plain) return false;
+  } catch (const Error& failure) {
+    plain_error = failure.what();
+  }
+  try {
+    whole = text.by_json();
+  } catch (const Error& failure) {
+    error = failure.what();
+  }
+  EXPECT_EQ(plain_error, error);
+  EXPECT_EQ(plain.has_value(), whole.has_value());
+  if (!plain || !whole) return true;
+  EXPECT_EQ(plain->metadata, whole->metadata);
+  EXPECT_EQ(plain->data_begin, whole->data_begin);
+  EXPECT_EQ(plain->tensors.size(), whole->tensors.size());
+  for (size_t i = 0; i < std::min(plain->tensors.size(), whole->tensors.size()); ++i) {
+    const StoredTensor &a = plain->tensors[i], &b = whole->tensors[i];
+    EXPECT_TRUE(a.name == b.name && a.type == b.type && std::string_view(a.type_name) == b.type_name &&
+                a.shape.list() == b.shape.list() && a.offset == b.offset && a.bytes == b.bytes)
+        << a.name << ", " << b.name;
+  }
+  return true;
+}
+
+// Of `count` tensors of eight bytes each. `space` stands wherever white space may, `name` is what they are called.
+std::string many_tensors(int count, const std::string& space, const std::function<std::string(int)>& name) {
+  std::string header = "{" + space + "\"__metadata__\":{\"format\"" + space + ":\"pt\"}";
+  for (int i = 0; i < count; ++i) {
+    header += fmt::format(R"(,{}"{}":{}{{"shape":[{}1,{}2],"dtype":{}"F32","data_offsets":[{},{}{}]}}{})", space,
+                          name(i), space, space, space, space, 8 * i, space, 8 * i + 8, space);
+  }
+  return file_of(header + "}" + space, static_cast<size_t>(8 * count));
+}
+std::string usual_name(int i) {
+  return fmt::format("model.layers.{}.mlp.experts.{}.gate_proj.weight", i / 256, i % 256);
+}
+
+// Several pieces, which threads read.
+constexpr int kMany = 12000;
+
+TEST(Safetensors, HeadersOfManyTensorsAreReadInPieces) {
+  for (const char* space : {"", " ", "\n\t"}) {
+    const std::string bytes = many_tensors(kMany, space, usual_name);
+    EXPECT_TRUE(compare_ways(bytes));
+    const auto header = parse(bytes);
+    ASSERT_EQ(header.tensors.size(), static_cast<size_t>(kMany));
+    EXPECT_EQ(header.tensors.back().name, usual_name(kMany - 1));
+    EXPECT_EQ(header.tensors.back().shape, (std::vector<int64_t>{1, 2}));
+    EXPECT_EQ(header.metadata.at(0).second, "pt");
+  }
+  // Where a piece would begin may be within a name; an escape is another way to write one.
+  const auto odd = [](int i) { return "}," + usual_name(i) + "},"; };
+  EXPECT_FALSE(compare_ways(many_tensors(kMany, "", odd)));
+  EXPECT_EQ(parse(many_tensors(kMany, "", odd)).tensors.at(kMany / 2).name, odd(kMany / 2));
+  const auto escaped = [](int i) { return i == kMany / 2 ? "\\u0061" : usual_name(i); };
+  EXPECT_FALSE(compare_ways(many_tensors(kMany, "", escaped)));
+  EXPECT_EQ(parse(many_tensors(kMany, "", escaped)).tensors.at(kMany / 2).name, "a");
+}
+
+TEST(Safetensors, WhatIsWrongInOneOfManyPiecesIsSaid) {
+  const std::string good = many_tensors(kMany, "", usual_name);
+  const auto with = [&](const std::string& old, const std::string& now) {
+    std::string bytes = good;
+    const size_t at = bytes.find(old);
+    EXPECT_NE(at, std::string::npos) << old;
+    bytes.replace(at, old.size(), now);
+    const uint64_t length = bytes.size() - 8 - 8 * kMany;
+    for (size_t i = 0; i < 8; ++i) bytes[i] = static_cast<char>(length >> (8 * i) & 0xff);
+    compare_ways(bytes);
+    return [bytes] { parse(bytes); };
+  };
+  const std::string last = usual_name(kMany - 1), first = usual_name(3);
+  expect_error(with(last, first), {fmt::format("the key '{}' twice", first)});
+  expect_error(with(fmt::format("[{},{}]}}}}", 8 * kMany - 8, 8 * kMany),
+                    fmt::format("[{},{}]}}}}", 8 * kMany - 9, 8 * kMany - 1)),
+               {last, "overlaps tensor"});
+  expect_error(
+      with(fmt::format("[{},{}]}}}}", 8 * kMany - 8, 8 * kMany), fmt::format("[{},{}]}}", 8 * kMany - 8, 8 * kMany)),
+      {"it ends after"});
+  expect_error(with("\"" + usual_name(kMany / 2) + "\"", "\"__metadata__\""), {"__metadata__' twice"});
+  expect_error(
+      with(fmt::format("[{},{}]}}}}", 8 * kMany - 8, 8 * kMany), fmt::format("[{},0{}]}}}}", 8 * kMany - 8, 8 * kMany)),
+      {"not valid JSON"});
 }
 
 struct Bad {
@@ -162,6 +264,7 @@ TEST(Safetensors, EveryBrokenRuleIsAnErrorThatSaysWhich) {
     std::vector<std::string> message = bad.message;
     message.push_back("bad.safetensors");
     expect_error([&] { parse(bad.bytes); }, message);
+    compare_ways(bad.bytes);
   }
 }
 
@@ -192,6 +295,7 @@ TEST(Safetensors, TruncationsAndBitFlipsNeverCrash) {
       changed[random.below(std::min<uint64_t>(changed.size(), whole.data_begin))] ^=
           static_cast<char>(1u << random.below(8));
     }
+    compare_ways(changed);
     try {
       // The size of the whole file, so that a flip in a name or number is not drowned by "truncated".
       const auto header = parse_safetensors_header(

@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -15,6 +17,8 @@
 #include "base/json.h"
 #include "base/threads.h"
 #include "cmd/model_options.h"
+#include "cuda/backend/backend.h"
+#include "cuda/device/device.h"
 #include "measure/ceilings.h"
 #include "model/checkpoint.h"
 
@@ -61,10 +65,54 @@ double read_files(const std::vector<std::filesystem::path>& files, ThreadPool& p
 
 struct Load {
   double open_s = 0, weights_s = 0;  // headers; everything from there to the model being where it runs
+  // Parts of weights_s. What the one thread does that goes through the model: look tensors up, check that all were
+  // taken. What it waits for, and what others do meanwhile, on a card: cuda::LoadTimes.
+  double lookups_s = 0, finish_s = 0;
+  int64_t lookups = 0;
+  std::vector<std::pair<const char*, double>> card;
+  int64_t blocks = 0;
+};
+
+// A source that takes the time.
+class TimedSource final : public model::WeightSource {
+ public:
+  TimedSource(model::WeightSource& source, Load& load) : source_(source), load_(load) {}
+  const model::ModelConfig& config() const override { return source_.config(); }
+  ops::MatrixSource matrix(std::string_view module, int64_t rows, int64_t columns) override {
+    const Time time(load_.lookups_s);
+    ++load_.lookups;
+    return source_.matrix(module, rows, columns);
+  }
+  std::vector<float> vector(std::string_view name, int64_t count) override {
+    const Time time(load_.lookups_s);
+    ++load_.lookups;
+    return source_.vector(name, count);
+  }
+  void release(const ops::MatrixSource& matrix) override {
+    const Time time(load_.lookups_s);
+    source_.release(matrix);
+  }
+  void read_in_place(bool in_place) override { source_.read_in_place(in_place); }
+  void finish() override {
+    const Time time(load_.finish_s);
+    source_.finish();
+  }
+
+ private:
+  struct Time {
+    explicit Time(double& seconds) : sum(seconds) {}
+    ~Time() { sum += seconds_since(begin); }
+    double& sum;
+    Clock::time_point begin = Clock::now();
+  };
+  model::WeightSource& source_;
+  Load& load_;
 };
 
 Load load_once(const Options& options, const std::shared_ptr<ops::Backend>& backend) {
   Load load;
+  cuda::LoadTimes* const times = backend->gpu() ? &cuda::device_of(*backend).load_times() : nullptr;
+  if (times != nullptr) times->reset();
   Clock::time_point begin = Clock::now();
   model::Checkpoint checkpoint(options.directory);
   load.open_s = seconds_since(begin);
@@ -73,8 +121,21 @@ Load load_once(const Options& options, const std::shared_ptr<ops::Backend>& back
   small.max_step_tokens = small.max_logit_rows = 16;
   small.mtp = true;
   small.progress = [](int64_t, int64_t) { throw_if_interrupted(); };
-  const auto model = model::load_model(checkpoint, backend, small);
+  TimedSource source(checkpoint, load);
+  const auto model = model::load_model(source, backend, small);
   load.weights_s = seconds_since(begin);
+  if (times == nullptr) return load;
+  const auto seconds = [](const cuda::LoadTimes::Sum& sum) { return static_cast<double>(sum.load()) * 1e-9; };
+  load.card = {{"allocating", seconds(times->allocating)},     {"small_copies", seconds(times->small_copies)},
+               {"caller_waits", seconds(times->caller_waits)}, {"ending", seconds(times->ending)},
+               {"page_locking", seconds(times->page_locking)}, {"feed_idle", seconds(times->feed_idle)},
+               {"feed_memory", seconds(times->feed_memory)},   {"feed_reads", seconds(times->feed_reads)},
+               {"feed_copies", seconds(times->feed_copies)}};
+  // Of the one thread: its own work beside look-ups, and waiting for the drafts' copy of the head.
+  load.card.emplace_back("other", load.weights_s - load.lookups_s - load.finish_s - seconds(times->allocating) -
+                                      seconds(times->small_copies) - seconds(times->caller_waits) -
+                                      seconds(times->ending));
+  load.blocks = times->blocks;
   return load;
 }
 
@@ -118,7 +179,16 @@ void run(const Options& options) {
                 {"fraction_with_headers", whole / ceiling},
                 {"loads", Json::array()}};
     if (copies) out["copy_gb_per_s"] = *copies;
-    for (const Load& load : loads) out["loads"].push_back({{"headers_s", load.open_s}, {"weights_s", load.weights_s}});
+    for (const Load& load : loads) {
+      Json one = {{"headers_s", load.open_s},
+                  {"weights_s", load.weights_s},
+                  {"lookups", load.lookups},
+                  {"lookups_s", load.lookups_s},
+                  {"finish_s", load.finish_s}};
+      for (const auto& [name, seconds] : load.card) one[fmt::format("{}_s", name)] = seconds;
+      if (load.blocks > 0) one["blocks"] = load.blocks;
+      out["loads"].push_back(std::move(one));
+    }
     fmt::print("{}\n", out.dump(2));
     return;
   }
@@ -128,6 +198,13 @@ void run(const Options& options) {
   for (const Load& load : loads) {
     fmt::print("loaded in {:.3f} s, and {:.3f} s for headers: {:.1f} GB/s, {:.1f} with them\n", load.weights_s,
                load.open_s, gb / load.weights_s, gb / (load.weights_s + load.open_s));
+    fmt::print("  {} look-ups {:.3f}, none left over {:.3f}", load.lookups, load.lookups_s, load.finish_s);
+    for (const auto& [name, seconds] : load.card) {
+      std::string words = name;
+      std::replace(words.begin(), words.end(), '_', ' ');
+      fmt::print(", {} {:.3f}", words, seconds);
+    }
+    fmt::print("{}\n", load.blocks > 0 ? fmt::format(" s; {} blocks", load.blocks) : " s");
   }
   fmt::print("best: {:.0f} % of the {} rate, {:.0f} % with headers\n", 100 * rate / ceiling, copies ? "copy" : "read",
              100 * whole / ceiling);

@@ -84,7 +84,7 @@ Wanted wanted_head() {
 // Whole rows of blocks of scales.
 constexpr int64_t kShortlistUnit = 128;
 
-std::optional<ops::MatrixSource> nvfp4_copy_of(const ops::MatrixSource& head) {
+std::optional<ops::MatrixSource> nvfp4_copy_of(const ops::MatrixSource& head, int threads) {
   const bool wide =
       head.format == ops::Format::kF32 || head.format == ops::Format::kBf16 || head.format == ops::Format::kF16;
   if (!wide || head.columns % nvfp4::kBlock != 0) return std::nullopt;
@@ -96,7 +96,7 @@ std::optional<ops::MatrixSource> nvfp4_copy_of(const ops::MatrixSource& head) {
   if (head.data == nullptr) return copy;
 
   const auto columns = static_cast<size_t>(head.columns);
-  ThreadPool pool(0);
+  ThreadPool pool(threads);
   std::vector<float> largest(static_cast<size_t>(ceil_div(head.rows, kBlockRows)));
   pool.parallel_for(head.rows, kBlockRows, [&](int64_t begin, int64_t end) {
     largest[static_cast<size_t>(begin / kBlockRows)] = largest_of(head, begin, end);
@@ -129,12 +129,12 @@ std::optional<ops::MatrixSource> nvfp4_copy_of(const ops::MatrixSource& head) {
 
 }  // namespace
 
-std::optional<ops::MatrixSource> draft_head_of(const ops::MatrixSource& head) {
+std::optional<ops::MatrixSource> draft_head_of(const ops::MatrixSource& head, int threads) {
   const Wanted wanted = wanted_head();
   const int64_t rows = wanted.rows ? round_up(std::min(*wanted.rows, head.rows), kShortlistUnit) : head.rows;
-  if (rows >= head.rows) return wanted.copy ? nvfp4_copy_of(head) : std::nullopt;
+  if (rows >= head.rows) return wanted.copy ? nvfp4_copy_of(head, threads) : std::nullopt;
   ops::MatrixSource list = take_rows(head, {0, rows, rows});
-  if (std::optional<ops::MatrixSource> copy = wanted.copy ? nvfp4_copy_of(list) : std::nullopt) return copy;
+  if (std::optional<ops::MatrixSource> copy = wanted.copy ? nvfp4_copy_of(list, threads) : std::nullopt) return copy;
   list.name = head.name + " (for drafts)";
   return list;
 }

@@ -2,6 +2,7 @@
 // the MTP head. Reference: Hugging Face transformers, models/qwen3_5 and models/qwen3_5_moe.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <future>
 #include <map>
@@ -11,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "base/threads.h"
 #include "model/draft_head.h"
 #include "model/layer.h"
 #include "model/shard.h"
@@ -190,10 +192,12 @@ class Builder {
                       config_.conv_taps};
     std::optional<MatrixSource> head;
     if (drafts && !config_.tied_head && backend_.gpu()) {
-      // While a card's weights are on their way the processors have time for the drafts' copy of the head.
+      // While a card's weights are on their way the processors have time for the drafts' copy of the head: a quarter of
+      // them, for about as long as the others read the files. It is wanted last.
       head = source_.matrix("lm_head", config_.vocabulary, config_.hidden);
-      draft_copy_ =
-          std::async(std::launch::async, [rows = take_rows(*head, vocabulary_)] { return draft_head_of(rows); });
+      const int threads = std::max(1, ThreadPool::default_threads() / 4);
+      draft_copy_ = std::async(
+          std::launch::async, [rows = take_rows(*head, vocabulary_), threads] { return draft_head_of(rows, threads); });
     }
     {
       const MatrixSource table = source_.matrix("embed_tokens", config_.vocabulary, config_.hidden);
@@ -223,8 +227,9 @@ class Builder {
       mtp->hidden_norm = norm("mtp.pre_fc_norm_hidden", config_.hidden);
       mtp->final_norm = norm("mtp.norm", config_.hidden);
       mtp->fc = matrix({{"mtp.fc", config_.hidden}}, 2 * config_.hidden);
-      mtp->head = std::move(draft_head_);
       mtp->layer = layer("mtp.layers.0", true, decoder.kv.layers++, true);
+      if (draft_copy_.valid()) load_draft_head(draft_copy_.get());
+      mtp->head = std::move(draft_head_);
       decoder.mtp = std::move(mtp);
       if (options.progress) options.progress(total, total);
     }
@@ -234,13 +239,14 @@ class Builder {
  private:
   void load_head(const MatrixSource& head, bool drafts, Decoder& decoder) {
     decoder.head = backend_.load_matrix(std::span(&head, 1));
-    if (!drafts) return;
-    if (const std::optional<MatrixSource> copy = draft_copy_.valid() ? draft_copy_.get() : draft_head_of(head)) {
-      if (copy->rows != head.rows && shard_.ranks() > 1) {
-        fail("FOURFOLD_DRAFT_HEAD: a shortlist of {} tokens is for one rank, here are {}", copy->rows, shard_.ranks());
-      }
-      draft_head_ = backend_.load_matrix(std::span(&*copy, 1));
+    if (drafts && !draft_copy_.valid()) load_draft_head(draft_head_of(head));
+  }
+  void load_draft_head(const std::optional<MatrixSource>& copy) {
+    if (!copy) return;
+    if (copy->rows != vocabulary_.size && shard_.ranks() > 1) {
+      fail("FOURFOLD_DRAFT_HEAD: a shortlist of {} tokens is for one rank, here are {}", copy->rows, shard_.ranks());
     }
+    draft_head_ = backend_.load_matrix(std::span(&*copy, 1));
   }
 
   // Rows of the head are shared out in whole panels of the CPU's and whole fragments of a GPU's kernels.

@@ -1,7 +1,10 @@
 // Weights on their way to the device: parcels of every kind, in small blocks, against what the host packs itself.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <fstream>
+#include <memory>
 
 #include "base/check.h"
 #include "base/file.h"
@@ -117,6 +120,57 @@ TEST_P(HostWeights, AFileThatEndsEarlyIsAnErrorAndNothingIsLeft) {
     EXPECT_NE(error_of([&] { feed.finish(); }), "") << "the error is forgotten";
   }
   EXPECT_EQ(live(), Live{});
+}
+
+// The caller is far ahead with what lies in files, and not with what is kept in memory for it.
+TEST_P(HostWeights, WhatWaitsIsALimitedAmountOfMemory) {
+  {
+    const TemporaryFolder folder;
+    const std::vector<uint8_t> bytes = random_bytes(1, 10000);
+    std::ofstream(folder.path() / "file", std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    const cuda::Device device;
+    cuda::Buffer buffer(device, 10000, "weights");
+    const MappedFile mapped(folder.path() / "file");
+    WeightFeed feed(device, 2, 10240);
+    std::atomic<int> there{0}, most{0};
+    for (int i = 0; i < 300; ++i) {
+      const auto mine = std::make_shared<std::vector<uint8_t>>(bytes);
+      // Counts those that are kept: taken back when the last owner is gone.
+      const std::shared_ptr<const void> owner(mine->data(), [mine, &there](const void*) { --there; });
+      most = std::max(most.load(), ++there);
+      feed.add(10000, {{.from = mine->data(), .bytes = 10000, .owner = owner}},
+               WeightFeed::copy_to(buffer.address(), 10000));
+      for (int more = 0; more < 3; ++more) {
+        feed.add(10000, {{.from = mapped.bytes().data(), .bytes = 10000}},
+                 WeightFeed::copy_to(buffer.address(), 10000));
+      }
+    }
+    feed.finish();
+    EXPECT_EQ(there, 0);
+    EXPECT_LE(most, 12 + 1 + static_cast<int>(WeightFeed::kReadAtOnce) + 1);
+    EXPECT_GE(device.load_times().blocks, 1200);
+  }
+  EXPECT_EQ(live(), Live{});
+}
+
+// The first blocks are on their way before the last ones have memory.
+TEST_P(HostWeights, MemoryThatIsNotThereIsAnError) {
+  for (int64_t nth = 1; nth <= static_cast<int64_t>(WeightFeed::kBlocks); ++nth) {
+    {
+      const cuda::Device device;
+      cuda::Buffer buffer(device, 1000, "weights");
+      fail_call(Call::kHostAllocate, nth, kOutOfMemory);
+      WeightFeed feed(device, 2, 16384);
+      const std::vector<uint8_t> bytes = random_bytes(1, 1000);
+      const std::string error = error_of([&] {
+        feed.add(1000, {{.from = bytes.data(), .bytes = 1000}}, WeightFeed::copy_to(buffer.address(), 1000));
+        feed.finish();
+      });
+      EXPECT_NE(error.find("weights on their way: 16384 bytes of page-locked memory"), std::string::npos) << error;
+    }
+    EXPECT_EQ(live(), Live{});
+  }
 }
 
 // A stack of all formats, cut into many parcels, has the bytes that the host packs.

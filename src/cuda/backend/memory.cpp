@@ -179,8 +179,10 @@ WeightFeed& Card::weights() {
 
 void Card::settle_weights() {
   if (feed_ == nullptr) return;
-  const std::unique_ptr<WeightFeed> feed = std::move(feed_);
+  std::unique_ptr<WeightFeed> feed = std::move(feed_);
   feed->finish();
+  const LoadWatch watch(device.load_times().ending);
+  feed.reset();
 }
 
 namespace {
@@ -230,7 +232,10 @@ Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> sour
     const std::vector<uint8_t> factors =
         paired() ? pair_factors(packed_, sources[0], sources[1]) : stack_factors(packed_, part, sources[i]);
     if (!paired()) factors_.back() = one_factor(factors, matrix_.parts[i]);
-    buffer_.upload(card_->stream, factors.data(), factors.size(), part.factors);
+    {
+      const LoadWatch watch(card_->device.load_times().small_copies);
+      buffer_.upload(card_->stream, factors.data(), factors.size(), part.factors);
+    }
     feed_part(sources.subspan(i, each), part);
   }
 }
@@ -373,6 +378,7 @@ class ExpertFeed {
 
   void finish() {
     send();
+    const LoadWatch watch(card_.device.load_times().small_copies);
     weights_.set_scales(card_.stream, tensor_scales_[0], tensor_scales_[1]);
   }
 

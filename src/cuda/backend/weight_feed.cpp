@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/threads.h"
 #include "nvfp4/block_scales.h"
 
 namespace fourfold::cuda {
@@ -15,8 +16,7 @@ constexpr uint64_t kMostRead = uint64_t{1} << 20;  // by one thread at a time
 
 }  // namespace
 
-WeightFeed::Slot::Slot(const Device& device, uint64_t bytes, bool in_place)
-    : pinned(device, bytes, "weights on their way"), copied(device), used(device) {
+WeightFeed::Slot::Slot(const Device& device, uint64_t bytes, bool in_place) : copied(device), used(device) {
   if (!in_place) staging = Buffer(device, bytes, "weights on their way");
 }
 
@@ -31,25 +31,37 @@ WeightFeed::WeightFeed(const Device& device, int threads, uint64_t block_bytes)
       in_place_(device.info().host_memory == jit::HostMemory::kOnePool),
       copies_(device),
       kernels_(device),
-      pool_(threads),
       status_(device, kStatusBytes, "status of the weights") {
   status_.fill(kernels_, 0xff);
   for (size_t i = 0; i < kBlocks; ++i) slots_.push_back(std::make_unique<Slot>(device, block_bytes_, in_place_));
-  thread_ = std::thread([this] { loop(); });
+  locker_ = std::thread([this] { lock_pages(); });
+  feeder_ = std::thread([this] { feed(); });
+  const int readers = threads > 0 ? threads : ThreadPool::default_threads();
+  for (int i = 0; i < readers; ++i) threads_.emplace_back([this] { read_pieces(); });
 }
 
 WeightFeed::~WeightFeed() {
   {
     std::unique_lock lock(mutex_);
-    if (error_ == nullptr && !open_.uses.empty()) hand_over(lock);
+    try {
+      hand_over(lock);
+    } catch (...) {  // finish() says it, to whoever asks
+    }
     stop_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  feeder_.join();
+  {
+    const std::lock_guard lock(mutex_);
+    readers_stop_ = true;
+  }
+  readable_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  locker_.join();
   try {
     copies_.synchronize();
     kernels_.synchronize();
-  } catch (const Error&) {  // finish() says it, to whoever asks
+  } catch (const Error&) {  // likewise
   }
 }
 
@@ -73,6 +85,7 @@ void WeightFeed::add(uint64_t bytes, const std::vector<Piece>& pieces, Use use) 
     const int name =
         piece.scales_of != nullptr && place.file != nullptr ? static_cast<int>(open_.names.size()) - 1 : -1;
     borrowed = borrowed || (place.file == nullptr && piece.owner == nullptr);
+    open_.owning = open_.owning || place.file == nullptr;
     for (int64_t row = 0; row < (whole ? 1 : piece.rows); ++row) {
       const uint64_t skipped = static_cast<uint64_t>(row) * piece.stride;
       for (uint64_t done = 0; done < each;) {
@@ -108,16 +121,26 @@ WeightFeed::Use WeightFeed::copy_to(DeviceAddress to, uint64_t bytes) {
 }
 
 void WeightFeed::hand_over(std::unique_lock<std::mutex>& lock) {
-  changed_.wait(lock, [this] { return queue_.size() < kMostQueued || error_ != nullptr; });
+  const auto room = [this] {
+    return error_ != nullptr || (queue_.size() < kMostQueued && (!open_.owning || owning_ < kMostOwning));
+  };
+  if (!room()) {
+    const LoadWatch watch(device_.load_times().caller_waits);
+    changed_.wait(lock, room);
+  }
   if (error_ != nullptr) std::rethrow_exception(error_);
   if (open_.uses.empty()) return;
+  if (open_.owning) ++owning_;
   queue_.push_back(std::exchange(open_, {}));
   changed_.notify_all();
 }
 
 void WeightFeed::wait_idle(std::unique_lock<std::mutex>& lock) {
-  changed_.wait(lock, [this] { return (queue_.empty() && !working_) || error_ != nullptr; });
-  if (error_ != nullptr) std::rethrow_exception(error_);
+  const LoadWatch watch(device_.load_times().caller_waits);
+  changed_.wait(lock, [this] { return (queue_.empty() && reading_ == 0 && !working_) || error_ != nullptr; });
+  if (error_ == nullptr) return;
+  changed_.wait(lock, [this] { return readers_ == 0; });  // of memory that its owner may take away
+  std::rethrow_exception(error_);
 }
 
 int* WeightFeed::status(std::function<std::string(int)> error) {
@@ -130,8 +153,11 @@ void WeightFeed::finish() {
   {
     std::unique_lock lock(mutex_);
     hand_over(lock);
+    // With memory that nothing came to need: whether there is any does not depend on who was faster.
+    changed_.wait(lock, [this] { return locked_ == kBlocks || error_ != nullptr; });
     wait_idle(lock);
   }
+  const LoadWatch watch(device_.load_times().caller_waits);
   drain();
   copies_.synchronize();
   if (errors_.empty()) return;
@@ -141,68 +167,182 @@ void WeightFeed::finish() {
   }
 }
 
-// ---- the feeder's
+// ---- the readers'
 
-void WeightFeed::loop() {
+void WeightFeed::fail_with(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  if (error_ == nullptr) error_ = std::move(error);
+  changed_.notify_all();
+}
+
+// Page-locks memory for one slot after the other; with the first one reading begins.
+void WeightFeed::lock_pages() {
+  try {
+    device_.make_current();
+    for (const auto& slot : slots_) {
+      PinnedBuffer memory(device_, block_bytes_, "weights on their way");
+      const std::lock_guard lock(mutex_);
+      slot->pinned = std::move(memory);
+      ++locked_;
+      changed_.notify_all();
+    }
+  } catch (...) {
+    fail_with(std::current_exception());
+  }
+}
+
+// The oldest one of which something is not read by anybody yet.
+WeightFeed::Slot* WeightFeed::slot_to_read() {
+  if (error_ != nullptr) return nullptr;
+  for (size_t i = reading_; i > 0; --i) {
+    Slot& slot = *slots_[(next_slot_ + kBlocks - i) % kBlocks];
+    if (slot.next < slot.block.reads.size()) return &slot;
+  }
+  return nullptr;
+}
+
+void WeightFeed::read_pieces() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-    if (queue_.empty() || error_ != nullptr) return;
-    Block block = std::move(queue_.front());
-    queue_.pop_front();
-    working_ = true;
+    Slot* slot = nullptr;
+    readable_.wait(lock, [&] { return readers_stop_ || (slot = slot_to_read()) != nullptr; });
+    if (slot == nullptr) return;
+    // Small pieces together.
+    const size_t begin = slot->next, count = slot->block.reads.size();
+    for (uint64_t bytes = 0; slot->next < count && bytes < kMostRead; ++slot->next) {
+      bytes += slot->block.reads[slot->next].bytes;
+      if (bytes > kMostRead && slot->next > begin) break;
+    }
+    const size_t end = slot->next;
+    ++readers_;
     lock.unlock();
-    changed_.notify_all();
     std::exception_ptr error;
     try {
-      device_.make_current();
-      process(std::move(block));
+      read(*slot, begin, end);
     } catch (...) {
       error = std::current_exception();
     }
     lock.lock();
-    working_ = false;
-    if (error != nullptr) error_ = error;
-    changed_.notify_all();
+    --readers_;
+    slot->left -= end - begin;
+    if (error != nullptr && error_ == nullptr) error_ = error;
+    if (slot->left == 0 || error_ != nullptr) changed_.notify_all();
   }
 }
 
-void WeightFeed::read(Block& block, uint8_t* to) {
-  const auto count = static_cast<int64_t>(block.reads.size());
-  pool_.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const Read& part = block.reads[static_cast<size_t>(i)];
-      if (part.place.file != nullptr) {
-        part.place.file->read(part.place.offset, to + part.to, part.bytes);
-      } else {
-        std::memcpy(to + part.to, part.from, part.bytes);
-      }
-      if (part.scales_of >= 0 && nvfp4::has_bad_scale(to + part.to, part.bytes)) {
-        fail("{}: a block scale is NaN or negative, wanted numbers from 0 to 448",
-             block.names[static_cast<size_t>(part.scales_of)]);
-      }
+void WeightFeed::read(Slot& slot, size_t begin, size_t end) {
+  uint8_t* const to = slot.pinned.data();
+  for (size_t i = begin; i < end; ++i) {
+    const Read& part = slot.block.reads[i];
+    if (part.place.file != nullptr) {
+      part.place.file->read(part.place.offset, to + part.to, part.bytes);
+    } else {
+      std::memcpy(to + part.to, part.from, part.bytes);
     }
-  });
-  block.reads.clear();
-  block.owners.clear();
+    if (part.scales_of >= 0 && nvfp4::has_bad_scale(to + part.to, part.bytes)) {
+      fail("{}: a block scale is NaN or negative, wanted numbers from 0 to 448",
+           slot.block.names[static_cast<size_t>(part.scales_of)]);
+    }
+  }
 }
 
-void WeightFeed::process(Block block) {
+// ---- the feeder's
+
+void WeightFeed::feed() {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  try {
+    device_.make_current();
+    lock.lock();
+    feed_blocks(lock);
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    if (error_ == nullptr) error_ = std::current_exception();
+  }
+  working_ = false;
+  changed_.notify_all();
+  // Nobody writes into a block any more that goes with this.
+  changed_.wait(lock, [this] { return readers_ == 0; });
+}
+
+void WeightFeed::feed_blocks(std::unique_lock<std::mutex>& lock) {
+  LoadTimes& times = device_.load_times();
+  const auto wait = [&](LoadTimes::Sum& sum, const auto& until) {
+    if (until()) return;
+    const LoadWatch watch(sum);
+    changed_.wait(lock, until);
+  };
+  for (;;) {
+    if (error_ != nullptr) return;
+    const auto may_begin = [this] {
+      return !queue_.empty() && reading_ < kReadAtOnce && (locked_ > next_slot_ || locked_ == kBlocks);
+    };
+    if (may_begin()) {
+      begin_reading(lock);
+    } else if (reading_ > 0) {
+      Slot& oldest = *slots_[(next_slot_ + kBlocks - reading_) % kBlocks];
+      wait(times.feed_reads, [&] { return oldest.left == 0 || error_ != nullptr || may_begin(); });
+      if (oldest.left > 0 || error_ != nullptr) continue;
+      working_ = true;
+      --reading_;
+      lock.unlock();
+      send(oldest);
+      use_arrived();
+      lock.lock();
+      working_ = false;
+      changed_.notify_all();
+    } else if (!queue_.empty()) {
+      wait(times.feed_memory, [&] { return may_begin() || error_ != nullptr; });
+    } else if (stop_) {
+      return;
+    } else {
+      wait(times.feed_idle, [&] { return stop_ || !queue_.empty() || error_ != nullptr; });
+    }
+  }
+}
+
+// The next block of the queue gets the next slot, as soon as what is in that has been used.
+void WeightFeed::begin_reading(std::unique_lock<std::mutex>& lock) {
+  Block block = std::move(queue_.front());
+  queue_.pop_front();
+  if (block.owning) --owning_;
+  working_ = true;
+  lock.unlock();
+  changed_.notify_all();
   Slot& slot = *slots_[next_slot_];
+  {
+    const LoadWatch watch(device_.load_times().feed_copies);
+    use(slot);
+    if (slot.in_use) slot.used.wait();
+    slot.in_use = false;
+  }
+  ++device_.load_times().blocks;
+  lock.lock();
+  slot.block = std::move(block);
+  slot.next = 0;
+  slot.left = slot.block.reads.size();
   next_slot_ = (next_slot_ + 1) % slots_.size();
-  use(slot);
-  if (slot.in_use) slot.used.wait();
-  slot.in_use = false;
-  read(block, slot.pinned.data());
+  ++reading_;
+  working_ = false;
+  readable_.notify_all();
+}
+
+// What has been read goes to the device.
+void WeightFeed::send(Slot& slot) {
+  Block block = std::move(slot.block);
+  block.reads.clear();
+  block.owners.clear();
   if (!in_place_) slot.staging.upload(copies_, slot.pinned.data(), block.bytes);
   slot.copied.record(copies_);
   slot.under_way = std::move(block);
-  // Those before it, as far as they have arrived; in their order, for who adds may count on that.
+}
+
+// As far as copies have arrived, in their order: who adds may count on that.
+void WeightFeed::use_arrived() {
   for (size_t i = 0; i < slots_.size(); ++i) {
-    Slot& earlier = *slots_[(next_slot_ + i) % slots_.size()];
-    if (!earlier.under_way) continue;
-    if (!earlier.copied.reached()) break;
-    use(earlier);
+    Slot& slot = *slots_[(next_slot_ + i) % slots_.size()];
+    if (!slot.under_way) continue;
+    if (!slot.copied.reached()) return;
+    use(slot);
   }
 }
 

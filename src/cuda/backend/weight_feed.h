@@ -2,8 +2,9 @@
 // page-locked blocks, the blocks are copied to the device one after the other, and kernels bring what has arrived into
 // the form that it is kept in. All three go on at the same time, behind the back of whoever asks for the next matrix.
 //
-//   caller           add(), add() ...        describes a block, and waits only when several of them are queued
-//   feeder thread    read -> copy -> repack  of one block each, the reading by all threads of its pool
+//   caller           add(), add() ...   describes blocks, as far ahead as it comes
+//   readers          read               the oldest blocks that have a place, a piece each, without waiting for each
+//   other feeder thread    copy -> repack     gives blocks their places, and what was read to the device
 //
 // Where processor and device have one pool of memory (DGX Spark) nothing is copied: page-locked blocks are mapped into
 // the device's addresses as everywhere, and there kernels read them as fast as any other memory.
@@ -25,7 +26,6 @@
 #include <vector>
 
 #include "base/file.h"
-#include "base/threads.h"
 #include "cuda/device/device.h"
 #include "cuda/device/pinned.h"
 
@@ -33,10 +33,11 @@ namespace fourfold::cuda {
 
 class WeightFeed {
  public:
-  // Of page-locked memory, and of the device's where it has its own: so many blocks of so many bytes. Those being read,
-  // copied and repacked, and one that waits for its turn.
-  static constexpr uint64_t kBlockBytes = uint64_t{32} << 20;
-  static constexpr size_t kBlocks = 4;
+  // Of page-locked memory, and of the device's where it has its own: so many blocks of so many bytes. A few of them are
+  // being read, so that a thread that is done with one finds work in the next; the others are copied and repacked.
+  static constexpr uint64_t kBlockBytes = uint64_t{16} << 20;
+  static constexpr size_t kBlocks = 8;
+  static constexpr size_t kReadAtOnce = 3;
   static constexpr uint64_t kStatusBytes = uint64_t{1} << 20;
 
   // `threads` that read; 0: the default of base/threads.h.
@@ -76,7 +77,9 @@ class WeightFeed {
   void finish();
 
  private:
-  static constexpr size_t kMostQueued = 6;
+  // Blocks that wait for a place: of files they are a list of what to read, and the caller may be far ahead; of memory
+  // that has an owner they keep it from going.
+  static constexpr size_t kMostQueued = 4096, kMostOwning = 12;
 
   // A part of a piece, as one thread reads it.
   struct Read {
@@ -91,6 +94,7 @@ class WeightFeed {
     std::vector<std::shared_ptr<const void>> owners;
     std::vector<std::string> names;
     std::vector<std::pair<uint64_t, Use>> uses;  // with the parcel's offset
+    bool owning = false;                         // something of it is read from memory
   };
   // A place in page-locked and, unless that is read in place, one in device memory.
   struct Slot {
@@ -99,35 +103,49 @@ class WeightFeed {
     PinnedBuffer pinned;
     Buffer staging;
     Event copied, used;
+    // While it is read: the first piece that no thread has taken, and how many are not there yet.
+    Block block;
+    size_t next = 0, left = 0;
     std::optional<Block> under_way;  // copied, or on its way; not used yet
     bool in_use = false;             // `used` was recorded
   };
 
-  void loop();
-  void read(Block& block, uint8_t* to);
-  void process(Block block);
+  void feed();
+  void feed_blocks(std::unique_lock<std::mutex>& lock);
+  void begin_reading(std::unique_lock<std::mutex>& lock);
+  void read_pieces();
+  void read(Slot& slot, size_t begin, size_t end);
+  Slot* slot_to_read();
+  void lock_pages();
+  void send(Slot& slot);
   void use(Slot& slot);
+  void use_arrived();
   void hand_over(std::unique_lock<std::mutex>& lock);
   void wait_idle(std::unique_lock<std::mutex>& lock);
+  void fail_with(std::exception_ptr error);
   void drain();
 
   const Device& device_;
   const uint64_t block_bytes_;
   const bool in_place_;
   Stream copies_, kernels_;
-  ThreadPool pool_;
   std::vector<std::unique_ptr<Slot>> slots_;
-  size_t next_slot_ = 0;
+  size_t next_slot_ = 0;  // of the next block; those before it are being read
   Buffer status_;
   std::vector<std::function<std::string(int)>> errors_;
 
-  Block open_;  // the caller's
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Block open_;        // the caller's
+  std::mutex mutex_;  // of all that follows, and of slots' `next` and `left`
+  std::condition_variable changed_, readable_;
   std::deque<Block> queue_;
-  bool working_ = false, stop_ = false;
+  size_t owning_ = 0;   // of the queue
+  size_t reading_ = 0;  // slots
+  size_t locked_ = 0;   // slots whose memory is there
+  int readers_ = 0;     // that read now
+  bool working_ = false, stop_ = false, readers_stop_ = false;
   std::exception_ptr error_;
-  std::thread thread_;
+  std::vector<std::thread> threads_;
+  std::thread locker_, feeder_;
 };
 
 }  // namespace fourfold::cuda

@@ -159,7 +159,11 @@ Buffer::Buffer(const Device& device, uint64_t bytes, std::string_view what)
   if (bytes >= kLarge && device.info().host_memory == jit::HostMemory::kOnePool && !device.only_counts()) {
     cpu::check_available(std::string(what), static_cast<int64_t>(bytes), 0, cpu::available_memory());
   }
-  const int result = device.driver().call().memory_allocate(&address_, std::max<uint64_t>(bytes, 1));
+  int result = 0;
+  {
+    const LoadWatch watch(device.load_times().allocating);
+    result = device.driver().call().memory_allocate(&address_, std::max<uint64_t>(bytes, 1));
+  }
   if (result == 0) {
     device.ledger().add(kind_, bytes);
     return;

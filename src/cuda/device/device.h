@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cpu/memory/available.h"
+#include "cuda/device/load_times.h"
 #include "cuda/device/memory_kind.h"
 #include "jit/driver.h"
 #include "kernels/ptx/tensor_map.h"
@@ -63,6 +64,7 @@ class Device {
   const LaunchNote& launch_note() const { return launch_note_; }
   // Of all buffers that are there.
   MemoryLedger& ledger() const { return ledger_; }
+  LoadTimes& load_times() const { return load_times_; }
   MemoryKind memory_kind() const { return memory_kind_; }
   // How long a wait may take before it is given up.
   std::chrono::milliseconds deadline() const { return deadline_; }
@@ -78,6 +80,7 @@ class Device {
   const jit::Driver& driver_;
   uint64_t counted_memory_ = 0;
   mutable MemoryLedger ledger_;
+  mutable LoadTimes load_times_;
   mutable LaunchNote launch_note_;
   mutable std::chrono::milliseconds deadline_{std::chrono::minutes(2)};
   mutable MemoryKind memory_kind_ = MemoryKind::kWorkspaces;

@@ -9,6 +9,7 @@ namespace fourfold::cuda {
 
 PinnedBuffer::PinnedBuffer(const Device& device, uint64_t bytes, std::string_view what, unsigned flags)
     : device_(&device), bytes_(bytes) {
+  const LoadWatch watch(device.load_times().page_locking);
   const int result = device.driver().call().host_allocate(&data_, std::max<uint64_t>(bytes, 1), flags);
   if (result != 0) device_ = nullptr;
   device.check(result, fmt::format("{}: {} bytes of page-locked memory", what, bytes));

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/plain_json.h"
 
 namespace fourfold {
 namespace {
@@ -112,6 +113,50 @@ TEST(Json, MembersOfOneObjectAreHandedOver) {
   EXPECT_EQ(error(R"({"m": {"a": 1, "a": 2}})", {}), "x: JSON object holds the key 'a' twice");
   EXPECT_EQ(error(R"({"m": {"a": 1, "b": [1, 2]}})", {.max_values = 4}), "x: JSON with more than 4 values");
   EXPECT_EQ(error(R"({"m": {"a": 1}, "a": 2})", {}), "none");
+}
+
+// What PlainJson takes is what parse_json() makes of it; what it leaves alone may be anything.
+TEST(PlainJson, TakesOnlyWhatIsPlain) {
+  const auto string_of = [](std::string_view text) {
+    PlainJson json(text);
+    std::string_view value;
+    if (!json.string(&value) || !json.end()) return std::string("?");
+    EXPECT_EQ(parse_json(text, "x").get<std::string>(), value) << text;
+    return std::string(value);
+  };
+  EXPECT_EQ(string_of("\"\""), "");
+  EXPECT_EQ(string_of(" \n\r\t\"a b~/{}[],:\" "), "a b~/{}[],:");
+  for (const char* text : {"", "a", "'a'", "\"a", "\"a\\n\"", "\"a\\\"\"", "\"a\nb\"", "\"\x7f\"", "\"\x1f\"",
+                           "\"\xc3\xa4\"", "\"\xff\"", "\"a\" x", "\v\"a\"", "1"}) {
+    EXPECT_EQ(string_of(text), "?") << text;
+  }
+  EXPECT_EQ(string_of(std::string_view("\"a\0\"", 4)), "?");
+
+  const auto number_of = [](std::string_view text) -> int64_t {
+    PlainJson json(text);
+    uint64_t value = 0;
+    if (!json.number(&value) || !json.end()) return -1;
+    EXPECT_EQ(parse_json(text, "x").get<uint64_t>(), value) << text;
+    return static_cast<int64_t>(value);
+  };
+  EXPECT_EQ(number_of("0"), 0);
+  EXPECT_EQ(number_of(" 907 "), 907);
+  EXPECT_EQ(number_of("999999999999999999"), 999999999999999999);
+  for (const char* text : {"", "-1", "+1", "01", "00", "1.0", "1.", "1e3", "0E1", "1 2", "1000000000000000000", "x",
+                           "\"1\"", "18446744073709551616"}) {
+    EXPECT_EQ(number_of(text), -1) << text;
+  }
+
+  PlainJson json("{ \"a\" : [1 , 2] }");
+  std::string_view key;
+  uint64_t one = 0, two = 0;
+  EXPECT_FALSE(PlainJson("[").next('{'));
+  EXPECT_TRUE(json.next('{') && json.string(&key) && json.next(':') && json.next('[') && json.number(&one) &&
+              json.next(',') && json.number(&two) && json.next(']') && json.next('}') && json.end());
+  EXPECT_EQ(key, "a");
+  EXPECT_EQ(one, 1u);
+  EXPECT_EQ(two, 2u);
+  EXPECT_EQ(json.at(), 17u);
 }
 
 }  // namespace

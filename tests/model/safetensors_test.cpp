@@ -219,6 +219,9 @@ std::vector<Bad> bad_files() {
        file_of(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"), 8),
        {"hold 8 bytes", "shape [3] of F32 needs 12"}},
       {"half_a_byte", file_of(one(R"({"dtype":"F4","shape":[3],"data_offsets":[0,2]})"), 2), {"whole number of bytes"}},
+      {"half_a_byte_left_out",
+       file_of(one(R"({"dtype":"F4","shape":[3],"data_offsets":[0,1]})"), 1),
+       {"whole number of bytes"}},
       {"overlap",
        file_of(
            R"({"v":{"dtype":"U8","shape":[6],"data_offsets":[0,6]},"w":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",

@@ -135,9 +135,11 @@ void WeightFeed::hand_over(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-void WeightFeed::wait_idle(std::unique_lock<std::mutex>& lock) {
+void WeightFeed::wait_idle(std::unique_lock<std::mutex>& lock, bool everything) {
   const LoadWatch watch(device_.load_times().caller_waits);
-  changed_.wait(lock, [this] { return (queue_.empty() && reading_ == 0 && !working_) || error_ != nullptr; });
+  changed_.wait(lock, [this] { return (queue_.empty() && reading_.empty() && !working_) || error_ != nullptr; });
+  // Also with memory that nothing came to need: whether there is any does not depend on who was faster.
+  if (everything) changed_.wait(lock, [this] { return locked_ == kBlocks || error_ != nullptr; });
   if (error_ == nullptr) return;
   changed_.wait(lock, [this] { return readers_ == 0; });  // of memory that its owner may take away
   std::rethrow_exception(error_);
@@ -153,9 +155,7 @@ void WeightFeed::finish() {
   {
     std::unique_lock lock(mutex_);
     hand_over(lock);
-    // With memory that nothing came to need: whether there is any does not depend on who was faster.
-    changed_.wait(lock, [this] { return locked_ == kBlocks || error_ != nullptr; });
-    wait_idle(lock);
+    wait_idle(lock, true);
   }
   const LoadWatch watch(device_.load_times().caller_waits);
   drain();
@@ -183,6 +183,7 @@ void WeightFeed::lock_pages() {
       PinnedBuffer memory(device_, block_bytes_, "weights on their way");
       const std::lock_guard lock(mutex_);
       slot->pinned = std::move(memory);
+      fresh_.push_back(slot.get());
       ++locked_;
       changed_.notify_all();
     }
@@ -194,9 +195,8 @@ void WeightFeed::lock_pages() {
 // The oldest one of which something is not read by anybody yet.
 WeightFeed::Slot* WeightFeed::slot_to_read() {
   if (error_ != nullptr) return nullptr;
-  for (size_t i = reading_; i > 0; --i) {
-    Slot& slot = *slots_[(next_slot_ + kBlocks - i) % kBlocks];
-    if (slot.next < slot.block.reads.size()) return &slot;
+  for (Slot* slot : reading_) {
+    if (slot->next < slot->block.reads.size()) return slot;
   }
   return nullptr;
 }
@@ -274,16 +274,16 @@ void WeightFeed::feed_blocks(std::unique_lock<std::mutex>& lock) {
   for (;;) {
     if (error_ != nullptr) return;
     const auto may_begin = [this] {
-      return !queue_.empty() && reading_ < kReadAtOnce && (locked_ > next_slot_ || locked_ == kBlocks);
+      return !queue_.empty() && reading_.size() < kReadAtOnce && !(fresh_.empty() && sent_.empty());
     };
     if (may_begin()) {
       begin_reading(lock);
-    } else if (reading_ > 0) {
-      Slot& oldest = *slots_[(next_slot_ + kBlocks - reading_) % kBlocks];
+    } else if (!reading_.empty()) {
+      Slot& oldest = *reading_.front();
       wait(times.feed_reads, [&] { return oldest.left == 0 || error_ != nullptr || may_begin(); });
       if (oldest.left > 0 || error_ != nullptr) continue;
       working_ = true;
-      --reading_;
+      reading_.pop_front();
       lock.unlock();
       send(oldest);
       use_arrived();
@@ -300,15 +300,17 @@ void WeightFeed::feed_blocks(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// The next block of the queue gets the next slot, as soon as what is in that has been used.
+// The next block of the queue gets a slot that is fresh, or the one that was sent first as soon as what is in that has
+// been used.
 void WeightFeed::begin_reading(std::unique_lock<std::mutex>& lock) {
   Block block = std::move(queue_.front());
   queue_.pop_front();
   if (block.owning) --owning_;
+  Slot& slot = fresh_.empty() ? *sent_.front() : *fresh_.back();
+  fresh_.empty() ? sent_.pop_front() : fresh_.pop_back();
   working_ = true;
   lock.unlock();
   changed_.notify_all();
-  Slot& slot = *slots_[next_slot_];
   {
     const LoadWatch watch(device_.load_times().feed_copies);
     use(slot);
@@ -320,8 +322,7 @@ void WeightFeed::begin_reading(std::unique_lock<std::mutex>& lock) {
   slot.block = std::move(block);
   slot.next = 0;
   slot.left = slot.block.reads.size();
-  next_slot_ = (next_slot_ + 1) % slots_.size();
-  ++reading_;
+  reading_.push_back(&slot);
   working_ = false;
   readable_.notify_all();
 }
@@ -334,15 +335,15 @@ void WeightFeed::send(Slot& slot) {
   if (!in_place_) slot.staging.upload(copies_, slot.pinned.data(), block.bytes);
   slot.copied.record(copies_);
   slot.under_way = std::move(block);
+  sent_.push_back(&slot);
 }
 
 // As far as copies have arrived, in their order: who adds may count on that.
 void WeightFeed::use_arrived() {
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    Slot& slot = *slots_[(next_slot_ + i) % slots_.size()];
-    if (!slot.under_way) continue;
-    if (!slot.copied.reached()) return;
-    use(slot);
+  for (Slot* slot : sent_) {
+    if (!slot->under_way) continue;
+    if (!slot->copied.reached()) return;
+    use(*slot);
   }
 }
 
@@ -358,7 +359,7 @@ void WeightFeed::use(Slot& slot) {
 }
 
 void WeightFeed::drain() {
-  for (size_t i = 0; i < slots_.size(); ++i) use(*slots_[(next_slot_ + i) % slots_.size()]);
+  for (Slot* slot : sent_) use(*slot);
 }
 
 }  // namespace fourfold::cuda

@@ -121,7 +121,7 @@ class WeightFeed {
   void use(Slot& slot);
   void use_arrived();
   void hand_over(std::unique_lock<std::mutex>& lock);
-  void wait_idle(std::unique_lock<std::mutex>& lock);
+  void wait_idle(std::unique_lock<std::mutex>& lock, bool everything = false);
   void fail_with(std::exception_ptr error);
   void drain();
 
@@ -130,7 +130,6 @@ class WeightFeed {
   const bool in_place_;
   Stream copies_, kernels_;
   std::vector<std::unique_ptr<Slot>> slots_;
-  size_t next_slot_ = 0;  // of the next block; those before it are being read
   Buffer status_;
   std::vector<std::function<std::string(int)>> errors_;
 
@@ -138,10 +137,12 @@ class WeightFeed {
   std::mutex mutex_;  // of all that follows, and of slots' `next` and `left`
   std::condition_variable changed_, readable_;
   std::deque<Block> queue_;
-  size_t owning_ = 0;   // of the queue
-  size_t reading_ = 0;  // slots
-  size_t locked_ = 0;   // slots whose memory is there
-  int readers_ = 0;     // that read now
+  size_t owning_ = 0;         // of the queue
+  size_t locked_ = 0;         // slots whose memory is there
+  std::vector<Slot*> fresh_;  // of those: never used yet
+  // In the order of their blocks: being read; on their way, there, or used.
+  std::deque<Slot*> reading_, sent_;
+  int readers_ = 0;  // that read now
   bool working_ = false, stop_ = false, readers_stop_ = false;
   std::exception_ptr error_;
   std::vector<std::thread> threads_;

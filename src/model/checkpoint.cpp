@@ -142,9 +142,9 @@ void Checkpoint::read_shards() {
   std::optional<ShardIndex> index;
   std::string index_error;
   const auto count = static_cast<int64_t>(waiting.size());
-  ThreadPool pool;
-
-  pool.parallel_for(count + 1, 1, [&](int64_t i, int64_t) {
+  const int64_t most_threads = ThreadPool::default_threads();
+  auto pool = std::make_unique<ThreadPool>(static_cast<int>(std::min(count + 1, most_threads)));
+  pool->parallel_for(count + 1, 1, [&](int64_t i, int64_t) {
     if (i > 0) {
       auto& [name, one] = *waiting[static_cast<size_t>(i - 1)];
       caught(one.error, [&, &name = name, &one = one] {
@@ -162,11 +162,14 @@ void Checkpoint::read_shards() {
     std::optional<HeaderText>& text = entry->second.text;
     for (size_t i = 0; text && i < text->pieces(); ++i) pieces.emplace_back(&*text, i);
   }
-  pool.parallel_for(static_cast<int64_t>(pieces.size()), 1, [&](int64_t i, int64_t) {
+  // As many threads as there is work for: small checkpoints have one piece.
+  const int64_t wanted = std::min(static_cast<int64_t>(pieces.size()), most_threads);
+  if (wanted > pool->size()) pool = std::make_unique<ThreadPool>(static_cast<int>(wanted));
+  pool->parallel_for(static_cast<int64_t>(pieces.size()), 1, [&](int64_t i, int64_t) {
     const auto [header, piece] = pieces[static_cast<size_t>(i)];
     header != nullptr ? header->parse(piece) : index_text->parse(piece);
   });
-  pool.parallel_for(count + 1, 1, [&](int64_t i, int64_t) {
+  pool->parallel_for(count + 1, 1, [&](int64_t i, int64_t) {
     if (i > 0) {
       Opened& one = waiting[static_cast<size_t>(i - 1)]->second;
       if (one.text) {
@@ -196,9 +199,9 @@ void Checkpoint::read_shards() {
     shard_of[i] = static_cast<uint32_t>(shards_.size());
     shards_.push_back(std::move(*one.file));
   }
-  take_names(pool);
+  take_names(*pool);
   // Most often nothing is wrong; if something is, everything is gone through again, to say what comes first.
-  if (whole && add_tensors() && (!index || agrees(*index, pool))) return;
+  if (whole && add_tensors() && (!index || agrees(*index, *pool))) return;
   forget_tensors();
   std::unordered_map<std::string_view, uint32_t> file_of;
   if (index && index->plain) index = index_text->by_json();

@@ -21,12 +21,8 @@ constexpr EnvVariable kVariables[] = {
     {"FOURFOLD_NVRTC", "file of NVRTC, CUDA's run-time compiler (default: searched for)"},
     {"FOURFOLD_KERNELS", "directory of compiled kernels (default: fourfold/kernels in the user's cache)"},
     {"FOURFOLD_SUMS",
-     "how ranks on GPUs add up: in-front, words, flags, two-shot, nccl or host, or several with the bytes from which "
-     "on, words,two-shot:4M (default: as measured)"},
-    {"FOURFOLD_SHARE",
-     "where ranks on GPUs add a shared expert's share that has no place among the experts: sum (default), in their "
-     "sums "
-     "by words, or node, in a kernel of its own"},
+     "how ranks on GPUs add up: words, flags, two-shot, nccl or host, or several with the bytes from which on, "
+     "words,two-shot:4M (default: as measured)"},
     {"FOURFOLD_CHOICE",
      "how GPUs choose tokens: gathered (default), from all logits, or parts, from what each rank, or each SM of one "
      "GPU, finds in its own columns"},

@@ -241,7 +241,7 @@ void print_engine(const Options& options, const EngineFigures& engine, const std
 std::optional<plan::step::StepPlan> predict_step(const Options& options, const plan::Gpu& card,
                                                  const plan::step::Shape& shape) {
   if (!options.backend.emulate.empty()) return std::nullopt;  // another card's kernels, slower than on either
-  predict::Request request = {.shapes = {}, .shape = shape, .gpu = card, .sums = sum_table()};
+  predict::Request request = {.shapes = {}, .shape = shape, .gpu = card};
   request.shape.fp8_cache = options.backend.kv_cache == "fp8";
   request.shape.ranks = options.backend.ranks;
   request.shape.by_expert = options.backend.by_expert;

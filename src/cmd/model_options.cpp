@@ -160,10 +160,6 @@ cuda::CudaOptions cuda_options(const BackendArgs& args, int device) {
     if (*choice != "parts" && *choice != "gathered") fail("FOURFOLD_CHOICE={}: wanted gathered or parts", *choice);
     options.choose_by_parts = *choice == "parts";
   }
-  if (const auto share = env("FOURFOLD_SHARE")) {
-    if (*share != "sum" && *share != "node") fail("FOURFOLD_SHARE={}: wanted sum or node", *share);
-    options.share_in_sums = *share == "sum";
-  }
   options.library_rows = library_rows();
   if (const auto rounds = env("FOURFOLD_ROUNDS")) {
     if (*rounds != "ahead" && *rounds != "waiting") fail("FOURFOLD_ROUNDS={}: wanted ahead or waiting", *rounds);

@@ -115,8 +115,7 @@ std::string step_text(const Options& o) {
                                               .ranks = o.shape.ranks,
                                               .link = link_of(o),
                                               .by_expert = o.by_expert},
-                                    .gpu = o.shape.card(),
-                                    .sums = sum_table()};
+                                    .gpu = o.shape.card()};
   plan::step::StepPlan plan = predict::predict(request);
   plan.model = shapes.name;
   plan.mix = shapes.mix;

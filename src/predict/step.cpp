@@ -142,7 +142,6 @@ Launched launched_by(const Request& request) {
   cuda::CudaOptions options;
   options.fp8_cache = shape.fp8_cache;
   options.graphs = false;  // what is recorded is not launched
-  options.sums = shape.link == plan::step::Link::kHost ? cuda::SumTable(cuda::SumWay::kWords) : request.sums;
   const jit::DeviceInfo card = memory::published_card(request.gpu).info;
   const auto make_backend = [&](const std::shared_ptr<ranks::Member>& member) {
     cuda::CudaOptions mine = options;

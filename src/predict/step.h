@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "cuda/backend/sum_ways.h"
 #include "model/random_weights.h"
 #include "model/weight_source.h"
 #include "plan/step/step.h"
@@ -23,7 +22,6 @@ struct Request {
   std::function<std::unique_ptr<model::WeightSource>()> shapes;
   plan::step::Shape shape;
   plan::Gpu gpu;
-  cuda::SumTable sums = {};  // how ranks add up
 };
 
 // All that rank 0 launches in one step, in order. Error where the model has no such step: drafts without an MTP head,

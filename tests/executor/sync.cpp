@@ -314,14 +314,6 @@ bool wait_peer_flag(const u32* flag, u32 value, u64 patience, Site site) {
   return false;
 }
 
-u32 load_count(const u32* count, Site site) {
-  Machine& m = machine();
-  m.enter(site);
-  m.maybe_yield();
-  m.plain_access(count, sizeof(u32), Access::kAtomic);
-  return *count;
-}
-
 void wait_count(const int* count, int value, Site site) {
   constexpr int kPatience = 1 << 20;  // turns
   Machine& m = machine();
@@ -389,16 +381,7 @@ void store_peer4(u32* p, const Vec4& v, Site site) {
   std::copy_n(words, 4, p);
 }
 
-void clear_peer4(u32* p, Site site) {
-  Machine& m = machine();
-  m.enter(Op::kFlagRaise, site);
-  if (m.mutated(Mutation::Kind::kDrop, Op::kFlagRaise, site)) return;
-  m.exchange_access(p, sizeof(Vec4));
-  std::fill_n(p, 4, 0xffffffffu);
-  m.maybe_yield();
-}
-
-bool look_peer_words(Vec4* v, const u32* p, int stride, int count, u64 patience, Site site) {
+bool take_peer_words(Vec4* v, u32* p, int stride, int count, u64 patience, Site site) {
   Machine& m = machine();
   m.enter(Op::kFlagWait, site);
   const bool waits = !m.mutated(Mutation::Kind::kDrop, Op::kFlagWait, site);
@@ -406,7 +389,7 @@ bool look_peer_words(Vec4* v, const u32* p, int stride, int count, u64 patience,
   for (u64 look = 0; !there && look <= patience; ++look) {
     there = true;
     for (int i = 0; i < count; ++i) {
-      const u32* at = p + static_cast<std::ptrdiff_t>(i) * stride;
+      u32* at = p + static_cast<std::ptrdiff_t>(i) * stride;
       m.exchange_access(at, sizeof(Vec4));
       v[i] = {at[0], at[1], at[2], at[3]};
       there = there && std::find(at, at + 4, 0xffffffffu) == at + 4;
@@ -414,11 +397,6 @@ bool look_peer_words(Vec4* v, const u32* p, int stride, int count, u64 patience,
     if (!waits) there = true;
     if (!there) m.block(kPeerWait, 0);
   }
-  return there;
-}
-
-bool take_peer_words(Vec4* v, u32* p, int stride, int count, u64 patience, Site site) {
-  const bool there = look_peer_words(v, p, stride, count, patience, site);
   for (int i = 0; i < count; ++i) std::fill_n(p + static_cast<std::ptrdiff_t>(i) * stride, 4, 0xffffffffu);
   return there;
 }

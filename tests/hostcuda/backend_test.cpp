@@ -349,7 +349,8 @@ TEST(HostRanksMeet, SumsAreTimedOnAllRanksAtOnce) {
   EXPECT_EQ(live(), Live{});
 }
 
-// Every way of summing gives the same bits, also what takes the place of peer memory that does not work, which is said.
+// Every way of summing gives the same bits, with a shared expert's share in the sum or added before, also what takes
+// the place of peer memory that does not work, which is said.
 TEST(HostRanksMeet, EveryWayHasTheSameLogits) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
   struct WayCase {
@@ -359,11 +360,13 @@ TEST(HostRanksMeet, EveryWayHasTheSameLogits) {
     bool nccl_refuses = false, nccl_loses = false;
     const char *way, *warning = "";
   };
-  const auto weights = model::make_random_weights(one_layer_of_each_kind(), 1);
+  const model::ModelConfig config = one_layer_of_each_kind();
+  const auto weights = model::make_random_weights(config, 1, experts_in_bf16);
   const std::vector<Step> steps = {{5}, {1}};
   std::vector<float> want;
+  std::vector<int64_t> launches;
   for (const WayCase& c : {
-           WayCase{.sums = "", .nccl = 22703, .way = "peer memory (in-front)"},
+           WayCase{.sums = "", .nccl = 22703, .way = "peer memory (words)"},
            WayCase{.sums = "flags", .way = "peer memory (flags)"},
            WayCase{.sums = "words,two-shot:1K", .way = "peer memory (words, two-shot from 1 KB)"},
            WayCase{.sums = "host", .peers = false, .way = "sums over host"},
@@ -399,6 +402,7 @@ TEST(HostRanksMeet, EveryWayHasTheSameLogits) {
       const std::vector<float> logits = logits_of(*model, steps);
       if (want.empty()) want = logits;
       EXPECT_TRUE(logits == want) << c.way;
+      launches.push_back(calls(Call::kLaunch));
       EXPECT_NE(model->backend().description().find(c.way), std::string::npos) << model->backend().description();
     }
     const std::string warned = testing::internal::GetCapturedStderr();
@@ -411,6 +415,8 @@ TEST(HostRanksMeet, EveryWayHasTheSameLogits) {
     EXPECT_EQ(nccl_calls() > 0, std::string(c.way).find("NCCL") != std::string::npos || c.nccl_loses);
     EXPECT_EQ(live(), Live{}) << c.way;
   }
+  EXPECT_EQ(launches[1] - launches[0], config.layers * 2 * static_cast<int64_t>(steps.size()))
+      << "by words sums take the share along";
 }
 
 // What was asked for and does not work is an error.
@@ -440,7 +446,7 @@ TEST(SumWays, AreChosenBySize) {
   using cuda::SumWay;
   const SumTable measured;
   EXPECT_FALSE(measured.asked());
-  for (const int64_t bytes : {8 << 10, 1 << 20, 64 << 20}) EXPECT_EQ(measured.way(2, bytes), SumWay::kInFront);
+  for (const int64_t bytes : {8 << 10, 1 << 20, 64 << 20}) EXPECT_EQ(measured.way(2, bytes), SumWay::kWords);
   const SumTable table = SumTable::parse("words,two-shot:4M,nccl:64M");
   EXPECT_TRUE(table.asked());
   EXPECT_EQ(table.way(4, (4 << 20) - 1), SumWay::kWords);

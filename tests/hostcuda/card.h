@@ -25,7 +25,6 @@
 #include "jit/nccl.h"
 #include "kernels/comm/reduce_args.h"
 #include "kernels/gemm/dense_tile.h"
-#include "kernels/gemm/rows_tile.h"
 
 namespace fourfold::hostcuda {
 using jit::DeviceAddress;
@@ -83,17 +82,8 @@ struct Stream {
 // The context that is current on a thread.
 inline thread_local int current_device = 0;
 
-// Products with the ranks' sum in front: the last of a tile's numbers says so.
-inline bool sums_in_front(const std::string& kernel) {
-  const size_t tile = kernel.find("gemm_rows<");
-  if (tile == std::string::npos) return false;
-  constexpr int kRanks = 9;  // of RowsTileOf
-  size_t at = kernel.find("RowsTileOf<");
-  for (int i = 0; i < kRanks && at != std::string::npos; ++i) at = kernel.find(',', at + 1);
-  return at != std::string::npos && kernel.compare(at, 6, ", true") == 0;
-}
 inline bool waits_for_ranks(const std::string& kernel) {
-  return sums_in_front(kernel) || kernel.find("comm::reduce_norm_") != std::string::npos ||
+  return kernel.find("comm::reduce_norm_") != std::string::npos ||
          kernel.find("comm::gather_parts") != std::string::npos;
 }
 
@@ -121,7 +111,6 @@ class Card {
   int64_t gathers = 0;  // NCCL's
   int64_t library_products = 0, library_questions = 0;
   int64_t corrupt_in = 0;  // sums until one is wrong
-  int64_t front_sums = 0;  // in front of products
   int held_rank = -1;      // whose kernels do not come to meetings
   int64_t calls[static_cast<size_t>(Call::kCount)] = {};
   int64_t hang_in = 0;  // launches until nothing ends
@@ -286,9 +275,7 @@ class Card {
     how.cluster = cluster_of(kernel.expression);
     auto* stream = static_cast<Stream*>(config.stream);
     if (waits_for_ranks(kernel.expression)) {
-      const void* argument = aligned(values->front());
-      const auto& peers = sums_in_front(kernel.expression) ? static_cast<const gemm::RowsArgs*>(argument)->peers
-                                                           : *static_cast<const comm::Peers*>(argument);
+      const auto& peers = *static_cast<const comm::Peers*>(aligned(values->front()));
       auto meeting = std::make_shared<Meeting>();
       meeting->kernel = &kernel;
       meeting->how = how;
@@ -451,7 +438,6 @@ class Card {
       stream->waiting = false;
       stream->settled = false;
     }
-    front_sums += sums_in_front(first->kernel->expression) ? 1 : 0;
     how.grid.y = static_cast<unsigned>(together.size());
     how.resident = static_cast<int>(how.grid.x * how.grid.y);
     device_->launch(how, [&] { meetings[blockIdx.y]->kernel->run(pointers[blockIdx.y].data()); });

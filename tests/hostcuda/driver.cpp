@@ -337,11 +337,6 @@ void fail_call(Call call, int64_t nth, int result) {
   const std::lock_guard lock(card().mutex);
   card().faults[static_cast<size_t>(call)] = {nth, result};
 }
-int64_t sums_in_front() {
-  const std::lock_guard lock(card().mutex);
-  return card().front_sums;
-}
-
 void hold_meetings_of(int rank) {
   const std::lock_guard lock(card().mutex);
   card().held_rank = rank;

@@ -48,9 +48,6 @@ std::vector<plan::KernelSource> all_sources() {
     all.push_back(cuda::rows_source(hopper, cuda::rows_way(hopper, formats, 256, 256)));
     all.push_back(cuda::wide_source(hopper, formats));
   }
-  for (const int formats : kStackFormats) {
-    all.push_back(cuda::in_front_source(hopper, cuda::rows_way(hopper, formats, 256, 256)));
-  }
   // Of layers with a shared expert of these.
   for (const int formats : {1, 2, 4}) {
     all.push_back(cuda::choosing_source(hopper, cuda::choosing_way(hopper, formats, 256, 256)));

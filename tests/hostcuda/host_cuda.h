@@ -55,7 +55,7 @@ inline HostCard blackwell_card() {
 inline HostCard two_cards() {
   HostCard card;
   card.devices = 2;
-  card.sms = 2;
+  card.sms = 4;
   return card;
 }
 // An A100: no bulk copies, no programmatic launches.
@@ -107,7 +107,6 @@ Live live();
 uint64_t peak_bytes();
 int64_t calls(Call call);    // since install()
 int64_t nccl_calls();        // its gathers, recorded or not
-int64_t sums_in_front();     // products with the ranks' sum in front, each once for all ranks
 int64_t library_products();  // of cuBLASLt, the same
 // How often it was asked for a way to take a product.
 int64_t library_questions();

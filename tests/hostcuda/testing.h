@@ -11,6 +11,7 @@
 #include "cuda/backend/backend.h"
 #include "hostcuda/host_cuda.h"
 #include "model/config.h"
+#include "model/random_weights.h"
 #include "model/ranked.h"
 
 namespace fourfold::hostcuda {
@@ -42,6 +43,12 @@ inline model::ModelConfig one_layer_of_each_kind() {
   config.layer_kinds = {model::LayerKind::kDeltaNet, model::LayerKind::kAttention};
   config.layers = 2;
   return config;
+}
+
+// With such formats a shared expert has no place among the others: its share is added by itself, or taken along.
+inline ops::Format experts_in_bf16(model::WeightKind kind) {
+  const bool expert = kind == model::WeightKind::kSharedExpert || kind == model::WeightKind::kRoutedExpert;
+  return expert ? ops::Format::kBf16 : model::default_format(kind);
 }
 
 // One for the whole test program.
@@ -84,8 +91,6 @@ inline model::BackendFactory rank_backends(bool one_card = false, int64_t looks 
     options.device = one_card || member == nullptr ? 0 : static_cast<int>(member->rank());
     options.exchange_bytes = 1 << 18;
     options.patience = std::chrono::nanoseconds(looks);
-    // Products that wait for ranks run with all their CTAs in turns, some seconds a step.
-    options.step_deadline = std::chrono::minutes(2);
     return cuda::make_backend(options);
   };
 }

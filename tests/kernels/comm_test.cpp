@@ -1,6 +1,6 @@
-// The sum over ranks (comm/reduce.cuh, words.cuh, two_shot.cuh) on the host executor: ranks are CTAs of one launch that
-// run in turns, each with memory of its own that the others reach; what separates two sums on cards, the end of a
-// kernel, is a barrier here.
+// The sum over ranks (comm/reduce.cuh, words.cuh, each.cuh, two_shot.cuh) on the host executor: ranks are CTAs of one
+// launch that run in turns, each with memory of its own that the others reach; what separates two sums on cards, the
+// end of a kernel, is a barrier here.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,20 +31,17 @@ struct Shape {
   bool mixed = false;  // the way and words in turns
   bool share = false;  // of a shared expert, in each rank's part
   bool words() const { return way != Way::kFlags; }
-  bool in_front() const { return way == Way::kInFront; }
   Way way_of(int sum) const { return mixed && sum % 3 == 1 ? Way::kWords : way; }
 };
 constexpr Way kAllWays[] = {Way::kFlags, Way::kWords, Way::kTwoShot, Way::kEach};
-constexpr const char* kNames[] = {"with flags", "by words", "in two shots", "by words of a CTA each", "in front"};
+constexpr const char* kNames[] = {"with flags", "by words", "in two shots", "by words of a CTA each"};
 
 struct Rank {
   std::vector<std::vector<uint16_t>> deltas;  // by sum
   std::vector<uint16_t> share;
   float* residual = nullptr;
-  float* other = nullptr;   // in front: where the residual is every other time
-  uint16_t* out = nullptr;  // in front: of every CTA
-  unsigned *uses = nullptr, *fronts = nullptr, *absent = nullptr, *report = nullptr;
-  int* ended = nullptr;  // CTAs' sums
+  uint16_t* out = nullptr;
+  unsigned *uses = nullptr, *absent = nullptr, *report = nullptr;
 };
 
 // One problem on all ranks; `absent`: a rank that never comes.
@@ -89,12 +86,8 @@ class Sums {
       rank.residual = device_.alloc<float>(size, "residual");
       std::copy(residual_.begin(), residual_.end(), rank.residual);
       device_.produced(rank.residual);
-      rank.other = shape.in_front() ? device_.alloc<float>(size, "residual every other time") : rank.residual;
-      rank.out = device_.alloc<uint16_t>(size * static_cast<size_t>(copies()), "out");
-      rank.ended = device_.alloc<int>(1, "sums that CTAs have ended");
-      *rank.ended = 0;
+      rank.out = device_.alloc<uint16_t>(size, "out");
       rank.uses = zeros(2 * (static_cast<size_t>(shape.rows) + 1), "uses");
-      rank.fronts = zeros(1, "sums in front");
       rank.absent = zeros(static_cast<size_t>(shape.ranks), "absent");
       rank.report = zeros(1, "report");
       norm::Share share = {};
@@ -110,11 +103,9 @@ class Sums {
         one.rows = shape.rows;
         one.peers.rank = r;
         one.peers.uses = rank.uses;
-        one.peers.fronts = rank.fronts;
         one.peers.absent = rank.absent;
         one.peers.report = rank.report;
-        one.norm.residual = s % 2 == 0 ? rank.residual : rank.other;
-        one.norm.residual_out = s % 2 == 0 ? rank.other : rank.residual;
+        one.norm.residual = one.norm.residual_out = rank.residual;
         one.norm.residual_stride = one.norm.delta_stride = one.norm.out_stride = one.norm.columns = shape.columns;
         one.norm.delta = device_.constant(delta, "delta");
         device_.produced(one.norm.delta);
@@ -135,18 +126,10 @@ class Sums {
     device_.launch(config, [&] {
       if (static_cast<int>(blockIdx.y) == absent_) return;
       for (int s = 0; s < shape_.sums; ++s) {
-        if (s > 0) end_of_kernel(ranks_[blockIdx.y], s);
+        if (s > 0) __syncthreads();
         reduce_kernel(args_[blockIdx.y * static_cast<size_t>(shape_.sums) + static_cast<size_t>(s)], shape_.way_of(s));
       }
     });
-  }
-
-  // Of all the rank's CTAs where one reads what another one stored.
-  void end_of_kernel(const Rank& rank, int sums) const {
-    __syncthreads();
-    if (!shape_.in_front()) return;
-    if (threadIdx.x == 0) await_ctas(rank.ended, sums * shape_.ctas);
-    __syncthreads();
   }
 
   // What is wrong with the results; empty: nothing.
@@ -167,25 +150,18 @@ class Sums {
     }
     for (const Rank& rank : ranks_) {
       if (*rank.report != 0) return "a rank was given up";
-      const float* residual = shape_.sums % 2 == 0 ? rank.residual : rank.other;
-      if (std::memcmp(residual, want.data(), want.size() * sizeof(float)) != 0) return "another residual";
+      if (std::memcmp(rank.residual, want.data(), want.size() * sizeof(float)) != 0) return "another residual";
       const unsigned* uses = rank.uses + (shape_.words() ? shape_.rows + 1 : 0);
-      int in_front = 0;
-      for (int s = 0; s < shape_.sums; ++s) in_front += shape_.way_of(s) == Way::kInFront ? 1 : 0;
-      if (*rank.fronts != static_cast<unsigned>(in_front) * kFrontTurn) return "another count of sums in front";
       for (int row = 0; row < shape_.rows; ++row) {
-        if (uses[row] != static_cast<unsigned>(shape_.sums - in_front)) return "another count of sums";
+        if (uses[row] != static_cast<unsigned>(shape_.sums)) return "another count of sums";
         const float* x = want.data() + row * shape_.columns;
         double squares = 0;
         for (int i = 0; i < shape_.columns; ++i) squares += static_cast<double>(x[i]) * x[i];
         const double inverse = 1.0 / std::sqrt(squares / shape_.columns + 1e-6);
         for (int i = 0; i < shape_.columns; ++i) {
           const double value = x[i] * inverse * weight_[static_cast<size_t>(i)];
-          for (int copy = 0; copy < copies(); ++copy) {
-            const int at = (copy * shape_.rows + row) * shape_.columns + i;
-            const double found = nvfp4::bf16_to_float(rank.out[at]);
-            if (!(std::fabs(found - value) <= std::fabs(value) / 255 + 1e-9)) return "another norm";
-          }
+          const double found = nvfp4::bf16_to_float(rank.out[row * shape_.columns + i]);
+          if (!(std::fabs(found - value) <= std::fabs(value) / 255 + 1e-9)) return "another norm";
         }
       }
       if (uses[shape_.rows] != 0) return "a count beyond the rows";
@@ -202,8 +178,6 @@ class Sums {
   const std::set<executor::SeenSite>& seen() const { return device_.seen(); }
 
  private:
-  int copies() const { return shape_.in_front() ? shape_.ctas : 1; }
-
   Shape shape_;
   int absent_;
   Device device_;
@@ -242,22 +216,6 @@ TEST(RankSum, EveryRankHasTheSumInTheOrderOfRanks) {
   }
 }
 
-// In front of a product: all CTAs of a rank have all rows, and look at the same words.
-TEST(RankSum, EveryCtaHasTheSumInFront) {
-  unsigned seed = 70;
-  for (Shape shape : {Shape{2, 1, 2048, 9, 3}, Shape{2, 2, 400, 6, 4}, Shape{2, 1, 256, 11, 1}, Shape{3, 2, 4096, 5, 2},
-                      Shape{4, 1, 512, 9, 3}, Shape{8, 2, 64, 7, 2}}) {
-    shape.way = Way::kInFront;
-    for (const bool share : {false, true}) {
-      shape.share = share;
-      for (const Options& options : schedules(2, ++seed)) {
-        EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows, "
-                                                 << shape.columns << " columns" << (share ? ", with a share" : "");
-      }
-    }
-  }
-}
-
 // A rank's part is what its mixer left and its share of the shared expert's output, rounded before it is sent.
 TEST(RankSum, PartsMayHaveAShare) {
   unsigned seed = 50;
@@ -273,7 +231,7 @@ TEST(RankSum, PartsMayHaveAShare) {
 
 // A rank that does not come is noticed after the patience, once: later sums wait for nobody.
 TEST(RankSum, ARankThatDoesNotComeIsGivenUp) {
-  for (const Way way : {Way::kFlags, Way::kWords, Way::kTwoShot, Way::kEach, Way::kInFront}) {
+  for (const Way way : kAllWays) {
     Shape shape{3, 2, 256, 1};
     shape.way = way;
     Sums sums(Options{}, shape, 1, 200);
@@ -282,10 +240,6 @@ TEST(RankSum, ARankThatDoesNotComeIsGivenUp) {
       const Rank& rank = sums.ranks()[r];
       EXPECT_EQ(*rank.report, 2u);
       for (int other = 0; other < 3; ++other) EXPECT_EQ(rank.absent[other], other == 1 ? 1u : 0u);
-      if (way == Way::kInFront) {
-        EXPECT_EQ(*rank.fronts, 3 * kFrontTurn) << "the sums ended";
-        continue;
-      }
       for (int row = 0; row < 2; ++row) EXPECT_EQ(rank.uses[shape.words() ? 3 + row : row], 3u) << "the sums ended";
     }
     EXPECT_EQ(*sums.ranks()[1].report, 0u);
@@ -294,8 +248,8 @@ TEST(RankSum, ARankThatDoesNotComeIsGivenUp) {
 
 // What a word that is not there looks like may be what a rank has to send: a number that is none arrives as one.
 TEST(RankSum, WordsOfAllOnesArrive) {
-  for (const Way way : {Way::kWords, Way::kTwoShot, Way::kEach, Way::kInFront}) {
-    Shape shape{2, 1, 256, 4};
+  for (const Way way : {Way::kWords, Way::kTwoShot, Way::kEach}) {
+    Shape shape{2, 1, 256, 3};
     shape.way = way;
     Sums sums(Options{}, shape);
     sums.set_delta(1, 0, 6, 0xffff);
@@ -311,14 +265,14 @@ TEST(RankSum, WordsOfAllOnesArrive) {
 // One after the other in the same memory.
 TEST(RankSum, WaysTakeTurnsWithWords) {
   unsigned seed = 100;
-  for (Shape shape : {Shape{2, 3, 400, 7}, Shape{4, 5, 64, 7, 2}, Shape{3, 1, 2048, 5}, Shape{2, 2, 400, 9, 3},
-                      Shape{3, 1, 2048, 7, 2}, Shape{2, 3, 256, 4}}) {
-    shape.way = shape.sums == 4                              ? Way::kEach
-                : shape.rows <= kFrontRows && shape.sums > 5 ? Way::kInFront
-                                                             : Way::kTwoShot;
+  for (Shape shape : {Shape{2, 3, 400, 7}, Shape{4, 5, 64, 7, 2}, Shape{3, 1, 2048, 5}}) {
     shape.mixed = true;
-    for (const Options& options : schedules(4, ++seed)) {
-      EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows";
+    for (const Way way : {Way::kTwoShot, Way::kEach}) {
+      if (way == Way::kEach && shape.ctas < shape.rows) continue;
+      shape.way = way;
+      for (const Options& options : schedules(4, ++seed)) {
+        EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows";
+      }
     }
   }
 }
@@ -326,13 +280,12 @@ TEST(RankSum, WaysTakeTurnsWithWords) {
 // Nothing that orders is there for nothing.
 TEST(RankSum, EveryLostWaitIsCaught) {
   if (!Device::checks_plain_accesses()) GTEST_SKIP() << "half of the order is not seen in sanitizer builds";
-  const std::set<std::string> files = {"reduce.cuh", "meeting.cuh", "words.cuh",   "two_shot.cuh",
-                                       "each.cuh",   "front.cuh",   "norm_row.cuh"};
-  for (const Way way : {Way::kFlags, Way::kWords, Way::kTwoShot, Way::kEach, Way::kInFront}) {
+  const std::set<std::string> files = {"reduce.cuh", "meeting.cuh",  "words.cuh",
+                                       "each.cuh",   "two_shot.cuh", "norm_row.cuh"};
+  for (const Way way : kAllWays) {
     Shape shape{2, 2, 512, 4};
     shape.way = way;
     if (shape.words() && way != Way::kEach) shape.ctas = 1;  // sums of squares of two rows, too
-    if (shape.in_front()) shape.ctas = 2, shape.sums = 9;    // slots are taken again
     std::set<executor::SeenSite> seen;
     ASSERT_EQ(complaint(Options{}, shape, &seen), "");
     int tried = 0;

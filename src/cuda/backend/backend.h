@@ -41,7 +41,6 @@ struct CudaOptions {
   uint64_t exchange_bytes = uint64_t{128} << 20;  // that each rank has for the others' parts of sums
   int64_t check_sums = 0;                         // not 0: steps from one comparison of the ranks' sums to the next
   SumTable sums;                                  // how they get from card to card
-  bool share_in_sums = true;                      // a shared expert's share is added by sums that can
   // Tokens are chosen from what each rank finds in its own columns of the logits, or each SM of one card; where more is
   // needed than that (log-probabilities of rows with biases, masks, banned tokens or penalties), columns are brought
   // together as they are without this.

@@ -16,8 +16,7 @@ namespace {
 
 constexpr size_t kMostGraphs = 96;
 constexpr int64_t kLeastExchanged = 2048;  // columns, where no sum has said how many there are
-static_assert(kMostNormedRows <= comm::kFrontRows);
-constexpr int kLeastShare = 4;  // units of 64 columns and 128 rows that a CTA of gemm_middle starts for
+constexpr int kLeastShare = 4;             // units of 64 columns and 128 rows that a CTA of gemm_middle starts for
 
 // Of tables of a kind that are under way: those of two steps, each with a trunk, a feed and drafting passes, must not
 // wait for each other where nothing else does.
@@ -120,7 +119,6 @@ void CudaBackend::load_asked_for(const std::function<void()>& rehearse) {
   // What these remember is not loaded yet.
   products_.clear();
   choosing_.clear();
-  in_front_.clear();
   gated_.clear();
   attention_.clear();
   prefill_.clear();
@@ -322,11 +320,7 @@ void CudaBackend::settle_waiting() {
   if (waiting_share_.args.x != nullptr) launch_share(std::exchange(waiting_share_, {}));
   if (waiting_.out == nullptr) return;
   waiting_.out = nullptr;
-  if (waiting_.over_ranks) {
-    launch_reduce(waiting_.args, waiting_.rows);
-  } else {
-    launch_norm(waiting_.args, waiting_.rows);
-  }
+  launch_norm(waiting_.args, waiting_.rows);
   if (waiting_.args.residual_out != nullptr) shadowed_ = nullptr;
 }
 
@@ -376,7 +370,7 @@ void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops
   args.out_stride = out.stride;
   args.share = share;
   if (can_wait(args, out)) {
-    waiting_ = {args, out.rows, out.data, false};
+    waiting_ = {args, out.rows, out.data};
     return;
   }
   FF_ASSERT(shadowed_ == nullptr || shadowed_ == residual);
@@ -453,16 +447,17 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
     fail("norm: rows of {} columns, wanted at most {}", out.cols, norm::kMostColumns);
   }
   meet_ranks(out.cols);
-  const bool takes_share = options_.share_in_sums && ranks_->takes_share(out.rows, out.cols);
-  const norm::Share share = takes_share ? take_share(delta, out) : norm::Share{};
+  const norm::Share share = ranks_->takes_share(out.rows, out.cols) ? take_share(delta, out) : norm::Share{};
   settle_waiting();
-  const bool in_front = ranks_->in_front(planning_ ? 1 : out.rows, out.cols);
-  if (in_front) scratch(shadow_, kMostNormedRows * out.cols * 4, "residual");
-  planned_sum_ = planning_ && in_front ? out.data : nullptr;
   if (planning_ || out.rows == 0) return;
+  FF_ASSERT(shadowed_ == nullptr);
+  const double each = 10.0 + 2.0 * static_cast<double>(ranks_->count()) + (share.x != nullptr ? 2.0 : 0.0);
+  const auto cost = [&] { return ops::Cost{static_cast<double>(out.rows * out.cols) * each, 0}; };
+  if (left_out("sum over ranks", cost, {.kind = plan::step::Kind::kReduce, .rows = out.rows, .outputs = out.cols})) {
+    return;
+  }
   norm::NormArgs args = {};
-  args.residual = residual.data == shadowed_ ? shadow_.as<float>() : residual.f32();
-  args.residual_out = residual.f32();
+  args.residual = args.residual_out = residual.f32();
   args.residual_stride = residual.stride;
   args.delta = bf16(delta);
   args.delta_stride = delta.stride;
@@ -472,28 +467,11 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
   args.out = bf16_out(out);
   args.out_stride = out.stride;
   args.share = share;
-  // Ranks launch the same, so whoever looks at what one of them has so far finds no sum that waits.
-  if (in_front && in_front_agreed_ && (stepping_ || timer_ != nullptr) && can_wait(args, out)) {
-    waiting_ = {args, out.rows, out.data, true};
-    return;
-  }
-  FF_ASSERT(shadowed_ == nullptr || shadowed_ == residual.data);
-  launch_reduce(args, out.rows);
-  shadowed_ = nullptr;
-}
-
-void CudaBackend::launch_reduce(const norm::NormArgs& args, int64_t rows) {
-  const double each = 10.0 + 2.0 * static_cast<double>(ranks_->count()) + (args.share.x != nullptr ? 2.0 : 0.0);
-  const auto cost = [&] { return ops::Cost{static_cast<double>(rows * args.columns) * each, 0}; };
-  if (left_out("sum over ranks", cost, {.kind = plan::step::Kind::kReduce, .rows = rows, .outputs = args.columns})) {
-    return;
-  }
-  ranks_->reduce(args, rows, overlap_);
+  ranks_->reduce(args, out.rows, overlap_);
 }
 
 void CudaBackend::check_sums() {
   if (checks_ == nullptr || !checks_->due() || last_sum_.data == nullptr) return;
-  FF_ASSERT(shadowed_ == nullptr);
   checks_->compare(ranks_->checksum(last_sum_, std::min(last_sum_.rows, tables_.rows)));
 }
 
@@ -537,12 +515,6 @@ const CudaBackend::ProductKernels& CudaBackend::product_kernels(const RowsWay& w
   return found;
 }
 
-const std::vector<Kernel>& CudaBackend::in_front_kernels(const RowsWay& way) {
-  const std::vector<Kernel>*& found = in_front_[way];
-  if (found == nullptr) found = &loaded(in_front_source(arch_, way));
-  return *found;
-}
-
 void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gemm::Matrix& matrix, int formats,
                           int64_t rows, int64_t weight_bytes, const ops::Tensor& out, const Gated& gated) {
   const RowsWay way = rows_way(arch_, formats, rows, x.cols);
@@ -550,22 +522,12 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
   if (planning_ && gated.tiles > 0) gated_.insert(way);
   const ProductKernels& kernels = product_kernels(way);
   wide_room(formats, x.rows);
-  if (planning_ && x.data == planned_sum_) {
-    if (way.norm_pieces > 0) in_front_kernels(way);
-    planned_sum_ = nullptr;  // it is the first product that takes it
-  }
   if (planning_) return;
   const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
-                      waiting_.args.columns == x.cols && way.norm_pieces > 0 &&
-                      (!waiting_.over_ranks || in_front_.contains(way));
-  const bool over_ranks = normed && waiting_.over_ranks;
+                      waiting_.args.columns == x.cols && way.norm_pieces > 0;
   if (!normed) settle_waiting();
-  const plan::step::Extent extent = {.kind = plan::step::Kind::kProduct,
-                                     .rows = x.rows,
-                                     .outputs = rows,
-                                     .inputs = x.cols,
-                                     .norm_in_front = normed,
-                                     .ranks_in_front = over_ranks};
+  const plan::step::Extent extent = {
+      .kind = plan::step::Kind::kProduct, .rows = x.rows, .outputs = rows, .inputs = x.cols, .norm_in_front = normed};
   if (left_out(
           name, [&] { return ops::linear_cost(x.rows, rows, x.cols, weight_bytes); }, extent)) {
     gemm::RowsArgs none = {};
@@ -579,10 +541,9 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
   for (int64_t first = 0; first < x.rows;) {
     const auto left = static_cast<int>(std::min<int64_t>(kMostRows, x.rows - first));
     const int tokens = rows_at_once(arch_, way, matrix.units, left);
-    const bool share = waiting_.args.share.x != nullptr;
-    const RowsEntry of_norm = share ? kRowsShare : kRowsNorm;
+    const RowsEntry of_norm = waiting_.args.share.x != nullptr ? kRowsShare : kRowsNorm;
     const RowsEntry entry = normed ? of_norm : tokens > 8 ? kRows16 : kRows8;
-    const gemm::RowsTile tile = over_ranks ? in_front_tile(way, share) : rows_tile(way, entry);
+    const gemm::RowsTile tile = rows_tile(way, entry);
     gemm::RowsArgs args = {};
     args.matrix = matrix;
     args.tokens = tokens;
@@ -599,7 +560,7 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
       args.gated_stride = gated.out.stride;
     }
     if (normed) take_along(args);
-    Kernel kernel = over_ranks ? in_front_kernels(way)[share ? 1 : 0] : (*kernels.few)[entry];
+    Kernel kernel = (*kernels.few)[entry];
     kernel.smem_bytes = gemm::rows_map(tile, tokens, args.panel_units).total;
     const int grid = gemm::rows_grid(tile, matrix.tiles, sms_);
     launch(card_->stream, kernel, {static_cast<unsigned>(grid)}, overlap_, args);
@@ -618,7 +579,6 @@ void CudaBackend::take_along(gemm::RowsArgs& args) {
   args.norm_weight = n.weight;
   args.norm_eps = n.eps;
   args.norm_out = n.out;
-  if (waiting_.over_ranks) args.peers = ranks_->peers();
   if (n.residual_out != nullptr) {
     const bool back = n.residual == shadow_.as<float>();
     args.residual_out = back ? n.residual_out : shadow_.as<float>();

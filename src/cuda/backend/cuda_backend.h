@@ -122,7 +122,6 @@ class CudaBackend : public ops::Backend {
     norm::NormArgs args = {};
     int64_t rows = 0;
     const void* out = nullptr;  // null: none waits
-    bool over_ranks = false;    // of a sum over ranks, of which `args` has this rank's part
   };
 
   // Rows of experts that wait to be added up: a norm that adds the sum to the residual takes it along.
@@ -170,9 +169,6 @@ class CudaBackend : public ops::Backend {
   void settle_waiting();
   void launch_share(const WaitingShare& share);
   void launch_norm(const norm::NormArgs& args, int64_t rows, const moe::RowSum* sum = nullptr);
-  void launch_reduce(const norm::NormArgs& args, int64_t rows);
-  const std::vector<Kernel>& in_front_kernels(const RowsWay& way);
-  std::string in_front_text() const;
   norm::Share take_share(const ops::Tensor& delta, const ops::Tensor& out);
   bool can_wait(const norm::NormArgs& args, const ops::Tensor& out) const;
   // All of a part is on its way.
@@ -309,11 +305,6 @@ class CudaBackend : public ops::Backend {
   std::map<RowsWay, ProductKernels> products_;
   std::map<RowsWay, const std::vector<Kernel>*> choosing_;
   std::set<RowsWay> gated_;  // of products with gated row tiles
-  // Of products that take a sum over ranks along, as planned; whether all ranks have the same; the rows that the last
-  // such sum makes, while the body is planned.
-  std::map<RowsWay, const std::vector<Kernel>*> in_front_;
-  bool in_front_agreed_ = false;
-  const void* planned_sum_ = nullptr;
   std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, prefill_, delta_;
   std::map<std::array<int64_t, 5>, ExpertSet> experts_;  // by count, choices, sizes, slices of the shared one
   std::map<std::pair<float, int64_t>, cuda::Buffer> frequencies_;

@@ -64,8 +64,8 @@ CardRanks::CardRanks(std::shared_ptr<Card> card, const CudaOptions& options)
       device_(options.device),
       exchange_bytes_(options.exchange_bytes),
       table_(options.sums),
-      over_peers_(table_.has(count(), SumWay::kInFront) || table_.has(count(), SumWay::kWords) ||
-                  table_.has(count(), SumWay::kFlags) || table_.has(count(), SumWay::kTwoShot)),
+      over_peers_(table_.has(count(), SumWay::kWords) || table_.has(count(), SumWay::kFlags) ||
+                  table_.has(count(), SumWay::kTwoShot)),
       patience_(options.patience) {
   if (count() > comm::kMostRanks) fail("{} ranks on GPUs, wanted at most {}", count(), comm::kMostRanks);
   kernels_ = card_->loader.load(reduce_source());
@@ -90,11 +90,6 @@ std::string CardRanks::description() const {
     way = table_.text(count());
   }
   return fmt::format("rank {} of {}, sums over {}", member_->rank(), count(), way);
-}
-
-bool CardRanks::agree(const std::string& text) const {
-  const std::vector<std::string> all = member_->meet_with(text, kPreparation);
-  return std::all_of(all.begin(), all.end(), [&](const std::string& each) { return each == text; });
 }
 
 void CardRanks::meet() { member_->meet_with(0, kPreparation); }
@@ -193,10 +188,9 @@ void CardRanks::allocate(int64_t columns) {
   exchange_.ranks = static_cast<int>(count());
   exchange_.columns = static_cast<int>(round_up(columns, norm::kPieceColumns));
   exchange_.rows = 1;
-  const int64_t row_bytes = exchange_.front_at(), all_rows = static_cast<int64_t>(exchange_bytes_) / row_bytes;
-  exchange_.rows = static_cast<int>(std::max<int64_t>(all_rows, 16));
+  exchange_.rows = static_cast<int>(std::max<int64_t>(static_cast<int64_t>(exchange_bytes_) / exchange_.bytes(), 16));
   const auto rows = static_cast<uint64_t>(exchange_.rows);
-  counts_ = cuda::Buffer(card_->device, (2 * rows + 1 + comm::kMostRanks) * sizeof(unsigned), "counts of sums");
+  counts_ = cuda::Buffer(card_->device, (2 * rows + comm::kMostRanks) * sizeof(unsigned), "counts of sums");
   counts_.fill(card_->stream, 0);
   auto mine = std::make_shared<Memory>();
   mine->card = card_;
@@ -306,8 +300,7 @@ comm::Peers CardRanks::peers() const {
   peers.rank = static_cast<int>(member_->rank());
   peers.early = shared_card_ ? 0 : 1;
   peers.uses = counts_.as<unsigned>();
-  peers.fronts = peers.uses + 2 * exchange_.rows;
-  peers.absent = peers.fronts + 1;
+  peers.absent = peers.uses + 2 * exchange_.rows;
   peers.report = reinterpret_cast<unsigned*>(report_.data());
   peers.patience = static_cast<unsigned long long>(patience_.count());
   return peers;
@@ -321,8 +314,7 @@ unsigned CardRanks::grid(int64_t items, int ctas_of_sm) const {
 
 void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap) {
   FF_ASSERT(args.columns <= exchange_.columns && args.delta != nullptr);
-  const SumWay chosen = way_of_rows(rows, args.columns);
-  const SumWay way = chosen == SumWay::kInFront ? SumWay::kWords : chosen;
+  const SumWay way = way_of_rows(rows, args.columns);
   FF_ASSERT(args.share.x == nullptr || way == SumWay::kWords);
   if (way == SumWay::kNccl || way == SumWay::kHost) {
     return reduce_gathered(way == SumWay::kNccl ? nccl_.get() : host_.get(), args, rows);

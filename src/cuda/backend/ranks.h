@@ -53,16 +53,8 @@ class CardRanks {
   // Of which column of `out` columns each rank's part begins, and `out`; the first time for these numbers ranks meet.
   const std::vector<int>& columns_of(int64_t part, int64_t out);
 
-  // Whether a sum takes a share of this rank's part; and whether a product behind it may take the sum along. After
-  // prepare().
-  bool takes_share(int64_t rows, int64_t columns) const { return way_of_rows(rows, columns) <= SumWay::kWords; }
-  bool in_front(int64_t rows, int64_t columns) const {
-    return !shared_card_ && rows <= comm::kFrontRows && way_of_rows(rows, columns) == SumWay::kInFront;
-  }
-  // Whether all ranks say the same.
-  bool agree(const std::string& text) const;
-  // For what such products do.
-  comm::Peers peers() const;
+  // Whether a sum takes a share of this rank's part, after prepare().
+  bool takes_share(int64_t rows, int64_t columns) const { return way_of_rows(rows, columns) == SumWay::kWords; }
   // ops::Backend::reduce_add_rms_norm, gather_columns. A share in `args` is of this rank's part.
   void reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap);
   void gather(const ops::Tensor& part, const ops::Tensor& out, Overlap overlap);
@@ -93,6 +85,7 @@ class CardRanks {
   void gather_blocks(RankBlocks* blocks, const ops::Tensor& part, const ops::Tensor& out,
                      const std::vector<int>& first);
   void copy_columns(const void* from, int64_t from_stride, void* to, int64_t to_stride, int64_t words, int64_t rows);
+  comm::Peers peers() const;
   unsigned grid(int64_t items, int ctas_of_sm) const;
 
   std::shared_ptr<Card> card_;

@@ -156,28 +156,6 @@ int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens) 
   return tokens;
 }
 
-gemm::RowsTile in_front_tile(const RowsWay& way, bool share) {
-  gemm::RowsTile tile = rows_tile(way, share ? kRowsShare : kRowsNorm);
-  tile.ranks = true;
-  return tile;
-}
-
-plan::KernelSource in_front_source(const Target& arch, const RowsWay& way) {
-  plan::KernelSource source;
-  source.name = fmt::format("rows_{}_w{}x{}_s{}_c{}_n{}_ranks", way.formats, way.strip_warps, way.teams, way.slots,
-                            way.ctas, way.norm_pieces);
-  source.text = "#include \"kernels/gemm/rows.cuh\"\n";
-  for (const bool share : {false, true}) {
-    const gemm::RowsTile t = in_front_tile(way, share);
-    source.entries.push_back(
-        {fmt::format(
-             "fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<{}, {}, {}, {}, {}, {}, {}, false, {}, true>>",
-             t.formats, t.row_tiles, t.strip_warps, t.teams, t.slots, t.ctas, t.norm_pieces, share),
-         static_cast<unsigned>(t.threads()), arch.smem_per_block});
-  }
-  return source;
-}
-
 RowsWay choosing_way(const Target& arch, int formats, int64_t rows, int64_t columns) {
   RowsWay way = rows_way(arch, formats, rows, columns);
   way.norm_pieces = 0;

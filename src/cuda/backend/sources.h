@@ -75,10 +75,6 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way);
 // other, for every row tile again, and four launches can do without.
 int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens);
 
-// Of one and two rows with the sum over ranks in front: without a shared expert's share and with one.
-gemm::RowsTile in_front_tile(const RowsWay& way, bool share);
-plan::KernelSource in_front_source(const Target& arch, const RowsWay& way);
-
 // Of up to 8 rows beside the router's choice: one kernel.
 RowsWay choosing_way(const Target& arch, int formats, int64_t rows, int64_t columns);
 gemm::RowsTile choosing_tile(const RowsWay& way);

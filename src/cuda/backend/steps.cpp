@@ -25,14 +25,6 @@ struct CudaBackend::Rehearsal : ops::StepScope {
   void draft(int64_t, const ops::Tensor&) override {}
 };
 
-// Which products take a sum over ranks along, and what else they depend on.
-std::string CudaBackend::in_front_text() const {
-  std::string text(arch_.name);
-  for (const auto& entry : in_front_) text += fmt::format(" {}", in_front_source(arch_, entry.first).name);
-  for (const std::string& wrong : arch_.wrong) text += fmt::format(" {}", wrong);
-  return text;
-}
-
 std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,
                                                         ops::StepBody body) {
   reserve({limits.rows, limits.lanes, limits.context, limits.page_size});
@@ -51,8 +43,6 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     throw;
   }
   planning_ = false;
-  // Kernels of cards that are not alike, or of which a self-test found one wrong on one card, would not meet.
-  if (ranks_ != nullptr) in_front_agreed_ = ranks_->agree(in_front_text());
   const auto logit_bytes = static_cast<uint64_t>(limits.logit_rows * limits.vocabulary * 4);
   if (fetched_.bytes() < logit_bytes) fetched_ = PinnedBuffer(card_->device, logit_bytes, "logits");
   if (options_.wide) reserve_choices(limits);

@@ -10,11 +10,11 @@
 namespace fourfold::cuda {
 namespace {
 
-constexpr std::array<std::string_view, 6> kNames = {"in-front", "words", "flags", "two-shot", "nccl", "host"};
+constexpr std::array<std::string_view, 5> kNames = {"words", "flags", "two-shot", "nccl", "host"};
 
 // `bench comm` on two H200 (docs/kernels/comm.md): words are the fastest of all ways from 8 KB to 64 MB. With more
-// ranks nothing was measured yet, and it is the way that has run on cards. In front of products: predicted.
-const std::vector<SumTable::Entry> kMeasured = {{SumWay::kInFront, 0}};
+// ranks nothing was measured yet, and it is the way that has run on cards.
+const std::vector<SumTable::Entry> kMeasured = {{SumWay::kWords, 0}};
 
 std::string bytes_text(int64_t bytes) {
   if (bytes % (1 << 20) == 0) return fmt::format("{} MB", bytes >> 20);
@@ -51,8 +51,7 @@ SumTable SumTable::parse(std::string_view text) {
     const bool first = table.entries_.empty();
     if (found == kNames.end() || (first ? from != 0 : from <= table.entries_.back().from_bytes)) {
       fail(
-          "'{}': wanted in-front, words, flags, two-shot, nccl or host, or several with the bytes of a sum from which "
-          "on each of "
+          "'{}': wanted words, flags, two-shot, nccl or host, or several with the bytes of a sum from which on each of "
           "the others begins, in ascending order: words,two-shot:4M",
           text);
     }

@@ -10,14 +10,13 @@
 namespace fourfold::cuda {
 
 enum class SumWay : uint8_t {
-  kInFront,  // as kWords; of one or two rows by the product behind, where that takes norms (docs/kernels/comm.md)
   kWords,    // one shot over peer memory, every word its own flag
   kFlags,    // one shot over peer memory, each row with a flag
   kTwoShot,  // over peer memory by words: an owner adds up a row and sends the sum
   kNccl,     // parts are brought by NCCL
   kHost,     // parts are brought through host memory; the host waits
 };
-std::string_view name_of(SumWay way);  // "in-front", "words", "flags", "two-shot", "nccl", "host"
+std::string_view name_of(SumWay way);  // "words", "flags", "two-shot", "nccl", "host"
 
 // Sums by their size.
 class SumTable {
@@ -31,7 +30,7 @@ class SumTable {
   SumTable() = default;
   // All sums one way.
   explicit SumTable(SumWay way) : entries_{{way, 0}} {}
-  // "words", or "in-front,two-shot:4M,nccl:64M": ways, and from which number of bytes on (K, M: of 1,024). Error, with
+  // "words", or "words,two-shot:4M,nccl:64M": ways, and from which number of bytes on (K, M: of 1,024). Error, with
   // what is wrong, for anything else.
   static SumTable parse(std::string_view text);
 

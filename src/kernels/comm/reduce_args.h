@@ -10,15 +10,9 @@ inline constexpr int kMostRanks = 8;
 // A rank may put its part of the next sum before the slowest has read those of this one.
 inline constexpr int kSlots = 2;
 
-// Sums in front of a product (front.cuh): rows of one, slots, and what its CTAs together add to the count.
-inline constexpr int kFrontRows = 2;
-inline constexpr unsigned kFrontSlots = 4;
-inline constexpr unsigned kFrontTurn = 1u << 16;
-
 // What each rank has for the others, in memory of its own that they reach: parts whose rows have flags, the flags, and
-// parts whose words are there when they are not all ones (0xffffffff), those of sums in front of products behind the
-// others. `rows`: of the first two that one launch exchanges at most; `columns`: of a row at most, bf16, a multiple of
-// 8.
+// parts whose words are there when they are not all ones (0xffffffff). `rows`: of either that one launch exchanges at
+// most; `columns`: of a row at most, bf16, a multiple of 8.
 struct Exchange {
   int ranks;
   int rows;
@@ -33,13 +27,7 @@ struct Exchange {
   FOURFOLD_HD constexpr long long flag(int row, int rank) const { return static_cast<long long>(row) * ranks + rank; }
   // Where the parts without flags begin; all ones at first.
   FOURFOLD_HD constexpr long long words_at() const { return (parts_bytes() + flag(rows, 0) * 4 + 255) / 256 * 256; }
-  // Where those of sums in front of products begin; these grow with columns and ranks alone.
-  FOURFOLD_HD constexpr long long front_at() const { return words_at() + parts_bytes(); }
-  FOURFOLD_HD constexpr long long front_part(int slot, int rank, int row) const {
-    return ((static_cast<long long>(slot) * ranks + rank) * kFrontRows + row) * columns;
-  }
-  FOURFOLD_HD constexpr long long front_bytes() const { return front_part(kFrontSlots, 0, 0) * 2; }
-  FOURFOLD_HD constexpr long long bytes() const { return front_at() + front_bytes(); }
+  FOURFOLD_HD constexpr long long bytes() const { return words_at() + parts_bytes(); }
 };
 
 // One rank's end of the exchange, the same in all launches.
@@ -52,7 +40,6 @@ struct Peers {
   int early;
   // Of this rank's own, zero at first.
   unsigned* uses;               // [2][rows]: how often a row was exchanged with a flag, and how often without
-  unsigned* fronts;             // how many sums were in front of products, times kFrontTurn
   unsigned* absent;             // [ranks]: not zero: that rank did not come, and is not waited for any more
   unsigned* report;             // 1 + a rank that did not come, in memory that the host reads
   unsigned long long patience;  // nanoseconds
@@ -71,8 +58,6 @@ inline constexpr int kRowsAhead = 2;
 // Launches of more CTAs than these look for words less often, to leave memory to those who work.
 inline constexpr int kBusyCtas = 32;
 inline constexpr unsigned kPause = 100;  // nanoseconds
-// All CTAs of a product look for the same words.
-inline constexpr unsigned kFrontPause = 20;
 // Of a kernel that exchanges: so many CTAs have room on an SM. `pieces`: as norm_pieces() has them.
 FOURFOLD_HD constexpr int reduce_ctas(int pieces) { return pieces > 2 ? 1 : 2; }
 FOURFOLD_HD constexpr int words_ctas(int pieces, bool share = false) {

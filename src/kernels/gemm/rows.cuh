@@ -12,7 +12,6 @@
 // bits in every batch of 1 to 16.
 #pragma once
 
-#include "kernels/comm/front.cuh"
 #include "kernels/gemm/fragments.cuh"
 #include "kernels/gemm/rows_tile.h"
 #include "kernels/moe/choice.cuh"
@@ -229,30 +228,6 @@ __device__ __forceinline__ void next_panel(const RowsArgs& args, u32* rows, int 
   __syncthreads();
 }
 
-// A row of x from what is to be normalised, once its sums of squares are there.
-template <typename Tile>
-__device__ __forceinline__ void place_normed(const RowsArgs& args, u32* rows, const float* sums,
-                                             const norm::Piece (&x)[Tile::value.norm_pieces],
-                                             const norm::Piece (&weights)[Tile::value.norm_pieces], int t,
-                                             bool first_cta) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int columns = args.matrix.columns;
-  const float inverse = norm::inverse_rms(sums + t % 2 * 8, columns, args.norm_eps);
-#pragma unroll
-  for (int i = 0; i < Tile::value.norm_pieces; ++i) {
-    const int piece = thread + i * norm::kRowThreads;
-    if (piece * norm::kPieceColumns < columns) {
-      const uint4 w = norm::to_bf16_piece(norm::scaled(x[i], inverse, weights[i]));
-      if (first_cta && args.norm_out != nullptr) {
-        reinterpret_cast<uint4*>(args.norm_out + static_cast<long long>(t) * columns)[piece] = w;
-      }
-      place_piece(rows, args.tokens, t, piece, w);
-    } else if (piece < (args.matrix.units + 3) / 4 * 32) {
-      place_piece(rows, args.tokens, t, piece, make_uint4(0u, 0u, 0u, 0u));
-    }
-  }
-}
-
 // x = norm(residual + share, if the tile has one, + delta) x weight. `weights` are this thread's pieces of the norm's
 // weight.
 template <typename Tile>
@@ -306,41 +281,22 @@ __device__ __forceinline__ void place_norm(const RowsArgs& args, u32* rows, floa
       if (thread % 32 == 0) sums[t % 2 * 8 + thread / 32] = squares;
     }
     __syncthreads();
-    if (thread < norm::kRowThreads) place_normed<Tile>(args, rows, sums, x, weights, t, first_cta);
-  }
-}
-
-// The same with the residual + the ranks' parts (comm/front.cuh).
-template <typename Tile>
-__device__ __forceinline__ void place_sum(const RowsArgs& args, u32* rows, float* sums) {
-  constexpr int kPieces = Tile::value.norm_pieces;
-  const int thread = static_cast<int>(threadIdx.x);
-  const bool first_cta = blockIdx.x == 0, adds = thread < norm::kRowThreads;
-  comm::FrontSum<kPieces, Tile::value.share> sum(args.peers, args.delta, args.delta_stride, args.share,
-                                                 args.matrix.columns, thread);
-  static_assert(comm::kFrontRows == 2);  // each of the first CTAs begins with the row that it sends
-  const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
-  if (adds && cta + 1 == ctas) sum.clear();
-#pragma unroll 1
-  for (int i = 0; i < args.tokens; ++i) {
-    const int t = args.tokens > 1 ? (i ^ cta) & 1 : 0;
-    norm::Piece x[kPieces], weights[kPieces];
-    if (adds) {
-      sum.add(x, args.residual + t * args.residual_stride, t, t == cta || ctas == 1);
-      sum.each([&](int p, int column) { weights[p] = norm::load_floats(args.norm_weight + column); });
-      float squares = 0.0f;
-      sum.each([&](int p, int column) {
-        squares = norm::add_squares(squares, x[p]);
-        if (first_cta && args.residual_out != nullptr) {
-          norm::store_floats(args.residual_out + t * args.residual_stride + column, x[p]);
+    if (thread < norm::kRowThreads) {
+      const float inverse = norm::inverse_rms(sums + t % 2 * 8, columns, args.norm_eps);
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int piece = thread + i * norm::kRowThreads;
+        if (piece * norm::kPieceColumns < columns) {
+          const uint4 w = norm::to_bf16_piece(norm::scaled(x[i], inverse, weights[i]));
+          if (first_cta && args.norm_out != nullptr) {
+            reinterpret_cast<uint4*>(args.norm_out + static_cast<long long>(t) * columns)[piece] = w;
+          }
+          place_piece(rows, args.tokens, t, piece, w);
+        } else if (piece < (args.matrix.units + 3) / 4 * 32) {
+          place_piece(rows, args.tokens, t, piece, make_uint4(0u, 0u, 0u, 0u));
         }
-      });
-      squares = norm::warp_sum(squares);
-      if (thread % 32 == 0) sums[t % 2 * 8 + thread / 32] = squares;
+      }
     }
-    __syncthreads();
-    if (i == 0 && thread == 0) sum.end(cta, ctas);
-    if (adds) place_normed<Tile>(args, rows, sums, x, weights, t, first_cta);
   }
 }
 
@@ -529,11 +485,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     for (int i = 0; i < T.norm_pieces; ++i) {
       const int column = (thread + i * norm::kRowThreads) * norm::kPieceColumns;
       if (thread < norm::kRowThreads && column < matrix.columns) {
-        if constexpr (T.ranks) {  // registers are short while ranks are waited for
-          prefetch_l2(args.norm_weight + column);
-        } else {
-          norm_weights[i] = norm::load_floats(args.norm_weight + column);
-        }
+        norm_weights[i] = norm::load_floats(args.norm_weight + column);
       }
     }
   }
@@ -596,12 +548,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       grid_dependency_wait();
       if constexpr (T.choice) grid_launch_dependents();
       if constexpr (T.norm_pieces > 0) {
-        float* sums = reinterpret_cast<float*>(smem + map.norm);
-        if constexpr (T.ranks) {
-          place_sum<Tile>(args, rows, sums);
-        } else {
-          place_norm<Tile>(args, rows, sums, norm_weights);
-        }
+        place_norm<Tile>(args, rows, reinterpret_cast<float*>(smem + map.norm), norm_weights);
         __syncthreads();
       } else if (one_panel) {
         place_panel<Tile>(args, rows, panel);

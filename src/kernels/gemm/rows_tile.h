@@ -2,7 +2,6 @@
 // freestanding.
 #pragma once
 
-#include "kernels/comm/reduce_args.h"
 #include "kernels/gemm/layout.h"
 #include "kernels/moe/tables.h"
 #include "kernels/norm/norm_args.h"
@@ -32,7 +31,6 @@ struct RowsTile {
   int norm_pieces;      // x is the norm of a residual of up to 2048 times so many columns; 0: x comes as it is
   bool choice = false;  // one CTA more, the first, makes the router's choice
   bool share = false;   // the norm's residual takes a share before the delta
-  bool ranks = false;   // the norm's residual takes the parts of all ranks, this one's made of delta and share
 
   FOURFOLD_HD constexpr bool cells() const { return (formats & kCells) != 0; }
   FOURFOLD_HD constexpr bool has(Weights format) const { return (formats >> static_cast<int>(format) & 1) != 0; }
@@ -45,9 +43,9 @@ struct RowsTile {
 };
 
 template <int Formats, int RowTiles, int StripWarps, int Teams, int Slots, int Ctas, int NormPieces,
-          bool Choice = false, bool Share = false, bool Ranks = false>
+          bool Choice = false, bool Share = false>
 struct RowsTileOf {
-  static constexpr RowsTile value{Formats, RowTiles, StripWarps, Teams, Slots, Ctas, NormPieces, Choice, Share, Ranks};
+  static constexpr RowsTile value{Formats, RowTiles, StripWarps, Teams, Slots, Ctas, NormPieces, Choice, Share};
 };
 
 // Row tiles of a CTA whose sums meet at a time, one output pair (rows g and g + 8 of a tile, one row of x) for a thread
@@ -129,7 +127,6 @@ struct RowsArgs {
   long long gated_stride;  // elements
   RouteArgs choice;        // of tiles with one
   int zero;                // 0
-  comm::Peers peers;       // of tiles of ranks; up to comm::kFrontRows rows
 };
 
 // Persistent CTAs, each takes every grid-th row tile; with the one that chooses.

@@ -259,12 +259,6 @@ __device__ __forceinline__ int wait_flags(const int* flag, int count, int value,
 __device__ __forceinline__ void add_count(int* count) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
 }
-// A count as it is, while others add to it.
-__device__ __forceinline__ u32 load_count(const u32* count) {
-  u32 seen;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
-  return seen;
-}
 // Waits until `*count`, to which other CTAs add by add_count() or behind a __threadfence(), is at least `value`: what
 // they stored before can be loaded, past L1.
 __device__ __forceinline__ void wait_count(const int* count, int value) {
@@ -343,13 +337,15 @@ __device__ __forceinline__ void store_peer4(u32* p, const Vec4& v) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
-// Waits until the first `count` of Count such places, `stride` words apart from p on, have been stored to. False after
-// `patience` nanoseconds. `pause`: so many nanoseconds between looks.
+// Waits until the first `count` of Count such places, `stride` words apart from p on, have been stored to; takes the
+// words, and makes them all ones again. False after `patience` nanoseconds. `pause`: so many nanoseconds between looks.
 template <int Count>
-__device__ __forceinline__ bool look_peer_words(Vec4 (&v)[Count], const u32* p, int stride, int count, u64 patience,
+__device__ __forceinline__ bool take_peer_words(Vec4 (&v)[Count], u32* p, int stride, int count, u64 patience,
                                                 u32 pause) {
-  u64 begin = 0;
-  for (u32 looks = 1;; ++looks) {
+  constexpr u64 kLooks = 16;  // that do without the clock
+  u64 begin = 0;              // first so many looks, then when it was first read
+  bool there;
+  for (;;) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
       if (i >= count) continue;
@@ -358,35 +354,28 @@ __device__ __forceinline__ bool look_peer_words(Vec4 (&v)[Count], const u32* p, 
                    : "l"(p + i * stride)
                    : "memory");
     }
-    bool there = true;
+    there = true;
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
       if (i >= count) continue;
       there = there && v[i].x != 0xffffffffu && v[i].y != 0xffffffffu && v[i].z != 0xffffffffu && v[i].w != 0xffffffffu;
     }
-    if (there) return true;
-    if (patience == 0) return false;
-    if (looks % 16 == 0) {
+    if (there || patience == 0) break;
+    if (begin < kLooks) {
+      ++begin;
+    } else {
       u64 now;
       asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-      if (begin == 0) begin = now;
-      if (now - begin >= patience) return false;
+      if (begin == kLooks) begin = now;
+      if (now - begin >= patience) break;
     }
     if (pause != 0) asm volatile("nanosleep.u32 %0;" ::"r"(pause));
   }
-}
-// Makes four of them all ones.
-__device__ __forceinline__ void clear_peer4(u32* p) {
-  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p), "r"(0xffffffffu) : "memory");
-}
-// look_peer_words() and, whether they are there or not, clear_peer4().
-template <int Count>
-__device__ __forceinline__ bool take_peer_words(Vec4 (&v)[Count], u32* p, int stride, int count, u64 patience,
-                                                u32 pause) {
-  const bool there = look_peer_words(v, p, stride, count, patience, pause);
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
-    if (i < count) clear_peer4(p + i * stride);
+    if (i >= count) continue;
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p + i * stride), "r"(0xffffffffu)
+                 : "memory");
   }
   return there;
 }

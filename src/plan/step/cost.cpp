@@ -172,15 +172,6 @@ double reduce_us(const Work& work, const Machine& machine) {
   return once + bytes * (n - 1) / rate;
 }
 
-// Of a sum over ranks in front of a product whose norm is counted: what the kernel of a sum takes longer than that of a
-// norm.
-double exchange_us(const Work& work, const Machine& machine) {
-  constexpr double kNorm = 1.85;
-  Work sum = work;
-  sum.extent.outputs = work.extent.inputs;
-  return reduce_us(sum, machine) - kNorm;
-}
-
 double experts_us(const Work& work, const Machine& machine, double* floor) {
   moe::Problem p = *work.experts;
   // Whole experts: the rank with most picks. Few rows choose fewer experts here; many are as if fewer had come.
@@ -222,7 +213,6 @@ Op price(const Work& work, const Machine& machine) {
     case Kind::kProduct:
       op.us = product_us(work, r);
       if (work.extent.choice_beside) op.us = std::max(op.us, choice_us(work, r));
-      if (work.extent.ranks_in_front) op.us += exchange_us(work, machine);
       break;
     case Kind::kAttention:
       op.us = attention_us(work, r, nodes);

@@ -38,7 +38,6 @@ struct Extent {
   bool whole = false;                     // pieces of more than 16 rows by the kernels for many rows
   bool fp8_cache = false;                 // keys and values
   bool norm_in_front = false;             // of a product
-  bool ranks_in_front = false;            // of such a product: the norm's residual takes the ranks' sum
   bool choice_beside = false;             // of a product: the router's choice, by a CTA of its own
   bool sum_in_front = false;              // of a norm: what would be the experts' last node
   int64_t all_experts = 0;                // of all ranks

@@ -87,7 +87,6 @@ inline void add_count(int* count) {
   __threadfence();
   atomicAdd(count, 1);
 }
-u32 load_count(const u32* count, Site site = Site::here());
 void wait_count(const int* count, int value, Site site = Site::here());
 // The patience is counted in turns of the CTA, in each of which there is a look at the flag.
 void raise_peer_flag(u32* flag, u32 value, Site site = Site::here());
@@ -108,13 +107,6 @@ Vec4 load_exchanged4(const u32* p, Site site = Site::here());
 void clear_exchanged4(u32* p, Site site = Site::here());
 // The patience is counted as that of wait_peer_flag.
 void store_peer4(u32* p, const Vec4& v, Site site = Site::here());
-void clear_peer4(u32* p, Site site = Site::here());
-bool look_peer_words(Vec4* v, const u32* p, int stride, int count, u64 patience, Site site);
-template <int Count>
-bool look_peer_words(Vec4 (&v)[Count], const u32* p, int stride, int count, u64 patience, u32,
-                     Site site = Site::here()) {
-  return look_peer_words(&v[0], p, stride, count < Count ? count : Count, patience, site);
-}
 bool take_peer_words(Vec4* v, u32* p, int stride, int count, u64 patience, Site site);
 template <int Count>
 bool take_peer_words(Vec4 (&v)[Count], u32* p, int stride, int count, u64 patience, u32, Site site = Site::here()) {

@@ -188,7 +188,8 @@ TEST_P(Truth, EqualsTransformers) {
       double worst_layer = 0;
       for (const StoredTensor& tensor : golden.tensors()) {
         if (tensor.name.rfind("hidden.", 0) != 0) continue;
-        const double error = relative_error(read_matrix(golden, tensor.name), ours.at(tensor.name));
+        const std::string name(tensor.name);
+        const double error = relative_error(read_matrix(golden, name), ours.at(name));
         EXPECT_LT(error, reference ? 1e-4 : 2e-2) << tensor.name;
         worst_layer = std::max(worst_layer, error);
       }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/console.h"
 #include "base/interrupt.h"
 #include "base/json.h"
 #include "base/math.h"
@@ -390,6 +391,10 @@ void run(const Options& options) {
   size_t less = 0;
   const auto plan = require_memory(options.backend, options.memory, planned, &less);
   const Room room = rooms[less];
+  if (less > 0) {
+    eprint("fourfold: warning: the GPU has room for one context of each sequence only{}\n",
+           plain && !room.bare ? ", and not for the bare model beside the engine: no overhead is measured" : "");
+  }
   if (options.pairs && plan) {
     fail("bench engine: --pairs needs two engines, whose memory is planned for one on a GPU; wanted --device cpu");
   }

@@ -372,7 +372,8 @@ void run(const Options& options) {
   // With less than is convenient where a GPU's memory does not suffice: no room for what others' prompts left, no bare
   // model beside the engine.
   const bool plain = drafts == 0 && options.arrival == 0 && options.prompts.empty();
-  std::vector<Room> rooms = {{2, plain}, {1, plain}};
+  std::vector<Room> rooms = {{2, plain}};
+  if (options.context == 0) rooms.push_back({1, plain});
   if (plain) rooms.push_back({1, false});
   const std::vector<engine::Request> requests = requests_of(options, config);
   for (const Room& room : rooms) {
@@ -392,8 +393,9 @@ void run(const Options& options) {
   const auto plan = require_memory(options.backend, options.memory, planned, &less);
   const Room room = rooms[less];
   if (less > 0) {
-    eprint("fourfold: warning: the GPU has room for one context of each sequence only{}\n",
-           plain && !room.bare ? ", and not for the bare model beside the engine: no overhead is measured" : "");
+    eprint("fourfold: warning: the GPU has no room for {}\n",
+           plain && !room.bare ? "the bare model beside the engine: no overhead is measured"
+                               : "more than one context of each sequence");
   }
   if (options.pairs && plan) {
     fail("bench engine: --pairs needs two engines, whose memory is planned for one on a GPU; wanted --device cpu");

@@ -216,13 +216,16 @@ CacheRun run_narrow(const NarrowKernel& kernel, const AttentionProblem& p, const
     attn::AttentionArgs a = upload_attention(device, p);
     const int sequences = static_cast<int>(p.sequences.size());
     a.splits = attn::narrow_most_splits(p.longest);
+    int most_rows = 0;  // of those that are live
+    for (int i = 0; i < p.live; ++i) most_rows = std::max(most_rows, p.sequences[static_cast<size_t>(i)].count);
+    a.parts = attn::narrow_parts(p.shape, most_rows);
     const auto parts = static_cast<size_t>(attn::partial_floats(p.shape, a.splits, a.most_rows, sequences));
     a.partial = device.alloc<float>(parts, "partial");
     a.partial_sums = device.alloc<float>(parts / static_cast<size_t>(p.shape.head_dim) * 2, "partial_sums");
-    const auto counters = static_cast<size_t>(sequences * p.shape.kv_heads);
+    const auto counters = static_cast<size_t>(sequences * p.shape.kv_heads * a.parts);
     a.arrived = device.alloc<int>(counters, "arrived");
     std::fill_n(a.arrived, counters, 0);
-    const attn::DecodeLaunch launch = attn::narrow_launch(kernel.tile, p.shape, a.splits, sequences);
+    const attn::DecodeLaunch launch = attn::narrow_launch(kernel.tile, p.shape, a.parts, a.splits, sequences);
     executor::LaunchConfig config{kernel.name,
                                   {launch.grid_x, launch.grid_y, launch.grid_z},
                                   static_cast<int>(launch.threads),

@@ -104,14 +104,17 @@ TEST(AttentionNarrow, MatchesForEveryTile) {
   for (const NarrowKernel& kernel : narrow_kernels()) {
     const attn::NarrowTile& t = kernel.tile;
     const bool large = t.head_dim > 128;
-    for (const int group : {8, 2}) {
+    // Two parts of a group with 12 heads, and all of one with 8 or 2.
+    for (const int group : {8, 2, 12}) {
       const attn::AttentionShape shape{2 * group, 2, t.head_dim, group == 8};
-      const int rows = 8 / group;
+      const int rows = std::max(1, 8 / group);
       // More blocks than a warp's ring has room for, a first token, nobody, rows over a split's end and a page's.
-      const AttentionProblem p = make_attention(
-          shape, t.rotary_dim, large ? 64 : 16, t.fp8,
-          {{rows, large ? 255 : 8200, 0, {}}, {1, 0, 0, {}}, {0, 0, 0, {}}, {rows, 128 - rows / 2, 0, {}}}, ++seed,
-          group == 8);
+      const AttentionProblem p = make_attention(shape, t.rotary_dim, large ? 64 : 16, t.fp8,
+                                                {{rows, large || group == 12 ? 255 : 8200, 0, {}},
+                                                 {1, 0, 0, {}},
+                                                 {0, 0, 0, {}},
+                                                 {rows, 128 - rows / 2, 0, {}}},
+                                                ++seed, group == 8);
       for (const Options& o : schedules(1, seed)) {
         EXPECT_EQ(run_narrow(kernel, p, o, kTolerance).error, "") << kernel.name << " group " << group;
       }

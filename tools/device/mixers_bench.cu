@@ -436,7 +436,7 @@ std::vector<NarrowEntry> narrow_entries() {
 }
 // One sequence: all CTAs have room at once. `splits`: narrow_most_splits().
 void run(const NarrowEntry& e, const attn::AttentionArgs& args, cudaStream_t stream) {
-  const attn::DecodeLaunch l = attn::narrow_launch(e.tile, args.shape, args.splits, 1);
+  const attn::DecodeLaunch l = attn::narrow_launch(e.tile, args.shape, args.parts, args.splits, 1);
   launch(e.kernel, dim3(l.grid_x, l.grid_y, l.grid_z), l.threads, l.shared_bytes, stream, args);
 }
 
@@ -461,10 +461,10 @@ void check_decode() {
 
 void check_narrow() {
   unsigned seed = 250;
-  Device<int> one(std::vector<int>{1}), arrived(std::vector<int>(2, 0));
+  Device<int> one(std::vector<int>{1}), arrived(std::vector<int>(8, 0));
   for (const NarrowEntry& e : narrow_entries()) {
-    for (const int group : {8, 2}) {
-      const int rows = 8 / group;
+    for (const int group : {8, 2, 16}) {
+      const int rows = std::max(1, 8 / group);
       const AttentionProblem p = mixers::make_attention(
           {2 * group, 2, e.tile.head_dim, true}, e.tile.rotary_dim, 64, e.tile.fp8,
           {{rows, 5000, 0, {}}, {1, 0, 0, {}}, {rows, 126, 0, {}}, {rows, 1024 - rows, 0, {}}}, ++seed);
@@ -472,6 +472,7 @@ void check_narrow() {
       attn::AttentionArgs a = p.args();
       b.set(p, &a);
       a.splits = attn::narrow_most_splits(p.longest);
+      a.parts = attn::narrow_parts(p.shape, rows);
       a.live = one.p;
       a.arrived = arrived.p;
       for (int i = 0; i < p.live; ++i, ++a.sequences, a.pages += a.page_table_stride) run(e, a, nullptr);
@@ -487,11 +488,14 @@ void time_decode() {
   struct Case {
     int heads, sequences, context, rows;
   };
-  Device<int> arrived(std::vector<int>(2, 0));
+  Device<int> arrived(std::vector<int>(8, 0));
   for (const Case c : {Case{16, 1, 1024, 1},
                        {16, 1, 2048, 1},
                        {16, 1, 8192, 1},
                        {16, 1, 32768, 1},
+                       {32, 1, 1024, 1},
+                       {32, 1, 2048, 1},
+                       {32, 1, 8192, 1},
                        {32, 1, 32768, 1},
                        {16, 1, 131072, 1},
                        {16, 64, 2048, 1},
@@ -587,8 +591,9 @@ void time_decode() {
       }
       a.arrived = arrived.p;
       a.splits = attn::narrow_most_splits(c.context);
+      a.parts = attn::narrow_parts(shape, c.rows);
       for (const NarrowEntry& e : narrow_entries()) {
-        if (e.tile.fp8 != fp8 || c.sequences > 1 || c.rows * shape.group() > attn::kNarrowRows) continue;
+        if (e.tile.fp8 != fp8 || c.sequences > 1 || a.parts == 0) continue;
         double us[2];
         for (int settled = 0; settled < 2; ++settled) {
           a.settled = settled;

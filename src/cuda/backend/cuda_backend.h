@@ -212,7 +212,8 @@ class CudaBackend : public ops::Backend {
                                      int64_t layer);
   void take_places(attn::AttentionArgs& args, int first, int live, int page_row) const;
   AttentionEntry attention_entry(const attn::AttentionShape& shape, const StepTables::Round& round, int splits) const;
-  bool attends_narrow(const attn::AttentionShape& shape, const StepTables::Round& round) const;
+  int narrow_parts(const attn::NarrowTile& tile, const attn::AttentionShape& shape,
+                   const StepTables::Round& round) const;
   int attention_span(const attn::DecodeTile& tile, const attn::AttentionShape& shape, const attn::AttentionArgs& args,
                      int longest, int places) const;
   // Sequences of more than 16 rows.

@@ -540,15 +540,16 @@ void KernelTests::attention(int64_t head_dim, int64_t rotary_dim) {
   // What an e4m3 cache rounds is small then: scores that are, values that are such numbers.
   const std::vector<float> q_weights = bf16_normals(random, head_dim, 1.5),
                            k_weights = bf16_normals(random, head_dim, fp8 ? 0.25 : 1.5);
-  // Rows of each sequence in step after step: few rows, behind a long piece, many sequences, whole pieces. The heads of
-  // one script are more than kNarrowRows for a kv head.
+  // Rows of each sequence in step after step: few rows, behind a long piece, many sequences, whole pieces. Of more
+  // heads for a kv head than kNarrowRows, 11 have no equal parts and 16 have two.
   struct Script {
     int64_t heads, kv_heads;
     std::vector<std::vector<int>> steps;
   };
   const std::vector<Script> scripts = {
       {8, 2, {{5}, {13}, {1}}},
-      {9, 1, {{150}, {1}, {6}}},
+      {11, 1, {{150}, {1}, {6}}},
+      {16, 1, {{70}, {1}, {1}}},
       {8, 2, {std::vector<int>(kManySequences, 1), std::vector<int>(kManySequences, 1)}},
       {8, 2, {{70, 19}, {1, 3}, {1, 1}}}};
   for (const auto& [heads, kv_heads, script] : scripts) {

@@ -84,11 +84,15 @@ AttentionEntry CudaBackend::attention_entry(const attn::AttentionShape& shape, c
 }
 
 // Few rows of few sequences as one kernel, whose CTAs wait for each other: all of them must have room at once, whatever
-// else runs on the card. With several ranks on a card a part of each other one's could.
-bool CudaBackend::attends_narrow(const attn::AttentionShape& shape, const StepTables::Round& round) const {
-  const int ctas = attn::narrow_most_splits(round.longest) * shape.kv_heads * round.places;
-  return round.most_rows * shape.group() <= attn::kNarrowRows && ctas <= card_->device.info().sms &&
-         (ranks_ == nullptr || !ranks_->shares_card());
+// else runs on the card. With several ranks on a card a part of each other one's could. How many parts each group is
+// taken in; 0: not so.
+int CudaBackend::narrow_parts(const attn::NarrowTile& tile, const attn::AttentionShape& shape,
+                              const StepTables::Round& round) const {
+  if (ranks_ != nullptr && ranks_->shares_card()) return 0;
+  const int parts = attn::narrow_parts(shape, round.most_rows);
+  const int ctas = attn::narrow_most_splits(round.longest) * shape.kv_heads * parts * round.places;
+  const int each = parts > 1 && attn::narrow_map(tile).total <= shared_of(arch_, 2) ? 2 : 1;  // of an SM
+  return ctas <= each * card_->device.info().sms ? parts : 0;
 }
 
 // Splits that a CTA has one after the other, without a beginning and an end for each, as long as there are about two
@@ -170,7 +174,8 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
   for (const StepTables::Round& round : tables_.rounds) {
     if (round.part && whole) continue;
     args.most_rows = round.most_rows;
-    if (narrow && attends_narrow(shape, round)) {
+    if (const int parts = narrow ? narrow_parts(*narrow, shape, round) : 0; parts > 0) {
+      args.parts = parts;
       args.splits = attn::narrow_most_splits(round.longest);
       args.settled = overlap_ == Overlap::kProgrammatic && !round.follows ? 1 : 0;
       reserve_partial(partial_bytes(args.splits, args.most_rows) * round.places);
@@ -178,7 +183,7 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
       args.partial_sums = partial_sums_.as<float>();
       args.arrived = arrived_.as<int>();
       take_places(args, round.first, round.live, round.page_row);
-      const attn::DecodeLaunch l = attn::narrow_launch(*narrow, shape, args.splits, round.places);
+      const attn::DecodeLaunch l = attn::narrow_launch(*narrow, shape, parts, args.splits, round.places);
       launch(card_->stream, kernels[kAttendNarrow], {l.grid_x, l.grid_y, l.grid_z}, overlap_, args);
       continue;
     }

@@ -1,15 +1,17 @@
 // Attention for up to 8 rows of scores (rows of a sequence x heads of a kv head's group) of each sequence over contexts
-// of any length, as one node: one decoded token of a model with up to 8 query heads for a kv head. For few sequences:
-// all CTAs must have room at the same time, since they wait for each other.
+// of any length, as one node: one decoded token of a model with up to 8 query heads for a kv head, or more in equal
+// parts. For few sequences: all CTAs must have room at the same time, since they wait for each other.
 //
 // Keys and values are the left operands of the multiplications and the rows are their 8 columns, so that nothing is
-// multiplied with rows that are not there. A CTA has one split of one sequence for one kv head. Its warps do not meet
-// before the split's end: each has keys of its own, every so many blocks, and a ring that the copy engine fills for it
-// alone, keys and values of a block in turns. Then the splits become one: each warp of all of them adds up its share.
+// multiplied with rows that are not there. A CTA has one split of one sequence for one part of a kv head's group. Its
+// warps do not meet before the split's end: each has keys of its own, every so many blocks, and a ring that the copy
+// engine fills for it alone, keys and values of a block in turns. Then the splits become one: each warp of all of them
+// adds up its share.
 //
 // What stands behind the wait for the projection is short, and there once: most of it runs once, from a cold cache.
 #pragma once
 
+#include "kernels/attn/narrow_rows.cuh"
 #include "kernels/attn/narrow_tile.h"
 #include "kernels/attn/rows.cuh"
 
@@ -255,126 +257,17 @@ struct Columns {
 __device__ __forceinline__ int row_factor_of(int group) { return (256 + group - 1) / group; }
 __device__ __forceinline__ int row_of(int m, int factor) { return m * factor >> 8; }
 
-// Vectors of new rows, one by each eight lanes of a warp: norm, rotation, and where they go. Lane e of them has chunks
-// e, e + 8, and so on of 8 dimensions.
-template <typename Tile>
-struct Vectors {
-  static constexpr NarrowTile T = Tile::value;
-  static constexpr int kEach = T.head_dim / 64;
-  static constexpr int kApart = T.rotary_dim / 16;  // chunks between the two of a rotated pair
-  float x[kEach][8];
-  float weight[kEach][8];
-  bool normed = false;
-
-  __device__ __forceinline__ void take_norm(const float* norm, int lane) {
-    normed = norm != nullptr;
-    if (!normed) return;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const float4* from = reinterpret_cast<const float4*>(norm) + (lane % 8 + 8 * i) * 2;
-      const float4 low = from[0];
-      const float4 high = from[1];
-      const float all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) weight[i][j] = all[j];
-    }
-  }
-  __device__ __forceinline__ void load(const u16* from, bool there, int lane) {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const HeadVector v =
-          unpack(there ? reinterpret_cast<const uint4*>(from)[lane % 8 + 8 * i] : make_uint4(0, 0, 0, 0));
-#pragma unroll
-      for (int j = 0; j < 8; ++j) x[i][j] = v.x[j];
-    }
-  }
-  // A whole warp.
-  __device__ __forceinline__ void norm(float eps) {
-    float square[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < kEach; ++i)
-#pragma unroll
-      for (int j = 0; j < 8; ++j) square[j % 2] += x[i][j] * x[i][j];
-    float all = square[0] + square[1];
-#pragma unroll
-    for (int d = 4; d > 0; d /= 2) all += __shfl_xor_sync(0xffffffffu, all, d);
-    if (!normed) return;
-    const float factor = rsqrtf(all / static_cast<float>(T.head_dim) + eps);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i)
-#pragma unroll
-      for (int j = 0; j < 8; ++j) x[i][j] *= factor * weight[i][j];
-  }
-  // `turns`: [rotary_dim / 2] of this row, in shared memory. A whole warp; those that do not rotate take part.
-  __device__ __forceinline__ void rotate(const float2* turns, bool rotates, int lane) {
-    if constexpr (kApart >= 8) {
-      if (!rotates) return;
-#pragma unroll
-      for (int i = 0; i < kApart / 8; ++i)
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float2 turn = turns[(lane % 8 + 8 * i) * 8 + j];
-          const float low = x[i][j];
-          const float high = x[i + kApart / 8][j];
-          x[i][j] = low * turn.x - high * turn.y;
-          x[i + kApart / 8][j] = high * turn.x + low * turn.y;
-        }
-    } else if constexpr (kApart > 0) {
-      const int e = lane % 8;
-      const float sign = e < kApart ? -1.0f : 1.0f;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float other = __shfl_xor_sync(0xffffffffu, x[0][j], kApart);
-        const float2 turn = turns[e % kApart * 8 + j];
-        if (rotates && e < 2 * kApart) x[0][j] = x[0][j] * turn.x + sign * other * turn.y;
-      }
-    }
-  }
-  __device__ __forceinline__ void store_query(unsigned char* queries, int m, int lane) const {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const auto pair = [&](int j) {
-        return T.fp8 ? ptx::to_f16x2(x[i][2 * j], x[i][2 * j + 1]) : ptx::to_bf16x2(x[i][2 * j], x[i][2 * j + 1]);
-      };
-      *reinterpret_cast<uint4*>(queries + query_place<T.head_dim / 8>(m, lane % 8 + 8 * i)) =
-          make_uint4(pair(0), pair(1), pair(2), pair(3));
-    }
-  }
-  // A key or a value: to shared memory, and to the cache. `out`: where its page begins for it, `inverse_scale`: e4m3.
-  __device__ __forceinline__ void store_new(unsigned char* to, u8* out, int positions, int in_page, float inverse_scale,
-                                            int lane) const {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int chunk = lane % 8 + 8 * i;
-      if constexpr (T.fp8) {
-        const auto code = [&](int j) {
-          return ptx::to_e4m3x2(x[i][2 * j] * inverse_scale, x[i][2 * j + 1] * inverse_scale);
-        };
-        const uint2 words = make_uint2(code(0) | code(1) << 16, code(2) | code(3) << 16);
-        reinterpret_cast<uint2*>(to)[chunk] = words;
-        *reinterpret_cast<uint2*>(out + cache_place(T.row_bytes(), positions, in_page, chunk / 2) + chunk % 2 * 8) =
-            words;
-      } else {
-        const auto pair = [&](int j) { return ptx::to_bf16x2(x[i][2 * j], x[i][2 * j + 1]); };
-        const uint4 words = make_uint4(pair(0), pair(1), pair(2), pair(3));
-        reinterpret_cast<uint4*>(to)[chunk] = words;
-        *reinterpret_cast<uint4*>(out + cache_place(T.row_bytes(), positions, in_page, chunk)) = words;
-      }
-    }
-  }
-};
-
 // A warp's share of the sum over splits, in the order of their lanes, and the gate: blocks of so many quads of a row's
 // columns, up to four loads a lane each. `own` of `warps`: of all that share it.
 template <typename Tile>
-__device__ __forceinline__ void add_splits(const AttentionArgs& args, const SequenceRows& sequence, int kv_head,
-                                           int row_factor, long long partial, int rows, int splits, int own, int warps,
-                                           int lane) {
+__device__ __forceinline__ void add_splits(const AttentionArgs& args, const SequenceRows& sequence, int share,
+                                           int group, int row_factor, long long partial, int rows, int splits, int own,
+                                           int warps, int lane) {
   constexpr NarrowTile T = Tile::value;
   constexpr u32 kAll = 0xffffffffu;
   constexpr int kQuads = T.head_dim / 4;  // of a row
   constexpr int kMost = kQuads < 32 ? kQuads : 32;
-  const int per_split = args.most_rows * args.shape.group();
+  const int per_split = args.most_rows * group;
   int bits = 1;
   while (2 << bits <= kMost && splits << bits <= 64) ++bits;
   const int quads = 1 << bits;
@@ -397,7 +290,7 @@ __device__ __forceinline__ void add_splits(const AttentionArgs& args, const Sequ
       s[i] = lane + 32 * i < splits ? __ldcg(sums + (lane + 32 * i) * per_split) : make_float2(kNobody, 0.0f);
     }
     const int row = row_of(m, row_factor);
-    const int head = kv_head * args.shape.group() + m - row * args.shape.group();
+    const int head = share * group + m - row * group;
     uint2 gates = make_uint2(0, 0);
     if (args.shape.gated) {
       gates = *reinterpret_cast<const uint2*>(args.rows + (sequence.first + row) * args.row_stride +
@@ -446,7 +339,7 @@ __device__ __forceinline__ void add_splits(const AttentionArgs& args, const Sequ
 
 }  // namespace narrow_detail
 
-// `Tile` is a NarrowTileOf<...>. Grid: narrow_launch, splits x kv heads x sequences of the bucket.
+// `Tile` is a NarrowTileOf<...>. Grid: narrow_launch, splits x parts of kv heads' groups x sequences of the bucket.
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::value.threads(), 1)
     attention_narrow(const __grid_constant__ AttentionArgs args) {
@@ -463,7 +356,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
   const int warp = __shfl_sync(kAll, tid / 32, 0);  // the same for all lanes, and the compiler knows
   const int lane = tid % 32;
   const AttentionShape& shape = args.shape;
-  const int kv_head = static_cast<int>(blockIdx.y);
+  const int share = static_cast<int>(blockIdx.y);  // which part, of all kv heads' groups
+  const int kv_head = share / args.parts;
   const int place = static_cast<int>(blockIdx.z);
   const int split = static_cast<int>(blockIdx.x);
 
@@ -479,7 +373,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
     ptx::fence_barrier_init();
   }
   __syncwarp();  // barriers are there for all lanes
-  const int group = shape.group();
+  // From here on the part is what has heads.
+  const int group = shape.group() / args.parts;
   const int row_factor = row_factor_of(group);
   if (args.settled == 0) ptx::grid_dependency_wait();
   SequenceRows sequence = args.sequences[place];  // of the bucket, live or not: both are asked for at once
@@ -587,13 +482,15 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
     int column = 0;
     if (item < rows) {
       row = row_of(item, row_factor);
-      column = shape.q_column(kv_head * group + item - row * group);
+      column = shape.q_column(share * group + item - row * group);
     } else if (item < items) {
       const bool key = (item - rows) % 2 == 0;
       const int position = first_new + (item - rows) / 2;
       row = position - sequence.position;
       column = key ? shape.k_column(kv_head) : shape.v_column(kv_head);
-      out = args.cache + table[position >> args.page_shift] * args.page_bytes + (key ? key_offset : value_offset);
+      if (share == kv_head * args.parts) {
+        out = args.cache + table[position >> args.page_shift] * args.page_bytes + (key ? key_offset : value_offset);
+      }
       vectors.take_norm(key ? args.k_norm : nullptr, lane);
     }
     from = args.rows + (sequence.first + row) * args.row_stride + column;
@@ -746,7 +643,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
   __syncthreads();
   const int splits = narrow_split_count(context);
   const int per_split = args.most_rows * group;
-  const long long whole = (static_cast<long long>(place) * shape.kv_heads + kv_head) * args.splits * per_split;
+  const long long whole =
+      (static_cast<long long>(place) * shape.kv_heads * args.parts + share) * args.splits * per_split;
   const long long partial = whole + split * per_split;
   float factor[2];
 #pragma unroll
@@ -784,7 +682,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
   }
 
   // The splits become one, as soon as all are there.
-  int* arrived = args.arrived + place * shape.kv_heads + kv_head;
+  int* arrived = args.arrived + place * shape.kv_heads * args.parts + share;
   __syncthreads();
   if (tid == 0) {
     ptx::add_count(arrived);
@@ -792,8 +690,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
   }
   __syncthreads();
   if (tid == 0 && atomicAdd(arrived, 1) == 2 * splits - 1) *arrived = 0;
-  add_splits<Tile>(args, sequence, kv_head, row_factor, whole, rows, splits, split * T.warps + warp, splits * T.warps,
-                   lane);
+  add_splits<Tile>(args, sequence, share, group, row_factor, whole, rows, splits, split * T.warps + warp,
+                   splits * T.warps, lane);
 }
 
 }  // namespace fourfold::attn

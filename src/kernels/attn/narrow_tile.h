@@ -6,8 +6,20 @@
 
 namespace fourfold::attn {
 
-inline constexpr int kNarrowRows = 8;   // rows of a sequence x heads of a group, at most
+inline constexpr int kNarrowRows = 8;   // rows of a sequence x heads of a part of a group, at most
+inline constexpr int kMostParts = 4;    // of a group
 inline constexpr int kNarrowStep = 64;  // a split's positions are a multiple of
+
+// Equal parts of a kv head's group that have kNarrowRows heads at most: each reads the keys and values of that head,
+// and what one has read the others find in L2. A sequence's rows beyond one are not taken apart. 0: there are none.
+FOURFOLD_MIXER_FN int narrow_parts(const AttentionShape& shape, int most_rows) {
+  if (most_rows * shape.group() <= kNarrowRows) return 1;
+  if (most_rows > 1) return 0;
+  for (int parts = 2; parts <= kMostParts; ++parts) {
+    if (shape.group() % parts == 0 && shape.group() / parts <= kNarrowRows) return parts;
+  }
+  return 0;
+}
 
 // Positions of a split, of the sequence's own length only.
 FOURFOLD_MIXER_FN int narrow_split_length(int keys) {
@@ -85,12 +97,11 @@ struct NarrowTileOf {
   static_assert(value.legal());
 };
 
-// `splits`: narrow_most_splits() of the longest context of the bucket. Rows of a sequence x heads of a group:
-// kNarrowRows at most.
-FOURFOLD_MIXER_FN DecodeLaunch narrow_launch(const NarrowTile& t, const AttentionShape& shape, int splits,
+// `splits`: narrow_most_splits() of the longest context of the bucket. `parts`: narrow_parts(), not 0.
+FOURFOLD_MIXER_FN DecodeLaunch narrow_launch(const NarrowTile& t, const AttentionShape& shape, int parts, int splits,
                                              int sequences) {
-  return {static_cast<unsigned>(splits), static_cast<unsigned>(shape.kv_heads), static_cast<unsigned>(sequences),
-          static_cast<unsigned>(t.threads()), narrow_map(t).total};
+  return {static_cast<unsigned>(splits), static_cast<unsigned>(shape.kv_heads * parts),
+          static_cast<unsigned>(sequences), static_cast<unsigned>(t.threads()), narrow_map(t).total};
 }
 
 }  // namespace fourfold::attn

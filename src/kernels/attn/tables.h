@@ -75,7 +75,7 @@ struct AttentionArgs {
   const float* cache_scales;   // e4m3: of keys, of values
   float* partial;              // [sequence][kv head][split][rows x group][head_dim]
   float* partial_sums;         // [sequence][kv head][split][rows x group] {largest score x log2 e, sum}
-  int* arrived;                // attention_narrow: [sequence][kv head], 0 before and after
+  int* arrived;                // attention_narrow: [sequence][kv head, part], 0 before and after
   unsigned short* out;         // bf16 [rows][out_stride]: [head][head_dim]; a multiple of 4
   long long row_stride;        // elements
   long long out_stride;        //
@@ -83,6 +83,7 @@ struct AttentionArgs {
   int page_shift;              // log2 of the positions in a page
   int page_table_stride;
   int splits;     // of `partial`
+  int parts;      // attention_narrow: of a kv head's group, with CTAs and a place in `partial` each (narrow_parts)
   int span;       // more than 1: CTAs have several splits, one after the other (span_ctas, most_span)
   int most_rows;  // of a sequence, of `partial`
   float scale;    // of the scores

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -43,8 +44,8 @@ struct CudaOptions {
   SumTable sums;                                  // how they get from card to card
   // Tokens are chosen from what each rank finds in its own columns of the logits, or each SM of one card; where more is
   // needed than that (log-probabilities of rows with biases, masks, banned tokens or penalties), columns are brought
-  // together as they are without this.
-  bool choose_by_parts = false;
+  // together as they are without this. Not said: where the model is split.
+  std::optional<bool> choose_by_parts;
   // Steps of lanes with drafts begin before the host knows the tokens of the one before: the card verifies, feeds the
   // drafter and drafts without it. Of a model that is whole.
   bool rounds_ahead = true;

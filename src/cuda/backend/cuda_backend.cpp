@@ -39,6 +39,7 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
       sms_(sms),
       pool_(options.threads),
       overlap_(options.overlap ? Overlap::kProgrammatic : Overlap::kNone),
+      by_parts_(options.choose_by_parts.value_or(options.member != nullptr && options.member->ranks() > 1)),
       step_uploads_(*card_, table_blocks(options)),
       row_uploads_(*card_, table_blocks(options)),
       block_uploads_(*card_),
@@ -477,7 +478,7 @@ void CudaBackend::check_sums() {
 
 void CudaBackend::gather_columns(const ops::Tensor& part, const ops::Tensor& out) {
   if (ranks_ == nullptr) return Backend::gather_columns(part, out);
-  if (options_.choose_by_parts && stepping_ && !planning_) {
+  if (by_parts_ && stepping_ && !planning_) {
     open_gather_ = {part, out};
     return;
   }

@@ -276,6 +276,7 @@ class CudaBackend : public ops::Backend {
   const int sms_;                             // that launches are made for
   ThreadPool pool_;
   Overlap overlap_;
+  const bool by_parts_;  // CudaOptions::choose_by_parts
   Uploads step_uploads_, row_uploads_, block_uploads_, sample_uploads_, carry_uploads_;
   LaneTable lanes_;  // with rounds_ahead
   std::array<Uploads*, 6> uploads() {
@@ -329,13 +330,13 @@ class CudaBackend : public ops::Backend {
   std::array<Choices, cpu::kChoicesUnderWay> choices_;
   uint64_t chosen_ = 0, collected_ = 0;  // how many choices were begun, and how many are known
   cuda::Buffer sample_parts_, counts_;
-  // With choose_by_parts: logits of this step that ranks have in parts, until it is known who needs them. `out` without
+  // With by_parts_: logits of this step that ranks have in parts, until it is known who needs them. `out` without
   // data: there are none.
   struct OpenGather {
     ops::Tensor part, out;
   };
   OpenGather open_gather_;
-  std::unique_ptr<RankChoice> rank_choice_;  // with choose_by_parts, of the stepper
+  std::unique_ptr<RankChoice> rank_choice_;  // with by_parts_, of the stepper
   uint64_t sample_bytes_ = 0;                // of the tables of a step's choices
 };
 

@@ -46,7 +46,7 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   const auto logit_bytes = static_cast<uint64_t>(limits.logit_rows * limits.vocabulary * 4);
   if (fetched_.bytes() < logit_bytes) fetched_ = PinnedBuffer(card_->device, logit_bytes, "logits");
   if (options_.wide) reserve_choices(limits);
-  if (options_.wide && options_.choose_by_parts) reserve_parts(limits);
+  if (options_.wide && by_parts_) reserve_parts(limits);
   card_->stream.synchronize();
 
   cpu::HostStepParts parts;
@@ -113,7 +113,7 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   const auto words = static_cast<uint64_t>(ceil_div(limits.vocabulary, 32));
   // Masks for every row; lists of biases and banned tokens beyond that room go the host's way.
   sample_bytes_ = rows * (sizeof(step::SampleRow) + words * sizeof(uint32_t)) + (uint64_t{1} << 16);
-  if (options_.choose_by_parts) sample_bytes_ += 2 * rows * sizeof(int);
+  if (by_parts_) sample_bytes_ += 2 * rows * sizeof(int);
   sample_uploads_.prepare(sample_bytes_);
   carry_uploads_.prepare(static_cast<uint64_t>(limits.lanes) * (sizeof(step::CarriedToken) + 8 * sizeof(int)));
   const auto parts = rows + static_cast<uint64_t>(sms_);

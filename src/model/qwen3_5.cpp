@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/math.h"
 #include "base/threads.h"
 #include "model/draft_head.h"
@@ -192,10 +193,10 @@ class Builder {
                       config_.conv_taps};
     std::optional<MatrixSource> head;
     if (drafts && !config_.tied_head && backend_.gpu()) {
-      // While a card's weights are on their way the processors have time for the drafts' copy of the head: a quarter of
-      // them, for about as long as the others read the files. It is wanted last.
+      // While a card's weights are on their way the processors have time for the drafts' copy of the head: half of them,
+      // for about as long as the others read the files. It is wanted last.
       head = source_.matrix("lm_head", config_.vocabulary, config_.hidden);
-      const int threads = std::max(1, ThreadPool::default_threads() / 4);
+      const int threads = std::max(1, ThreadPool::default_threads() / 2 / static_cast<int>(shard_.ranks()));
       draft_copy_ = std::async(
           std::launch::async, [rows = take_rows(*head, vocabulary_), threads] { return draft_head_of(rows, threads); });
     }
@@ -276,10 +277,15 @@ class Builder {
     return projection_back(source_.matrix(module, config_.hidden, columns), part);
   }
   std::unique_ptr<ops::Matrix> projection_back(const MatrixSource& stored, const Part& part) {
-    const MatrixSource taken = take_columns(stored, part);
+    const MatrixSource taken = columns_of(stored, part);
     std::unique_ptr<ops::Matrix> loaded = backend_.load_matrix(std::span(&taken, 1));
     source_.release(stored);
     return loaded;
+  }
+
+  // A card's weights are copied out of their files in any case: columns need no copy of their own before that.
+  MatrixSource columns_of(const MatrixSource& stored, const Part& part) const {
+    return take_columns(stored, part, backend_.gpu() && file_place(stored.data).file != nullptr);
   }
 
   // Parts of heads of so many rows each, behind `first` rows of something else.
@@ -415,7 +421,7 @@ class Builder {
       // Whole experts are padded by the backend where its kernels need that.
       const bool whole = shard_.by_expert || shard_.ranks() == 1;
       const Part width = whole ? Part{0, all, all} : width_part(all, stored.down);
-      return {take_rows(stored.gate, width), take_rows(stored.up, width), take_columns(stored.down, width)};
+      return {take_rows(stored.gate, width), take_rows(stored.up, width), columns_of(stored.down, width)};
     };
     const auto done = [&](int64_t i) {
       const auto found = pending.find(i);
@@ -443,7 +449,7 @@ class Builder {
                                         source_.matrix(name + "down_proj", hidden, shared)};
       const Part part = width_part(shared, stored.down);
       const ops::ExpertSource taken = {take_rows(stored.gate, part), take_rows(stored.up, part),
-                                       take_columns(stored.down, part)};
+                                       columns_of(stored.down, part)};
       mixer->experts = experts(prefix, mine, &taken);
       if (mixer->experts->shared_slices() == 0) {
         mixer->shared_gate_up = backend_.load_gate_up(taken.gate, taken.up);

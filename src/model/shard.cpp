@@ -183,7 +183,7 @@ MatrixSource take_rows(const MatrixSource& source, const Part& part) {
   return slice;
 }
 
-MatrixSource take_columns(const MatrixSource& source, const Part& part) {
+MatrixSource take_columns(const MatrixSource& source, const Part& part, bool view) {
   FF_ASSERT(part.begin >= 0 && part.begin <= part.end && part.end <= source.columns && part.count() <= part.size);
   if (part.count() == source.columns && part.size == source.columns) return source;
   if (source.format == Format::kNvfp4 &&
@@ -191,7 +191,21 @@ MatrixSource take_columns(const MatrixSource& source, const Part& part) {
     fail("{}: a rank's columns are {} to {}, wanted whole NVFP4 blocks of {}", printable(source.name), part.begin,
          part.end, nvfp4::kBlock);
   }
-  return copy_of(source, 0, source.rows, part.begin, part.count(), source.rows, part.size);
+  if (!view || part.count() < part.size || source.data == nullptr) {
+    return copy_of(source, 0, source.rows, part.begin, part.count(), source.rows, part.size);
+  }
+  MatrixSource slice = source;
+  slice.columns = part.size;
+  slice.pitch = source.columns;
+  slice.data = static_cast<const char*>(source.data) + element_bytes(source.format, part.begin);
+  if (source.format == Format::kNvfp4) {
+    slice.block_scales = source.block_scales + part.begin / nvfp4::kBlock;
+  } else if (source.format == Format::kFp8) {
+    auto owned = owner_of(source);
+    move_grid(source, 0, part.begin, slice, *owned);
+    slice.owner = std::move(owned);
+  }
+  return slice;
 }
 
 }  // namespace fourfold::model

@@ -47,7 +47,8 @@ Part width_of(int64_t width, int64_t rank, int64_t ranks, const ops::MatrixSourc
 
 // Rows [begin, end) of a matrix, and zeros below them. A view where nothing has to be added or moved.
 ops::MatrixSource take_rows(const ops::MatrixSource& source, const Part& part);
-// The same of its columns: a copy, unless that is all of them. NVFP4: whole blocks, or an Error.
-ops::MatrixSource take_columns(const ops::MatrixSource& source, const Part& part);
+// The same of its columns: a copy, unless that is all of them. NVFP4: whole blocks, or an Error. `view`: no copy where
+// nothing has to be added; then rows are further apart than they are long (MatrixSource::pitch).
+ops::MatrixSource take_columns(const ops::MatrixSource& source, const Part& part, bool view = false);
 
 }  // namespace fourfold::model

@@ -62,7 +62,7 @@ int64_t MatrixSource::bytes() const {
 void dequantize(const MatrixSource& source, int64_t row, float* out) {
   FF_ASSERT(row >= 0 && row < source.rows);
   const int64_t columns = source.columns;
-  const int64_t begin = row * columns;
+  const int64_t begin = row * source.row_pitch();
   switch (source.format) {
     case Format::kF32:
       std::memcpy(out, static_cast<const char*>(source.data) + begin * 4, static_cast<size_t>(columns) * 4);

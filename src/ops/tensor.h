@@ -49,6 +49,10 @@ struct MatrixSource {
   Format format = Format::kBf16;
   int64_t rows = 0;
   int64_t columns = 0;
+  // Of some columns of a wider matrix that lies in a file: how many columns that has, so that its rows are further
+  // apart than they are long. 0: `columns`. Only backends of GPUs are given such ones. FP8's scales are this part's
+  // own.
+  int64_t pitch = 0;
   const void* data = nullptr;             // kNvfp4: [rows, columns / 2] bytes, low nibble = even column
   const uint8_t* block_scales = nullptr;  // kNvfp4: [rows, columns / 16] e4m3
   float tensor_scale = 1.0f;              // kNvfp4: weight = e2m1 x block scale x tensor_scale
@@ -61,6 +65,7 @@ struct MatrixSource {
   float input_scale = 0.0f;
   std::shared_ptr<const void> owner;
 
+  int64_t row_pitch() const { return pitch > 0 ? pitch : columns; }
   // Bytes of the elements and scales in this form.
   int64_t bytes() const;
 };

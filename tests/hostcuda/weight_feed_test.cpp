@@ -207,6 +207,65 @@ TEST_P(HostWeights, StacksAreRepackedAsOnTheHost) {
   EXPECT_EQ(live(), Live{});
 }
 
+// Columns of wider matrices, whose rows lie apart in a file, have the bytes of a copy of them.
+TEST_P(HostWeights, ColumnsOfAFileAreRepackedAsACopyOfThem) {
+  {
+    const auto card = std::make_shared<cuda::Card>(0, kernel_store());
+    card->loading_block = 30000;
+    card->loading_threads = 2;
+    constexpr int64_t kRows = 130, kColumns = 336, kWide = 60000, kFirst = 1024;
+    const TemporaryFolder folder;
+    const auto halves = static_cast<size_t>(kRows * kWide * 2), codes = static_cast<size_t>(kRows * kWide / 2);
+    std::vector<uint8_t> bytes = random_bytes(1, halves + codes + codes / 8);
+    for (size_t i = 1; i < halves; i += 2) bytes[i] &= 0xbf;  // bf16 that are numbers
+    for (size_t i = halves + codes; i < bytes.size(); ++i) bytes[i] &= 0x3f;
+    std::ofstream(folder.path() / "file", std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    const MappedFile mapped(folder.path() / "file");
+    const auto* file = reinterpret_cast<const uint8_t*>(mapped.bytes().data());
+    std::vector<ops::MatrixSource> views(2), copies;
+    views[0].format = ops::Format::kBf16;
+    views[0].data = file + kFirst * 2;
+    views[1].format = ops::Format::kNvfp4;
+    views[1].data = file + halves + kFirst / 2;
+    views[1].block_scales = file + halves + codes + kFirst / 16;
+    std::vector<std::vector<uint8_t>> kept;
+    const auto copy = [&](const void* from, int64_t row, int64_t pitch) {
+      std::vector<uint8_t>& to = kept.emplace_back();
+      for (int64_t r = 0; r < kRows; ++r) {
+        const auto* at = static_cast<const uint8_t*>(from) + r * pitch;
+        to.insert(to.end(), at, at + row);
+      }
+      return to.data();
+    };
+    for (ops::MatrixSource& view : views) {
+      view.rows = kRows;
+      view.columns = kColumns;
+      ops::MatrixSource& other = copies.emplace_back(view);
+      view.pitch = kWide;
+      const bool half = view.format == ops::Format::kBf16;
+      other.data = copy(view.data, half ? kColumns * 2 : kColumns / 2, half ? kWide * 2 : kWide / 2);
+      if (!half) other.block_scales = copy(view.block_scales, kColumns / 16, kWide / 16);
+    }
+    const cuda::Stack stack(card, views);
+    card->settle_weights();
+    const cuda::PackedMatrix want = cuda::pack_stack(copies);
+    for (size_t i = 0; i < want.parts.size(); ++i) {
+      const cuda::PackedMatrix::Part& part = want.parts[i];
+      std::vector<uint8_t> got(static_cast<size_t>(gemm::packed_bytes(part.format, part.tiles, kColumns)));
+      card->device.check(
+          card->device.driver().call().copy_to_host(
+              got.data(),
+              static_cast<cuda::DeviceAddress>(reinterpret_cast<uintptr_t>(stack.matrix().parts[i].weights)),
+              got.size(), card->stream.handle()),
+          "copy");
+      card->stream.synchronize();
+      EXPECT_TRUE(std::equal(got.begin(), got.end(), want.bytes.begin() + static_cast<int64_t>(part.weights))) << i;
+    }
+  }
+  EXPECT_EQ(live(), Live{});
+}
+
 TEST_P(HostWeights, ABlockScaleThatIsNoneIsNamed) {
   for (const uint8_t bad : {0x7f, 0xff, 0x80}) {
     const auto card = std::make_shared<cuda::Card>(0, kernel_store());

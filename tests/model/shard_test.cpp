@@ -77,6 +77,14 @@ void expect_part(const Stored& whole, const Part& rows, const Part& columns) {
   ASSERT_EQ(part.rows, rows.size);
   ASSERT_EQ(part.columns, columns.size);
   const std::vector<float> from = values(whole.source), to = values(part);
+  const MatrixSource view = take_columns(take_rows(whole.source, rows), columns, true);
+  EXPECT_EQ(values(view), to);
+  const bool narrow = columns.count() == columns.size && columns.size < whole.source.columns;
+  EXPECT_EQ(view.row_pitch(), narrow ? whole.source.columns : columns.size);
+  if (narrow && rows.count() == rows.size) {
+    const auto* at = static_cast<const uint8_t*>(view.data);
+    EXPECT_TRUE(at >= whole.data.data() && at < whole.data.data() + whole.data.size()) << "a view is no copy";
+  }
   for (int64_t r = 0; r < part.rows; ++r) {
     for (int64_t c = 0; c < part.columns; ++c) {
       const bool inside = r < rows.count() && c < columns.count();

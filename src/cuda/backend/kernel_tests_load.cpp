@@ -99,6 +99,7 @@ void KernelTests::plain_experts(int gate_up_formats, int down_formats) {
   constexpr int64_t kExperts = 5, kTopK = 3, kHidden = 144, kWidth = 208, kMost = 50;
   Random random(20269);
   const Stream& stream = of_.card_->stream;
+  const SmallBlocks small(*of_.card_);
   CudaBackend& backend = on();
   const auto make = [&](int formats, int64_t rows, int64_t columns) {
     for (const gemm::Weights format : {gemm::Weights::kNvfp4, gemm::Weights::kFp8}) {
@@ -135,6 +136,7 @@ void KernelTests::plain_experts(int gate_up_formats, int down_formats) {
         return ops::ExpertSource{e.gate->source, e.up->source, e.down->source};
       },
       [](int64_t) {});
+  of_.card_->settle_weights();
   const auto& plain = dynamic_cast<const PlainExperts&>(*loaded);
   // Blocks of 16 tokens, and of many; one expert with more rows than a block, one with none, a choice that is none.
   for (const int64_t tokens : {int64_t{9}, kMost}) {

@@ -35,7 +35,7 @@ void check_expert(const ops::MatrixSource& m, int64_t rows, int64_t columns) {
 }
 
 Nvfp4Matrix nvfp4_of(const ops::MatrixSource& m) {
-  return contiguous(static_cast<const uint8_t*>(m.data), m.block_scales, m.tensor_scale, m.columns);
+  return contiguous(static_cast<const uint8_t*>(m.data), m.block_scales, m.tensor_scale, m.row_pitch());
 }
 
 }  // namespace
@@ -185,22 +185,17 @@ void Card::settle_weights() {
   feed.reset();
 }
 
-namespace {
-
-// `bytes` from host memory to a place on the device, through the feed.
 void feed_bytes(Card& card, const void* from, uint64_t bytes, const std::shared_ptr<const void>& owner,
-                DeviceAddress to, const std::string* scales_of = nullptr) {
+                DeviceAddress to, const std::string* scales_of) {
   WeightFeed& feed = card.weights();
   const auto* at = static_cast<const uint8_t*>(from);
   for (uint64_t done = 0; done < bytes;) {
-    const uint64_t count = std::min(bytes - done, feed.block_bytes());
+    const uint64_t count = std::min(bytes - done, feed.fill_bytes());
     const WeightFeed::Piece piece = {at + done, count, 1, 0, 0, owner, scales_of};
     feed.add(count, {piece}, WeightFeed::copy_to(to + done, count));
     done += count;
   }
 }
-
-}  // namespace
 
 // What all rows of a part are multiplied with, if that is one number: `factors` are its [tiles][16] and then its cells.
 static std::optional<float> one_factor(const std::vector<uint8_t>& factors, const gemm::Part& part) {
@@ -236,15 +231,16 @@ Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> sour
       const LoadWatch watch(card_->device.load_times().small_copies);
       buffer_.upload(card_->stream, factors.data(), factors.size(), part.factors);
     }
-    feed_part(sources.subspan(i, each), part);
+    feed_part(*card_, sources.subspan(i, each), part, matrix_.units, buffer_.as<uint8_t>() + part.weights);
   }
 }
 
-// Whole row tiles at a time, as many as a block of the feed has room for.
-void Stack::feed_part(std::span<const ops::MatrixSource> sources, const PackedMatrix::Part& part) {
+void feed_part(Card& card, std::span<const ops::MatrixSource> sources, const PackedMatrix::Part& part, int units,
+               uint8_t* out) {
   const ops::MatrixSource& m = sources[0];
-  const Kernel repack = card_->loader.load(step_source()).at(kRepackUnits);
-  WeightFeed& feed = card_->weights();
+  const bool paired = sources.size() == 2;
+  const Kernel repack = card.loader.load(step_source()).at(kRepackUnits);
+  WeightFeed& feed = card.weights();
   const auto row_bytes = static_cast<uint64_t>(element_bytes(m) / m.rows);
   const uint64_t scale_bytes = m.format == ops::Format::kNvfp4 ? static_cast<uint64_t>(m.columns / 16) : 0;
   const uint64_t tile_bytes = gemm::kTileRows * (row_bytes + scale_bytes);
@@ -252,34 +248,42 @@ void Stack::feed_part(std::span<const ops::MatrixSource> sources, const PackedMa
   // Before each further piece up to 255 bytes are left: they begin at multiples of 256.
   const uint64_t left = 256 * (2 * sources.size() - 1);
   if (tile_bytes + left > feed.block_bytes()) fail("{}: rows of {} columns are too long", m.name, m.columns);
-  const auto most = static_cast<int>((feed.block_bytes() - left) / tile_bytes);
+  const auto most =
+      static_cast<int>(std::max<uint64_t>((feed.fill_bytes() - std::min(left, feed.fill_bytes())) / tile_bytes, 1));
   int* const bad = feed.status([name = sources.size() == 1 ? m.name : m.name + " or " + sources[1].name, rows = m.rows,
                                 each = static_cast<int64_t>(tile_rows)](int tile) {
     return fmt::format("{}: a weight in row {} to {} is NaN", name, tile * each,
                        std::min<int64_t>(rows, (tile + 1) * each) - 1);
   });
-  for (int first = 0; first < part.tiles; first += most) {
-    const int tiles = std::min(most, part.tiles - first);
+  for (int first = 0, tiles = 0; first < part.tiles; first += tiles) {
+    tiles = std::min(most, part.tiles - first);
     const uint64_t row = static_cast<uint64_t>(first) * tile_rows;
-    const uint64_t rows =
-        std::min<uint64_t>(static_cast<uint64_t>(m.rows) - row, static_cast<uint64_t>(tiles) * tile_rows);
+    const uint64_t left_rows = static_cast<uint64_t>(m.rows) - row;
+    const uint64_t rows = std::min<uint64_t>(left_rows, static_cast<uint64_t>(tiles) * tile_rows);
+    if (rows == left_rows) tiles = part.tiles - first;  // padding has no bytes
     std::vector<WeightFeed::Piece> pieces;
     std::array<uint64_t, 2> weights_at = {}, scales_at = {};
     uint64_t bytes = 0;
     const auto place = [&](WeightFeed::Piece piece) {
       piece.to = (bytes + 255) / 256 * 256;
-      bytes = piece.to + piece.bytes;
+      bytes = piece.to + piece.bytes * static_cast<uint64_t>(piece.rows);
       pieces.push_back(std::move(piece));
       return pieces.back().to;
     };
     for (size_t i = 0; i < sources.size(); ++i) {
       const ops::MatrixSource& each = sources[i];
-      weights_at[i] = place({.from = static_cast<const uint8_t*>(each.data) + row * row_bytes,
-                             .bytes = rows * row_bytes,
+      const auto pitch = static_cast<uint64_t>(each.row_pitch()), columns = static_cast<uint64_t>(each.columns);
+      const uint64_t stride = row_bytes * pitch / columns, scale_stride = pitch / 16;
+      weights_at[i] = place({.from = static_cast<const uint8_t*>(each.data) + row * stride,
+                             .bytes = row_bytes,
+                             .rows = static_cast<int64_t>(rows),
+                             .stride = stride,
                              .owner = each.owner});
       if (scale_bytes == 0) continue;
-      scales_at[i] = place({.from = each.block_scales + row * scale_bytes,
-                            .bytes = rows * scale_bytes,
+      scales_at[i] = place({.from = each.block_scales + row * scale_stride,
+                            .bytes = scale_bytes,
+                            .rows = static_cast<int64_t>(rows),
+                            .stride = scale_stride,
                             .owner = each.owner,
                             .scales_of = &each.name});
     }
@@ -288,17 +292,16 @@ void Stack::feed_part(std::span<const ops::MatrixSource> sources, const PackedMa
     args.first.rows = static_cast<int>(m.rows);
     args.first.columns = static_cast<int>(m.columns);
     args.second = args.first;
-    args.paired = paired() ? 1 : 0;
+    args.paired = paired ? 1 : 0;
     args.first_tile = first;
     args.tiles = tiles;
-    args.units = matrix_.units;
-    args.out = buffer_.as<uint8_t>() + part.weights +
-               static_cast<uint64_t>(first) * static_cast<uint64_t>(matrix_.units) *
-                   static_cast<uint64_t>(gemm::unit_bytes(part.format));
+    args.units = units;
+    args.out = out + static_cast<uint64_t>(first) * static_cast<uint64_t>(units) *
+                         static_cast<uint64_t>(gemm::unit_bytes(part.format));
     args.bad = bad;
-    const int64_t units = int64_t{tiles} * matrix_.units;
-    const Grid grid = {static_cast<unsigned>(std::min<int64_t>(ceil_div(units, gemm::kRepackThreads), 1 << 20))};
-    feed.add(bytes, pieces, [=, pair = paired()](const Stream& stream, DeviceAddress parcel) mutable {
+    const int64_t all = int64_t{tiles} * units;
+    const Grid grid = {static_cast<unsigned>(std::min<int64_t>(ceil_div(all, gemm::kRepackThreads), 1 << 20))};
+    feed.add(bytes, pieces, [=](const Stream& stream, DeviceAddress parcel) mutable {
       // Where the matrix would begin, of which these are the rows from `row` on.
       const auto point = [&](gemm::Source& source, size_t i) {
         source.data = device_pointer<const void>(parcel + weights_at[i] - row * row_bytes);
@@ -306,7 +309,7 @@ void Stack::feed_part(std::span<const ops::MatrixSource> sources, const PackedMa
         source.block_scales = device_pointer<const uint8_t>(parcel + scales_at[i] - row * scale_bytes);
       };
       point(args.first, 0);
-      point(args.second, pair ? 1 : 0);
+      point(args.second, paired ? 1 : 0);
       launch(stream, repack, grid, Overlap::kNone, args);
     });
   }
@@ -320,6 +323,7 @@ Table::Table(std::shared_ptr<Card> card, const ops::MatrixSource& m)
   if (m.rows < 1 || m.rows > (int64_t{1} << 30) || m.columns < 1 || m.columns > (int64_t{1} << 24)) {
     fail("{}: {} x {} is no table of embeddings", m.name, m.rows, m.columns);
   }
+  FF_ASSERT(m.pitch == 0);
   const MemoryScope scope(card_->device, kind_of(std::span(&m, 1)));
   const auto fed = [&](const void* from, int64_t bytes, const std::string* scales_of = nullptr) {
     cuda::Buffer buffer(card_->device, positive(bytes), m.name);
@@ -351,7 +355,8 @@ class ExpertFeed {
     const auto elements = static_cast<uint64_t>(problem.hidden * problem.intermediate);
     codes_ = elements / 2;
     scales_ = elements / 16;
-    most_ = card.weights().block_bytes() / (3 * (codes_ + scales_));
+    const uint64_t each = 3 * (codes_ + scales_);
+    most_ = std::max(card.weights().fill_bytes() / each, std::min<uint64_t>(card.weights().block_bytes() / each, 1));
     bad_ = card.weights().status(
         [](int expert) { return fmt::format("expert {}: a block scale is NaN, wanted finite e4m3 numbers", expert); });
   }

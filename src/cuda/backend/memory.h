@@ -126,6 +126,13 @@ class TableCopies {
   std::vector<step::TableCopy> large_;
 };
 
+// Through the card's feed: `bytes` from host memory to a place on the device, and a matrix, or the two of a pair, in
+// the kept form to `out`, whole row tiles at a time, as many as a block has room for. Padding of `part` becomes zeros.
+void feed_bytes(Card& card, const void* from, uint64_t bytes, const std::shared_ptr<const void>& owner,
+                DeviceAddress to, const std::string* scales_of = nullptr);
+void feed_part(Card& card, std::span<const ops::MatrixSource> sources, const PackedMatrix::Part& part, int units,
+               uint8_t* out);
+
 class Stack : public ops::Matrix {
  public:
   Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts);
@@ -145,9 +152,6 @@ class Stack : public ops::Matrix {
 
  private:
   Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> sources, PackedMatrix packed);
-  // A matrix, or the two of a pair.
-  void feed_part(std::span<const ops::MatrixSource> sources, const PackedMatrix::Part& part);
-
   std::shared_ptr<Card> card_;
   PackedMatrix packed_;
   cuda::Buffer buffer_;

@@ -12,25 +12,6 @@ namespace {
 
 constexpr int64_t kFewTokens = 16;  // of a block
 
-// A matrix's elements, and block scales, on the device; grows.
-struct Staging {
-  cuda::Buffer data, scales;
-  gemm::Source put(const Card& card, const ops::MatrixSource& m) {
-    const auto place = [&](cuda::Buffer& buffer, const void* from, int64_t bytes) {
-      if (buffer.bytes() < static_cast<uint64_t>(bytes)) {
-        card.stream.synchronize();
-        buffer = cuda::Buffer(card.device, static_cast<uint64_t>(bytes), "staging for weights");
-      }
-      buffer.upload(card.stream, from, static_cast<uint64_t>(bytes));
-    };
-    place(data, m.data, element_bytes(m));
-    if (m.format == ops::Format::kNvfp4) place(scales, m.block_scales, m.rows * m.columns / 16);
-    return {stored_of(m.format), data.as<const void>(),
-            m.format == ops::Format::kNvfp4 ? scales.as<const uint8_t>() : nullptr, static_cast<int>(m.rows),
-            static_cast<int>(m.columns)};
-  }
-};
-
 void check_same(const ops::MatrixSource& m, const ops::MatrixSource& first) {
   if (m.format == first.format && m.rows == first.rows && m.columns == first.columns &&
       m.scale_rows == first.scale_rows && m.scale_columns == first.scale_columns) {
@@ -73,13 +54,7 @@ PlainExperts::PlainExperts(std::shared_ptr<Card> card, int64_t count,
     : card_(std::move(card)), count_(count) {
   FF_ASSERT(count > 0);
   if (count > moe::kMaxExperts) fail("experts: {}, wanted at most {}", count, moe::kMaxExperts);
-  const Kernel repack = card_->loader.load(step_source()).at(kRepackUnits);
-  cuda::Buffer bad(card_->device, static_cast<uint64_t>(2 * count) * sizeof(int), "repack status");
-  bad.fill(card_->stream, 0xff);
-  const MemoryScope loading(card_->device, MemoryKind::kLoading);
-  Staging first_side, second_side;
   ops::ExpertSource first;
-  std::vector<std::string> names;
   for (int64_t i = 0; i < count; ++i) {
     const ops::ExpertSource expert = source(i);
     if (i == 0) {
@@ -111,33 +86,18 @@ PlainExperts::PlainExperts(std::shared_ptr<Card> card, int64_t count,
       if (card_->device.only_counts()) return;
       const uint64_t at = side.expert_bytes * static_cast<uint64_t>(i);
       // Factors and cells, behind the units.
-      const std::vector<uint8_t> factors = paired ? pair_factors(packed, a, b) : stack_factors(packed, part, a);
-      side.weights.upload(card_->stream, factors.data(), factors.size(), at + part.factors);
-      const gemm::Source one = first_side.put(*card_, a), two = paired ? second_side.put(*card_, b) : one;
-      const gemm::RepackArgs args = {one,
-                                     two,
-                                     paired ? 1 : 0,
-                                     0,
-                                     part.tiles,
-                                     gemm::units_of(static_cast<int>(packed.columns)),
-                                     side.weights.as<uint8_t>() + at + part.weights,
-                                     bad.as<int>() + 2 * i + (paired ? 0 : 1)};
-      const int64_t units = int64_t{args.tiles} * args.units;
-      launch(card_->stream, repack, {static_cast<unsigned>(ceil_div(units, gemm::kRepackThreads))}, Overlap::kNone,
-             args);
+      const auto factors = std::make_shared<const std::vector<uint8_t>>(paired ? pair_factors(packed, a, b)
+                                                                               : stack_factors(packed, part, a));
+      feed_bytes(*card_, factors->data(), factors->size(), factors, side.weights.address() + at + part.factors);
+      const ops::MatrixSource both[] = {a, b};
+      feed_part(*card_, std::span(both, paired ? 2 : 1), part, gemm::units_of(static_cast<int>(packed.columns)),
+                side.weights.as<uint8_t>() + at + part.weights);
     };
     put(gate_up_, expert.gate, expert.up, true);
     put(down_, expert.down, expert.down, false);
-    names.push_back(expert.gate.name);
-    names.push_back(expert.down.name);
     done(i);
   }
   load_routing(*card_);
-  if (card_->device.only_counts()) return;
-  const std::vector<int> status = bad.download<int>(card_->stream, static_cast<size_t>(2 * count));
-  for (size_t i = 0; i < status.size(); ++i) {
-    if (status[i] >= 0) fail("{}{}: a weight is NaN", names[i], i % 2 == 0 ? " or the up projection" : "");
-  }
 }
 
 gemm::DenseTile plain_tile(const plan::Arch& arch, int formats, bool few) {

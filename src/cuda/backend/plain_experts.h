@@ -22,6 +22,7 @@ class PlainExperts : public ops::Experts {
   // All experts have the first one's shapes and formats; an Error names the matrix that has not.
   PlainExperts(std::shared_ptr<Card> card, int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
                const std::function<void(int64_t)>& done);
+  ~PlainExperts() override { card_->let_go(); }
   int64_t count() const override { return count_; }
   int64_t hidden() const override { return down_.layout.rows; }
   // A multiple of 16: widths that are not are padded with zeros.

@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 256;
 constexpr uint64_t kMostRead = uint64_t{1} << 20;  // by one thread at a time
+constexpr int kFewThreads = 8, kMostReaders = 16;
 
 }  // namespace
 
@@ -36,11 +37,13 @@ WeightFeed::WeightFeed(const Device& device, int threads, uint64_t block_bytes)
   for (size_t i = 0; i < kBlocks; ++i) slots_.push_back(std::make_unique<Slot>(device, block_bytes_, in_place_));
   locker_ = std::thread([this] { lock_pages(); });
   feeder_ = std::thread([this] { feed(); });
-  const int readers = threads > 0 ? threads : ThreadPool::default_threads();
+  const int all = threads > 0 ? threads : ThreadPool::default_threads();
+  const int readers = all <= kFewThreads ? all : std::clamp(all * 3 / 4, kFewThreads, kMostReaders);
   for (int i = 0; i < readers; ++i) threads_.emplace_back([this] { read_pieces(); });
 }
 
 WeightFeed::~WeightFeed() {
+  close_block();
   {
     std::unique_lock lock(mutex_);
     try {
@@ -49,7 +52,7 @@ WeightFeed::~WeightFeed() {
     }
     stop_ = true;
   }
-  changed_.notify_all();
+  fed_.notify_all();
   feeder_.join();
   {
     const std::lock_guard lock(mutex_);
@@ -70,31 +73,34 @@ WeightFeed::~WeightFeed() {
 void WeightFeed::add(uint64_t bytes, const std::vector<Piece>& pieces, Use use) {
   FF_ASSERT(bytes > 0 && bytes <= block_bytes_);
   uint64_t at = (open_.bytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (at + bytes > block_bytes_) {
-    std::unique_lock lock(mutex_);
-    hand_over(lock);
+  if (at > 0 && at + bytes > fill_bytes()) {
+    close_block();
     at = 0;
   }
+  if (!kept_.empty()) offer();
   bool borrowed = false;
   for (const Piece& piece : pieces) {
     const bool whole = piece.rows == 1 || piece.stride == piece.bytes;
     const uint64_t each = whole ? piece.bytes * static_cast<uint64_t>(piece.rows) : piece.bytes;
+    const uint64_t rows = whole ? 1 : static_cast<uint64_t>(piece.rows);
+    // Rows that lie close to each other are read with what is between them.
+    const uint64_t together = each > kMostRead ? 1 : std::max<uint64_t>(1, kMostRead / std::max(piece.stride, each));
     FF_ASSERT(piece.to + piece.bytes * static_cast<uint64_t>(piece.rows) <= bytes);
     const FilePlace place = file_place(piece.from);
+    if (place.file != nullptr && (open_.files.empty() || open_.files.back() != place.file)) {
+      open_.files.push_back(place.file);
+    }
     if (piece.scales_of != nullptr && place.file != nullptr) open_.names.push_back(*piece.scales_of);
     const int name =
         piece.scales_of != nullptr && place.file != nullptr ? static_cast<int>(open_.names.size()) - 1 : -1;
     borrowed = borrowed || (place.file == nullptr && piece.owner == nullptr);
     open_.owning = open_.owning || place.file == nullptr;
-    for (int64_t row = 0; row < (whole ? 1 : piece.rows); ++row) {
-      const uint64_t skipped = static_cast<uint64_t>(row) * piece.stride;
-      for (uint64_t done = 0; done < each;) {
-        const uint64_t count = std::min(each - done, kMostRead);
-        Read part = {place, static_cast<const uint8_t*>(piece.from) + skipped + done, count,
-                     at + piece.to + static_cast<uint64_t>(row) * each + done, name};
-        part.place.offset += skipped + done;
-        open_.reads.push_back(std::move(part));
-        done += count;
+    for (uint64_t row = 0; row < rows; row += together) {
+      for (uint64_t done = 0; done < each; done += kMostRead) {
+        const uint64_t skipped = row * piece.stride + done;
+        open_.reads.push_back({place.file.get(), place.offset + skipped,
+                               static_cast<const uint8_t*>(piece.from) + skipped, std::min(each - done, kMostRead),
+                               std::min(together, rows - row), piece.stride, at + piece.to + row * each + done, name});
       }
     }
   }
@@ -104,6 +110,7 @@ void WeightFeed::add(uint64_t bytes, const std::vector<Piece>& pieces, Use use) 
   }
   open_.uses.emplace_back(at, std::move(use));
   if (!borrowed) return;
+  close_block();
   std::unique_lock lock(mutex_);
   hand_over(lock);
   wait_idle(lock);
@@ -120,28 +127,48 @@ WeightFeed::Use WeightFeed::copy_to(DeviceAddress to, uint64_t bytes) {
   };
 }
 
-void WeightFeed::hand_over(std::unique_lock<std::mutex>& lock) {
-  const auto room = [this] {
-    return error_ != nullptr || (queue_.size() < kMostQueued && (!open_.owning || owning_ < kMostOwning));
-  };
-  if (!room()) {
+void WeightFeed::close_block() {
+  if (!open_.uses.empty()) kept_.push_back(std::exchange(open_, {}));
+}
+
+// Readers and feeder take the lock all the time: whoever waits for it is the last of many. Only one who has gone far
+// ahead does.
+void WeightFeed::offer() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    if (kept_.size() < kMostKept && !kept_.back().owning) return;
     const LoadWatch watch(device_.load_times().caller_waits);
-    changed_.wait(lock, room);
+    lock.lock();
+  }
+  hand_over(lock);
+}
+
+void WeightFeed::hand_over(std::unique_lock<std::mutex>& lock) {
+  while (error_ == nullptr && !kept_.empty()) {
+    const bool owning = kept_.front().owning;
+    const auto room = [&] {
+      return error_ != nullptr || (queue_.size() < kMostQueued && (!owning || owning_ < kMostOwning));
+    };
+    if (!room()) {
+      const LoadWatch watch(device_.load_times().caller_waits);
+      settled_.wait(lock, room);
+      continue;
+    }
+    if (owning) ++owning_;
+    queue_.push_back(std::move(kept_.front()));
+    kept_.pop_front();
+    fed_.notify_one();
   }
   if (error_ != nullptr) std::rethrow_exception(error_);
-  if (open_.uses.empty()) return;
-  if (open_.owning) ++owning_;
-  queue_.push_back(std::exchange(open_, {}));
-  changed_.notify_all();
 }
 
 void WeightFeed::wait_idle(std::unique_lock<std::mutex>& lock, bool everything) {
   const LoadWatch watch(device_.load_times().caller_waits);
-  changed_.wait(lock, [this] { return (queue_.empty() && reading_.empty() && !working_) || error_ != nullptr; });
+  settled_.wait(lock, [this] { return (queue_.empty() && reading_.empty() && !working_) || error_ != nullptr; });
   // Also with memory that nothing came to need: whether there is any does not depend on who was faster.
-  if (everything) changed_.wait(lock, [this] { return locked_ == kBlocks || error_ != nullptr; });
+  if (everything) settled_.wait(lock, [this] { return locked_ == kBlocks || error_ != nullptr; });
   if (error_ == nullptr) return;
-  changed_.wait(lock, [this] { return readers_ == 0; });  // of memory that its owner may take away
+  settled_.wait(lock, [this] { return readers_ == 0; });  // of memory that its owner may take away
   std::rethrow_exception(error_);
 }
 
@@ -152,6 +179,7 @@ int* WeightFeed::status(std::function<std::string(int)> error) {
 }
 
 void WeightFeed::finish() {
+  close_block();
   {
     std::unique_lock lock(mutex_);
     hand_over(lock);
@@ -172,7 +200,8 @@ void WeightFeed::finish() {
 void WeightFeed::fail_with(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   if (error_ == nullptr) error_ = std::move(error);
-  changed_.notify_all();
+  fed_.notify_all();
+  settled_.notify_all();
 }
 
 // Page-locks memory for one slot after the other; with the first one reading begins.
@@ -185,7 +214,8 @@ void WeightFeed::lock_pages() {
       slot->pinned = std::move(memory);
       fresh_.push_back(slot.get());
       ++locked_;
-      changed_.notify_all();
+      fed_.notify_all();
+      settled_.notify_all();
     }
   } catch (...) {
     fail_with(std::current_exception());
@@ -210,7 +240,8 @@ void WeightFeed::read_pieces() {
     // Small pieces together.
     const size_t begin = slot->next, count = slot->block.reads.size();
     for (uint64_t bytes = 0; slot->next < count && bytes < kMostRead; ++slot->next) {
-      bytes += slot->block.reads[slot->next].bytes;
+      const Read& read = slot->block.reads[slot->next];
+      bytes += std::max(read.bytes, read.stride) * read.rows;
       if (bytes > kMostRead && slot->next > begin) break;
     }
     const size_t end = slot->next;
@@ -226,7 +257,8 @@ void WeightFeed::read_pieces() {
     --readers_;
     slot->left -= end - begin;
     if (error != nullptr && error_ == nullptr) error_ = error;
-    if (slot->left == 0 || error_ != nullptr) changed_.notify_all();
+    if (slot->left == 0 || error_ != nullptr) fed_.notify_all();
+    if (error_ != nullptr) settled_.notify_all();
   }
 }
 
@@ -234,12 +266,21 @@ void WeightFeed::read(Slot& slot, size_t begin, size_t end) {
   uint8_t* const to = slot.pinned.data();
   for (size_t i = begin; i < end; ++i) {
     const Read& part = slot.block.reads[i];
-    if (part.place.file != nullptr) {
-      part.place.file->read(part.place.offset, to + part.to, part.bytes);
-    } else {
-      std::memcpy(to + part.to, part.from, part.bytes);
+    const uint8_t* from = part.from;
+    if (part.file != nullptr && part.rows == 1) {
+      part.file->read(part.offset, to + part.to, part.bytes);
+      from = nullptr;
+    } else if (part.file != nullptr) {
+      thread_local std::vector<uint8_t> rows;
+      const uint64_t span = (part.rows - 1) * part.stride + part.bytes;
+      if (rows.size() < span) rows.resize(span);
+      part.file->read(part.offset, rows.data(), span);
+      from = rows.data();
     }
-    if (part.scales_of >= 0 && nvfp4::has_bad_scale(to + part.to, part.bytes)) {
+    for (uint64_t row = 0; from != nullptr && row < part.rows; ++row) {
+      std::memcpy(to + part.to + row * part.bytes, from + row * part.stride, part.bytes);
+    }
+    if (part.scales_of >= 0 && nvfp4::has_bad_scale(to + part.to, part.bytes * part.rows)) {
       fail("{}: a block scale is NaN or negative, wanted numbers from 0 to 448",
            slot.block.names[static_cast<size_t>(part.scales_of)]);
     }
@@ -259,9 +300,9 @@ void WeightFeed::feed() {
     if (error_ == nullptr) error_ = std::current_exception();
   }
   working_ = false;
-  changed_.notify_all();
+  settled_.notify_all();
   // Nobody writes into a block any more that goes with this.
-  changed_.wait(lock, [this] { return readers_ == 0; });
+  fed_.wait(lock, [this] { return readers_ == 0; });
 }
 
 void WeightFeed::feed_blocks(std::unique_lock<std::mutex>& lock) {
@@ -269,7 +310,7 @@ void WeightFeed::feed_blocks(std::unique_lock<std::mutex>& lock) {
   const auto wait = [&](LoadTimes::Sum& sum, const auto& until) {
     if (until()) return;
     const LoadWatch watch(sum);
-    changed_.wait(lock, until);
+    fed_.wait(lock, until);
   };
   for (;;) {
     if (error_ != nullptr) return;
@@ -289,7 +330,7 @@ void WeightFeed::feed_blocks(std::unique_lock<std::mutex>& lock) {
       use_arrived();
       lock.lock();
       working_ = false;
-      changed_.notify_all();
+      settled_.notify_all();
     } else if (!queue_.empty()) {
       wait(times.feed_memory, [&] { return may_begin() || error_ != nullptr; });
     } else if (stop_) {
@@ -310,7 +351,7 @@ void WeightFeed::begin_reading(std::unique_lock<std::mutex>& lock) {
   fresh_.empty() ? sent_.pop_front() : fresh_.pop_back();
   working_ = true;
   lock.unlock();
-  changed_.notify_all();
+  settled_.notify_all();
   {
     const LoadWatch watch(device_.load_times().feed_copies);
     use(slot);
@@ -331,6 +372,7 @@ void WeightFeed::begin_reading(std::unique_lock<std::mutex>& lock) {
 void WeightFeed::send(Slot& slot) {
   Block block = std::move(slot.block);
   block.reads.clear();
+  block.files.clear();
   block.owners.clear();
   if (!in_place_) slot.staging.upload(copies_, slot.pinned.data(), block.bytes);
   slot.copied.record(copies_);

@@ -12,6 +12,7 @@
 // One thread at a time adds. Nothing else may use the device's memory that is being filled before finish().
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <deque>
@@ -36,11 +37,14 @@ class WeightFeed {
   // Of page-locked memory, and of the device's where it has its own: so many blocks of so many bytes. A few of them are
   // being read, so that a thread that is done with one finds work in the next; the others are copied and repacked.
   static constexpr uint64_t kBlockBytes = uint64_t{16} << 20;
+  // What is put into one where parcels are smaller: what has been read is copied while it is in the processor's cache.
+  static constexpr uint64_t kFillBytes = kBlockBytes / 2;
   static constexpr size_t kBlocks = 8;
   static constexpr size_t kReadAtOnce = 3;
   static constexpr uint64_t kStatusBytes = uint64_t{1} << 20;
 
-  // `threads` that read; 0: the default of base/threads.h.
+  // `threads` that there are, 0: the default of base/threads.h. So many read that the copies keep their share of the
+  // memory's bandwidth: with 16 one card takes the most (docs/cuda.md, "Loading").
   WeightFeed(const Device& device, int threads, uint64_t block_bytes = kBlockBytes);
   // What has been added is done first; what went wrong with it is lost.
   ~WeightFeed();
@@ -65,8 +69,10 @@ class WeightFeed {
   // A use: the parcel's first bytes go to a place on the device as they are.
   static Use copy_to(DeviceAddress to, uint64_t bytes);
   uint64_t block_bytes() const { return block_bytes_; }
-  // A parcel of at most block_bytes(). When add() returns the pieces' memory has been read, but for what a file is
-  // behind (file_place()) and what has an owner, which is held until then. An Error may be that of a parcel before.
+  uint64_t fill_bytes() const { return std::min(block_bytes_, kFillBytes); }
+  // A parcel of at most block_bytes(); best of fill_bytes() at most. When add() returns the pieces' memory has been
+  // read, but for what a file is behind (file_place()) and what has an owner, which is held until then. An Error may be
+  // that of a parcel before.
   void add(uint64_t bytes, const std::vector<Piece>& pieces, Use use);
 
   // An int on the device, -1 at first, for a kernel that notes what is wrong with a weight: where it is not -1 in the
@@ -80,17 +86,21 @@ class WeightFeed {
   // Blocks that wait for a place: of files they are a list of what to read, and the caller may be far ahead; of memory
   // that has an owner they keep it from going.
   static constexpr size_t kMostQueued = 4096, kMostOwning = 12;
+  // Blocks of files that the caller keeps while others have the lock, instead of waiting for it.
+  static constexpr size_t kMostKept = 32;
 
   // A part of a piece, as one thread reads it.
   struct Read {
-    FilePlace place;  // without a file: `from`
+    const OpenFile* file = nullptr;  // one of the block's; null: `from`
+    uint64_t offset = 0;
     const uint8_t* from = nullptr;
-    uint64_t bytes = 0, to = 0;
+    uint64_t bytes = 0, rows = 1, stride = 0, to = 0;
     int scales_of = -1;  // index of the block's names
   };
   struct Block {
     uint64_t bytes = 0;
     std::vector<Read> reads;
+    std::vector<std::shared_ptr<const OpenFile>> files;  // a few: counting who holds one costs all threads
     std::vector<std::shared_ptr<const void>> owners;
     std::vector<std::string> names;
     std::vector<std::pair<uint64_t, Use>> uses;  // with the parcel's offset
@@ -120,6 +130,8 @@ class WeightFeed {
   void send(Slot& slot);
   void use(Slot& slot);
   void use_arrived();
+  void close_block();
+  void offer();
   void hand_over(std::unique_lock<std::mutex>& lock);
   void wait_idle(std::unique_lock<std::mutex>& lock, bool everything = false);
   void fail_with(std::exception_ptr error);
@@ -133,9 +145,11 @@ class WeightFeed {
   Buffer status_;
   std::vector<std::function<std::string(int)>> errors_;
 
-  Block open_;        // the caller's
-  std::mutex mutex_;  // of all that follows, and of slots' `next` and `left`
-  std::condition_variable changed_, readable_;
+  Block open_;              // the caller's
+  std::deque<Block> kept_;  // and those that are done, but not in the queue yet
+  std::mutex mutex_;        // of all that follows, and of slots' `next` and `left`
+  // What the feeder waits for; what the caller waits for; what readers wait for.
+  std::condition_variable fed_, settled_, readable_;
   std::deque<Block> queue_;
   size_t owning_ = 0;         // of the queue
   size_t locked_ = 0;         // slots whose memory is there

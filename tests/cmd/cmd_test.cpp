@@ -466,6 +466,21 @@ TEST_F(Cmd, ErrorsAreOneLineWhateverTheyQuote) {
   expect_refused("inspect \"$(printf 'a\\nb\\033[31m\\377')\"", {"a\\x0ab\\x1b[31m\\xff"});
 }
 
+TEST_F(Cmd, BenchLoadTakesModelsOfSeveralRanks) {
+  for (const int ranks : {1, 2}) {
+    const Outcome outcome =
+        run("bench load " + demo_ + " --device cpu --repeats 2 --json --tensor-parallel-size " + std::to_string(ranks));
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const Json said = Json::parse(outcome.out);
+    EXPECT_EQ(said.at("ranks"), ranks);
+    EXPECT_EQ(said.at("loads").size(), 2U);
+    EXPECT_GT(said.at("loads")[0].at("lookups"), 20);
+    EXPECT_GT(said.at("gb_per_s"), 0.0);
+    EXPECT_FALSE(said.contains("copy_gb_per_s")) << "nothing is copied to a card";
+  }
+  expect_refused("bench load " + demo_ + " --device cpu --tensor-parallel-size 3", {"--tensor-parallel-size 3"});
+}
+
 TEST_F(Cmd, CtrlCEndsTheProgramAsShellsExpect) {
   const std::string out = path("stdout").string(), err = path("stderr").string();
   const pid_t child = ::fork();

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Checks and measures models split over several GPUs, in one call of about four minutes on a machine with two.
+# Checks and measures models split over several GPUs, in one call of about five minutes on a machine with two.
 #   BINARIES=folder tools/device/ranks.sh [OUT_DIR]   with `fourfold` built elsewhere, and the shared libraries it needs
-#   PARTS="comm demo shared 35B 397B" (default: all, in this order; check and 35B_split are short forms of demo and
-#   35B); RANKS (2); LAYERS_397B: fewer layers of it
+#   PARTS="comm demo shared load 35B 397B" (default: all, in this order; check and 35B_split are short forms of demo and
+#   35B); RANKS (2); LAYERS_397B: fewer layers of it; FOLDER (/dev/shm) has room for 55 GB of weights to load
 # Every part prints its figures; all output is kept in OUT_DIR. A part that fails is named, and the others still run.
 set -u
 out=${1:-${OUT:-out}}
@@ -33,7 +33,7 @@ run() {
 }
 split="--device cuda --tensor-parallel-size $ranks"
 
-for part in ${PARTS:-comm demo shared 35B 397B}; do
+for part in ${PARTS:-comm demo shared load 35B 397B}; do
   case $part in
     comm)
       for hidden in 4096 2048; do
@@ -53,6 +53,13 @@ for part in ${PARTS:-comm demo shared 35B 397B}; do
     check)
       run check 30 "$fourfold" eval $split --parallel 32 --limit 20
       run check_drafts 30 "$fourfold" eval $split --parallel 32 --limit 10 --draft 3
+      ;;
+    load)
+      weights=${FOLDER:-/dev/shm}/fourfold-ranks-$$
+      trap 'rm -rf "$weights"' EXIT
+      LINES_EACH=1 run generate 90 "$fourfold" generate "$weights" --shape 397B-A17B --layers 10 --format modelopt-nvfp4 --shards 8
+      run load 60 "$fourfold" bench load "$weights" $split --repeats 4
+      rm -rf "$weights"
       ;;
     shared)
       # Two ranks on one card: for tests on machines that have one.

@@ -135,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(Steps, HostEngine,
 
 // ---- faults
 
-std::unique_ptr<engine::Engine> small_engine(std::chrono::milliseconds deadline = cuda::kStepDeadline) {
+std::unique_ptr<engine::Engine> small_engine(std::chrono::milliseconds deadline = kEmulatedStep) {
   const auto weights = model::make_random_weights(one_layer_of_each_kind(), 1);
   const engine::EngineOptions options = engine_options();
   return engine::make_engine(

@@ -57,6 +57,9 @@ inline const std::filesystem::path& kernel_store() {
   return folder.path();
 }
 
+// Emulated steps take seconds where tests run side by side; those of the deadline have their own.
+inline constexpr std::chrono::milliseconds kEmulatedStep{std::chrono::minutes(1)};
+
 // Self-tests of kernels are tests of their own.
 inline cuda::CudaOptions cuda_options(bool overlap = true, bool fp8_cache = false, bool wide = true,
                                       bool graphs = true) {
@@ -68,13 +71,14 @@ inline cuda::CudaOptions cuda_options(bool overlap = true, bool fp8_cache = fals
   options.wide = wide;
   options.graphs = graphs;
   options.threads = 2;
+  options.step_deadline = kEmulatedStep;
   return options;
 }
 
 // The backend on the card that is installed.
 inline std::shared_ptr<ops::Backend> cuda_backend(bool overlap = true, bool fp8_cache = false, bool wide = true,
                                                   bool graphs = true,
-                                                  std::chrono::milliseconds step_deadline = cuda::kStepDeadline,
+                                                  std::chrono::milliseconds step_deadline = kEmulatedStep,
                                                   const std::string& emulate = "") {
   cuda::CudaOptions options = cuda_options(overlap, fp8_cache, wide, graphs);
   options.step_deadline = step_deadline;

@@ -1,6 +1,6 @@
-# Headers that every file of a target is compiled after, read once. Not for the fuzz targets, which need few files of each.
+# Headers that every file of a target is compiled after, read once.
 function(fourfold_precompile target)
-  if(ARGN AND NOT FOURFOLD_FUZZ)
+  if(ARGN)
     target_precompile_headers(${target} PRIVATE ${ARGN})
   endif()
 endfunction()

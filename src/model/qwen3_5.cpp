@@ -193,8 +193,8 @@ class Builder {
                       config_.conv_taps};
     std::optional<MatrixSource> head;
     if (drafts && !config_.tied_head && backend_.gpu()) {
-      // While a card's weights are on their way the processors have time for the drafts' copy of the head: half of them,
-      // for about as long as the others read the files. It is wanted last.
+      // While a card's weights are on their way the processors have time for the drafts' copy of the head: half of
+      // them, for about as long as the others read the files. It is wanted last.
       head = source_.matrix("lm_head", config_.vocabulary, config_.hidden);
       const int threads = std::max(1, ThreadPool::default_threads() / 2 / static_cast<int>(shard_.ranks()));
       draft_copy_ = std::async(

@@ -37,7 +37,7 @@ class WeightFeed {
   // Of page-locked memory, and of the device's where it has its own: so many blocks of so many bytes. A few of them are
   // being read, so that a thread that is done with one finds work in the next; the others are copied and repacked.
   static constexpr uint64_t kBlockBytes = uint64_t{16} << 20;
-  // What is put into one where parcels are smaller: what has been read is copied while it is in the processor's cache.
+  // What is put into one where parcels are smaller: faster than full ones (docs/cuda.md, "Loading").
   static constexpr uint64_t kFillBytes = kBlockBytes / 2;
   static constexpr size_t kBlocks = 8;
   static constexpr size_t kReadAtOnce = 3;

@@ -43,7 +43,6 @@ WeightFeed::WeightFeed(const Device& device, int threads, uint64_t block_bytes)
 }
 
 WeightFeed::~WeightFeed() {
-  close_block();
   {
     std::unique_lock lock(mutex_);
     try {
@@ -74,10 +73,10 @@ void WeightFeed::add(uint64_t bytes, const std::vector<Piece>& pieces, Use use) 
   FF_ASSERT(bytes > 0 && bytes <= block_bytes_);
   uint64_t at = (open_.bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (at > 0 && at + bytes > fill_bytes()) {
-    close_block();
+    std::unique_lock lock(mutex_);
+    hand_over(lock);
     at = 0;
   }
-  if (!kept_.empty()) offer();
   bool borrowed = false;
   for (const Piece& piece : pieces) {
     const bool whole = piece.rows == 1 || piece.stride == piece.bytes;
@@ -110,7 +109,6 @@ void WeightFeed::add(uint64_t bytes, const std::vector<Piece>& pieces, Use use) 
   }
   open_.uses.emplace_back(at, std::move(use));
   if (!borrowed) return;
-  close_block();
   std::unique_lock lock(mutex_);
   hand_over(lock);
   wait_idle(lock);
@@ -127,39 +125,19 @@ WeightFeed::Use WeightFeed::copy_to(DeviceAddress to, uint64_t bytes) {
   };
 }
 
-void WeightFeed::close_block() {
-  if (!open_.uses.empty()) kept_.push_back(std::exchange(open_, {}));
-}
-
-// Readers and feeder take the lock all the time: whoever waits for it is the last of many. Only one who has gone far
-// ahead does.
-void WeightFeed::offer() {
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) {
-    if (kept_.size() < kMostKept && !kept_.back().owning) return;
-    const LoadWatch watch(device_.load_times().caller_waits);
-    lock.lock();
-  }
-  hand_over(lock);
-}
-
 void WeightFeed::hand_over(std::unique_lock<std::mutex>& lock) {
-  while (error_ == nullptr && !kept_.empty()) {
-    const bool owning = kept_.front().owning;
-    const auto room = [&] {
-      return error_ != nullptr || (queue_.size() < kMostQueued && (!owning || owning_ < kMostOwning));
-    };
-    if (!room()) {
-      const LoadWatch watch(device_.load_times().caller_waits);
-      settled_.wait(lock, room);
-      continue;
-    }
-    if (owning) ++owning_;
-    queue_.push_back(std::move(kept_.front()));
-    kept_.pop_front();
-    fed_.notify_one();
+  const auto room = [this] {
+    return error_ != nullptr || (queue_.size() < kMostQueued && (!open_.owning || owning_ < kMostOwning));
+  };
+  if (!room()) {
+    const LoadWatch watch(device_.load_times().caller_waits);
+    settled_.wait(lock, room);
   }
   if (error_ != nullptr) std::rethrow_exception(error_);
+  if (open_.uses.empty()) return;
+  if (open_.owning) ++owning_;
+  queue_.push_back(std::exchange(open_, {}));
+  fed_.notify_one();
 }
 
 void WeightFeed::wait_idle(std::unique_lock<std::mutex>& lock, bool everything) {
@@ -179,7 +157,6 @@ int* WeightFeed::status(std::function<std::string(int)> error) {
 }
 
 void WeightFeed::finish() {
-  close_block();
   {
     std::unique_lock lock(mutex_);
     hand_over(lock);

@@ -86,8 +86,6 @@ class WeightFeed {
   // Blocks that wait for a place: of files they are a list of what to read, and the caller may be far ahead; of memory
   // that has an owner they keep it from going.
   static constexpr size_t kMostQueued = 4096, kMostOwning = 12;
-  // Blocks of files that the caller keeps while others have the lock, instead of waiting for it.
-  static constexpr size_t kMostKept = 32;
 
   // A part of a piece, as one thread reads it.
   struct Read {
@@ -130,8 +128,6 @@ class WeightFeed {
   void send(Slot& slot);
   void use(Slot& slot);
   void use_arrived();
-  void close_block();
-  void offer();
   void hand_over(std::unique_lock<std::mutex>& lock);
   void wait_idle(std::unique_lock<std::mutex>& lock, bool everything = false);
   void fail_with(std::exception_ptr error);
@@ -145,9 +141,8 @@ class WeightFeed {
   Buffer status_;
   std::vector<std::function<std::string(int)>> errors_;
 
-  Block open_;              // the caller's
-  std::deque<Block> kept_;  // and those that are done, but not in the queue yet
-  std::mutex mutex_;        // of all that follows, and of slots' `next` and `left`
+  Block open_;        // the caller's
+  std::mutex mutex_;  // of all that follows, and of slots' `next` and `left`
   // What the feeder waits for; what the caller waits for; what readers wait for.
   std::condition_variable fed_, settled_, readable_;
   std::deque<Block> queue_;

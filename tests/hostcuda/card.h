@@ -69,7 +69,10 @@ struct Operation {
   bool programmatic = false;
   std::shared_ptr<const Meeting> meeting = nullptr;  // not null: in place of `run`
 };
-using Operations = std::vector<Operation>;
+// A graph's, and what it keeps: a communicator whose gathers are in it.
+struct Operations : std::vector<Operation> {
+  std::vector<std::shared_ptr<const void>> kept;
+};
 
 struct Stream {
   std::unique_ptr<Operations> capture;
@@ -332,8 +335,10 @@ class Card {
     return stream.queue.empty() ? 0 : jit::kNotReady;
   }
 
-  // NCCL's, of one rank.
-  int all_gather(const void* from, void* to, size_t bytes, int rank, int ranks, Stream* stream) {
+  // NCCL's, of one rank. A graph that it is recorded in keeps `communicator`.
+  int all_gather(const void* from, void* to, size_t bytes, int rank, int ranks,
+                 const std::shared_ptr<const void>& communicator, Stream* stream) {
+    if (stream->capture) stream->capture->kept.push_back(communicator);
     auto meeting = std::make_shared<Meeting>();
     meeting->from = from;
     meeting->to = to;

@@ -234,15 +234,15 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
 // ---- ranks
 
 // Without peer memory: steps are recorded with NCCL where its version allows, and not with an older one or through the
-// host. The tokens are those over peer memory, where sums take a shared expert's share along. The last two choose them
-// from what each rank finds in its own columns.
+// host. The tokens are those over peer memory, where sums take a shared expert's share along. The last three choose
+// them from what each rank finds in its own columns.
 TEST(HostRanksFaults, StepsGoOnWithoutPeerMemory) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
   const auto weights = model::make_random_weights(one_layer_of_each_kind(), 1, experts_in_bf16);
   const engine::EngineOptions options = engine_options();
   std::vector<int32_t> want;
   std::vector<int64_t> gathers;
-  for (const int nccl : {-1, 22703, 20800, 0}) {
+  for (const auto& [nccl, parts] : {std::pair{-1, false}, {22703, true}, {20800, true}, {0, true}}) {
     HostCard card = two_cards();
     card.peers = nccl < 0;
     card.nccl = std::max(nccl, 0);
@@ -250,7 +250,7 @@ TEST(HostRanksFaults, StepsGoOnWithoutPeerMemory) {
     testing::internal::CaptureStderr();
     {
       cuda::CudaOptions base = cuda_options();
-      base.choose_by_parts = nccl == 20800 || nccl == 0;
+      base.choose_by_parts = parts;
       auto model =
           model::load_model(*weights, rank_backends(false, 100000, base), {.ranks = 2}, model_options(options));
       const auto engine = engine::make_engine(std::move(model), options);

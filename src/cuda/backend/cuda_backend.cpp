@@ -76,6 +76,7 @@ CudaBackend::~CudaBackend() {
   try {
     card_->device.make_current();
     card_->stream.synchronize();
+    graphs_.clear();  // NCCL's communicators wait for those that they are recorded in
     ranks_.reset();
     library_.reset();
     card_->device.make_current();

@@ -24,11 +24,12 @@ class NcclBlocks : public RankBlocks {
                                        static_cast<int>(member_->rank())),
                 "ncclCommInitRank");
   }
-  // Where a rank did not come to a sum, this one's kernel waits for it until the communicator is given up.
+  // Graphs that its calls are recorded in have gone: both calls wait for that. So it stays where the card is lost, on
+  // which no graph is destroyed. Where a rank did not come to a sum, this one's kernel waits for it until the
+  // communicator is given up.
   ~NcclBlocks() override {
-    if (communicator_ == nullptr) return;
-    const bool dead = member_->group().failed() || card_->device.lost();
-    dead ? nccl_.call().abort(communicator_) : nccl_.call().destroy(communicator_);
+    if (communicator_ == nullptr || card_->device.lost()) return;
+    member_->group().failed() ? nccl_.call().abort(communicator_) : nccl_.call().destroy(communicator_);
   }
 
   void all_gather(DeviceAddress from, DeviceAddress to, uint64_t bytes) override {

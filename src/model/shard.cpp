@@ -197,6 +197,7 @@ MatrixSource take_columns(const MatrixSource& source, const Part& part, bool vie
   MatrixSource slice = source;
   slice.columns = part.size;
   slice.pitch = source.columns;
+  slice.first_column = part.begin;
   slice.data = static_cast<const char*>(source.data) + element_bytes(source.format, part.begin);
   if (source.format == Format::kNvfp4) {
     slice.block_scales = source.block_scales + part.begin / nvfp4::kBlock;

@@ -3,8 +3,16 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/shared_reads.h"
 
 namespace fourfold::model {
+namespace {
+
+// On two cards rows that each rank reads for itself come as fast as those that one reads for both (docs/cuda.md,
+// "Loading").
+constexpr int64_t kRanksThatReadAlone = 2;
+
+}  // namespace
 
 class SharedSource::Reader final : public WeightSource {
  public:
@@ -20,6 +28,7 @@ class SharedSource::Reader final : public WeightSource {
     };
     std::unique_lock lock(shared_.mutex_);
     ops::MatrixSource matrix = shared_.take(name, rank_, lock, fill, rows, columns).matrix;
+    matrix.reads = shared_.reads_;
     held_[{matrix.data, matrix.name}] = std::move(name);
     return matrix;
   }
@@ -61,7 +70,10 @@ class SharedSource::Reader final : public WeightSource {
 };
 
 SharedSource::SharedSource(WeightSource& source, int64_t ranks, int64_t most_ahead)
-    : source_(source), most_ahead_(most_ahead), ahead_(static_cast<size_t>(ranks)) {}
+    : source_(source),
+      most_ahead_(most_ahead),
+      reads_(ranks > kRanksThatReadAlone ? std::make_shared<SharedReads>() : nullptr),
+      ahead_(static_cast<size_t>(ranks)) {}
 
 std::unique_ptr<WeightSource> SharedSource::reader(int64_t rank) { return std::make_unique<Reader>(*this, rank); }
 
@@ -71,6 +83,7 @@ void SharedSource::stop() {
     stopped_ = true;
   }
   changed_.notify_all();
+  if (reads_ != nullptr) reads_->stop();
 }
 
 SharedSource::Entry& SharedSource::take(const std::string& name, int64_t rank, std::unique_lock<std::mutex>& lock,

@@ -49,6 +49,7 @@ class SharedSource {
 
   WeightSource& source_;
   const int64_t most_ahead_;
+  const std::shared_ptr<SharedReads> reads_;  // of rows of which every rank takes columns; null: each for itself
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, Entry, std::less<>> entries_;

@@ -5,6 +5,10 @@
 #include <memory>
 #include <string>
 
+namespace fourfold {
+class SharedReads;
+}
+
 namespace fourfold::ops {
 
 enum class DType : uint8_t { kF32, kF16, kBf16 };
@@ -53,6 +57,10 @@ struct MatrixSource {
   // apart than they are long. 0: `columns`. Only backends of GPUs are given such ones. FP8's scales are this part's
   // own.
   int64_t pitch = 0;
+  int64_t first_column = 0;  // of them in that matrix
+  // Where such columns, as many of every row, are wanted by all that have a part of the wider matrix: their rows are
+  // read once through this. Null: each reads for itself.
+  std::shared_ptr<SharedReads> reads;
   const void* data = nullptr;             // kNvfp4: [rows, columns / 2] bytes, low nibble = even column
   const uint8_t* block_scales = nullptr;  // kNvfp4: [rows, columns / 16] e4m3
   float tensor_scale = 1.0f;              // kNvfp4: weight = e2m1 x block scale x tensor_scale

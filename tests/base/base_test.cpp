@@ -6,8 +6,10 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -21,6 +23,7 @@
 #include "base/interrupt.h"
 #include "base/math.h"
 #include "base/random.h"
+#include "base/shared_reads.h"
 #include "base/threads.h"
 
 namespace fourfold {
@@ -230,6 +233,72 @@ TEST(File, MapReadWrite) {
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) ++left;
   EXPECT_EQ(left, 1) << "temporary files left behind";
   std::filesystem::remove_all(directory);
+}
+
+// Threads that want a part each of the same rows, in different orders; more than may be kept.
+TEST(SharedReads, EveryTakerHasItsBytesAndFewAreReadTwice) {
+  const fs::path path = fs::temp_directory_path() / fmt::format("fourfold-reads.{}", ::getpid());
+  constexpr uint64_t kSpan = 1000, kSpans = 400;
+  std::string bytes(kSpan * kSpans, ' ');
+  Random random(3);
+  for (char& byte : bytes) byte = static_cast<char>(random.next());
+  std::ofstream(path, std::ios::binary) << bytes;
+  const auto file = std::make_shared<const OpenFile>(path);
+  for (const uint64_t most : {uint64_t{1} << 20, 5 * kSpan, uint64_t{0}}) {
+    SharedReads reads(most, std::chrono::milliseconds(1));
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> takers;
+    for (int taker = 0; taker < 4; ++taker) {
+      takers.emplace_back([&, taker] {
+        for (uint64_t i = 0; i < kSpans; ++i) {
+          const uint64_t span = i ^ static_cast<uint64_t>(taker);  // neighbours in another order
+          const SharedReads::Bytes got = reads.take(file, span * kSpan, kSpan, 4);
+          if (std::memcmp(got->data(), bytes.data() + span * kSpan, kSpan) != 0) ++wrong;
+        }
+      });
+    }
+    for (std::thread& taker : takers) taker.join();
+    EXPECT_EQ(wrong, 0);
+    if (most > kSpan * kSpans) {
+      EXPECT_EQ(reads.reads(), kSpans);
+    } else if (most == 0) {
+      EXPECT_EQ(reads.reads(), 4 * kSpans);
+    } else {
+      EXPECT_GE(reads.reads(), kSpans);
+    }
+    // What was taken by all is forgotten: it is read again.
+    const int64_t before = reads.reads();
+    reads.take(file, 0, kSpan, 1);
+    EXPECT_EQ(reads.reads(), before + 1);
+  }
+  fs::remove(path);
+}
+
+// A taker that will never come is not waited for once that is known.
+TEST(SharedReads, NobodyWaitsForWhoHasFailed) {
+  const fs::path path = fs::temp_directory_path() / fmt::format("fourfold-reads.{}", ::getpid());
+  std::ofstream(path, std::ios::binary) << std::string(3000, 'x');
+  const auto file = std::make_shared<const OpenFile>(path);
+  SharedReads reads(1000, std::chrono::minutes(10));
+  reads.take(file, 0, 1000, 2);  // kept for another one
+  std::thread waits([&] { EXPECT_EQ(reads.take(file, 1000, 1000, 2)->at(0), 'x'); });
+  reads.stop();
+  waits.join();
+  EXPECT_EQ(reads.take(file, 2000, 1000, 2)->at(0), 'x');
+  EXPECT_EQ(reads.take(file, 0, 1000, 2)->at(0), 'x');  // what is there is still found
+  EXPECT_EQ(reads.reads(), 3);
+  fs::remove(path);
+}
+
+TEST(SharedReads, AFileThatEndsEarlyIsAnErrorForAll) {
+  const fs::path path = fs::temp_directory_path() / fmt::format("fourfold-reads.{}", ::getpid());
+  std::ofstream(path, std::ios::binary) << std::string(100, 'x');
+  const auto file = std::make_shared<const OpenFile>(path);
+  SharedReads reads;
+  for (int taker = 0; taker < 3; ++taker) EXPECT_THROW(reads.take(file, 50, 100, 3), Error);
+  EXPECT_EQ(reads.reads(), 1);
+  EXPECT_EQ(reads.take(file, 50, 50, 3)->at(0), 'x');
+  fs::remove(path);
 }
 
 TEST(File, WhatIsNotCommittedLeavesNothing) {

@@ -68,7 +68,7 @@ TEST_P(HostWeights, EveryParcelArrives) {
         const uint64_t rows = 1 + random.below(4), each = 1 + random.below(1000), stride = each + random.below(50);
         auto owned = std::make_shared<std::vector<uint8_t>>(random_bytes(static_cast<uint64_t>(i) + 10, rows * stride));
         std::vector<uint8_t> borrowed = *owned;
-        WeightFeed::Piece piece = {nullptr, each, static_cast<int64_t>(rows), stride, 0, nullptr, nullptr};
+        WeightFeed::Piece piece = {.bytes = each, .rows = static_cast<int64_t>(rows), .stride = stride};
         if (i % 5 == 0) {
           piece.from = borrowed.data();
         } else if (i % 5 < 3) {
@@ -261,6 +261,53 @@ TEST_P(HostWeights, ColumnsOfAFileAreRepackedAsACopyOfThem) {
           "copy");
       card->stream.synchronize();
       EXPECT_TRUE(std::equal(got.begin(), got.end(), want.bytes.begin() + static_cast<int64_t>(part.weights))) << i;
+    }
+  }
+  EXPECT_EQ(live(), Live{});
+}
+
+// Two ranks' halves of the same rows, and a feed for each: the rows are read once, and each has its columns.
+TEST_P(HostWeights, ColumnsThatRanksShareAreReadOnce) {
+  {
+    constexpr uint64_t kRows = 3000, kRow = 600;
+    const TemporaryFolder folder;
+    const std::vector<uint8_t> bytes = random_bytes(1, kRows * kRow);
+    std::ofstream(folder.path() / "file", std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    const MappedFile mapped(folder.path() / "file");
+    const cuda::Device device;
+    const cuda::Stream stream(device);
+    const auto reads = std::make_shared<SharedReads>();
+    for (const uint64_t ranks : {2, 3}) {
+      const uint64_t each = kRow / ranks;
+      const int64_t before = reads->reads();
+      std::vector<std::vector<uint8_t>> got(ranks, std::vector<uint8_t>(kRows * each));
+      std::vector<cuda::Buffer> buffers;
+      std::vector<std::unique_ptr<WeightFeed>> feeds;
+      for (uint64_t rank = 0; rank < ranks; ++rank) {
+        buffers.emplace_back(device, kRows * each, "weights");
+        feeds.push_back(std::make_unique<WeightFeed>(device, 2, uint64_t{4} << 20));
+        feeds.back()->add(kRows * each,
+                          {{.from = mapped.bytes().data() + rank * each,
+                            .bytes = each,
+                            .rows = kRows,
+                            .stride = kRow,
+                            .lead = rank * each,
+                            .reads = reads}},
+                          WeightFeed::copy_to(buffers.back().address(), kRows * each));
+      }
+      for (uint64_t rank = 0; rank < ranks; ++rank) {
+        feeds[rank]->finish();
+        buffers[rank].download(stream, got[rank].data(), got[rank].size());
+        stream.synchronize();
+        std::vector<uint8_t> want;
+        for (uint64_t row = 0; row < kRows; ++row) {
+          const auto at = bytes.begin() + static_cast<int64_t>(row * kRow + rank * each);
+          want.insert(want.end(), at, at + static_cast<int64_t>(each));
+        }
+        EXPECT_EQ(got[rank], want) << rank;
+      }
+      EXPECT_EQ(reads->reads() - before, 2);  // of a megabyte
     }
   }
   EXPECT_EQ(live(), Live{});

@@ -35,7 +35,9 @@ void check_expert(const ops::MatrixSource& m, int64_t rows, int64_t columns) {
 }
 
 Nvfp4Matrix nvfp4_of(const ops::MatrixSource& m) {
-  return contiguous(static_cast<const uint8_t*>(m.data), m.block_scales, m.tensor_scale, m.row_pitch());
+  Nvfp4Matrix matrix = contiguous(static_cast<const uint8_t*>(m.data), m.block_scales, m.tensor_scale, m.row_pitch());
+  matrix.first_column = m.first_column;
+  return matrix;
 }
 
 }  // namespace
@@ -191,8 +193,8 @@ void feed_bytes(Card& card, const void* from, uint64_t bytes, const std::shared_
   const auto* at = static_cast<const uint8_t*>(from);
   for (uint64_t done = 0; done < bytes;) {
     const uint64_t count = std::min(bytes - done, feed.fill_bytes());
-    const WeightFeed::Piece piece = {at + done, count, 1, 0, 0, owner, scales_of};
-    feed.add(count, {piece}, WeightFeed::copy_to(to + done, count));
+    feed.add(count, {{.from = at + done, .bytes = count, .owner = owner, .scales_of = scales_of}},
+             WeightFeed::copy_to(to + done, count));
     done += count;
   }
 }
@@ -273,18 +275,23 @@ void feed_part(Card& card, std::span<const ops::MatrixSource> sources, const Pac
     for (size_t i = 0; i < sources.size(); ++i) {
       const ops::MatrixSource& each = sources[i];
       const auto pitch = static_cast<uint64_t>(each.row_pitch()), columns = static_cast<uint64_t>(each.columns);
+      const auto first_column = static_cast<uint64_t>(each.first_column);
       const uint64_t stride = row_bytes * pitch / columns, scale_stride = pitch / 16;
       weights_at[i] = place({.from = static_cast<const uint8_t*>(each.data) + row * stride,
                              .bytes = row_bytes,
                              .rows = static_cast<int64_t>(rows),
                              .stride = stride,
-                             .owner = each.owner});
+                             .lead = row_bytes * first_column / columns,
+                             .owner = each.owner,
+                             .reads = each.reads});
       if (scale_bytes == 0) continue;
       scales_at[i] = place({.from = each.block_scales + row * scale_stride,
                             .bytes = scale_bytes,
                             .rows = static_cast<int64_t>(rows),
                             .stride = scale_stride,
+                            .lead = first_column / 16,
                             .owner = each.owner,
+                            .reads = each.reads,
                             .scales_of = &each.name});
     }
     gemm::RepackArgs args = {};
@@ -376,6 +383,7 @@ class ExpertFeed {
     }
     waiting_.push_back({expert,
                         {source.gate.owner, source.up.owner, source.down.owner},
+                        {source.gate.reads, source.up.reads, source.down.reads},
                         {source.gate.name, source.up.name, source.down.name},
                         std::move(done)});
     if (waiting_.size() == most_) send();
@@ -391,6 +399,7 @@ class ExpertFeed {
   struct Waiting {
     ExpertMatrices matrices;
     std::array<std::shared_ptr<const void>, 3> owners;
+    std::array<std::shared_ptr<SharedReads>, 3> reads;
     std::array<std::string, 3> names;
     std::function<void()> done;
   };
@@ -407,10 +416,24 @@ class ExpertFeed {
         const int64_t rows = m == 2 ? problem_.hidden : problem_.intermediate;
         const auto k = static_cast<uint64_t>(m == 2 ? problem_.intermediate : problem_.hidden);
         const uint64_t place = m * count + i;
-        pieces.push_back(
-            {from.codes, k / 2, rows, static_cast<uint64_t>(from.code_stride), place * codes_, w.owners[m]});
-        pieces.push_back({from.scales, k / 16, rows, static_cast<uint64_t>(from.scale_stride),
-                          3 * count * codes_ + place * scales_, w.owners[m], &w.names[m]});
+        const auto first_column = static_cast<uint64_t>(from.first_column);
+        pieces.push_back({.from = from.codes,
+                          .bytes = k / 2,
+                          .rows = rows,
+                          .stride = static_cast<uint64_t>(from.code_stride),
+                          .lead = first_column / 2,
+                          .to = place * codes_,
+                          .owner = w.owners[m],
+                          .reads = w.reads[m]});
+        pieces.push_back({.from = from.scales,
+                          .bytes = k / 16,
+                          .rows = rows,
+                          .stride = static_cast<uint64_t>(from.scale_stride),
+                          .lead = first_column / 16,
+                          .to = 3 * count * codes_ + place * scales_,
+                          .owner = w.owners[m],
+                          .reads = w.reads[m],
+                          .scales_of = &w.names[m]});
       }
     }
     card_.weights().add(

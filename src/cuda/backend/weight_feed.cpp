@@ -92,14 +92,23 @@ void WeightFeed::add(uint64_t bytes, const std::vector<Piece>& pieces, Use use) 
     if (piece.scales_of != nullptr && place.file != nullptr) open_.names.push_back(*piece.scales_of);
     const int name =
         piece.scales_of != nullptr && place.file != nullptr ? static_cast<int>(open_.names.size()) - 1 : -1;
+    // Rows that are all of such pieces.
+    const bool shared = piece.reads != nullptr && place.file != nullptr && !whole && each <= kMostRead &&
+                        piece.stride % each == 0 && piece.lead % each == 0;
+    if (shared && (open_.shared.empty() || open_.shared.back() != piece.reads)) open_.shared.push_back(piece.reads);
     borrowed = borrowed || (place.file == nullptr && piece.owner == nullptr);
     open_.owning = open_.owning || place.file == nullptr;
     for (uint64_t row = 0; row < rows; row += together) {
       for (uint64_t done = 0; done < each; done += kMostRead) {
         const uint64_t skipped = row * piece.stride + done;
+        // Takers of the same rows begin with different ones, so that each finds what the others have read meanwhile.
+        const bool others =
+            shared && (place.offset + skipped - piece.lead) / (together * piece.stride) % (piece.stride / each) !=
+                          piece.lead / each;
         open_.reads.push_back({place.file.get(), place.offset + skipped,
                                static_cast<const uint8_t*>(piece.from) + skipped, std::min(each - done, kMostRead),
-                               std::min(together, rows - row), piece.stride, at + piece.to + row * each + done, name});
+                               std::min(together, rows - row), piece.stride, at + piece.to + row * each + done, name,
+                               shared ? piece.reads.get() : nullptr, piece.lead, others});
       }
     }
   }
@@ -135,6 +144,7 @@ void WeightFeed::hand_over(std::unique_lock<std::mutex>& lock) {
   }
   if (error_ != nullptr) std::rethrow_exception(error_);
   if (open_.uses.empty()) return;
+  std::stable_partition(open_.reads.begin(), open_.reads.end(), [](const Read& read) { return !read.others; });
   if (open_.owning) ++owning_;
   queue_.push_back(std::exchange(open_, {}));
   fed_.notify_one();
@@ -244,7 +254,14 @@ void WeightFeed::read(Slot& slot, size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     const Read& part = slot.block.reads[i];
     const uint8_t* from = part.from;
-    if (part.file != nullptr && part.rows == 1) {
+    SharedReads::Bytes shared;
+    if (part.shared != nullptr) {
+      const auto& files = slot.block.files;
+      const auto file = std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.get() == part.file; });
+      shared = part.shared->take(*file, part.offset - part.lead, part.rows * part.stride,
+                                 static_cast<int64_t>(part.stride / part.bytes));
+      from = shared->data() + part.lead;
+    } else if (part.file != nullptr && part.rows == 1) {
       part.file->read(part.offset, to + part.to, part.bytes);
       from = nullptr;
     } else if (part.file != nullptr) {
@@ -350,6 +367,7 @@ void WeightFeed::send(Slot& slot) {
   Block block = std::move(slot.block);
   block.reads.clear();
   block.files.clear();
+  block.shared.clear();
   block.owners.clear();
   if (!in_place_) slot.staging.upload(copies_, slot.pinned.data(), block.bytes);
   slot.copied.record(copies_);

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/shared_reads.h"
 #include "cuda/device/device.h"
 #include "cuda/device/pinned.h"
 
@@ -51,14 +52,19 @@ class WeightFeed {
   WeightFeed(const WeightFeed&) = delete;
   WeightFeed& operator=(const WeightFeed&) = delete;
 
-  // `rows` pieces of `bytes` each, `stride` bytes from one to the next, one behind the other at offset `to`.
+  // `rows` pieces of `bytes` each, `stride` bytes from one to the next, one behind the other at offset `to`. `lead`:
+  // bytes from where such a row of `stride` begins to its piece.
   struct Piece {
     const void* from = nullptr;
     uint64_t bytes = 0;
     int64_t rows = 1;
     uint64_t stride = 0;
+    uint64_t lead = 0;
     uint64_t to = 0;
     std::shared_ptr<const void> owner = nullptr;
+    // Of pieces like this one that make up the rows, here and in other feeds: what reads the rows for all of them
+    // (MatrixSource::reads). Null: nothing does.
+    std::shared_ptr<SharedReads> reads = nullptr;
     // Of NVFP4 block scales: what the Error calls them if one is NaN or negative. Looked at where they come from a
     // file, whose reader has not (WeightSource::read_in_place()).
     const std::string* scales_of = nullptr;
@@ -94,12 +100,16 @@ class WeightFeed {
     const uint8_t* from = nullptr;
     uint64_t bytes = 0, rows = 1, stride = 0, to = 0;
     int scales_of = -1;  // index of the block's names
+    SharedReads* shared = nullptr;
+    uint64_t lead = 0;    // where it is shared
+    bool others = false;  // shared, and another's turn to read it
   };
   struct Block {
     uint64_t bytes = 0;
     std::vector<Read> reads;
     std::vector<std::shared_ptr<const OpenFile>> files;  // a few: counting who holds one costs all threads
     std::vector<std::shared_ptr<const void>> owners;
+    std::vector<std::shared_ptr<SharedReads>> shared;
     std::vector<std::string> names;
     std::vector<std::pair<uint64_t, Use>> uses;  // with the parcel's offset
     bool owning = false;                         // something of it is read from memory

@@ -42,6 +42,7 @@ std::vector<ExpertMatrices> shared_slices(const ExpertMatrices& shared, int64_t 
     }
     slice.down.codes += first / 2;
     slice.down.scales += first / 16;
+    slice.down.first_column += first;
     out.push_back(slice);
   }
   return out;

@@ -23,6 +23,7 @@ struct Nvfp4Matrix {
   int64_t code_stride = 0;
   int64_t scale_stride = 0;
   float input_scale = 0;
+  int64_t first_column = 0;  // of rows that are a part of longer ones
 };
 
 // gate and up: [intermediate, hidden]; down: [hidden, intermediate]. Without a gate (squared ReLU) `gate` is unused.

@@ -56,7 +56,7 @@ class Rank {
   void sum() {
     backend_->reduce_add_rms_norm(ops::Backend::floats(*residual_, tokens_, hidden_),
                                   backend_->tensor(*delta_, tokens_, hidden_), weight_, 1e-6f,
-                                  backend_->tensor(*out_, tokens_, hidden_));
+                                  backend_->tensor(*out_, tokens_, hidden_), ops::Residual::kForSums);
   }
   void alone() {
     backend_->add_rms_norm(ops::Backend::floats(*residual_, tokens_, hidden_),

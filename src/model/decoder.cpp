@@ -56,13 +56,14 @@ class DecoderModel : public Model {
   ops::Tensor allocate(int64_t rows, int64_t cols);  // of the activation type
   ops::Tensor allocate_floats(int64_t rows, int64_t cols);
   void check(const ops::Batch& batch) const;
-  // residual and x hold the layer's input before and after its norm; afterwards the residual after the layer, and x
-  // that residual under next_norm.
+  // residual and x hold the layer's input before and after its norm; afterwards the residual after the layer, which
+  // `left` uses, and next that residual under next_norm.
   void run_layer(StepContext& context, const Layer& layer, const ops::Tensor& residual, const ops::Tensor& x,
-                 const ops::Tensor& delta, const ops::Vector& next_norm, const ops::Tensor& next);
+                 const ops::Tensor& delta, const ops::Vector& next_norm, const ops::Tensor& next,
+                 ops::Residual left = ops::Residual::kForSums);
   // residual += delta, which each rank has a part of; next = the residual under `norm`.
-  void add_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& norm,
-                const ops::Tensor& next);
+  void add_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& norm, const ops::Tensor& next,
+                ops::Residual left);
   // The head; every rank gets all logits.
   void score(const ops::Tensor& hidden, const ops::Tensor& logits) { score(*decoder_.head, hidden, logits); }
   void score(const ops::Matrix& head, const ops::Tensor& hidden, const ops::Tensor& logits);
@@ -163,20 +164,20 @@ void DecoderModel::check(const ops::Batch& batch) const {
 
 void DecoderModel::run_layer(StepContext& context, const Layer& layer, const ops::Tensor& residual,
                              const ops::Tensor& x, const ops::Tensor& delta, const ops::Vector& next_norm,
-                             const ops::Tensor& next) {
+                             const ops::Tensor& next, ops::Residual left) {
   scratch_->reset();
   layer.token_mixer->forward(context, x, delta);
-  add_norm(residual, delta, layer.post_norm, x);
+  add_norm(residual, delta, layer.post_norm, x, left);
   scratch_->reset();
   layer.channel_mixer->forward(context, x, delta);
-  add_norm(residual, delta, next_norm, next);
+  add_norm(residual, delta, next_norm, next, left);
 }
 
 void DecoderModel::add_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& norm,
-                            const ops::Tensor& next) {
+                            const ops::Tensor& next, ops::Residual left) {
   const float eps = decoder_.config.norm_eps;
   if (options_.shard.ranks() == 1) return backend_->add_rms_norm(residual, delta, norm, eps, next);
-  backend_->reduce_add_rms_norm(residual, delta, norm, eps, next);
+  backend_->reduce_add_rms_norm(residual, delta, norm, eps, next, left);
 }
 
 void DecoderModel::score(const ops::Matrix& head, const ops::Tensor& hidden, const ops::Tensor& logits) {
@@ -198,6 +199,8 @@ void DecoderModel::run_trunk(int64_t tokens, Caches& caches, const LayerObserver
   const ops::Tensor residual = residual_.slice_rows(0, tokens);
   const ops::Tensor x = x_.slice_rows(0, tokens);
   const ops::Tensor delta = delta_.slice_rows(0, tokens);
+  // The last norm's output is all that goes on from here.
+  const ops::Residual left = observer ? ops::Residual::kWhole : ops::Residual::kForSums;
   token_count_ = tokens;
   StepContext context{*backend_, caches, *scratch_};
   backend_->embed(*decoder_.embedding, residual);
@@ -205,7 +208,7 @@ void DecoderModel::run_trunk(int64_t tokens, Caches& caches, const LayerObserver
   for (size_t i = 0; i < decoder_.layers.size(); ++i) {
     const bool last = i + 1 == decoder_.layers.size();
     run_layer(context, decoder_.layers[i], residual, x, delta,
-              last ? decoder_.final_norm : decoder_.layers[i + 1].input_norm, last ? hidden() : x);
+              last ? decoder_.final_norm : decoder_.layers[i + 1].input_norm, last ? hidden() : x, left);
     if (observer) observer(static_cast<int64_t>(i), residual);
   }
 }

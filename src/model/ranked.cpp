@@ -97,8 +97,10 @@ class RankedModel final : public Model {
 
   void forward(const ops::Batch& batch, Caches& caches, const LayerObserver& observer) override {
     std::vector<Caches>& all = ranks_of(caches);
+    // All ranks compute what somebody looks at.
+    const LayerObserver nobody = [](int64_t, const ops::Tensor&) {};
     threads_->run([&](int64_t rank) {
-      of(rank)->forward(batch, all[static_cast<size_t>(rank)], rank == 0 ? observer : LayerObserver());
+      of(rank)->forward(batch, all[static_cast<size_t>(rank)], rank == 0 || !observer ? observer : nobody);
     });
   }
   ops::Tensor logits() const override { return first().logits(); }

@@ -3,7 +3,7 @@
 
 namespace fourfold::ops {
 
-void Backend::reduce_add_rms_norm(const Tensor&, const Tensor&, const Vector&, float, const Tensor&) {
+void Backend::reduce_add_rms_norm(const Tensor&, const Tensor&, const Vector&, float, const Tensor&, Residual) {
   fail("{}: made for one rank, asked for a sum over ranks", description());
 }
 

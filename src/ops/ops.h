@@ -194,6 +194,9 @@ struct OperationTimes {
 // ---- the backend
 // -----------------------------------------------------------------------------------------------------
 
+// Who uses a residual behind a sum over ranks: anything, or further sums over the same rows alone.
+enum class Residual : uint8_t { kWhole, kForSums };
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -279,9 +282,9 @@ class Backend {
   // every rank when one fails.
   //
   // residual += delta of rank 0, then of rank 1, ..., in fp32; out = rms_norm(residual). The residual is the same on
-  // all ranks.
+  // all ranks, or wherever a further such sum over these rows needs it.
   virtual void reduce_add_rms_norm(const Tensor& residual, const Tensor& delta, const Vector& weight, float eps,
-                                   const Tensor& out);
+                                   const Tensor& out, Residual left);
   // out[T, ...] = the ranks' parts [T, columns of the part] side by side. `part` may be its own place in `out`.
   virtual void gather_columns(const Tensor& part, const Tensor& out);
 

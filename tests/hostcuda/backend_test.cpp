@@ -82,7 +82,8 @@ using Step = std::vector<int>;
 
 // Logits of every row of some sequences, computed in these steps. The first step has at least as many sequences as any
 // other one.
-std::vector<float> logits_of(model::Model& model, const std::vector<Step>& steps) {
+std::vector<float> logits_of(model::Model& model, const std::vector<Step>& steps,
+                             const model::LayerObserver& observer = {}) {
   const size_t count = steps.front().size();
   std::vector<std::vector<int32_t>> pages(count), texts(count);
   std::vector<int32_t> positions(count, 0);
@@ -113,7 +114,7 @@ std::vector<float> logits_of(model::Model& model, const std::vector<Step>& steps
     }
     rows.resize(tokens.size());
     std::iota(rows.begin(), rows.end(), 0);
-    model.forward({tokens, sequences, rows}, caches);
+    model.forward({tokens, sequences, rows}, caches, observer);
     const size_t at = all.size();
     all.resize(at + tokens.size() * static_cast<size_t>(model.config().vocabulary));
     model.backend().read(model.logits(), std::span(all).subspan(at));
@@ -285,6 +286,7 @@ struct RankCase {
   std::vector<Step> steps;
   bool by_expert = false;
   bool one_card = false;
+  int ranks = 2;
 };
 
 void PrintTo(const RankCase& c, std::ostream* out) { *out << c.name; }
@@ -296,10 +298,11 @@ TEST_P(HostRanks, HaveTheReferencesLogits) {
   const RankCase& c = GetParam();
   const std::vector<float> want = logits_of(*reference(ops::Format::kNvfp4), c.steps);
   HostCard card = two_cards();
+  card.devices = c.ranks;
   card.executor.seed = 5;
   install(card);
   {
-    const auto model = load(rank_backends(c.one_card), {.ranks = 2, .by_expert = c.by_expert});
+    const auto model = load(rank_backends(c.one_card), {.ranks = c.ranks, .by_expert = c.by_expert});
     const Difference d = compare(logits_of(*model, c.steps), want, static_cast<size_t>(model->config().vocabulary));
     std::printf("mean KL %.2e, %ld launches\n", d.mean_kl, static_cast<long>(calls(Call::kLaunch)));
     EXPECT_LT(d.mean_kl, 1e-4);
@@ -312,7 +315,8 @@ INSTANTIATE_TEST_SUITE_P(All, HostRanks,
                          testing::Values(RankCase{.name = "Chunks", .steps = {{33, 2}, {1, 1}}},  //
                                          RankCase{
                                              .name = "WholeExperts", .steps = {{17, 1}, {1, 1}}, .by_expert = true},  //
-                                         RankCase{.name = "OneCard", .steps = {{5}, {1}}, .one_card = true}),
+                                         RankCase{.name = "OneCard", .steps = {{5}, {1}}, .one_card = true},
+                                         RankCase{.name = "FourCards", .steps = {{5}, {1}}, .ranks = 4}),
                          [](const auto& parameter) { return parameter.param.name; });
 
 TEST(HostRanksMeet, SumsAreTimedOnAllRanksAtOnce) {
@@ -335,7 +339,7 @@ TEST(HostRanksMeet, SumsAreTimedOnAllRanksAtOnce) {
       backend->begin_step({tokens, std::span(&sequence, 1), {}});
       for (int i = 0; i < 2; ++i) {
         backend->reduce_add_rms_norm(ops::Backend::floats(*residual, 1, kHidden), backend->tensor(*delta, 1, kHidden),
-                                     weight, 1e-6f, backend->tensor(*out, 1, kHidden));
+                                     weight, 1e-6f, backend->tensor(*out, 1, kHidden), ops::Residual::kWhole);
       }
     });
   });
@@ -350,7 +354,8 @@ TEST(HostRanksMeet, SumsAreTimedOnAllRanksAtOnce) {
 }
 
 // Every way of summing gives the same bits, with a shared expert's share in the sum or added before, also what takes
-// the place of peer memory that does not work, which is said.
+// the place of peer memory that does not work, which is said; and where somebody looks at residuals, in two shots as by
+// words.
 TEST(HostRanksMeet, EveryWayHasTheSameLogits) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
   struct WayCase {
@@ -363,10 +368,10 @@ TEST(HostRanksMeet, EveryWayHasTheSameLogits) {
   const model::ModelConfig config = one_layer_of_each_kind();
   const auto weights = model::make_random_weights(config, 1, experts_in_bf16);
   const std::vector<Step> steps = {{5}, {1}};
-  std::vector<float> want;
+  std::vector<float> want, want_residuals;
   std::vector<int64_t> launches;
   for (const WayCase& c : {
-           WayCase{.sums = "", .nccl = 22703, .way = "peer memory (words)"},
+           WayCase{.sums = "", .nccl = 22703, .way = "peer memory (words, two-shot from 2 MB)"},
            WayCase{.sums = "flags", .way = "peer memory (flags)"},
            WayCase{.sums = "words,two-shot:1K", .way = "peer memory (words, two-shot from 1 KB)"},
            WayCase{.sums = "host", .peers = false, .way = "sums over host"},
@@ -403,6 +408,17 @@ TEST(HostRanksMeet, EveryWayHasTheSameLogits) {
       if (want.empty()) want = logits;
       EXPECT_TRUE(logits == want) << c.way;
       launches.push_back(calls(Call::kLaunch));
+      if (launches.size() == 1 || std::string(c.sums).find("two-shot") != std::string::npos) {
+        std::vector<float> residuals;
+        logits_of(*model, steps, [&](int64_t, const ops::Tensor& residual) {
+          const size_t at = residuals.size();
+          residuals.resize(at + static_cast<size_t>(residual.rows * residual.cols));
+          model->backend().read(residual, std::span(residuals).subspan(at));
+        });
+        if (want_residuals.empty()) want_residuals = residuals;
+        EXPECT_EQ(residuals.size(), 6 * 2 * static_cast<size_t>(config.hidden));
+        EXPECT_TRUE(residuals == want_residuals) << c.way;
+      }
       EXPECT_NE(model->backend().description().find(c.way), std::string::npos) << model->backend().description();
     }
     const std::string warned = testing::internal::GetCapturedStderr();
@@ -446,7 +462,8 @@ TEST(SumWays, AreChosenBySize) {
   using cuda::SumWay;
   const SumTable measured;
   EXPECT_FALSE(measured.asked());
-  for (const int64_t bytes : {8 << 10, 1 << 20, 64 << 20}) EXPECT_EQ(measured.way(2, bytes), SumWay::kWords);
+  EXPECT_EQ(measured.text(2), "words, two-shot from 2 MB");
+  EXPECT_EQ(measured.text(4), "words, two-shot from 512 KB");
   const SumTable table = SumTable::parse("words,two-shot:4M,nccl:64M");
   EXPECT_TRUE(table.asked());
   EXPECT_EQ(table.way(4, (4 << 20) - 1), SumWay::kWords);

@@ -17,7 +17,11 @@ void reduce(const ReduceArgs& args, Way way) {
     case Way::kWords:
       return args.norm.share.x != nullptr ? reduce_norm_words<Pieces, true>(args) : reduce_norm_words<Pieces>(args);
     case Way::kTwoShot:
-      return reduce_norm_two_shot<Pieces>(args);
+      return args.norm.share.x != nullptr ? reduce_norm_two_shot<Pieces, true, true>(args)
+                                          : reduce_norm_two_shot<Pieces, true>(args);
+    case Way::kTwoShotOwned:
+      return args.norm.share.x != nullptr ? reduce_norm_two_shot<Pieces, false, true>(args)
+                                          : reduce_norm_two_shot<Pieces, false>(args);
     case Way::kEach:
       return args.norm.share.x != nullptr ? reduce_norm_each<Pieces, true>(args) : reduce_norm_each<Pieces>(args);
   }

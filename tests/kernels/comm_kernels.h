@@ -5,9 +5,10 @@
 
 namespace fourfold::comm {
 
-enum class Way { kFlags, kWords, kTwoShot, kEach };
+enum class Way { kFlags, kWords, kTwoShot, kTwoShotOwned, kEach };
 
-// With as many pieces as the columns want. kEach: a CTA for each row, up to two pieces.
+// With as many pieces as the columns want. kEach: a CTA for each row, up to two pieces. kTwoShotOwned: the residual
+// stays with the row's owner.
 void reduce_kernel(const ReduceArgs& args, Way way);
 
 }  // namespace fourfold::comm

@@ -33,8 +33,9 @@ struct Shape {
   bool words() const { return way != Way::kFlags; }
   Way way_of(int sum) const { return mixed && sum % 3 == 1 ? Way::kWords : way; }
 };
-constexpr Way kAllWays[] = {Way::kFlags, Way::kWords, Way::kTwoShot, Way::kEach};
-constexpr const char* kNames[] = {"with flags", "by words", "in two shots", "by words of a CTA each"};
+constexpr Way kAllWays[] = {Way::kFlags, Way::kWords, Way::kTwoShot, Way::kTwoShotOwned, Way::kEach};
+constexpr const char* kNames[] = {"with flags", "by words", "in two shots", "in two shots, residuals with owners",
+                                  "by words of a CTA each"};
 
 struct Rank {
   std::vector<std::vector<uint16_t>> deltas;  // by sum
@@ -57,7 +58,7 @@ class Sums {
     for (float& v : residual_) v = normal(rng) * 5.0f;
     for (float& v : weight_) v = 1.0f + 0.2f * normal(rng);
     // Room for more rows than there are, and for longer ones.
-    const Exchange exchange{shape.ranks, shape.rows + 1, shape.columns + 8};
+    const Exchange exchange{shape.ranks, shape.rows + 1, shape.columns + 8, shape.rows + 1};
     ReduceArgs args = {};
     Peers& peers = args.peers;
     peers.exchange = exchange;
@@ -66,7 +67,7 @@ class Sums {
     for (int r = 0; r < shape.ranks; ++r) {
       const auto bytes = static_cast<size_t>(exchange.bytes());
       peers.memory[r] = device_.alloc<unsigned char>(bytes, "memory of rank " + std::to_string(r));
-      const auto parts = static_cast<size_t>(exchange.parts_bytes());
+      const auto parts = static_cast<size_t>(exchange.flag_parts_bytes());
       const auto words = static_cast<size_t>(exchange.words_at());
       std::memset(peers.memory[r] + parts, 0, words - parts);
       std::memset(peers.memory[r] + words, 0xff, bytes - words);
@@ -150,7 +151,13 @@ class Sums {
     }
     for (const Rank& rank : ranks_) {
       if (*rank.report != 0) return "a rank was given up";
-      if (std::memcmp(rank.residual, want.data(), want.size() * sizeof(float)) != 0) return "another residual";
+      for (int row = 0; row < shape_.rows; ++row) {
+        if (shape_.way == Way::kTwoShotOwned && &ranks_[static_cast<size_t>(row % shape_.ranks)] != &rank) continue;
+        const auto at = static_cast<size_t>(row * shape_.columns);
+        if (std::memcmp(rank.residual + at, &want[at], static_cast<size_t>(shape_.columns) * sizeof(float)) != 0) {
+          return "another residual";
+        }
+      }
       const unsigned* uses = rank.uses + (shape_.words() ? shape_.rows + 1 : 0);
       for (int row = 0; row < shape_.rows; ++row) {
         if (uses[row] != static_cast<unsigned>(shape_.sums)) return "another count of sums";
@@ -221,10 +228,13 @@ TEST(RankSum, PartsMayHaveAShare) {
   unsigned seed = 50;
   for (Shape shape : {Shape{2, 3, 400, 3, 2}, Shape{2, 3, 400, 3}, Shape{2, 1, 4096, 2, 2}, Shape{3, 1, 2048, 2},
                       Shape{2, 1, 4096, 2}, Shape{2, 1, 5120, 2}}) {
-    shape.way = shape.ctas == shape.rows && shape.columns <= 4096 ? Way::kEach : Way::kWords;
     shape.share = true;
-    for (const Options& options : schedules(3, ++seed)) {
-      EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows";
+    for (const Way way : {shape.ctas == shape.rows && shape.columns <= 4096 ? Way::kEach : Way::kWords, Way::kTwoShot,
+                          Way::kTwoShotOwned}) {
+      shape.way = way;
+      for (const Options& options : schedules(3, ++seed)) {
+        EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows";
+      }
     }
   }
 }

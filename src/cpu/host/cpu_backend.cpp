@@ -153,8 +153,8 @@ void CpuBackend::append_keys(const ops::AttentionParams& params, const ops::Tens
 }
 
 void CpuBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& weight,
-                                     float eps, const ops::Tensor& out) {
-  if (options_.member == nullptr) return Backend::reduce_add_rms_norm(residual, delta, weight, eps, out);
+                                     float eps, const ops::Tensor& out, ops::Residual left) {
+  if (options_.member == nullptr) return Backend::reduce_add_rms_norm(residual, delta, weight, eps, out, left);
   FF_ASSERT(residual.rows == out.rows && residual.cols == out.cols && weight.count == residual.cols);
   last_sum_ = residual;
   const std::span<const ops::Tensor> deltas = options_.member->meet(delta);

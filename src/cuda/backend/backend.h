@@ -39,9 +39,9 @@ struct CudaOptions {
   bool wide = true;
   // Of a model that is split over cards: this rank. Null: the model is whole.
   std::shared_ptr<ranks::Member> member;
-  uint64_t exchange_bytes = uint64_t{128} << 20;  // that each rank has for the others' parts of sums
-  int64_t check_sums = 0;                         // not 0: steps from one comparison of the ranks' sums to the next
-  SumTable sums;                                  // how they get from card to card
+  uint64_t exchange_bytes = 0;  // that each rank has for the others' parts of sums; 0: by their number
+  int64_t check_sums = 0;       // not 0: steps from one comparison of the ranks' sums to the next
+  SumTable sums;                // how they get from card to card
   // Tokens are chosen from what each rank finds in its own columns of the logits, or each SM of one card; where more is
   // needed than that (log-probabilities of rows with biases, masks, banned tokens or penalties), columns are brought
   // together as they are without this. Not said: where the model is split.

@@ -438,8 +438,8 @@ void CudaBackend::meet_ranks(int64_t columns) {
 }
 
 void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& weight,
-                                      float eps, const ops::Tensor& out) {
-  if (ranks_ == nullptr) return Backend::reduce_add_rms_norm(residual, delta, weight, eps, out);
+                                      float eps, const ops::Tensor& out, ops::Residual left) {
+  if (ranks_ == nullptr) return Backend::reduce_add_rms_norm(residual, delta, weight, eps, out, left);
   last_sum_ = residual;
   if (replaying()) return;
   FF_ASSERT(residual.rows == out.rows && residual.cols == out.cols && residual.rows == delta.rows &&
@@ -453,7 +453,7 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
   settle_waiting();
   if (planning_ || out.rows == 0) return;
   FF_ASSERT(shadowed_ == nullptr);
-  const double each = 10.0 + 2.0 * static_cast<double>(ranks_->count()) + (share.x != nullptr ? 2.0 : 0.0);
+  const double each = ranks_->column_bytes(out.rows, out.cols) + (share.x != nullptr ? 2.0 : 0.0);
   const auto cost = [&] { return ops::Cost{static_cast<double>(out.rows * out.cols) * each, 0}; };
   if (left_out("sum over ranks", cost, {.kind = plan::step::Kind::kReduce, .rows = out.rows, .outputs = out.cols})) {
     return;
@@ -469,7 +469,8 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
   args.out = bf16_out(out);
   args.out_stride = out.stride;
   args.share = share;
-  ranks_->reduce(args, out.rows, overlap_);
+  // What is compared are residuals.
+  ranks_->reduce(args, out.rows, checks_ != nullptr ? ops::Residual::kWhole : left, overlap_);
 }
 
 void CudaBackend::check_sums() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -18,6 +19,10 @@ namespace {
 constexpr std::chrono::minutes kPreparation{3};
 // What is copied each way to see that copies arrive.
 constexpr uint64_t kProbeBytes = 1 << 20;
+// What each rank has for the others where nothing else is asked for: of two ranks, and of more.
+constexpr uint64_t kExchangeBytes = uint64_t{128} << 20, kExchangeOfMany = uint64_t{256} << 20;
+// Of rows that are exchanged by words, one of so many is by flags too, where sums do not go that way.
+constexpr int kWordsToFlags = 8;
 // Of what goes through the host at once.
 constexpr uint64_t kHostPiece = uint64_t{8} << 20;
 constexpr int64_t kMostGridRows = 65535;
@@ -62,7 +67,9 @@ CardRanks::CardRanks(std::shared_ptr<Card> card, const CudaOptions& options)
     : card_(std::move(card)),
       member_(options.member),
       device_(options.device),
-      exchange_bytes_(options.exchange_bytes),
+      exchange_bytes_(options.exchange_bytes > 0 ? options.exchange_bytes
+                      : count() > 2              ? kExchangeOfMany
+                                                 : kExchangeBytes),
       table_(options.sums),
       over_peers_(table_.has(count(), SumWay::kWords) || table_.has(count(), SumWay::kFlags) ||
                   table_.has(count(), SumWay::kTwoShot)),
@@ -145,8 +152,7 @@ std::string CardRanks::open_nccl() {
   if (nccl_ == nullptr) return why;
   load_gathered();
   // Believed as peer memory is: each rank's pattern has come to all.
-  const uint64_t bytes =
-      std::min(kProbeBytes, static_cast<uint64_t>(exchange_.parts_bytes()) / static_cast<uint64_t>(count())) / 16 * 16;
+  const uint64_t bytes = std::min(kProbeBytes, gathered_bytes() / static_cast<uint64_t>(count())) / 16 * 16;
   const int64_t rank = member_->rank();
   std::string wrong;
   try {
@@ -187,8 +193,15 @@ void CardRanks::allocate(int64_t columns) {
   FF_ASSERT(columns > 0 && columns <= norm::kMostColumns);
   exchange_.ranks = static_cast<int>(count());
   exchange_.columns = static_cast<int>(round_up(columns, norm::kPieceColumns));
-  exchange_.rows = 1;
-  exchange_.rows = static_cast<int>(std::max<int64_t>(static_cast<int64_t>(exchange_bytes_) / exchange_.bytes(), 16));
+  // Sums through memory of this rank's own use that of rows with flags, where others are by words.
+  const bool flags =
+      table_.has(count(), SumWay::kFlags) || table_.has(count(), SumWay::kNccl) || table_.has(count(), SumWay::kHost);
+  const int of_flags = flags ? 1 : kWordsToFlags;
+  exchange_.rows = of_flags;
+  exchange_.flag_rows = 1;
+  const int64_t times = static_cast<int64_t>(exchange_bytes_) / exchange_.bytes();
+  exchange_.flag_rows = static_cast<int>(std::max<int64_t>(times, 16));
+  exchange_.rows = exchange_.flag_rows * of_flags;
   const auto rows = static_cast<uint64_t>(exchange_.rows);
   counts_ = cuda::Buffer(card_->device, (2 * rows + comm::kMostRanks) * sizeof(unsigned), "counts of sums");
   counts_.fill(card_->stream, 0);
@@ -243,11 +256,11 @@ std::string CardRanks::unreachable() {
 std::string CardRanks::found_wrong() {
   if (card_->device.only_counts()) return {};
   const int64_t rank = member_->rank();
-  const uint64_t most = static_cast<uint64_t>(exchange_.part(0, 1, 0)) * 2;  // of a rank's parts in a slot
+  const uint64_t most = static_cast<uint64_t>(exchange_.flag_part(0, 1, 0)) * 2;  // of a rank's parts in a slot
   const uint64_t bytes = std::min(kProbeBytes, most) / 16 * 16;
   const auto place = [&](int64_t memory, int slot, int64_t from) {
     return memory_[static_cast<size_t>(memory)]->buffer.address() +
-           static_cast<uint64_t>(exchange_.part(slot, static_cast<int>(from), 0)) * 2;
+           static_cast<uint64_t>(exchange_.flag_part(slot, static_cast<int>(from), 0)) * 2;
   };
   // By stores of a kernel into the first slot, as sums do it, and by a copy into the second.
   cuda::Buffer source(card_->device, bytes, "pattern for other ranks");
@@ -312,10 +325,15 @@ unsigned CardRanks::grid(int64_t items, int ctas_of_sm) const {
   return static_cast<unsigned>(std::min<int64_t>(items, most));
 }
 
-void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap) {
+double CardRanks::column_bytes(int64_t rows, int64_t columns) const {
+  const auto n = static_cast<double>(count());
+  return way_of_rows(rows, columns) == SumWay::kTwoShot ? 8 + 4 / n : 10 + 2 * n;
+}
+
+void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, ops::Residual left, Overlap overlap) {
   FF_ASSERT(args.columns <= exchange_.columns && args.delta != nullptr);
   const SumWay way = way_of_rows(rows, args.columns);
-  FF_ASSERT(args.share.x == nullptr || way == SumWay::kWords);
+  FF_ASSERT(args.share.x == nullptr || way == SumWay::kWords || way == SumWay::kTwoShot);
   if (way == SumWay::kNccl || way == SumWay::kHost) {
     return reduce_gathered(way == SumWay::kNccl ? nccl_.get() : host_.get(), args, rows);
   }
@@ -324,11 +342,17 @@ void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap
   // A CTA for each row, where all have room.
   const bool each = way == SumWay::kWords && pieces <= 2 && grid(rows, 1) == rows;
   const ReduceEntry words = each ? (share ? kEachShare1 : kEach1) : share ? kWordsShare1 : kWords1;
+  const TwoShotEntry two_shot = left == ops::Residual::kWhole ? (share ? kTwoShotWholeShare1 : kTwoShotWhole1)
+                                                              : (share ? kTwoShotShare1 : kTwoShot1);
   const Kernel& kernel = way == SumWay::kTwoShot
-                             ? two_shot_[static_cast<size_t>(size)]
+                             ? two_shot_[static_cast<size_t>(two_shot + size)]
                              : kernels_[static_cast<size_t>((way == SumWay::kWords ? words : kReduce1) + size)];
   const int ctas = way == SumWay::kFlags ? comm::reduce_ctas(pieces) : comm::words_ctas(pieces, share);
-  for (int64_t first = 0; first < rows; first += exchange_.rows) {
+  // An owner has the same rows in every sum.
+  const int64_t at_once = way == SumWay::kFlags     ? exchange_.flag_rows
+                          : way == SumWay::kTwoShot ? exchange_.rows / exchange_.ranks * exchange_.ranks
+                                                    : exchange_.rows;
+  for (int64_t first = 0; first < rows; first += at_once) {
     comm::ReduceArgs part = {};
     part.peers = peers();
     part.norm = args;
@@ -338,9 +362,20 @@ void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap
     if (args.share.logits != nullptr) part.norm.share.logits += first * args.share.logits_stride;
     if (part.norm.residual_out != nullptr) part.norm.residual_out += first * args.residual_stride;
     part.norm.out += first * args.out_stride;
-    part.rows = static_cast<int>(std::min<int64_t>(rows - first, exchange_.rows));
-    launch(card_->stream, kernel, {grid(part.rows, ctas)}, overlap, part);
+    part.rows = static_cast<int>(std::min(rows - first, at_once));
+    unsigned blocks = grid(part.rows, ctas);
+    // A CTA's rows, every so-manieth, have all owners in turns.
+    while (way == SumWay::kTwoShot && blocks < static_cast<unsigned>(part.rows) && std::gcd(blocks, count()) > 1) {
+      --blocks;
+    }
+    launch(card_->stream, kernel, {blocks}, overlap, part);
   }
+}
+
+// Of this rank's memory, where blocks come together: all of it, unless words are exchanged in some.
+uint64_t CardRanks::gathered_bytes() const {
+  const bool words = over_peers_ && !replaced_;
+  return static_cast<uint64_t>(words ? exchange_.flag_parts_bytes() : exchange_.bytes());
 }
 
 // Blocks of all ranks into this one's memory, one behind the other.
@@ -361,9 +396,13 @@ void CardRanks::copy_columns(const void* from, int64_t from_stride, void* to, in
 
 void CardRanks::reduce_gathered(RankBlocks* blocks, const norm::NormArgs& args, int64_t rows) {
   const Memory& mine = *memory_[static_cast<size_t>(member_->rank())];
-  const DeviceAddress packed = mine.buffer.address() + static_cast<uint64_t>(exchange_.words_at());
   const Kernel& kernel = gathered_[static_cast<size_t>(kGathered1 + size_of(norm::norm_pieces(args.columns)))];
-  const int64_t at_once = std::min<int64_t>(exchange_.rows, kMostGridRows);
+  // The ranks' blocks, and behind them this rank's where its rows lie apart.
+  const auto row_bytes = static_cast<uint64_t>(args.columns) * 2;
+  const auto room = static_cast<int64_t>(gathered_bytes() / (row_bytes * static_cast<uint64_t>(count() + 1)));
+  const int64_t at_once = std::min(room, kMostGridRows);
+  const DeviceAddress packed =
+      mine.buffer.address() + static_cast<uint64_t>(at_once) * row_bytes * static_cast<uint64_t>(count());
   for (int64_t first = 0; first < rows; first += at_once) {
     comm::GatheredArgs part = {};
     part.norm = args;
@@ -393,9 +432,10 @@ void CardRanks::gather_blocks(RankBlocks* blocks, const ops::Tensor& part, const
   widest = round_up(widest, 4);
   const Memory& mine = *memory_[static_cast<size_t>(member_->rank())];
   auto* brought = mine.buffer.as<unsigned>();
-  void* packed = mine.buffer.as<unsigned char>() + exchange_.words_at();
-  const int64_t at_once = std::min<int64_t>(exchange_.parts_bytes() / (widest * 4 * count()), kMostGridRows);
+  const auto room = static_cast<int64_t>(gathered_bytes()) / (widest * 4 * (count() + 1));
+  const int64_t at_once = std::min(room, kMostGridRows);
   if (at_once == 0) fail("logits of {} columns a rank: no room to gather a row", widest);
+  void* packed = mine.buffer.as<unsigned char>() + at_once * widest * 4 * count();
   for (int64_t row = 0; row < out.rows; row += at_once) {
     const int64_t rows = std::min(at_once, out.rows - row);
     copy_columns(part.f32(row), part.stride, packed, widest, part.cols, rows);
@@ -422,9 +462,9 @@ void CardRanks::gather(const ops::Tensor& part, const ops::Tensor& out, Overlap 
   for (size_t i = 0; i < first.size(); ++i) args.first[i] = first[i];
   for (size_t i = 0; i + 1 < first.size(); ++i) widest = std::max(widest, first[i + 1] - first[i]);
   args.pieces = ceil_div(widest, comm::words_of_piece(exchange_));
-  const int64_t at_once = exchange_.rows / args.pieces;
+  const int64_t at_once = exchange_.flag_rows / args.pieces;
   if (at_once == 0)
-    fail("logits of {} columns a rank: {} pieces, wanted at most {}", widest, args.pieces, exchange_.rows);
+    fail("logits of {} columns a rank: {} pieces, wanted at most {}", widest, args.pieces, exchange_.flag_rows);
   for (int64_t row = 0; row < out.rows; row += at_once) {
     args.rows = static_cast<int>(std::min(at_once, out.rows - row));
     args.part = reinterpret_cast<const unsigned*>(part.f32(row));

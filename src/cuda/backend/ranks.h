@@ -35,7 +35,7 @@ class CardRanks {
 
   int64_t count() const { return member_->ranks(); }
   int64_t rank() const { return member_->rank(); }
-  // "rank 0 of 2, sums over peer memory (words)"
+  // "rank 0 of 2, sums over peer memory (words, two-shot from 2 MB)"
   std::string description() const;
   // Others are on this card, or it is not known yet.
   bool shares_card() const { return devices_.empty() || shared_card_; }
@@ -54,9 +54,14 @@ class CardRanks {
   const std::vector<int>& columns_of(int64_t part, int64_t out);
 
   // Whether a sum takes a share of this rank's part, after prepare().
-  bool takes_share(int64_t rows, int64_t columns) const { return way_of_rows(rows, columns) == SumWay::kWords; }
+  bool takes_share(int64_t rows, int64_t columns) const {
+    const SumWay way = way_of_rows(rows, columns);
+    return way == SumWay::kWords || way == SumWay::kTwoShot;
+  }
+  // The least that a sum moves of each column in a card's own memory.
+  double column_bytes(int64_t rows, int64_t columns) const;
   // ops::Backend::reduce_add_rms_norm, gather_columns. A share in `args` is of this rank's part.
-  void reduce(const norm::NormArgs& args, int64_t rows, Overlap overlap);
+  void reduce(const norm::NormArgs& args, int64_t rows, ops::Residual left, Overlap overlap);
   void gather(const ops::Tensor& part, const ops::Tensor& out, Overlap overlap);
   // Of rows of fp32 on the card; the stream is waited for.
   uint64_t checksum(const ops::Tensor& sum, int64_t rows);
@@ -80,6 +85,7 @@ class CardRanks {
   SumWay way_of(int64_t bytes) const { return replaced_ ? *replaced_ : table_.way(count(), bytes); }
   SumWay way_of_rows(int64_t rows, int64_t columns) const { return way_of(rows * columns * 2); }
   void load_gathered();
+  uint64_t gathered_bytes() const;
   void bring(RankBlocks* blocks, DeviceAddress from, uint64_t bytes);
   void reduce_gathered(RankBlocks* blocks, const norm::NormArgs& args, int64_t rows);
   void gather_blocks(RankBlocks* blocks, const ops::Tensor& part, const ops::Tensor& out,

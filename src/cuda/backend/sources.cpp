@@ -348,11 +348,16 @@ plan::KernelSource reduce_source() {
 }
 
 plan::KernelSource two_shot_source() {
-  return {"two_shot",
-          "#include \"kernels/comm/two_shot.cuh\"\n",
-          {{"fourfold::comm::reduce_norm_two_shot<1>", norm::kRowThreads},
-           {"fourfold::comm::reduce_norm_two_shot<2>", norm::kRowThreads},
-           {"fourfold::comm::reduce_norm_two_shot<4>", norm::kRowThreads}}};
+  plan::KernelSource source{"two_shot", "#include \"kernels/comm/two_shot.cuh\"\n", {}};
+  for (const bool whole : {false, true}) {
+    for (const bool share : {false, true}) {
+      for (const int pieces : {1, 2, 4}) {
+        source.entries.push_back(
+            {fmt::format("fourfold::comm::reduce_norm_two_shot<{}, {}, {}>", pieces, whole, share), norm::kRowThreads});
+      }
+    }
+  }
+  return source;
 }
 
 plan::KernelSource checksum_source() {

@@ -131,7 +131,21 @@ enum ReduceEntry {
   kEachShare2
 };
 plan::KernelSource reduce_source();
-// Sums in two shots, by rows' columns as above.
+// Sums in two shots, by rows' columns as above: the residual left with owners or whole, parts with a share or without.
+enum TwoShotEntry {
+  kTwoShot1,
+  kTwoShot2,
+  kTwoShot4,
+  kTwoShotShare1,
+  kTwoShotShare2,
+  kTwoShotShare4,
+  kTwoShotWhole1,
+  kTwoShotWhole2,
+  kTwoShotWhole4,
+  kTwoShotWholeShare1,
+  kTwoShotWholeShare2,
+  kTwoShotWholeShare4
+};
 plan::KernelSource two_shot_source();
 plan::KernelSource checksum_source();  // of a sum's bits
 // Of parts that NCCL or the host has brought: sums by columns as above, and columns of rows put elsewhere.

@@ -12,9 +12,9 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kNames = {"words", "flags", "two-shot", "nccl", "host"};
 
-// `bench comm` on two H200 (docs/kernels/comm.md): words are the fastest of all ways from 8 KB to 64 MB. With more
-// ranks nothing was measured yet, and it is the way that has run on cards.
-const std::vector<SumTable::Entry> kMeasured = {{SumWay::kWords, 0}};
+// `bench comm` on two and on four H200 (docs/kernels/comm.md).
+const std::vector<SumTable::Entry> kOfTwo = {{SumWay::kWords, 0}, {SumWay::kTwoShot, 2 << 20}};
+const std::vector<SumTable::Entry> kOfMany = {{SumWay::kWords, 0}, {SumWay::kTwoShot, 512 << 10}};
 
 std::string bytes_text(int64_t bytes) {
   if (bytes % (1 << 20) == 0) return fmt::format("{} MB", bytes >> 20);
@@ -61,8 +61,8 @@ SumTable SumTable::parse(std::string_view text) {
   }
 }
 
-const std::vector<SumTable::Entry>& SumTable::entries(int64_t /*ranks*/) const {
-  return entries_.empty() ? kMeasured : entries_;
+const std::vector<SumTable::Entry>& SumTable::entries(int64_t ranks) const {
+  return !entries_.empty() ? entries_ : ranks > 2 ? kOfMany : kOfTwo;
 }
 
 SumWay SumTable::way(int64_t ranks, int64_t bytes) const {

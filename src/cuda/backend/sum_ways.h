@@ -12,7 +12,7 @@ namespace fourfold::cuda {
 enum class SumWay : uint8_t {
   kWords,    // one shot over peer memory, every word its own flag
   kFlags,    // one shot over peer memory, each row with a flag
-  kTwoShot,  // over peer memory by words: an owner adds up a row and sends the sum
+  kTwoShot,  // over peer memory by words: an owner adds up a row and sends what comes of it
   kNccl,     // parts are brought by NCCL
   kHost,     // parts are brought through host memory; the host waits
 };

@@ -17,10 +17,11 @@ struct Turn {
 };
 
 __device__ __forceinline__ u16* part_of(const Peers& peers, int memory, int slot, int rank, int row) {
-  return reinterpret_cast<u16*>(peers.memory[memory]) + peers.exchange.part(slot, rank, row);
+  return reinterpret_cast<u16*>(peers.memory[memory]) + peers.exchange.flag_part(slot, rank, row);
 }
 __device__ __forceinline__ u32* flag_of(const Peers& peers, int memory, int row, int rank) {
-  return reinterpret_cast<u32*>(peers.memory[memory] + peers.exchange.parts_bytes()) + peers.exchange.flag(row, rank);
+  return reinterpret_cast<u32*>(peers.memory[memory] + peers.exchange.flag_parts_bytes()) +
+         peers.exchange.flag(row, rank);
 }
 // The thread that meets rank `thread`.
 __device__ __forceinline__ bool meets(const Peers& peers, int thread) {

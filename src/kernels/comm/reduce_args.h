@@ -11,23 +11,32 @@ inline constexpr int kMostRanks = 8;
 inline constexpr int kSlots = 2;
 
 // What each rank has for the others, in memory of its own that they reach: parts whose rows have flags, the flags, and
-// parts whose words are there when they are not all ones (0xffffffff). `rows`: of either that one launch exchanges at
-// most; `columns`: of a row at most, bf16, a multiple of 8.
+// parts whose words are there when they are not all ones (0xffffffff). `rows`: of the latter that one launch exchanges
+// at most; `flag_rows`: of the former, at most as many; `columns`: of a row at most, bf16, a multiple of 8.
 struct Exchange {
   int ranks;
   int rows;
   int columns;
+  int flag_rows;
 
   // Of the part that `rank` puts there for a row: elements, bf16.
-  FOURFOLD_HD constexpr long long part(int slot, int rank, int row) const {
-    return ((static_cast<long long>(slot) * ranks + rank) * rows + row) * columns;
+  FOURFOLD_HD constexpr long long part(int slot, int rank, int row) const { return place(rows, slot, rank, row); }
+  FOURFOLD_HD constexpr long long flag_part(int slot, int rank, int row) const {
+    return place(flag_rows, slot, rank, row);
   }
-  FOURFOLD_HD constexpr long long parts_bytes() const { return part(kSlots, 0, 0) * 2; }
+  FOURFOLD_HD constexpr long long flag_parts_bytes() const { return flag_part(kSlots, 0, 0) * 2; }
   // flags[row][rank]: how often that rank has put its part of the row there. Zero at first.
   FOURFOLD_HD constexpr long long flag(int row, int rank) const { return static_cast<long long>(row) * ranks + rank; }
   // Where the parts without flags begin; all ones at first.
-  FOURFOLD_HD constexpr long long words_at() const { return (parts_bytes() + flag(rows, 0) * 4 + 255) / 256 * 256; }
-  FOURFOLD_HD constexpr long long bytes() const { return words_at() + parts_bytes(); }
+  FOURFOLD_HD constexpr long long words_at() const {
+    return (flag_parts_bytes() + flag(flag_rows, 0) * 4 + 255) / 256 * 256;
+  }
+  FOURFOLD_HD constexpr long long bytes() const { return words_at() + part(kSlots, 0, 0) * 2; }
+
+ private:
+  FOURFOLD_HD constexpr long long place(int of, int slot, int rank, int row) const {
+    return ((static_cast<long long>(slot) * ranks + rank) * of + row) * columns;
+  }
 };
 
 // One rank's end of the exchange, the same in all launches.

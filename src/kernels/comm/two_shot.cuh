@@ -1,14 +1,17 @@
 // The sum over ranks behind a mixer in two shots, by words as in words.cuh: of each row one rank, its owner, gets the
-// parts of all, adds them to the residual in the order of ranks, and sends the sum, fp32, to the others. So all ranks
-// have the bits that the other ways give. docs/kernels/comm.md
+// parts of all and adds them to the residual in the order of ranks, so that all ranks have the bits that the other ways
+// give. With `Whole` it sends the sum, fp32, and every rank has the residual; without, it keeps the residual for itself
+// and sends the row under its norm, bf16. docs/kernels/comm.md
 #pragma once
 
+#include "kernels/comm/part.cuh"
 #include "kernels/comm/words.cuh"
 
 namespace fourfold::comm {
 
-template <int Pieces>
-__global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
+// `Share`: args.norm.share is this rank's, a part of its part.
+template <int Pieces, bool Whole, bool Share = false>
+__global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces, Share))
     reduce_norm_two_shot(const __grid_constant__ ReduceArgs args) {
   using norm::kPieceColumns;
   using norm::kRowThreads;
@@ -34,6 +37,13 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
   const u32 given_up = thread % 32 < ranks ? __ldcg(peers.absent + thread % 32) : 0u;
   u32 absent = __ballot_sync(0xffffffffu, given_up != 0u);  // and whom this thread has given up since
   const int step = static_cast<int>(gridDim.x), begin = static_cast<int>(blockIdx.x);
+  // This rank's part of a row.
+  const auto part_of_row = [&](int row) {
+    OwnPart<Pieces, Share> mine;
+    mine.load_logit(n.share, row);
+    each([&](int i, int column) { mine.load(n.share, n.delta, n.delta_stride, row, i, column); });
+    return mine;
+  };
   // Waits for what `rank` stores at `from`.
   const auto take = [&](Vec4(&words)[Pieces], u32* from, int rank, u64 patience) {
     const bool gone = (absent >> rank & 1u) != 0;
@@ -46,91 +56,116 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces))
   };
   // An owner that waits for somebody else is late by that.
   const u64 owners_patience = peers.patience + peers.patience / 8;
-  // A sum has two words where a part has one. The lower four of eight columns go where the owner's part would, the
-  // others where the receiver's own would: nobody puts either there.
-  const auto sum_at = [&](int memory, u32 slot, int owner, int row, int half) {
+  // What the owner sends goes where its part would, which nobody puts there. A sum has two words where a part has one:
+  // the lower four of eight columns go there, the others where the receiver's own part would.
+  const auto sent_at = [&](int memory, u32 slot, int owner, int row, int half) {
     return words_of(peers, memory, slot, half == 0 ? owner : memory, row);
   };
+  // To all others, each rank beginning with the one behind it, so that not all send to the same one.
+  const auto send = [&](u32 slot, int row, int half, const uint4(&words)[Pieces]) {
+    for (int i = 1; i < ranks; ++i) {
+      const int rank = me + i < ranks ? me + i : me + i - ranks;
+      if ((absent >> rank & 1u) != 0) continue;
+      u32* to = sent_at(rank, slot, me, row, half);
+      each([&](int k, int column) { send_words(to + column / 2, words[k]); });
+    }
+  };
   int turn = 0;
-  const auto finish = [&](int row, u32 use, const Piece(&x)[Pieces]) {
+  // Keeps a row of the residual; what its norm multiplies it with.
+  const auto keep = [&](int row, const Piece(&x)[Pieces]) {
     float squares = 0.0f;
     each([&](int i, int column) { squares = norm::keep_piece(n, row, column, x[i], squares); });
     squares = norm::warp_sum(squares);
     if (thread % 32 == 0) sums[turn][thread / 32] = squares;
     __syncthreads();
-    if (thread == 0) uses[row] = use;
     const float inverse = norm::inverse_rms(sums[turn], n.columns, n.eps);
+    turn ^= 1;
+    return inverse;
+  };
+  const auto store = [&](int row, const Piece(&x)[Pieces], float inverse) {
     each([&](int i, int column) {
       norm::store_normed(n, row, column, x[i], inverse, norm::load_floats(n.weight + column));
     });
-    turn ^= 1;
   };
 
-  // Each CTA sends all its parts before it waits for any, and all its sums before it waits for others'.
+  // Each CTA sends all its parts before it waits for any, and all its rows before it waits for others'.
 #pragma unroll 1
   for (int row = begin; row < args.rows; row += step) {
     const int owner = row % ranks;
     if (owner == me || (absent >> owner & 1u) != 0) continue;
     u32* to = words_of(peers, owner, (__ldcg(uses + row) + 1u) % kSlots, me, row);
-    each([&](int, int column) {
-      const uint4 mine = __ldcg(reinterpret_cast<const uint4*>(n.delta + row * n.delta_stride + column));
-      send_words(to + column / 2, mine);
-    });
+    const OwnPart<Pieces, Share> mine = part_of_row(row);
+    each([&](int i, int column) { send_words(to + column / 2, mine.words(n.share, i)); });
   }
 #pragma unroll 1
   for (int row = begin; row < args.rows; row += step) {
     if (row % ranks != me) continue;
-    const u32 use = __ldcg(uses + row) + 1u;
+    const u32 slot = (__ldcg(uses + row) + 1u) % kSlots;
+    const OwnPart<Pieces, Share> mine = part_of_row(row);
     Piece x[Pieces];
     each([&](int i, int column) { x[i] = norm::load_floats(n.residual + row * n.residual_stride + column); });
     for (int rank = 0; rank < ranks; ++rank) {
-      Vec4 part[Pieces] = {};
       if (rank == me) {
-        each([&](int i, int column) {
-          const uint4 mine = __ldcg(reinterpret_cast<const uint4*>(n.delta + row * n.delta_stride + column));
-          part[i] = {mine.x, mine.y, mine.z, mine.w};
-        });
-      } else {
-        take(part, words_of(peers, me, use % kSlots, rank, row), rank, peers.patience);
+        each([&](int i, int) { norm::add_piece(x[i], norm::bf16_piece(mine.words(n.share, i))); });
+        continue;
       }
+      Vec4 part[Pieces] = {};
+      take(part, words_of(peers, me, slot, rank, row), rank, peers.patience);
       each([&](int i, int) {
         norm::add_piece(x[i], norm::bf16_piece(make_uint4(part[i].x, part[i].y, part[i].z, part[i].w)));
       });
     }
-    for (int rank = 0; rank < ranks; ++rank) {
-      if (rank == me || (absent >> rank & 1u) != 0) continue;
+    uint4 words[Pieces];
+    if constexpr (Whole) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        u32* to = sum_at(rank, use % kSlots, me, row, half);
-        each([&](int i, int column) {
+        each([&](int i, int) {
           const float* v = x[i].v + half * 4;
-          send_words(to + column / 2, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
-                                                 __float_as_uint(v[3])));
+          words[i] =
+              make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
         });
+        send(slot, row, half, words);
       }
+      store(row, x, keep(row, x));
+    } else {
+      const float inverse = keep(row, x);
+      each([&](int i, int column) {
+        words[i] = norm::to_bf16_piece(norm::scaled(x[i], inverse, norm::load_floats(n.weight + column)));
+      });
+      send(slot, row, 0, words);
+      each([&](int i, int column) { *reinterpret_cast<uint4*>(n.out + row * n.out_stride + column) = words[i]; });
     }
-    finish(row, use, x);
   }
 #pragma unroll 1
   for (int row = begin; row < args.rows; row += step) {
     const int owner = row % ranks;
     if (owner == me) continue;
-    const u32 use = __ldcg(uses + row) + 1u;
-    Piece x[Pieces];
+    const u32 slot = (__ldcg(uses + row) + 1u) % kSlots;
+    Vec4 words[Pieces] = {};
+    if constexpr (Whole) {
+      Piece x[Pieces];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      Vec4 sum[Pieces] = {};
-      take(sum, sum_at(me, use % kSlots, owner, row, half), owner, owners_patience);
-      each([&](int i, int) {
-        float* v = x[i].v + half * 4;
-        v[0] = __uint_as_float(sum[i].x);
-        v[1] = __uint_as_float(sum[i].y);
-        v[2] = __uint_as_float(sum[i].z);
-        v[3] = __uint_as_float(sum[i].w);
+      for (int half = 0; half < 2; ++half) {
+        take(words, sent_at(me, slot, owner, row, half), owner, owners_patience);
+        each([&](int i, int) {
+          float* v = x[i].v + half * 4;
+          v[0] = __uint_as_float(words[i].x);
+          v[1] = __uint_as_float(words[i].y);
+          v[2] = __uint_as_float(words[i].z);
+          v[3] = __uint_as_float(words[i].w);
+        });
+      }
+      store(row, x, keep(row, x));
+    } else {
+      take(words, sent_at(me, slot, owner, row, 0), owner, owners_patience);
+      each([&](int i, int column) {
+        *reinterpret_cast<uint4*>(n.out + row * n.out_stride + column) =
+            make_uint4(words[i].x, words[i].y, words[i].z, words[i].w);
       });
     }
-    finish(row, use, x);
   }
+  if constexpr (!Whole) __syncthreads();  // all have read the counts; of whole residuals each row has a barrier
+  for (int row = begin + thread * step; row < args.rows; row += kRowThreads * step) uses[row] = __ldcg(uses + row) + 1u;
 }
 
 }  // namespace fourfold::comm

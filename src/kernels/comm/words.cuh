@@ -55,10 +55,12 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces, Share))
     mine.load_logit(n.share, row);
     each([&](int i, int column) { mine.load(n.share, n.delta, n.delta_stride, row, i, column); });
     const u32 absent = __ballot_sync(0xffffffffu, given_up != 0u);
-    for (int rank = 0; rank < ranks; ++rank) {
-      if (rank == me || (absent >> rank & 1u) != 0) continue;
+    // Each begins with the rank behind it, so that not all send to the same one.
+    for (int i = 1; i < ranks; ++i) {
+      const int rank = me + i < ranks ? me + i : me + i - ranks;
+      if ((absent >> rank & 1u) != 0) continue;
       u32* to = words_of(peers, rank, slot, me, row);
-      each([&](int i, int column) { send_words(to + column / 2, mine.words(n.share, i)); });
+      each([&](int k, int column) { send_words(to + column / 2, mine.words(n.share, k)); });
     }
   };
   const int step = static_cast<int>(gridDim.x);

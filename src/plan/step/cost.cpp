@@ -152,15 +152,16 @@ double delta_us(const Work& work, const Rates& r, double nodes) {
   return nodes * r.start + (sequences >= 17 ? 1.5 : 0) * r.slower + std::max(memory, serial);
 }
 
-// One shot: every rank sends its part to each other one.
+// One shot, every rank sends its part to each other one; or two, to the owners of rows, who send what comes of them.
 double reduce_us(const Work& work, const Machine& machine) {
   const double n = number(machine.ranks), bytes = 2 * number(work.extent.rows) * number(work.extent.outputs);
-  // NVLink, measured by words: 3.1 us for 8 KB and 0.26 TB/s of the link's 0.39; more ranks as published for one shot.
-  // PCIe: 5, 15, 28 us published for 8 KB on 2, 4, 8 ranks; a link of 5.0 x16 copies 50 GB/s, through the host half.
+  // NVLink, measured by words on two and four: 2.9 and 3.9 us for 8 KB and 0.26 TB/s of the link's 0.39, in two shots
+  // 0.32. PCIe: 5, 15, 28 us published for 8 KB on 2, 4, 8 ranks; a link of 5.0 x16 copies 50 GB/s, through the host
+  // half.
   double once = 0, rate = 0;
   switch (machine.link) {
     case Link::kNvlink:
-      once = 3.05 + 0.19 * (n - 2), rate = 0.26e6;
+      once = 2.85 + 0.52 * (n - 2), rate = 0.26e6;
       break;
     case Link::kPeer:
       once = 3.6 * n, rate = 0.65 * 0.05e6;
@@ -169,7 +170,9 @@ double reduce_us(const Work& work, const Machine& machine) {
       once = 12 + 6 * n, rate = 0.65 * 0.025e6;
       break;
   }
-  return once + bytes * (n - 1) / rate;
+  const double one_shot = once + bytes * (n - 1) / rate;
+  if (machine.link == Link::kHost) return one_shot;
+  return std::min(one_shot, 1.5 * once + bytes * 2 * (n - 1) / n / (1.23 * rate));
 }
 
 double experts_us(const Work& work, const Machine& machine, double* floor) {

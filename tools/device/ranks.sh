@@ -1,8 +1,9 @@
 #!/bin/sh
-# Checks and measures models split over several GPUs, in one call of about five minutes on a machine with two.
+# Checks and measures models split over several GPUs, in one call of about six minutes on a machine with two.
 #   BINARIES=folder tools/device/ranks.sh [OUT_DIR]   with `fourfold` built elsewhere, and the shared libraries it needs
-#   PARTS="comm demo shared load 35B 397B" (default: all, in this order; check and 35B_split are short forms of demo and
-#   35B); RANKS (2); LAYERS_397B: fewer layers of it; FOLDER (/dev/shm) has room for 55 GB of weights to load
+#   PARTS="comm demo ways shared load 35B 397B" (default: all, in this order; check and 35B_split are short forms of demo
+#   and 35B; 397B_experts has whole experts on each rank); RANKS (2); LAYERS_397B: fewer layers of it; FOLDER (/dev/shm)
+#   has room for 55 GB of weights to load, LAYERS_LOAD (10; 60: all of it, 239 GB)
 # Every part prints its figures; all output is kept in OUT_DIR. A part that fails is named, and the others still run.
 set -u
 out=${1:-${OUT:-out}}
@@ -33,7 +34,7 @@ run() {
 }
 split="--device cuda --tensor-parallel-size $ranks"
 
-for part in ${PARTS:-comm demo shared load 35B 397B}; do
+for part in ${PARTS:-comm demo ways shared load 35B 397B}; do
   case $part in
     comm)
       for hidden in 4096 2048; do
@@ -50,6 +51,18 @@ for part in ${PARTS:-comm demo shared load 35B 397B}; do
       run eval_experts 40 "$fourfold" eval $split --parallel 32 --limit 20 --enable-expert-parallel
       run answer 20 "$fourfold" run $split --max-tokens 40 'What is 17 + 25?'
       ;;
+    ways)
+      # Whole models with sums in every way, and with sums that are compared.
+      asked=${FOURFOLD_SUMS:-}
+      for way in words flags two-shot nccl host; do
+        export FOURFOLD_SUMS=$way
+        run "ways_$way" 40 "$fourfold" eval $split --parallel 32 --limit 10
+      done
+      FOURFOLD_SUMS=two-shot
+      run ways_checked 40 "$fourfold" eval $split --parallel 32 --limit 10 --draft 3 --check-sums 2
+      FOURFOLD_SUMS=$asked
+      [ -n "$asked" ] || unset FOURFOLD_SUMS
+      ;;
     check)
       run check 30 "$fourfold" eval $split --parallel 32 --limit 20
       run check_drafts 30 "$fourfold" eval $split --parallel 32 --limit 10 --draft 3
@@ -57,7 +70,8 @@ for part in ${PARTS:-comm demo shared load 35B 397B}; do
     load)
       weights=${FOLDER:-/dev/shm}/fourfold-ranks-$$
       trap 'rm -rf "$weights"' EXIT
-      LINES_EACH=1 run generate 90 "$fourfold" generate "$weights" --shape 397B-A17B --layers 10 --format modelopt-nvfp4 --shards 8
+      LINES_EACH=1 run generate 300 "$fourfold" generate "$weights" --shape 397B-A17B --layers "${LAYERS_LOAD:-10}" \
+        --format modelopt-nvfp4 --shards 8
       run load 60 "$fourfold" bench load "$weights" $split --repeats 4
       rm -rf "$weights"
       ;;
@@ -77,6 +91,10 @@ for part in ${PARTS:-comm demo shared load 35B 397B}; do
     397B)
       run 397B 240 "$fourfold" bench model --dummy 397B-A17B --mix C $split --prompt 8192 --chunk 8192 --generate 128 \
         --users 16 ${LAYERS_397B:+--layers "$LAYERS_397B"}
+      ;;
+    397B_experts)
+      run 397B_experts 240 "$fourfold" bench model --dummy 397B-A17B --mix C $split --enable-expert-parallel \
+        --prompt 8192 --chunk 8192 --generate 128 ${LAYERS_397B:+--layers "$LAYERS_397B"}
       ;;
     *)
       echo "$part: no such part"

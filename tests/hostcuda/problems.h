@@ -61,7 +61,8 @@ inline std::vector<ExpertCase> expert_cases() {
       {blackwell_card(), with_fp4(expert_problem(9, 3, 256, 256)), 8},
       {ampere_card(), demo, 32},
       {HostCard{}, demo, 32, "rtx-pro-6000"},
-      {HostCard{}, expert_problem(6, 2, 80, 48), 128},  // of the table of operations
+      {HostCard{}, expert_problem(6, 2, 80, 48), 128},                    // of the table of operations
+      {two_cards(), with_shared(expert_problem(24, 4, 256, 16), 32), 8},  // of the demo model's four ranks
   };
 }
 

@@ -44,8 +44,7 @@ class SharedReads {
     const std::shared_ptr<const OpenFile> file;  // so that no other one has its address
     int64_t left;                                // takers that have yet to come; under the mutex
     const bool alone;                            // each reads for itself
-    // Whether the others are there: waited for by those who want this one alone.
-    std::atomic<int> settled{0};
+    std::atomic<int> settled{0};                 // 1: the two below are what they stay
     Bytes bytes;
     std::exception_ptr error;
   };

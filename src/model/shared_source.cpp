@@ -8,7 +8,7 @@
 namespace fourfold::model {
 namespace {
 
-// On two cards rows that each rank reads for itself come as fast as those that one reads for both (docs/cuda.md,
+// On four cards it is faster to read such rows once for all; on two that was not seen for certain (docs/cuda.md,
 // "Loading").
 constexpr int64_t kRanksThatReadAlone = 2;
 

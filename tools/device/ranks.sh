@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks and measures models split over several GPUs, in one call of about six minutes on a machine with two.
+# Checks and measures models split over several GPUs, in one call on a machine with two or more.
 #   BINARIES=folder tools/device/ranks.sh [OUT_DIR]   with `fourfold` built elsewhere, and the shared libraries it needs
 #   PARTS="comm demo ways shared load 35B 397B" (default: all, in this order; check and 35B_split are short forms of demo
 #   and 35B; 397B_experts has whole experts on each rank); RANKS (2); LAYERS_397B: fewer layers of it; FOLDER (/dev/shm)

@@ -33,14 +33,16 @@ struct Barriers {
   __device__ __forceinline__ u32 empty(int stage) const { return full(Tile::value.stages + stage); }
 };
 
-// What a CTA multiplies at a time.
-struct Item {
+// What a CTA multiplies at a time. Producers leave it in shared memory, in a place of its first stage: whoever
+// multiplies need not work it out.
+struct alignas(16) Item {
   Group group;
-  int index;        // of rows and tokens, without the split
-  int first_token;  //
+  int index;  // of rows and tokens, without the split
+  int first_token;
   int split;
   int first_unit, end_unit;
 };
+static_assert(sizeof(Item) == kWideItem);
 template <typename Tile>
 __device__ __forceinline__ int item_count(const DenseArgs& args) {
   static constexpr WideTile T = Tile::value;
@@ -63,50 +65,82 @@ __device__ __forceinline__ Item item_of(const DenseArgs& args, int number) {
   return item;
 }
 
-// One lane of each producer warp: of a stage the units of a quarter of the row tiles, and one unit's columns of x.
+// Where a producer warp's row tiles of an item begin in memory.
+inline constexpr int kSources = kWideTiles / kWideProducers;
+struct Sources {
+  const u8* weights[kSources];
+};
+static_assert(sizeof(Sources) == kWideSources);
+__device__ __forceinline__ int tiles_of(const Group& group, int warp) {  // that are there
+  const int left = group.tiles - warp * kSources;
+  return left < 0 ? 0 : left < kSources ? left : kSources;
+}
+__device__ __forceinline__ Sources sources_of(const Matrix& m, const Group& group, int warp) {
+  Sources s;
+  const int tiles = tiles_of(group, warp);
+  const u64 stride = static_cast<u64>(m.units) * static_cast<u32>(unit_bytes(m.parts[group.part].format));
+  int p = group.part;
+#pragma unroll
+  for (int i = 0; i < kSources; ++i) {
+    const int tile = group.first + warp * kSources + (i < tiles ? i : 0);
+    while (p + 1 < m.count && tile >= m.parts[p + 1].first_tile) ++p;
+    const Part& part = m.parts[p];
+    s.weights[i] = part.weights + static_cast<u64>(tile - part.first_tile) * stride;
+  }
+  return s;
+}
+
+// One lane of each producer warp: of a stage the units of a quarter of the row tiles, and one unit's columns of x. What
+// the next item is and where its weights are is worked out, a piece at a time, while this one's stages are full: behind
+// the last unit they would run empty meanwhile.
 template <typename Tile>
-__device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& args, u32 base) {
+__device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& args, u8* smem, u32 base) {
   static constexpr WideTile T = Tile::value;
   static constexpr WideMap kMap = wide_map(T);
-  constexpr int kTiles = kWideTiles / kWideProducers;
   constexpr u32 kRowBytes = T.tokens * 128u;  // of a unit
   const Barriers<Tile> bars{base + kMap.barriers};
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int items = item_count<Tile>(args);
-  const u64 units = static_cast<u64>(args.matrix.units);
   // Whether the next block of tokens wants the same weights.
   const u64 policy = args.tokens > T.tokens ? policy_evict_last() : policy_evict_first();
-  Ring ring{0, 1};
-  for (int number = static_cast<int>(blockIdx.x); number < items; number += static_cast<int>(gridDim.x)) {
-    const Item item = item_of<Tile>(args, number);
-    const Group& group = item.group;
-    const Weights format = args.matrix.parts[group.part].format;
-    const u32 bytes = static_cast<u32>(unit_bytes(format));
-    const int at_once = stage_units(format);
-    const int left = group.tiles - warp * kTiles;
-    const int tiles = left < 0 ? 0 : left < kTiles ? left : kTiles;
-    const u8* weights[kTiles];
-    int p = group.part;
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      const int tile = group.first + warp * kTiles + (i < tiles ? i : 0);
-      while (p + 1 < args.matrix.count && tile >= args.matrix.parts[p + 1].first_tile) ++p;
-      const Part& part = args.matrix.parts[p];
-      weights[i] = part.weights + static_cast<u64>(tile - part.first_tile) * units * bytes;
+  // Of this warp: what it knows of the next item.
+  u8* const ahead = smem + kMap.ahead + static_cast<u32>(warp) * (kWideItem + kWideSources);
+  const auto look_ahead = [&](int number, bool known) {
+    if (!known) {
+      *reinterpret_cast<Item*>(ahead) = item_of<Tile>(args, number);
+    } else {
+      *reinterpret_cast<Sources*>(ahead + kWideItem) =
+          sources_of(args.matrix, reinterpret_cast<const Item*>(ahead)->group, warp);
     }
+  };
+  Ring ring{0, 1};
+  int known = 0;  // of the next item: nothing, what it is, where its weights are, too
+  for (int number = static_cast<int>(blockIdx.x); number < items; number += static_cast<int>(gridDim.x)) {
+    for (; known < 2; ++known) look_ahead(number, known > 0);
+    const Item item = *reinterpret_cast<const Item*>(ahead);
+    const Sources from = *reinterpret_cast<const Sources*>(ahead + kWideItem);
+    const int next = number + static_cast<int>(gridDim.x);
+    known = 0;
+    const Weights format = args.matrix.parts[item.group.part].format;
+    const u32 bytes = static_cast<u32>(unit_bytes(format));
+    const int at_once = T.units(format);
+    const int tiles = tiles_of(item.group, warp);
     for (int unit = item.first_unit; unit < item.end_unit; unit += at_once) {
       const int count = item.end_unit - unit < at_once ? item.end_unit - unit : at_once;
       mbarrier_wait(bars.empty(ring.stage), ring.phase);
+      if (warp == 0 && unit == item.first_unit) {
+        *reinterpret_cast<Item*>(smem + kMap.items + static_cast<u32>(ring.stage) * kWideItem) = item;
+      }
       const u32 bar = bars.full(ring.stage);
       const u32 tile_bytes = static_cast<u32>(count) * bytes;
       mbarrier_arrive_expect(bar, static_cast<u32>(tiles) * tile_bytes + (warp < count ? kRowBytes : 0u));
       const u32 to = base + kMap.weights + static_cast<u32>(ring.stage) * kMap.weight_stride +
-                     static_cast<u32>(warp * kTiles * at_once) * bytes;
+                     static_cast<u32>(warp * kSources * at_once) * bytes;
 #pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
+      for (int i = 0; i < kSources; ++i) {
         if (i < tiles) {
-          bulk_copy(to + static_cast<u32>(i * at_once) * bytes, weights[i] + static_cast<u64>(unit) * bytes, tile_bytes,
-                    bar, policy);
+          bulk_copy(to + static_cast<u32>(i * at_once) * bytes, from.weights[i] + static_cast<u64>(unit) * bytes,
+                    tile_bytes, bar, policy);
         }
       }
       if (warp < count) {
@@ -115,12 +149,17 @@ __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& arg
             (unit + warp) * kUnitK, item.first_token, T.tokens, bar);
       }
       if (++ring.stage == T.stages) ring = {0, ring.phase ^ 1u};
+      if (known < 2 && next < items) {
+        look_ahead(next, known > 0);
+        ++known;
+      }
     }
   }
 }
 
-// The words of a unit's fragments, of one row tile.
-template <Weights F>
+// The words of a unit's fragments, of one row tile; `InPlace`: bf16, fragments are loaded as they are, each when it is
+// wanted.
+template <Weights F, bool InPlace = false>
 struct UnitWords {
   Vec4 w[F == Weights::kBf16 ? 4 : F == Weights::kFp8 ? 2 : 1];
   Vec2 scale;
@@ -154,6 +193,21 @@ struct UnitWords {
       const u32 word = J == 0 ? w[0].x : J == 1 ? w[0].y : J == 2 ? w[0].z : w[0].w;
       moe::dequantise<true>(word, moe::scale_pair(J < 2 ? scale.x : scale.y, J % 2 != 0, scale_base), a);
     }
+  }
+};
+
+template <>
+struct UnitWords<Weights::kBf16, true> {
+  u32 at;
+
+  __device__ __forceinline__ void load(u32 unit, int lane) { at = unit + static_cast<u32>(lane) * 16u; }
+  template <int J>
+  __device__ __forceinline__ void fragment(u32, u32, u32 (&a)[4]) const {
+    const Vec4 w = load_shared4(at + static_cast<u32>(J) * 512u);
+    a[0] = w.x;
+    a[1] = w.y;
+    a[2] = w.z;
+    a[3] = w.w;
   }
 };
 
@@ -244,13 +298,14 @@ __device__ __forceinline__ void store_rows(const DenseArgs& args, const Part& pa
   }
 }
 
+// `part_begins`: lane p has the first row tile of part p.
 template <typename Tile, Weights F>
 __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& ring, const Part& part, const Item& item,
-                                        u32 scale_base) {
+                                        int part_begins, u32 scale_base) {
   static constexpr WideTile T = Tile::value;
   static constexpr WideMap kMap = wide_map(T);
   constexpr int N = T.tokens;
-  constexpr int kUnits = stage_units(F);
+  constexpr int kUnits = T.units(F);
   const Barriers<Tile> bars{base + kMap.barriers};
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int first_tile = (static_cast<int>(threadIdx.x) / 128 - 1) * 8 + static_cast<int>(threadIdx.x) / 32 % 4 * 2;
@@ -265,9 +320,11 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
     if constexpr (T.cells()) total[i % 2][i / 2] = 0.0f;
   }
   const u32 zero = static_cast<u32>(args.zero);
-  UnitWords<F> words[2];
+  // A multiplication with many rows of x takes longer than a load.
+  constexpr bool kInPlace = F == Weights::kBf16 && T.many();
+  UnitWords<F, kInPlace> words[2];
   u32 a[2][2][4];
-  u64 rows = 0;
+  u64 rows = 0, next_rows = 0;
   int in_stage = 0;
   int left = end_unit - first_unit;  // units that have not been taken
   int ended = -1, previous = -1;     // stage that ends with the unit taken last, and with the one before
@@ -277,8 +334,8 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
                    static_cast<u32>((first_tile * kUnits + in_stage) * unit_bytes(F));
 #pragma unroll
     for (int m = 0; m < 2; ++m) words[m].load(at + static_cast<u32>(m * kUnits * unit_bytes(F)), lane);
-    rows = swizzled_descriptor(base + kMap.rows + static_cast<u32>(ring.stage) * kMap.row_stride +
-                               static_cast<u32>(in_stage * N) * 128u);
+    next_rows = swizzled_descriptor(base + kMap.rows + static_cast<u32>(ring.stage) * kMap.row_stride +
+                                    static_cast<u32>(in_stage * N) * 128u);
     previous = ended;
     ended = -1;
     --left;
@@ -315,24 +372,46 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
     hold_fragment(a[1][0], args.zero);
     hold_fragment(a[1][1], args.zero);
   };
+  int own[2], index[2];  // part and row tile in it
+  float low[2], high[2];
+  // Of what the sums are for, asked for long before they are there.
+  const auto look_up = [&] {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      // Tiles that are not there are as the last one, and are not stored.
+      const int tile = group.first + (first_tile + m < group.tiles ? first_tile + m : group.tiles - 1);
+      own[m] = __popc(__ballot_sync(0xffffffffu, part_begins <= tile)) - 1;
+      const Part& part_here = args.matrix.parts[own[m]];
+      index[m] = tile - part_here.first_tile;
+      const float* factors = part_here.factors + static_cast<long long>(index[m]) * 16 + lane / 4;
+      low[m] = factors[0] * dense_detail::dense_scale(F);
+      high[m] = factors[8] * dense_detail::dense_scale(F);
+    }
+  };
   // A unit; where it is the first of a sum, accumulators are only written.
   const auto step = [&]<bool First>() {
     multiply.template operator()<0, First>();
+    if constexpr (First && !T.cells()) look_up();
     if (previous >= 0) mbarrier_arrive(bars.empty(previous));
     prepare.template operator()<1>();
     multiply.template operator()<1, false>();
     prepare.template operator()<2>();
     multiply.template operator()<2, false>();
     prepare.template operator()<3>();
+    const bool more = left > 0;
+    if (kInPlace && more) take();
     multiply.template operator()<3, false>();
-    if (left > 0) {
-      take();
+    if (more) {
+      if (!kInPlace) take();
+      rows = next_rows;
       prepare.template operator()<0>();
     }
   };
   take();
+  rows = next_rows;
   prepare.template operator()<0>();
   if constexpr (T.cells()) {
+    look_up();
     const int in_cell = cells ? part.cell_units : args.matrix.units;
     for (int first = first_unit, end = 0; first < end_unit; first = end) {
       const int cell = first / in_cell;
@@ -365,28 +444,15 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
   }
   if (args.splits > 1 && !add_up<N>(args, item, acc, lane)) return;
 
-  const int g = lane / 4;
-  const Part* own[2];
-  int index[2];
-  float low[2], high[2];
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    // Tiles that are not there are as the last one, and are not stored.
-    const int place = first_tile + m < group.tiles ? first_tile + m : group.tiles - 1;
-    own[m] = &args.matrix.parts[part_of(args.matrix, group.first + place)];
-    index[m] = group.first + place - own[m]->first_tile;
-    const float* factors = own[m]->factors + static_cast<long long>(index[m]) * 16 + g;
-    low[m] = factors[0] * dense_detail::dense_scale(F);
-    high[m] = factors[8] * dense_detail::dense_scale(F);
-  }
+  const Part &first_part = args.matrix.parts[own[0]], &second_part = args.matrix.parts[own[1]];
   const int row = index[0] * 16;
-  const bool whole = first_tile + 1 < group.tiles && own[0] == own[1] && row + 32 <= own[0]->rows;
-  const bool aligned =
-      ((reinterpret_cast<u64>(args.out) / 2 | static_cast<u64>(args.out_stride) | static_cast<u64>(own[0]->first_row)) &
-       7u) == 0;
+  const bool whole = first_tile + 1 < group.tiles && own[0] == own[1] && row + 32 <= first_part.rows;
+  const bool aligned = ((reinterpret_cast<u64>(args.out) / 2 | static_cast<u64>(args.out_stride) |
+                         static_cast<u64>(first_part.first_row)) &
+                        7u) == 0;
   if (args.end == DenseEnd::kBf16 && whole && aligned) {
     const u32 staging = base + kMap.staging + static_cast<u32>(threadIdx.x / 32 - 4) * kWideStaging;
-    store_rows<N>(args, *own[0], row, item.first_token, acc, low, high, staging, lane);
+    store_rows<N>(args, first_part, row, item.first_token, acc, low, high, staging, lane);
     return;
   }
   dense_detail::with_end(args.end, [&]<DenseEnd End>() {
@@ -397,8 +463,9 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
       for (int n = 0; n < N / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          dense_detail::finish<End>(args, *own[m], index[m], g, item.first_token + n * 8 + lane % 4 * 2 + e,
-                                    acc[m][n * 4 + e] * low[m], acc[m][n * 4 + 2 + e] * high[m]);
+          dense_detail::finish<End>(args, m == 0 ? first_part : second_part, index[m], lane / 4,
+                                    item.first_token + n * 8 + lane % 4 * 2 + e, acc[m][n * 4 + e] * low[m],
+                                    acc[m][n * 4 + 2 + e] * high[m]);
         }
       }
     }
@@ -432,16 +499,21 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_decrease<40>();
-    if (one_lane()) produce<Tile>(x, args, base);
+    if (one_lane()) produce<Tile>(x, args, reinterpret_cast<u8*>(smem), base);
   } else {
     registers_increase<232>();
     const u32 scale_base = moe::opaque_scale_base(args.zero);
     const int items = item_count<Tile>(args);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int part_begins = lane < args.matrix.count ? args.matrix.parts[lane].first_tile : 0x7fffffff;
     Ring ring{0, 0};
     for (int number = static_cast<int>(blockIdx.x); number < items; number += static_cast<int>(gridDim.x)) {
-      const Item item = item_of<Tile>(args, number);
+      mbarrier_wait(bars.full(ring.stage), ring.phase);
+      const Item item = *reinterpret_cast<const Item*>(reinterpret_cast<u8*>(smem) + kMap.items +
+                                                       static_cast<u32>(ring.stage) * kWideItem);
       const Part& part = args.matrix.parts[item.group.part];
-      with_format<Tile>(part.format, [&]<Weights F>() { consume<Tile, F>(args, base, ring, part, item, scale_base); });
+      with_format<Tile>(part.format,
+                        [&]<Weights F>() { consume<Tile, F>(args, base, ring, part, item, part_begins, scale_base); });
     }
   }
 }

@@ -134,10 +134,20 @@ inline constexpr int kWideWarps = 8;  // that multiply
 struct WideTile {
   int formats;  // as in RowsTile
   int tokens;   // of a CTA: a multiple of 16, up to 128; with cells up to 64
-  int stages;   // of stage_units()
+  int stages;   // of units()
 
   FOURFOLD_HD constexpr bool has(Weights format) const { return (formats >> static_cast<int>(format) & 1) != 0; }
   FOURFOLD_HD constexpr bool cells() const { return (formats & kCells) != 0; }
+  // With many rows of x weights come from L2, and more stages are worth more than longer copies.
+  FOURFOLD_HD constexpr bool many() const { return tokens > 64; }
+  FOURFOLD_HD constexpr int units(Weights format) const { return many() ? 1 : stage_units(format); }
+  FOURFOLD_HD constexpr int most_units() const { return many() ? 1 : most_stage_units(formats); }
+  FOURFOLD_HD constexpr int most_bytes() const {
+    return !many()               ? most_stage_bytes(formats)
+           : has(Weights::kBf16) ? unit_bytes(Weights::kBf16)
+           : has(Weights::kFp8)  ? unit_bytes(Weights::kFp8)
+                                 : unit_bytes(Weights::kNvfp4);
+  }
 };
 
 template <int Formats, int Tokens, int Stages>
@@ -145,25 +155,30 @@ struct WideTileOf {
   static constexpr WideTile value{Formats, Tokens, Stages};
 };
 
+inline constexpr unsigned kWideItem = 32, kWideSources = 32;  // bytes
 inline constexpr unsigned kWideStaging = 2048;  // bytes for each warp that multiplies: 32 tokens of 32 rows, bf16
 
 struct WideMap {
-  unsigned rows;  // [stages][stage_units][tokens][64] bf16, 128-byte swizzle
+  unsigned rows;  // [stages][units][tokens][64] bf16, 128-byte swizzle
   unsigned row_stride;
-  unsigned weights;  // [stages][kWideTiles][stage_units] units
+  unsigned weights;  // [stages][kWideTiles][units] units
   unsigned weight_stride;
   unsigned staging;   // [kWideWarps]
+  unsigned items;     // [stages], of items that begin there
+  unsigned ahead;     // [kWideProducers], the next item and its sources
   unsigned barriers;  // [2][stages] mbarriers
   unsigned total;
 };
 FOURFOLD_HD constexpr WideMap wide_map(const WideTile& t) {
   WideMap m = {};
   // A multiple of 2048: atoms stay aligned to 1024.
-  m.row_stride = static_cast<unsigned>(most_stage_units(t.formats) * t.tokens) * 128u;
+  m.row_stride = static_cast<unsigned>(t.most_units() * t.tokens) * 128u;
   m.weights = m.row_stride * static_cast<unsigned>(t.stages);
-  m.weight_stride = static_cast<unsigned>(kWideTiles * most_stage_bytes(t.formats));
+  m.weight_stride = static_cast<unsigned>(kWideTiles * t.most_bytes());
   m.staging = m.weights + m.weight_stride * static_cast<unsigned>(t.stages);
-  m.barriers = m.staging + kWideWarps * kWideStaging;
+  m.items = m.staging + kWideWarps * kWideStaging;
+  m.ahead = m.items + static_cast<unsigned>(t.stages) * kWideItem;
+  m.barriers = m.ahead + kWideProducers * (kWideItem + kWideSources);
   m.total = m.barriers + static_cast<unsigned>(t.stages) * 16u;
   return m;
 }

@@ -87,8 +87,8 @@ double product_us(const Work& work, const Rates& r) {
   }
   // Items of 128 x 128, dealt out to the SMs, each with a beginning and an end; where they come out uneven the last
   // round is half hidden. bf16 weights are twice the bytes to every SM.
-  constexpr double kItem = 2;
-  const double reached = r.wgmma ? (work.bytes / weights < 1.8 ? 1.0 : 0.92) : 0.42;
+  constexpr double kItem = 0.7;
+  const double reached = r.wgmma ? (work.bytes / weights < 1.8 ? 1.0 : 0.96) : 0.42;
   const double items = number(ceil_div(e.outputs, int64_t{128}) * ceil_div(e.rows, int64_t{128}));
   const double item =
       2.0 * 128 * 128 * number(e.inputs) * r.sms / (r.matrix * reached) + (r.wgmma ? kItem * r.slower : 0);
@@ -227,7 +227,7 @@ Op price(const Work& work, const Machine& machine) {
       op.us = experts_us(work, machine, &op.floor_us);
       break;
     case Kind::kNorm:
-      op.us = (work.extent.sum_in_front ? 0 : r.node + 0.85 * r.slower) + memory / 0.83;
+      op.us = (work.extent.sum_of > 0 ? 0 : r.node + 0.85 * r.slower) + memory / 0.83;
       break;
     case Kind::kChoice:
       op.us = choice_us(work, r);

@@ -5,6 +5,7 @@
 #include "kernels/comm/reduce.cuh"
 #include "kernels/comm/two_shot.cuh"
 #include "kernels/comm/words.cuh"
+#include "kernels/moe/route_sm90.cuh"
 
 namespace fourfold::comm {
 namespace {
@@ -20,6 +21,10 @@ void reduce(const ReduceArgs& args, Way way) {
       return args.norm.share.x != nullptr ? reduce_norm_two_shot<Pieces, true, true>(args)
                                           : reduce_norm_two_shot<Pieces, true>(args);
     case Way::kTwoShotOwned:
+      if (args.sum.groups != nullptr) {
+        return args.norm.share.x != nullptr ? reduce_norm_two_shot<Pieces, false, true, true>(args)
+                                            : reduce_norm_two_shot<Pieces, false, false, true>(args);
+      }
       return args.norm.share.x != nullptr ? reduce_norm_two_shot<Pieces, false, true>(args)
                                           : reduce_norm_two_shot<Pieces, false>(args);
     case Way::kEach:
@@ -28,6 +33,12 @@ void reduce(const ReduceArgs& args, Way way) {
 }
 
 }  // namespace
+
+void sum_of_groups(const moe::RowSum& sum) {
+  const moe::Routing routing = {sum.ids, sum.weights, 0, sum.top_k, 0};
+  moe::moe_combine_packed(sum.groups, sum.stride, sum.pick_slot, routing, sum.scales, sum.columns, sum.out,
+                          sum.out_stride);
+}
 
 void reduce_kernel(const ReduceArgs& args, Way way) {
   switch (norm::norm_pieces(args.norm.columns)) {

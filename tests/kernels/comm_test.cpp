@@ -30,6 +30,7 @@ struct Shape {
   Way way = Way::kFlags;
   bool mixed = false;  // the way and words in turns
   bool share = false;  // of a shared expert, in each rank's part
+  int choices = 0;     // not 0: the rest of a part are so many experts' rows of groups for each token
   bool words() const { return way != Way::kFlags; }
   Way way_of(int sum) const { return mixed && sum % 3 == 1 ? Way::kWords : way; }
 };
@@ -99,8 +100,15 @@ class Sums {
       }
       for (int s = 0; s < shape.sums; ++s) {
         std::vector<uint16_t> delta(size);
-        for (uint16_t& v : delta) v = nvfp4::float_to_bf16(normal(rng));
         ReduceArgs one = args;
+        if (shape.choices > 0) {
+          one.sum = experts(rng);
+          std::copy_n(one.sum.out, size, delta.begin());
+        } else {
+          for (uint16_t& v : delta) v = nvfp4::float_to_bf16(normal(rng));
+          one.norm.delta = device_.constant(delta, "delta");
+          device_.produced(one.norm.delta);
+        }
         one.rows = shape.rows;
         one.peers.rank = r;
         one.peers.uses = rank.uses;
@@ -108,8 +116,6 @@ class Sums {
         one.peers.report = rank.report;
         one.norm.residual = one.norm.residual_out = rank.residual;
         one.norm.residual_stride = one.norm.delta_stride = one.norm.out_stride = one.norm.columns = shape.columns;
-        one.norm.delta = device_.constant(delta, "delta");
-        device_.produced(one.norm.delta);
         one.norm.weight = weight;
         one.norm.eps = 1e-6f;
         one.norm.out = rank.out;
@@ -185,6 +191,42 @@ class Sums {
   const std::set<executor::SeenSite>& seen() const { return device_.seen(); }
 
  private:
+  // What a rank's experts leave of each row, with its sum in `out`.
+  moe::RowSum experts(std::mt19937& rng) {
+    constexpr int kExperts = 5;
+    const int picks = shape_.rows * shape_.choices, groups = moe::packed_row_values(shape_.columns) / 4;
+    std::vector<moe::PackedGroup> rows(static_cast<size_t>(picks * groups));
+    for (moe::PackedGroup& group : rows) {
+      const unsigned exponent = 122 + rng() % 8;
+      group = {{static_cast<unsigned>(rng() % (1u << 28)) | (exponent & 15) << 28,
+                static_cast<unsigned>(rng() % (1u << 28)) | exponent >> 4 << 28}};
+    }
+    std::vector<int> slots, ids;
+    std::vector<float> weights, scales;
+    for (int i = 0; i < picks; ++i) {
+      slots.push_back(i % 5 == 2 ? -1 : picks - 1 - i);
+      ids.push_back(static_cast<int>(rng() % kExperts));
+      weights.push_back(0.1f + 0.01f * static_cast<float>(rng() % 50));
+    }
+    for (int i = 0; i < kExperts; ++i) scales.push_back((1.0f + 0.1f * static_cast<float>(i)) / moe::kEpilogueScale);
+    moe::RowSum sum = {};
+    sum.groups = device_.constant(rows, "rows of experts");
+    sum.stride = groups;
+    sum.pick_slot = device_.constant(slots, "slots");
+    sum.weights = device_.constant(weights, "router's weights");
+    sum.ids = device_.constant(ids, "ids");
+    sum.scales = device_.constant(scales, "scales");
+    sum.top_k = shape_.choices;
+    sum.columns = shape_.columns;
+    sum.out = device_.alloc<uint16_t>(static_cast<size_t>(shape_.rows * shape_.columns), "sum over experts");
+    sum.out_stride = shape_.columns;
+    const unsigned pieces = (static_cast<unsigned>(shape_.columns) + 1023) / 1024;
+    device_.launch({"sum over experts", {pieces, static_cast<unsigned>(shape_.rows)}, moe::kCombinePackedThreads},
+                   [&] { sum_of_groups(sum); });
+    device_.produced(sum.groups);
+    return sum;
+  }
+
   Shape shape_;
   int absent_;
   Device device_;
@@ -234,6 +276,23 @@ TEST(RankSum, PartsMayHaveAShare) {
       shape.way = way;
       for (const Options& options : schedules(3, ++seed)) {
         EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows";
+      }
+    }
+  }
+}
+
+// The rest of a part may be what experts left, added up where it is sent: the bits of their sum's own kernel.
+TEST(RankSum, PartsMayBeRowsOfExperts) {
+  unsigned seed = 70;
+  for (Shape shape : {Shape{2, 5, 400, 3, 2}, Shape{2, 3, 2048, 2, 1}, Shape{3, 4, 272, 2}, Shape{4, 9, 64, 3, 3},
+                      Shape{2, 2, 4096, 2}, Shape{2, 1, 5136, 2}}) {
+    shape.way = Way::kTwoShotOwned;
+    for (const int choices : {1, 8, 12}) {
+      shape.choices = choices;
+      shape.share = choices == 8;
+      for (const Options& options : schedules(2, ++seed)) {
+        EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows, "
+                                                 << shape.columns << " columns, " << choices << " choices";
       }
     }
   }

@@ -160,15 +160,13 @@ TEST(Norm, WithTheSumOverExpertsInFront) {
         executor::Device device(options);
         auto* partial = device.alloc<float>(rows.size(), "rows");
         std::copy(rows.begin(), rows.end(), partial);
-        moe::RowSum sum = {partial,
-                           columns,
-                           device.constant(slots, "slots"),
-                           device.constant(factors, "factors"),
-                           top_k,
-                           columns,
-                           device.alloc<uint16_t>(residual.size(), "delta"),
-                           columns,
-                           0};
+        moe::RowSum sum = {};
+        sum.partial = partial;
+        sum.stride = sum.out_stride = sum.columns = columns;
+        sum.pick_slot = device.constant(slots, "slots");
+        sum.weights = device.constant(factors, "factors");
+        sum.top_k = top_k;
+        sum.out = device.alloc<uint16_t>(residual.size(), "delta");
         norm::NormArgs args = {};
         auto* sums_to = device.alloc<float>(residual.size(), "residual");
         std::copy(residual.begin(), residual.end(), sums_to);
@@ -202,6 +200,80 @@ TEST(Norm, WithTheSumOverExpertsInFront) {
         EXPECT_EQ(outs.back(), outs.front()) << columns << " columns, " << top_k << " choices";
       }
     }
+  }
+}
+
+// The same of rows of groups, whose sum is not stored by itself, and whose weights have the experts' scales in them.
+TEST(Norm, WithTheSumOfGroupsInFront) {
+  std::mt19937 rng(62);
+  std::normal_distribution<float> normal;
+  constexpr int kTokens = 3, kSlots = 60, kExperts = 7;
+  for (const auto& [columns, top_k, scaled] :
+       {std::tuple{272, 1, true}, {2048, 8, true}, {2064, 10, false}, {4096, 16, true}, {5136, 9, true}}) {
+    const auto size = static_cast<size_t>(kTokens * columns), picks = static_cast<size_t>(kTokens * top_k);
+    const int groups = moe::packed_row_values(columns) / 4;
+    std::vector<float> residual(size), weight(static_cast<size_t>(columns)), factors(picks), scales(kExperts);
+    for (float& v : residual) v = normal(rng) * 5.0f;
+    for (float& v : weight) v = 1.0f + 0.2f * normal(rng);
+    for (float& v : factors) v = 0.1f + std::fabs(normal(rng));
+    for (float& v : scales) v = (0.5f + std::fabs(normal(rng))) / moe::kEpilogueScale;
+    std::vector<moe::PackedGroup> rows(static_cast<size_t>(kSlots * groups));
+    for (moe::PackedGroup& group : rows) {
+      const unsigned exponent = 122 + rng() % 8;
+      group = {{static_cast<unsigned>(rng() % (1u << 28)) | (exponent & 15) << 28,
+                static_cast<unsigned>(rng() % (1u << 28)) | exponent >> 4 << 28}};
+    }
+    const auto share = random_rows(kTokens, columns, 63);
+    const std::vector<float> logits = {0.5f, -1.0f, 3.0f};
+    std::vector<int> slots, ids;
+    for (size_t i = 0; i < picks; ++i) {
+      slots.push_back(i % 5 == 2 ? -1 : kSlots - 1 - static_cast<int>(i));
+      ids.push_back(static_cast<int>(rng() % kExperts));
+    }
+    std::vector<std::vector<uint16_t>> outs;
+    std::vector<std::vector<float>> sums;
+    const auto run = [&](bool together, const executor::Options& options) {
+      executor::Device device(options);
+      moe::RowSum sum = {};
+      sum.groups = device.constant(rows, "rows");
+      device.produced(sum.groups);
+      sum.stride = groups;
+      sum.pick_slot = device.constant(slots, "slots");
+      sum.weights = device.constant(factors, "factors");
+      sum.ids = device.constant(ids, "ids");
+      sum.scales = scaled ? device.constant(scales, "scales") : nullptr;
+      sum.top_k = top_k;
+      sum.columns = columns;
+      sum.out = device.alloc<uint16_t>(size, "delta");
+      sum.out_stride = columns;
+      norm::NormArgs args = {};
+      auto* sums_to = device.alloc<float>(size, "residual");
+      std::copy(residual.begin(), residual.end(), sums_to);
+      args.residual = args.residual_out = sums_to;
+      args.delta = sum.out;
+      args.residual_stride = args.delta_stride = args.out_stride = columns;
+      args.weight = device.constant(weight, "weight");
+      args.eps = 1e-6f;
+      args.columns = columns;
+      args.out = device.alloc<uint16_t>(size, "out");
+      if (top_k == 8) args.share = {device.constant(share, "share"), columns, device.constant(logits, "logits"), 1};
+      if (together) {
+        device.launch({"sum, norm", {kTokens}, norm::kRowThreads}, [&] { sum_norm_kernel(sum, args); });
+      } else {
+        const auto pieces = static_cast<unsigned>((columns + 1023) / 1024);
+        device.launch({"sum", {pieces, kTokens}, moe::kCombinePackedThreads}, [&] { sum_kernel(sum); });
+        device.launch({"norm", {kTokens}, norm::kRowThreads}, [&] { norm_kernel(args); });
+      }
+      outs.emplace_back(args.out, args.out + size);
+      sums.emplace_back(sums_to, sums_to + size);
+    };
+    run(false, {});
+    for (const executor::Options& options : executor::schedules(2)) {
+      run(true, options);
+      EXPECT_EQ(sums.back(), sums.front()) << columns << " columns, " << top_k << " choices";
+      EXPECT_EQ(outs.back(), outs.front()) << columns << " columns, " << top_k << " choices";
+    }
+    EXPECT_NE(sums.front(), residual);
   }
 }
 

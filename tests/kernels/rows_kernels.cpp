@@ -44,11 +44,18 @@ void norm_kernel(const norm::NormArgs& args) {
   }
 }
 void sum_kernel(const moe::RowSum& s) {
+  if (s.groups != nullptr) {
+    const moe::Routing routing = {s.ids, s.weights, 0, s.top_k, 0};
+    return moe::moe_combine_packed(s.groups, s.stride, s.pick_slot, routing, s.scales, s.columns, s.out, s.out_stride);
+  }
   moe::moe_combine(s.partial, s.stride, s.pick_slot, s.weights, s.top_k, s.columns, s.out, s.out_stride, s.keep);
 }
 void sum_norm_kernel(const moe::RowSum& sum, const norm::NormArgs& args) {
-  if (norm::norm_pieces(args.columns) == 1) return moe::moe_sum_norm<1>(sum, args);
-  moe::moe_sum_norm<2>(sum, args);
+  const int pieces = norm::norm_pieces(args.columns);
+  if (sum.groups == nullptr) return pieces == 1 ? moe::moe_sum_norm<1>(sum, args) : moe::moe_sum_norm<2>(sum, args);
+  if (pieces == 1) return moe::moe_sum_norm_packed<1>(sum, args);
+  if (pieces == 2) return moe::moe_sum_norm_packed<2>(sum, args);
+  moe::moe_sum_norm_packed<4>(sum, args);
 }
 void embed_kernel(const norm::EmbedArgs& args) { norm::embed_rows(args); }
 void gather_kernel(const norm::GatherArgs& args) { norm::gather_rows(args); }

@@ -293,18 +293,22 @@ void CudaBackend::embed(const ops::Matrix& matrix, const ops::Tensor& out) {
 
 // `sum`: of rows of experts, in front; it makes args.delta.
 void CudaBackend::launch_norm(const norm::NormArgs& args, int64_t rows, const moe::RowSum* sum) {
-  const double each = (args.delta != nullptr ? 12.0 : 6.0) + (args.share.x != nullptr ? 2.0 : 0.0);
+  // A sum of groups goes to the residual without being stored.
+  const bool stored = args.delta != nullptr && (sum == nullptr || sum->groups == nullptr);
+  const double each = (args.delta == nullptr ? 6.0 : stored ? 12.0 : 10.0) + (args.share.x != nullptr ? 2.0 : 0.0);
   const auto cost = [&] { return ops::Cost{static_cast<double>(rows * args.columns) * each, 0}; };
-  if (left_out(
-          "norm", cost,
-          {.kind = plan::step::Kind::kNorm, .rows = rows, .outputs = args.columns, .sum_in_front = sum != nullptr})) {
+  if (left_out("norm", cost,
+               {.kind = plan::step::Kind::kNorm,
+                .rows = rows,
+                .outputs = args.columns,
+                .sum_of = sum != nullptr ? sum->top_k : 0})) {
     if (sum != nullptr) launch_sum(card_->stream, *waiting_sum_.kernels, *sum, rows);
     return;
   }
   const int pieces = norm::norm_pieces(args.columns);
   if (sum != nullptr) {
-    launch(card_->stream, (*norm_)[pieces == 1 ? kSumNorm1 : kSumNorm2], {static_cast<unsigned>(rows)}, overlap_, *sum,
-           args);
+    launch(card_->stream, (*norm_)[sum_norm_entry(args.columns, sum->groups != nullptr)], {static_cast<unsigned>(rows)},
+           overlap_, *sum, args);
     return;
   }
   launch(card_->stream,
@@ -315,7 +319,7 @@ void CudaBackend::launch_norm(const norm::NormArgs& args, int64_t rows, const mo
 }
 
 void CudaBackend::settle_waiting() {
-  if (waiting_sum_.rows.partial != nullptr) {
+  if (waiting_sum_.rows.there()) {
     launch_sum(card_->stream, *waiting_sum_.kernels, waiting_sum_.rows, waiting_sum_.tokens);
     waiting_sum_.rows = {};
   }
@@ -332,6 +336,16 @@ bool CudaBackend::can_wait(const norm::NormArgs& args, const ops::Tensor& out) c
          norm::norm_pieces(args.columns) <= 2 && args.residual_stride == args.columns;
 }
 
+// The sum that waits, for a norm that makes `out` of it as its delta; none where it is another one's.
+moe::RowSum CudaBackend::take_sum(const ops::Tensor& delta, const ops::Tensor& out) {
+  const moe::RowSum& sum = waiting_sum_.rows;
+  if (!sum.there() || delta.data != sum.out || waiting_sum_.tokens != out.rows || sum.columns != out.cols ||
+      delta.stride != sum.out_stride || out.data == sum.out) {
+    return {};
+  }
+  return std::exchange(waiting_sum_.rows, {});
+}
+
 // The share that waits, for a norm that makes `out` of the sum with `delta`; empty where it is another sum's.
 norm::Share CudaBackend::take_share(const ops::Tensor& delta, const ops::Tensor& out) {
   const step::SharedArgs share = waiting_share_.args;
@@ -346,11 +360,10 @@ norm::Share CudaBackend::take_share(const ops::Tensor& delta, const ops::Tensor&
 void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops::Tensor* delta,
                        const ops::Vector& weight, float eps, float* residual_out, const ops::Tensor& out) {
   if (replaying()) return;
-  const moe::RowSum sum = waiting_sum_.rows;
-  const bool summed = sum.partial != nullptr && delta != nullptr && delta->data == sum.out &&
-                      waiting_sum_.tokens == out.rows && sum.columns == out.cols && delta->stride == sum.out_stride &&
-                      out.data != sum.out && out.rows > kMostNormedRows && sums_with_norm(arch_, out.cols);
-  if (summed) waiting_sum_.rows = {};
+  const moe::RowSum sum = delta != nullptr && out.rows > kMostNormedRows &&
+                                  sums_with_norm(arch_, out.cols, waiting_sum_.rows.groups != nullptr)
+                              ? take_sum(*delta, out)
+                              : moe::RowSum{};
   const norm::Share share = delta != nullptr ? take_share(*delta, out) : norm::Share{};
   settle_waiting();
   FF_ASSERT(weight.count == out.cols && out.cols % 8 == 0 && aligned(out));
@@ -376,7 +389,7 @@ void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops
     return;
   }
   FF_ASSERT(shadowed_ == nullptr || shadowed_ == residual);
-  launch_norm(args, out.rows, summed ? &sum : nullptr);
+  launch_norm(args, out.rows, sum.there() ? &sum : nullptr);
   if (residual_out != nullptr) shadowed_ = nullptr;
 }
 
@@ -449,13 +462,19 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
     fail("norm: rows of {} columns, wanted at most {}", out.cols, norm::kMostColumns);
   }
   meet_ranks(out.cols);
+  if (checks_ != nullptr) left = ops::Residual::kWhole;  // what is compared are residuals
+  const moe::RowSum sum = waiting_sum_.rows.groups != nullptr && ranks_->takes_groups(out.rows, out.cols, left)
+                              ? take_sum(delta, out)
+                              : moe::RowSum{};
   const norm::Share share = ranks_->takes_share(out.rows, out.cols) ? take_share(delta, out) : norm::Share{};
   settle_waiting();
   if (planning_ || out.rows == 0) return;
   FF_ASSERT(shadowed_ == nullptr);
   const double each = ranks_->column_bytes(out.rows, out.cols) + (share.x != nullptr ? 2.0 : 0.0);
   const auto cost = [&] { return ops::Cost{static_cast<double>(out.rows * out.cols) * each, 0}; };
-  if (left_out("sum over ranks", cost, {.kind = plan::step::Kind::kReduce, .rows = out.rows, .outputs = out.cols})) {
+  if (left_out("sum over ranks", cost,
+               {.kind = plan::step::Kind::kReduce, .rows = out.rows, .outputs = out.cols, .sum_of = sum.top_k})) {
+    if (sum.there()) launch_sum(card_->stream, *waiting_sum_.kernels, sum, out.rows);
     return;
   }
   norm::NormArgs args = {};
@@ -469,8 +488,7 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
   args.out = bf16_out(out);
   args.out_stride = out.stride;
   args.share = share;
-  // What is compared are residuals.
-  ranks_->reduce(args, out.rows, checks_ != nullptr ? ops::Residual::kWhole : left, overlap_);
+  ranks_->reduce(args, sum, out.rows, left, overlap_);
 }
 
 void CudaBackend::check_sums() {

@@ -126,7 +126,7 @@ class CudaBackend : public ops::Backend {
 
   // Rows of experts that wait to be added up: a norm that adds the sum to the residual takes it along.
   struct WaitingSum {
-    moe::RowSum rows = {};  // without `partial` none wait
+    moe::RowSum rows = {};
     const FixedKernels* kernels = nullptr;
     int64_t tokens = 0;
   };
@@ -169,6 +169,7 @@ class CudaBackend : public ops::Backend {
   void settle_waiting();
   void launch_share(const WaitingShare& share);
   void launch_norm(const norm::NormArgs& args, int64_t rows, const moe::RowSum* sum = nullptr);
+  moe::RowSum take_sum(const ops::Tensor& delta, const ops::Tensor& out);
   norm::Share take_share(const ops::Tensor& delta, const ops::Tensor& out);
   bool can_wait(const norm::NormArgs& args, const ops::Tensor& out) const;
   // All of a part is on its way.

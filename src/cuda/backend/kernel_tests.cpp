@@ -25,7 +25,7 @@ using ops::Format;
 constexpr int64_t kPage = 16;
 // Of the norm of a head's outputs: bf16 operands and results; e4m3 keys and values.
 constexpr double kAttentionError = 0.02, kAttentionErrorFp8 = 0.05;
-// The outputs' norm divides by what the state's terms leave, which can be little of them.
+// Of the norm of a row: the norm of a head divides by what the state's terms leave, which can be little of them.
 constexpr double kDeltaError = 0.1;
 
 // Rows of sequences in a step.
@@ -386,24 +386,43 @@ void KernelTests::norms() {
   }
 }
 
-// Of experts, with the norm behind them.
+// Of experts, with the norm behind them: fp32 rows, and rows of groups.
 void KernelTests::sums() {
   Random random(20271);
   const Stream& stream = of_.card_->stream;
   const Device& device = of_.card_->device;
   CudaBackend& backend = on();
   constexpr int64_t kRows = 5, kTopK = 11, kSlots = 60;
-  for (const int64_t columns : {1040, 3088}) {
-    if (!sums_with_norm(backend.arch_, columns)) continue;
+  std::vector<int> slots;
+  for (int64_t i = 0; i < kRows * kTopK; ++i) slots.push_back(i % 7 == 3 ? -1 : static_cast<int>(kSlots - 1 - i));
+  for (const auto& [columns, groups] :
+       {std::pair<int64_t, bool>{1040, false}, {3088, false}, {1040, true}, {3088, true}, {5136, true}}) {
+    if (!sums_with_norm(backend.arch_, columns, groups)) continue;
     const std::vector<float> residual = bf16_normals(random, kRows * columns, 30),
-                             parts = bf16_normals(random, kSlots * columns), weight = bf16_normals(random, columns);
-    std::vector<int> slots;
+                             weight = bf16_normals(random, columns);
     std::vector<float> factors;
-    for (int64_t i = 0; i < kRows * kTopK; ++i) {
-      slots.push_back(i % 7 == 3 ? -1 : static_cast<int>(kSlots - 1 - i));
-      factors.push_back(static_cast<float>(random.uniform(0.1, 0.6)));
+    for (size_t i = 0; i < slots.size(); ++i) factors.push_back(static_cast<float>(random.uniform(0.1, 0.6)));
+    const int64_t stride = groups ? moe::packed_row_values(static_cast<int>(columns)) / 2 : columns;  // words
+    std::vector<uint32_t> parts(static_cast<size_t>(kSlots * stride));
+    if (groups) {  // fields of any value, exponents about one
+      for (size_t i = 0; i < parts.size(); i += 2) {
+        const auto exponent = 124 + static_cast<uint32_t>(random.below(6));
+        parts[i] = static_cast<uint32_t>(random.below(1u << 28)) | (exponent & 15) << 28;
+        parts[i + 1] = static_cast<uint32_t>(random.below(1u << 28)) | exponent >> 4 << 28;
+      }
+    } else {
+      const std::vector<float> values = bf16_normals(random, kSlots * columns);
+      std::memcpy(parts.data(), values.data(), parts.size() * sizeof(uint32_t));
     }
-    cuda::Buffer rows(device, parts.size() * sizeof(float), "self-test"),
+    const auto part_of = [&](int slot, int64_t column) -> double {
+      const uint32_t* row = &parts[static_cast<size_t>(slot * stride)];
+      if (!groups) return nvfp4::float_of(row[column / 16 * 16 + column % 8 * 2 + column % 16 / 8]);
+      const uint32_t* group = row + (column / 32 * 8 + column % 8) * 2;
+      const auto member = static_cast<unsigned>(column % 32 / 8);
+      const auto field = static_cast<int>(group[member / 2] >> (14 * (member % 2)) & 0x3fffu);
+      return std::ldexp(field - 8192, static_cast<int>(group[0] >> 28 | group[1] >> 28 << 4) - 139);
+    };
+    cuda::Buffer rows(device, parts.size() * sizeof(uint32_t), "self-test"),
         picks(device, slots.size() * sizeof(int), "self-test"),
         weights(device, factors.size() * sizeof(float), "self-test");
     rows.upload(stream, parts);
@@ -417,35 +436,45 @@ void KernelTests::sums() {
     const ops::Vector norm_weight = backend.load_vector(weight);
     const TestShare share(*this, backend, random, kRows, columns);
     share.wait(backend, added.tensor);
-    backend.waiting_sum_ = {{rows.as<float>(), columns, picks.as<int>(), weights.as<float>(), kTopK,
-                             static_cast<int>(columns), static_cast<unsigned short*>(added.tensor.data), columns, 0},
-                            nullptr,
-                            kRows};
+    moe::RowSum sum = {};
+    if (groups) {
+      sum.groups = rows.as<moe::PackedGroup>();
+    } else {
+      sum.partial = rows.as<float>();
+    }
+    sum.stride = groups ? stride / 2 : stride;
+    sum.pick_slot = picks.as<int>();
+    sum.weights = weights.as<float>();
+    sum.top_k = kTopK;
+    sum.columns = static_cast<int>(columns);
+    sum.out = static_cast<unsigned short*>(added.tensor.data);
+    sum.out_stride = columns;
+    backend.waiting_sum_ = {sum, nullptr, kRows};
     backend.add_rms_norm(on_card.tensor, added.tensor, norm_weight, 1e-6f, out.tensor);
-    const std::vector<float> delta = read(backend, added.tensor), sums = read(backend, on_card.tensor),
-                             got = read(backend, out.tensor);
-    std::vector<float> want_delta(delta.size()), delta_bound(delta.size()), want_sums, sum_bound;
+    const std::vector<float> sums = read(backend, on_card.tensor), got = read(backend, out.tensor);
+    // Of groups the sum itself is not kept: what it adds to the residual was rounded.
+    const std::vector<float> delta = groups ? std::vector<float>() : read(backend, added.tensor);
+    std::vector<float> want_delta, delta_bound, want_sums, sum_bound;
     for (int64_t t = 0; t < kRows; ++t) {
       for (int64_t c = 0; c < columns; ++c) {
-        const int64_t place = c / 16 * 16 + c % 8 * 2 + c % 16 / 8, at = t * columns + c;
-        double sum = 0, size = 0;
-        for (int64_t k = t * kTopK; k < (t + 1) * kTopK; ++k) {
-          const auto pick = static_cast<size_t>(k);
+        double sum_here = 0, size = 0;
+        for (auto pick = static_cast<size_t>(t * kTopK); pick < static_cast<size_t>((t + 1) * kTopK); ++pick) {
           if (slots[pick] < 0) continue;
-          const double part = static_cast<double>(factors[pick]) *
-                              static_cast<double>(parts[static_cast<size_t>(slots[pick] * columns + place)]);
-          sum += part;
+          const double part = static_cast<double>(factors[pick]) * part_of(slots[pick], c);
+          sum_here += part;
           size += std::fabs(part);
         }
-        const auto i = static_cast<size_t>(at);
-        want_delta[i] = static_cast<float>(sum);
-        delta_bound[i] = static_cast<float>(std::fabs(sum)) * kRoundError + static_cast<float>(size) * 1e-6f;
-        want_sums.push_back(residual[i] + share.of(i) + delta[i]);
-        sum_bound.push_back((std::fabs(residual[i]) + std::fabs(share.of(i)) + std::fabs(delta[i])) * 1e-6f);
+        const auto i = static_cast<size_t>(t * columns + c);
+        want_delta.push_back(static_cast<float>(sum_here));
+        delta_bound.push_back(static_cast<float>(std::fabs(sum_here)) * kRoundError + static_cast<float>(size) * 1e-6f);
+        const float more = groups ? want_delta[i] : delta[i];
+        want_sums.push_back(residual[i] + share.of(i) + more);
+        sum_bound.push_back((std::fabs(residual[i]) + std::fabs(share.of(i)) + std::fabs(more)) * 1e-6f +
+                            (groups ? delta_bound[i] : 0.0f));
       }
     }
-    const Normed want = normed(want_sums, weight, 1e-30f);
-    std::string wrong = compare_each(delta, want_delta, delta_bound, columns);
+    const Normed want = normed(groups ? sums : want_sums, weight, 1e-30f);
+    std::string wrong = groups ? "" : compare_each(delta, want_delta, delta_bound, columns);
     if (wrong.empty()) wrong = compare_each(sums, want_sums, sum_bound, columns);
     if (wrong.empty()) wrong = compare_each(got, want.rows, want.bound, columns);
     note(wrong);
@@ -537,9 +566,10 @@ void KernelTests::attention(int64_t head_dim, int64_t rotary_dim) {
   const Stream& stream = of_.card_->stream;
   Random random(20264);
   const bool fp8 = of_.options_.fp8_cache;
-  // What an e4m3 cache rounds is small then: scores that are, values that are such numbers.
+  // What a cache rounds is small then: scores that are, and for an e4m3 cache values that are such numbers. With scores
+  // three times as large right kernels are off by up to 2.6 % where heads are 64 wide, 1.6 % where they are 256.
   const std::vector<float> q_weights = bf16_normals(random, head_dim, 1.5),
-                           k_weights = bf16_normals(random, head_dim, fp8 ? 0.25 : 1.5);
+                           k_weights = bf16_normals(random, head_dim, fp8 ? 0.25 : 0.5);
   // Rows of each sequence in step after step: few rows, behind a long piece, many sequences, whole pieces. Of more
   // heads for a kv head than kNarrowRows, 11 have no equal parts and 16 have two.
   struct Script {
@@ -668,7 +698,7 @@ void KernelTests::delta_rule(int64_t key_dim, int64_t value_dim) {
       launched_.clear();
       const std::vector<float> got = run(backend, params(vectors), in.tensor, *states, out.tensor);
       note(compare_pieces(got, run(*reference_, params(host_vectors), host_in.tensor, *host_states, host_out.tensor),
-                          width, value_dim, kDeltaError));
+                          width, width, kDeltaError));
     }
   }
 }

@@ -330,10 +330,12 @@ double CardRanks::column_bytes(int64_t rows, int64_t columns) const {
   return way_of_rows(rows, columns) == SumWay::kTwoShot ? 8 + 4 / n : 10 + 2 * n;
 }
 
-void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, ops::Residual left, Overlap overlap) {
+void CardRanks::reduce(const norm::NormArgs& args, const moe::RowSum& sum, int64_t rows, ops::Residual left,
+                       Overlap overlap) {
   FF_ASSERT(args.columns <= exchange_.columns && args.delta != nullptr);
   const SumWay way = way_of_rows(rows, args.columns);
   FF_ASSERT(args.share.x == nullptr || way == SumWay::kWords || way == SumWay::kTwoShot);
+  FF_ASSERT(!sum.there() || (sum.groups != nullptr && takes_groups(rows, args.columns, left)));
   if (way == SumWay::kNccl || way == SumWay::kHost) {
     return reduce_gathered(way == SumWay::kNccl ? nccl_.get() : host_.get(), args, rows);
   }
@@ -342,12 +344,13 @@ void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, ops::Residual l
   // A CTA for each row, where all have room.
   const bool each = way == SumWay::kWords && pieces <= 2 && grid(rows, 1) == rows;
   const ReduceEntry words = each ? (share ? kEachShare1 : kEach1) : share ? kWordsShare1 : kWords1;
-  const TwoShotEntry two_shot = left == ops::Residual::kWhole ? (share ? kTwoShotWholeShare1 : kTwoShotWhole1)
-                                                              : (share ? kTwoShotShare1 : kTwoShot1);
+  const TwoShotEntry two_shot = sum.there()                     ? (share ? kTwoShotGroupsShare1 : kTwoShotGroups1)
+                                : left == ops::Residual::kWhole ? (share ? kTwoShotWholeShare1 : kTwoShotWhole1)
+                                                                : (share ? kTwoShotShare1 : kTwoShot1);
   const Kernel& kernel = way == SumWay::kTwoShot
                              ? two_shot_[static_cast<size_t>(two_shot + size)]
                              : kernels_[static_cast<size_t>((way == SumWay::kWords ? words : kReduce1) + size)];
-  const int ctas = way == SumWay::kFlags ? comm::reduce_ctas(pieces) : comm::words_ctas(pieces, share);
+  const int ctas = way == SumWay::kFlags ? comm::reduce_ctas(pieces) : comm::words_ctas(pieces, share || sum.there());
   // An owner has the same rows in every sum.
   const int64_t at_once = way == SumWay::kFlags     ? exchange_.flag_rows
                           : way == SumWay::kTwoShot ? exchange_.rows / exchange_.ranks * exchange_.ranks
@@ -363,6 +366,7 @@ void CardRanks::reduce(const norm::NormArgs& args, int64_t rows, ops::Residual l
     if (part.norm.residual_out != nullptr) part.norm.residual_out += first * args.residual_stride;
     part.norm.out += first * args.out_stride;
     part.rows = static_cast<int>(std::min(rows - first, at_once));
+    if (sum.there()) part.sum = sum.from(first);
     unsigned blocks = grid(part.rows, ctas);
     // A CTA's rows, every so-manieth, have all owners in turns.
     while (way == SumWay::kTwoShot && blocks < static_cast<unsigned>(part.rows) && std::gcd(blocks, count()) > 1) {

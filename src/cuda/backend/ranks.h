@@ -58,10 +58,15 @@ class CardRanks {
     const SumWay way = way_of_rows(rows, columns);
     return way == SumWay::kWords || way == SumWay::kTwoShot;
   }
+  // Whether one takes what experts left as rows of groups as this rank's part.
+  bool takes_groups(int64_t rows, int64_t columns, ops::Residual left) const {
+    return way_of_rows(rows, columns) == SumWay::kTwoShot && left == ops::Residual::kForSums && columns % 16 == 0;
+  }
   // The least that a sum moves of each column in a card's own memory.
   double column_bytes(int64_t rows, int64_t columns) const;
-  // ops::Backend::reduce_add_rms_norm, gather_columns. A share in `args` is of this rank's part.
-  void reduce(const norm::NormArgs& args, int64_t rows, ops::Residual left, Overlap overlap);
+  // ops::Backend::reduce_add_rms_norm, gather_columns. A share in `args` is of this rank's part; so is `sum`, where
+  // there is one, in place of the delta.
+  void reduce(const norm::NormArgs& args, const moe::RowSum& sum, int64_t rows, ops::Residual left, Overlap overlap);
   void gather(const ops::Tensor& part, const ops::Tensor& out, Overlap overlap);
   // Of rows of fp32 on the card; the stream is waited for.
   uint64_t checksum(const ops::Tensor& sum, int64_t rows);

@@ -317,13 +317,22 @@ plan::KernelSource norm_source() {
            {"fourfold::norm::embed_rows", norm::kEmbedThreads},
            {"fourfold::norm::gather_rows", norm::kEmbedThreads},
            {"fourfold::moe::moe_sum_norm<1>", norm::kRowThreads},
-           {"fourfold::moe::moe_sum_norm<2>", norm::kRowThreads}}};
+           {"fourfold::moe::moe_sum_norm<2>", norm::kRowThreads},
+           {"fourfold::moe::moe_sum_norm_packed<1>", norm::kRowThreads},
+           {"fourfold::moe::moe_sum_norm_packed<2>", norm::kRowThreads},
+           {"fourfold::moe::moe_sum_norm_packed<4>", norm::kRowThreads}}};
 }
 
-bool sums_with_norm(const Target& arch, int64_t columns) {
+NormEntry sum_norm_entry(int64_t columns, bool groups) {
   const int pieces = norm::norm_pieces(static_cast<int>(columns));
-  if ((pieces != 1 && pieces != 2) || columns % 16 != 0) return false;
-  return arch.wrong.empty() || right(arch, norm_source().entries[pieces == 1 ? kSumNorm1 : kSumNorm2].expression);
+  if (!groups) return pieces == 1 ? kSumNorm1 : kSumNorm2;
+  return pieces == 1 ? kSumNormGroups1 : pieces == 2 ? kSumNormGroups2 : kSumNormGroups4;
+}
+
+bool sums_with_norm(const Target& arch, int64_t columns, bool groups) {
+  const int pieces = norm::norm_pieces(static_cast<int>(columns));
+  if (pieces == 0 || (pieces == 4 && !groups) || columns % 16 != 0) return false;
+  return arch.wrong.empty() || right(arch, norm_source().entries[sum_norm_entry(columns, groups)].expression);
 }
 
 plan::KernelSource reduce_source() {
@@ -355,6 +364,12 @@ plan::KernelSource two_shot_source() {
         source.entries.push_back(
             {fmt::format("fourfold::comm::reduce_norm_two_shot<{}, {}, {}>", pieces, whole, share), norm::kRowThreads});
       }
+    }
+  }
+  for (const bool share : {false, true}) {
+    for (const int pieces : {1, 2, 4}) {
+      source.entries.push_back(
+          {fmt::format("fourfold::comm::reduce_norm_two_shot<{}, false, {}, true>", pieces, share), norm::kRowThreads});
     }
   }
   return source;
@@ -473,6 +488,7 @@ attn::DecodeTile attention_tile(const Target& arch, int head_dim, int rotary_dim
     shapes = fp8     ? Shapes{{4, 1, 2, 2, 4, 1}, {2, 2, 2, 1, 4, 1}, {2, 2, 2, 1, 2, 1}}
              : small ? Shapes{{2, 2, 2, 1, 2, 1}}
                      : Shapes{{4, 1, 2, 2, 2, 1}, {2, 2, 2, 1, 2, 1}};
+    shapes.push_back({2, 1, 2, 1, 2, 1});  // heads of 256 that rotate as a whole, in 99 KB
   } else {
     shapes = fp8     ? Shapes{{1, 4, 2, 1, 6, 1}, {1, 4, 2, 1, 4, 1}, {1, 4, 2, 1, 2, 1}}
              : small ? Shapes{{1, 2, 2, 1, 3, 1}, {1, 2, 2, 1, 2, 1}}
@@ -492,7 +508,12 @@ attn::DecodeTile attention_tile(const Target& arch, int head_dim, int rotary_dim
     fail("attention of few rows: every kernel is wrong, the last one {}", decode_expression(tiles.back()));
   }
   if (!tile) {
-    fail("attention: heads of {}, {} of them rotate; wanted 64, 128 or 256 and a multiple of 16", head_dim, rotary_dim);
+    if (!tiles.back().legal()) {
+      fail("attention: heads of {}, {} of them rotate; wanted 64, 128 or 256 and a multiple of 16", head_dim,
+           rotary_dim);
+    }
+    fail("attention: heads of {}, {} of them rotate, take {} bytes of shared memory; this card has {}", head_dim,
+         rotary_dim, attn::decode_map(tiles.back()).total, shared_of(arch));
   }
   return *tile;
 }

@@ -103,12 +103,24 @@ plan::KernelSource unpack_source();
 // Whether so few rows go through the kernel for few all the same, 16 a launch: that for many has too few CTAs.
 bool stays_with_few(const Target& arch, const gemm::Matrix& matrix, int formats, int64_t rows, int sms);
 
-// Norms of rows of up to 2048, 4096 and 8192 columns, embeddings, rows picked out; norms of up to 2048 and 4096 with
-// the sum over experts in front.
-enum NormEntry { kNorm1, kNorm2, kNorm4, kEmbed, kGather, kSumNorm1, kSumNorm2 };
+// Norms of rows of up to 2048, 4096 and 8192 columns, embeddings, rows picked out; norms with the sum over experts in
+// front, of fp32 rows of up to 2048 and 4096 columns and of rows of groups.
+enum NormEntry {
+  kNorm1,
+  kNorm2,
+  kNorm4,
+  kEmbed,
+  kGather,
+  kSumNorm1,
+  kSumNorm2,
+  kSumNormGroups1,
+  kSumNormGroups2,
+  kSumNormGroups4
+};
 plan::KernelSource norm_source();
-// Whether experts may leave their sum to such a norm.
-bool sums_with_norm(const Target& arch, int64_t columns);
+// Whether experts may leave their sum to such a norm, and to which.
+bool sums_with_norm(const Target& arch, int64_t columns, bool groups);
+NormEntry sum_norm_entry(int64_t columns, bool groups);
 
 // Between ranks: sums with the norm behind them, with flags and by words, of rows as norm_source() has them, columns
 // side by side, copies; sums by words of parts with a shared expert's share; of rows of up to 4096 columns with a CTA
@@ -144,7 +156,13 @@ enum TwoShotEntry {
   kTwoShotWhole4,
   kTwoShotWholeShare1,
   kTwoShotWholeShare2,
-  kTwoShotWholeShare4
+  kTwoShotWholeShare4,
+  kTwoShotGroups1,
+  kTwoShotGroups2,
+  kTwoShotGroups4,
+  kTwoShotGroupsShare1,
+  kTwoShotGroupsShare2,
+  kTwoShotGroupsShare4
 };
 plan::KernelSource two_shot_source();
 plan::KernelSource checksum_source();  // of a sum's bits

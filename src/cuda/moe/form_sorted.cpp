@@ -27,17 +27,30 @@ void launch_sort(const LayerCall& call, const moe::GemmArgs& args) {
   launch(call.stream, fixed.route_scatter, {ctas, 1}, Overlap::kProgrammatic, args.routing, args.route);
 }
 
-Grid sum_grid(const LayerCall& call) {
-  return {static_cast<unsigned>(ceil_div(call.problem().hidden, moe::kCombineColumns)),
-          static_cast<unsigned>(call.inputs.tokens)};
+// The sum over a token's experts, now or later.
+void launch_or_leave(const LayerCall& call, const moe::GemmArgs& down, moe::RowSum sum) {
+  sum.pick_slot = call.workspace.pick_slot().as<int>();
+  sum.weights = down.routing.weights;
+  sum.ids = down.routing.ids;
+  sum.top_k = down.routing.top_k;
+  sum.columns = static_cast<int>(call.problem().hidden);
+  sum.out = device_pointer<unsigned short>(call.inputs.out);
+  sum.out_stride = call.problem().hidden;
+  sum.keep = static_cast<int>(call.inputs.keep_rows);
+  if (call.inputs.left != nullptr) {
+    *call.inputs.left = sum;
+  } else {
+    launch_sum(call.stream, *call.context.kernels, sum, call.inputs.tokens);
+  }
 }
 
-// `groups` of a row; `scales`: down's tensor scales where the rows are without, otherwise 0.
-void launch_packed_sum(const LayerCall& call, const moe::GemmArgs& down, DeviceAddress scales) {
-  launch(call.stream, call.context.kernels->combine_packed, sum_grid(call), Overlap::kProgrammatic,
-         call.workspace.partial().address(), down.out_stride, call.workspace.pick_slot().address(), down.routing,
-         scales, static_cast<int>(call.problem().hidden), call.inputs.out,
-         static_cast<long long>(call.problem().hidden));
+// Of rows of groups; `scales`: down's tensor scales where the rows are without, otherwise null.
+void finish_groups(const LayerCall& call, const moe::GemmArgs& down, const float* scales) {
+  moe::RowSum sum = {};
+  sum.groups = call.workspace.partial().as<moe::PackedGroup>();
+  sum.stride = down.out_stride;
+  sum.scales = scales;
+  launch_or_leave(call, down, sum);
 }
 
 long long groups_of(const LayerCall& call) {
@@ -170,20 +183,10 @@ class RowsForm final : public LayerForm {
                    call.workspace.partial().address(), stride, args.down.route, call.inputs.weights,
                    args.down.routing.top_k, hidden, call.inputs.out, stride, keep);
     } else {
-      const moe::RowSum sum = {call.workspace.partial().as<float>(),
-                               stride,
-                               call.workspace.pick_slot().as<int>(),
-                               args.down.routing.weights,
-                               args.down.routing.top_k,
-                               hidden,
-                               device_pointer<unsigned short>(call.inputs.out),
-                               stride,
-                               keep};
-      if (call.inputs.left != nullptr) {
-        *call.inputs.left = sum;
-      } else {
-        launch_sum(call.stream, *call.context.kernels, sum, call.inputs.tokens);
-      }
+      moe::RowSum sum = {};
+      sum.partial = call.workspace.partial().as<float>();
+      sum.stride = stride;
+      launch_or_leave(call, args.down, sum);
     }
   }
 
@@ -243,7 +246,7 @@ class SwizzledForm final : public LayerForm {
     cuda::launch(call.stream, call.pair.gate_up_kernel, {call.pair.gate_up_grid, 1}, Overlap::kProgrammatic, rows,
                  args.up);
     cuda::launch(call.stream, call.pair.down_kernel, {call.pair.down_grid, 1}, Overlap::kProgrammatic, args.down);
-    launch_packed_sum(call, args.down, call.weights.down_scales().address());
+    finish_groups(call, args.down, call.weights.down_scales().as<float>());
   }
 
   void poison(const Stream& stream, const LayerContext&, ExpertWorkspace& workspace) const override {
@@ -333,7 +336,7 @@ class Fp4Form final : public LayerForm {
     launch_sort(call, args.up);
     cuda::launch(call.stream, call.pair.gate_up_kernel, {call.pair.gate_up_grid, 1}, Overlap::kProgrammatic, up);
     cuda::launch(call.stream, call.pair.down_kernel, {call.pair.down_grid, 1}, Overlap::kProgrammatic, down);
-    launch_packed_sum(call, args.down, 0);  // the kernels multiply with both scales of the expert themselves
+    finish_groups(call, args.down, nullptr);  // the kernels multiply with both scales of the expert themselves
   }
 
   // NaN scales for x, all of whose blocks are written; the largest values in the blocks of h below the intermediate

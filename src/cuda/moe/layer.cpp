@@ -91,6 +91,12 @@ void launch_layer(const Stream& stream, const LayerContext& context, const Plann
 void launch_sum(const Stream& stream, const FixedKernels& kernels, const moe::RowSum& sum, int64_t tokens) {
   const Grid grid = {static_cast<unsigned>(ceil_div(int64_t{sum.columns}, moe::kCombineColumns)),
                      static_cast<unsigned>(tokens)};
+  if (sum.groups != nullptr) {
+    const moe::Routing routing = {sum.ids, sum.weights, static_cast<int>(tokens), sum.top_k, 0};
+    launch(stream, kernels.combine_packed, grid, Overlap::kProgrammatic, sum.groups, sum.stride, sum.pick_slot, routing,
+           sum.scales, sum.columns, sum.out, sum.out_stride);
+    return;
+  }
   launch(stream, kernels.combine, grid, Overlap::kProgrammatic, sum.partial, sum.stride, sum.pick_slot, sum.weights,
          sum.top_k, sum.columns, sum.out, sum.out_stride, sum.keep);
 }

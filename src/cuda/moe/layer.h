@@ -93,7 +93,7 @@ struct LayerInputs {
   float swiglu_limit = 0;  // clamp: gate at most this, |up| at most this; 0: none
   bool keep_rows = false;  // leaves the workspace's summed rows readable; otherwise they hold anything
   // Not null: where the last launch would be the sum over a token's experts and nothing else, it is left to the caller
-  // (launch_sum(), or a kernel that takes it along) and described here. `partial` is null where the layer is complete.
+  // (launch_sum(), or a kernel that takes it along) and described here. There is none where the layer is complete.
   moe::RowSum* left = nullptr;
 };
 

@@ -14,10 +14,13 @@ struct OwnPart {
   __device__ __forceinline__ void load_logit(const norm::Share& share, long long row) {
     if constexpr (Share) from.load_logit(share, row);
   }
+  __device__ __forceinline__ void load_share(const norm::Share& share, long long row, int i, int column) {
+    if constexpr (Share) from.share[i] = norm::load_words(share.x + row * share.stride + column);
+  }
   __device__ __forceinline__ void load(const norm::Share& share, const unsigned short* delta, long long stride,
                                        long long row, int i, int column) {
     from.delta[i] = norm::load_words(delta + row * stride + column);
-    if constexpr (Share) from.share[i] = norm::load_words(share.x + row * share.stride + column);
+    load_share(share, row, i, column);
   }
   __device__ __forceinline__ uint4 words(const norm::Share& share, int i) const {
     if constexpr (!Share) return from.delta[i];

@@ -2,6 +2,7 @@
 // freestanding.
 #pragma once
 
+#include "kernels/moe/sum_args.h"
 #include "kernels/norm/norm_args.h"
 
 namespace fourfold::comm {
@@ -61,6 +62,8 @@ struct ReduceArgs {
   // delta: this rank's part, not null; share: a part of it, of kernels that take one; columns: at most the exchange's.
   norm::NormArgs norm;
   int rows;  // at most those of the exchange
+  // Of kernels that take it: this rank's part is what its experts left as rows of groups, and norm.delta is not read.
+  moe::RowSum sum;
 };
 // Sums by words: a CTA puts so many rows before the one that it adds up.
 inline constexpr int kRowsAhead = 2;

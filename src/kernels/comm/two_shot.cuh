@@ -6,12 +6,14 @@
 
 #include "kernels/comm/part.cuh"
 #include "kernels/comm/words.cuh"
+#include "kernels/moe/packed_sum.cuh"
 
 namespace fourfold::comm {
 
-// `Share`: args.norm.share is this rank's, a part of its part.
-template <int Pieces, bool Whole, bool Share = false>
-__global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces, Share))
+// `Share`: args.norm.share is this rank's, a part of its part. `Packed`: the rest of it is args.sum, so that memory
+// brings the experts' rows of one token while the link carries another one.
+template <int Pieces, bool Whole, bool Share = false, bool Packed = false>
+__global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces, Share || Packed))
     reduce_norm_two_shot(const __grid_constant__ ReduceArgs args) {
   using norm::kPieceColumns;
   using norm::kRowThreads;
@@ -37,11 +39,29 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces, Share))
   const u32 given_up = thread % 32 < ranks ? __ldcg(peers.absent + thread % 32) : 0u;
   u32 absent = __ballot_sync(0xffffffffu, given_up != 0u);  // and whom this thread has given up since
   const int step = static_cast<int>(gridDim.x), begin = static_cast<int>(blockIdx.x);
-  // This rank's part of a row.
-  const auto part_of_row = [&](int row) {
+  // The first row from `row` on that is this rank's, or another one's.
+  const auto following = [&](int row, bool own) {
+    while (row < args.rows && (row % ranks == me) != own) row += step;
+    return row;
+  };
+  moe::PackedPick pick;  // of the row that is to come
+  const auto look_up = [&](int row) {
+    if constexpr (Packed) {
+      if (row < args.rows) pick.look_up(args.sum, row);
+    }
+  };
+  // This rank's part of a row, `next` behind it.
+  const auto part_of_row = [&](int row, int next) {
     OwnPart<Pieces, Share> mine;
     mine.load_logit(n.share, row);
-    each([&](int i, int column) { mine.load(n.share, n.delta, n.delta_stride, row, i, column); });
+    if constexpr (Packed) {
+      each([&](int i, int column) { mine.load_share(n.share, row, i, column); });
+      const moe::PackedPick now = pick;
+      look_up(next);
+      moe::packed_sum<5>(args.sum, now, thread, mine.from.delta);
+    } else {
+      each([&](int i, int column) { mine.load(n.share, n.delta, n.delta_stride, row, i, column); });
+    }
     return mine;
   };
   // Waits for what `rank` stores at `from`.
@@ -89,21 +109,29 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces, Share))
   };
 
   // Each CTA sends all its parts before it waits for any, and all its rows before it waits for others'.
+  int row = following(begin, false), next;
+  look_up(row);
 #pragma unroll 1
-  for (int row = begin; row < args.rows; row += step) {
+  for (; row < args.rows; row = next) {
     const int owner = row % ranks;
-    if (owner == me || (absent >> owner & 1u) != 0) continue;
+    next = following(row + step, false);
+    if ((absent >> owner & 1u) != 0) {
+      look_up(next);
+      continue;
+    }
     u32* to = words_of(peers, owner, (__ldcg(uses + row) + 1u) % kSlots, me, row);
-    const OwnPart<Pieces, Share> mine = part_of_row(row);
+    const OwnPart<Pieces, Share> mine = part_of_row(row, next);
     each([&](int i, int column) { send_words(to + column / 2, mine.words(n.share, i)); });
   }
+  row = following(begin, true);
+  look_up(row);
 #pragma unroll 1
-  for (int row = begin; row < args.rows; row += step) {
-    if (row % ranks != me) continue;
+  for (; row < args.rows; row = next) {
+    next = following(row + step, true);
     const u32 slot = (__ldcg(uses + row) + 1u) % kSlots;
-    const OwnPart<Pieces, Share> mine = part_of_row(row);
     Piece x[Pieces];
     each([&](int i, int column) { x[i] = norm::load_floats(n.residual + row * n.residual_stride + column); });
+    const OwnPart<Pieces, Share> mine = part_of_row(row, next);
     for (int rank = 0; rank < ranks; ++rank) {
       if (rank == me) {
         each([&](int i, int) { norm::add_piece(x[i], norm::bf16_piece(mine.words(n.share, i))); });
@@ -137,9 +165,8 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces, Share))
     }
   }
 #pragma unroll 1
-  for (int row = begin; row < args.rows; row += step) {
+  for (row = following(begin, false); row < args.rows; row = following(row + step, false)) {
     const int owner = row % ranks;
-    if (owner == me) continue;
     const u32 slot = (__ldcg(uses + row) + 1u) % kSlots;
     Vec4 words[Pieces] = {};
     if constexpr (Whole) {
@@ -165,7 +192,7 @@ __global__ void __launch_bounds__(norm::kRowThreads, words_ctas(Pieces, Share))
     }
   }
   if constexpr (!Whole) __syncthreads();  // all have read the counts; of whole residuals each row has a barrier
-  for (int row = begin + thread * step; row < args.rows; row += kRowThreads * step) uses[row] = __ldcg(uses + row) + 1u;
+  for (row = begin + thread * step; row < args.rows; row += kRowThreads * step) uses[row] = __ldcg(uses + row) + 1u;
 }
 
 }  // namespace fourfold::comm

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/moe/discard.cuh"
+#include "kernels/moe/packed_sum.cuh"
 #include "kernels/moe/tables.h"
 #include "kernels/ptx/sm90.cuh"
 
@@ -214,20 +215,6 @@ __global__ void __launch_bounds__(kRouteManyThreads) moe_route_scatter(Routing r
   if (!last) return;
   for (int e = t; e <= kMaxExperts; e += kRouteManyThreads) table.totals[e] = 0;
 }
-
-namespace route_detail {
-
-// The four values of a group (tables.h) times `factor`, added to sum.
-__device__ __forceinline__ void add_group(unsigned w0, unsigned w1, float factor, float (&sum)[4]) {
-  const unsigned exponent = ((w0 >> 5) & 0x07800000u) | ((w1 >> 1) & 0x78000000u);
-  const float scale = exponent == 0x7f800000u ? __uint_as_float(0x7fc00000u) : __uint_as_float(exponent - 0x06000000u);
-  const float f = factor * scale;
-  const unsigned words[4] = {w0, w0 >> 14, w1, w1 >> 14};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) sum[i] += f * (__uint_as_float((words[i] & 0x3fffu) | 0x4b000000u) - 8396800.0f);
-}
-
-}  // namespace route_detail
 
 // out[token] = sum over its choices, in order, of router weight times tensor scale times down's row of groups
 // (PackedGroup); bf16. Without `scales` the rows have their scale already. One thread owns two groups. Grid:

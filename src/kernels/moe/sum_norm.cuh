@@ -1,16 +1,15 @@
-// The sum over each token's experts and the norm behind it as one kernel, with the bits of moe_combine and norm_rows: a
-// row of the layer's result is complete in one CTA.
+// The sum over each token's experts and the norm behind it as one kernel, with the bits of the sum's own kernel and
+// norm_rows: a row of the layer's result is complete in one CTA.
 #pragma once
 
 #include "kernels/moe/discard.cuh"
-#include "kernels/moe/sum_args.h"
-#include "kernels/norm/norm_row.cuh"
+#include "kernels/moe/packed_sum.cuh"
 
 namespace fourfold::moe {
 
-// sum.out = the sum; args.residual_out = residual + sum; args.out = that under the norm. `args.delta` is sum.out, and
-// the strides and columns of both are the same. One CTA of norm::kRowThreads a token. Thread v has places 8v .. 8v + 7
-// of rows (partial_place()), and 256 threads further on; half of them are its neighbour's columns.
+// Of fp32 rows: sum.out = the sum; args.residual_out = residual + sum; args.out = that under the norm. `args.delta` is
+// sum.out, and the strides and columns of both are the same. One CTA of norm::kRowThreads a token. Thread v has places
+// 8v .. 8v + 7 of rows (partial_place()), and 256 threads further on; half of them are its neighbour's columns.
 template <int Pieces>
 __global__ void __launch_bounds__(norm::kRowThreads, 1)
     moe_sum_norm(const __grid_constant__ RowSum sum, const __grid_constant__ norm::NormArgs args) {
@@ -99,6 +98,38 @@ __global__ void __launch_bounds__(norm::kRowThreads, 1)
       route_detail::discard_rows(sum.partial, sum.stride * 4, pick_slot, sum.top_k, bytes + half * 512);
     }
   }
+}
+
+// The same of rows of groups. There are many tokens: sum.out is not written, since nobody reads it behind a norm.
+template <int Pieces>
+__global__ void __launch_bounds__(norm::kRowThreads, Pieces > 2 ? 2 : 4)
+    moe_sum_norm_packed(const __grid_constant__ RowSum sum, const __grid_constant__ norm::NormArgs args) {
+  using namespace norm;
+  __shared__ float sums[kRowThreads / 32];
+  grid_dependency_wait();
+  grid_launch_dependents();
+  const int thread = static_cast<int>(threadIdx.x);
+  const long long t = blockIdx.x;
+  PackedPick pick;
+  pick.look_up(sum, t);
+  uint4 words[Pieces];
+  packed_sum<Pieces == 1 ? 8 : 5>(sum, pick, thread, words);
+  // Not before: more CTAs are worth more than what this would hide.
+  Piece x[Pieces];
+  const auto each = [&](const auto& body) { each_piece<Pieces>(thread, args.columns, body); };
+  each([&](int i, int column) { x[i] = load_floats(args.residual + t * args.residual_stride + column); });
+  if (args.share.x != nullptr) {
+    const float weight = share_weight(args.share, t);
+    each([&](int i, int column) { add_share(x[i], load_bf16(args.share.x + t * args.share.stride + column), weight); });
+  }
+  float squares = 0.0f;
+  each([&](int i, int column) {
+    add_piece(x[i], bf16_piece(words[i]));
+    squares = keep_piece(args, t, column, x[i], squares);
+  });
+  share_squares(squares, sums, thread);
+  const float inverse = inverse_rms(sums, args.columns, args.eps);
+  each([&](int i, int column) { store_normed(args, t, column, x[i], inverse, load_floats(args.weight + column)); });
 }
 
 }  // namespace fourfold::moe

@@ -39,7 +39,7 @@ struct Extent {
   bool fp8_cache = false;                 // keys and values
   bool norm_in_front = false;             // of a product
   bool choice_beside = false;             // of a product: the router's choice, by a CTA of its own
-  bool sum_in_front = false;              // of a norm: what would be the experts' last node
+  int64_t sum_of = 0;                     // of a norm, a sum over ranks: rows of experts of each that it adds up first
   int64_t all_experts = 0;                // of all ranks
   const moe::Problem* experts = nullptr;  // of this rank, not null for kExperts; Work has a copy
 };

@@ -1,0 +1,569 @@
+"""Draws models of unusual shapes and compares their logits on a GPU with the CPU reference; see odd_shapes.sh.
+
+The weights are random, and so are a router's logits: where the last expert taken and the first one left are a rounding
+apart, two right backends take different ones, and that is most of what they differ by. So embeddings get a topic in
+their first columns, and routers rows that take other experts for each topic, with room between those taken and the rest.
+The same weights in fp32 and bf16 then differ by a mean KL of 1e-5 to 4e-5, 1 % of what a layer adds and 2 to 4 % of a
+logit at most; before, it was a KL of up to 0.04. LAYER and ELEMENT are several times that. Queries are made longer,
+because random ones look at all positions alike, and a wrong score would not be seen.
+"""
+import array
+import concurrent.futures
+import fcntl
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import time
+
+FOURFOLD = os.environ["FOURFOLD"]
+OUT = pathlib.Path(sys.argv[1])
+DEVICE = os.environ.get("DEVICE", "cuda")
+ON_CPU = DEVICE == "cpu"
+SEED = os.environ.get("SEED", "1")
+COUNT = int(os.environ.get("COUNT", "24"))
+SECONDS = float(os.environ.get("SECONDS_ALL", "480"))
+KEEP = os.environ.get("KEEP", "") not in ("", "0")
+PROCESSORS = len(os.sched_getaffinity(0))
+JOBS = int(os.environ.get("JOBS", max(1, min(6, PROCESSORS // 3))))
+THREADS = str(max(1, PROCESSORS // JOBS))
+
+LIMIT = float(os.environ.get("LIMIT", "1e-3"))
+FP8_CACHE_LIMIT = 2e-2  # an e4m3 number is off by up to a sixteenth
+GAP = 0.05              # of the reference's logits: between closer ones, with what rounding moves them by, either is right
+LAYER = 0.03            # part of what a layer adds to the residual that may be wrong, mean of the rows
+ELEMENT = 0.3           # one element of that, and one logit, as part of its row's root mean square
+TOKENS = 150
+ANSWER = 24
+
+FORMATS = ["bf16", "f16", "f32", "modelopt-nvfp4", "modelopt-w4a16", "modelopt-mixed", "modelopt-fp8", "fp8-block",
+           "fp8-channel", "ct-nvfp4", "ct-nvfp4a16", "ct-mixed"]
+HIDDEN = [64, 80, 144, 208, 272, 400, 528, 656, 1040]
+EXPERTS = [1, 2, 3, 7, 16, 33, 60, 128, 257, 300, 512, 0, 0, 0]  # 0: dense
+HEADS = [(1, 1), (2, 1), (3, 3), (4, 2), (5, 5), (6, 3), (7, 1), (8, 1), (9, 3), (10, 2), (12, 1), (12, 4), (16, 2), (20, 2),
+         (24, 2)]
+MOST_PARAMETERS = 24_000_000
+
+
+class Failure(Exception):
+    pass
+
+
+class Refused(Exception):
+    pass
+
+
+# ---- drawing
+
+def deal(name, values, index):
+    """As from a shuffled pack of cards: all values come up."""
+    turn, place = divmod(index, len(values))
+    return random.Random(f"{SEED}/{name}/{turn}").sample(values, len(values))[place]
+
+
+def draw(rng, index, experts, heads, odd):
+    """Options of `generate`, and what is changed in config.json afterwards. Now and then something that a GPU has no
+    kernels for (heads of 96, 3 taps, sizes that are no multiples of 16): it must be refused with what is wanted, and then
+    the model is drawn again without such."""
+    odd = odd and rng.random() < 0.3
+    o = {"format": deal("format", FORMATS, index)}
+    nvfp4 = "nvfp4" in o["format"] or "w4a16" in o["format"] or "mixed" in o["format"]
+    o["hidden"] = deal("hidden", HIDDEN, index)
+    if odd and not nvfp4 and rng.random() < 0.3:
+        o["hidden"] -= 8
+    o["layers"] = rng.choice([2, 3, 3, 4])
+    o["attention-interval"] = rng.choice([1, 2, 2, 3, 4, 5])
+    o["vocab"] = rng.choice([97, 131, 257, 509, 1003, 1024, 1201])
+    o["head-dim"] = 96 if odd and rng.random() < 0.25 else deal("head-dim", [64, 128, 256], index)
+    o["heads"], o["kv-heads"] = heads
+    dims = [16, 32, 48, 64, 80, 96, 128, 128, 192, 256] + ([24, 40] if odd else [])
+    o["linear-key-dim"], o["linear-value-dim"] = rng.choice(dims), rng.choice(dims)
+    o["linear-key-heads"] = rng.choice([1, 2, 3, 4, 5])
+    o["linear-value-heads"] = o["linear-key-heads"] * rng.choice([1, 2, 2, 3, 4])
+    o["conv-taps"] = rng.choice([4, 4, 3, 2]) if odd else 4
+    widths = [16, 48, 80, 112, 208, 256, 320] + ([] if nvfp4 else [20, 40, 72])
+    if experts == 0:
+        o["intermediate"] = rng.choice([80, 208, 400, 1040] + ([] if nvfp4 else [72, 200, 1000]))
+    else:
+        o["experts"] = experts
+        o["top-k"] = min(experts, rng.choice([1, 2, 3, 4, 6, 8, 10, 16, 24]))
+        o["moe-intermediate"] = width = rng.choice(widths)
+        o["shared-intermediate"] = rng.choice([0, width, 2 * width, 3 * width, 48, 80, 176])
+        o["dead-experts"] = min(rng.choice([0, 0, 0, 1, 2]), o["experts"] - 1)
+    flags = deal("mtp", [[], [], [], ["no-mtp"]], index).copy()
+    flags += [name for name, part in (("tied", 0.25), ("kv-scales", 0.2), ("visual", 0.2)) if rng.random() < part]
+    if "experts" in o:
+        flags += rng.choice([[], [], ["fused-experts"], ["per-expert"]])
+    o["prefix"] = rng.choice(["model.language_model.", "language_model.model.", "model.", "none"])
+    o["quantized"] = rng.choice(["all", "all", "all", "experts"])
+    o["shards"] = rng.choice([1, 1, 2, 3])
+    o["seed"] = rng.randrange(1 << 32)
+    rotary = [r for r in (16, 32, 64, 128, 256) if r <= o["head-dim"]] + [o["head-dim"] * 3 // 4]
+    edits = {"partial_rotary_factor": rng.choice(rotary + ([8] if odd else [])) / o["head-dim"],
+             "rope_theta": rng.choice([1e4, 1e6, 1e7]), "rms_norm_eps": rng.choice([1e-6, 1e-6, 1e-5]),
+             "norm_topk_prob": rng.random() < 0.75}
+    return o, flags, edits
+
+
+def parameters(o, flags):
+    layers = o["layers"] + ("no-mtp" not in flags)
+    channels = 3 * o["hidden"] * (o["experts"] * o["moe-intermediate"] if "experts" in o else o["intermediate"])
+    mixer = o["hidden"] * (3 * o["heads"] * o["head-dim"] + 2 * o["linear-key-heads"] * o["linear-key-dim"] +
+                           3 * o["linear-value-heads"] * o["linear-value-dim"])
+    return layers * (channels + mixer) + 2 * o["vocab"] * o["hidden"]
+
+
+def has_attention(o, flags):
+    return "no-mtp" not in flags or o["layers"] >= o["attention-interval"]
+
+
+def splits_in_two(o, flags):
+    """As docs/ranks.md says: heads divide by the ranks; key heads divide, or are divided."""
+    attention = o["heads"] % 2 == 0 and (o["kv-heads"] == 1 or o["kv-heads"] % 2 == 0)
+    delta = o["linear-value-heads"] % 2 == 0 and (o["linear-key-heads"] == 1 or o["linear-key-heads"] % 2 == 0)
+    return (attention or not has_attention(o, flags)) and (delta or o["attention-interval"] == 1)
+
+
+def described(o, flags, edits):
+    moe = (f"{o['experts']} experts top {o['top-k']} x{o['moe-intermediate']} shared {o['shared-intermediate']}"
+           f"{'' if edits['norm_topk_prob'] else ' raw'}" if "experts" in o else f"dense x{o['intermediate']}")
+    taps = "" if o["conv-taps"] == 4 else f" taps {o['conv-taps']}"
+    return (f"{o['format']}{'' if o['quantized'] == 'all' else '/experts'} h{o['hidden']} {o['layers']}/{o['attention-interval']} "
+            f"heads {o['heads']}/{o['kv-heads']}x{o['head-dim']} rot {edits['partial_rotary_factor'] * o['head-dim']:.0f} "
+            f"delta {o['linear-key-heads']}/{o['linear-value-heads']} {o['linear-key-dim']}/{o['linear-value-dim']}{taps} "
+            f"{moe} vocab {o['vocab']}{''.join(' ' + f for f in flags)}")
+
+
+# ---- checkpoints
+
+def read_header(data):
+    size = struct.unpack_from("<Q", data)[0]
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    return header, 8 + size
+
+
+def number(value, dtype):
+    if dtype == "F16":
+        return struct.pack("<e", value)
+    return struct.pack("<f", value)[2 if dtype == "BF16" else 0:]
+
+
+def give_topics(data, rng, top_k):
+    """Writes topics into the embedding, routers and the MTP head's projection of one shard, as the module's text says, and
+    longer queries."""
+    header, base = read_header(data)
+    for name, entry in header.items():
+        if name.endswith("q_norm.weight") and entry["dtype"] in ("BF16", "F16", "F32"):
+            begin, end = (base + at for at in entry["data_offsets"])
+            data[begin:end] = number(2.0, entry["dtype"]) * entry["shape"][0]  # the factor is one more
+        if entry["dtype"] not in ("BF16", "F16", "F32") or len(entry["shape"]) != 2:
+            continue
+        is_table, is_router = name.endswith("embed_tokens.weight"), name.endswith("mlp.gate.weight")
+        is_projection = name.endswith("mtp.fc.weight")
+        if not (is_table or is_router or is_projection):
+            continue
+        rows, columns = entry["shape"]
+        hidden = columns // 2 if is_projection else columns
+        coordinates = 64 if hidden >= 144 else 32
+        topics = coordinates // 2
+        signs = [[1 - 2 * ((topic & i).bit_count() % 2) for i in range(coordinates)] for topic in range(1, topics + 1)]
+        bytes_each = 4 if entry["dtype"] == "F32" else 2
+        begin = base + entry["data_offsets"][0]
+        if is_table:
+            written = [b"".join(number(3.0 * s, entry["dtype"]) for s in row) for row in signs]
+            for row in range(rows):
+                at = begin + row * columns * bytes_each
+                data[at:at + coordinates * bytes_each] = written[rng.randrange(topics)]
+        elif is_router:
+            # Experts in turns, so that all of them are taken by some topic where there are topics enough.
+            order = list(range(rows))
+            rng.shuffle(order)
+            taken = [{order[(t * top_k + i) % rows] for i in range(top_k)} for t in range(topics)]
+            factor = 6.0 / (1.5 * coordinates)
+            for row in range(rows):
+                votes = [1 if row in t else -1 for t in taken]
+                values = [factor * sum(v * s[i] for v, s in zip(votes, signs)) for i in range(coordinates)]
+                at = begin + row * columns * bytes_each
+                data[at:at + coordinates * bytes_each] = b"".join(number(v, entry["dtype"]) for v in values)
+        else:
+            for row in range(coordinates):
+                at = begin + row * columns * bytes_each
+                values = [2.0 if i == row else 0.0 for i in range(columns)]
+                data[at:at + columns * bytes_each] = b"".join(number(v, entry["dtype"]) for v in values)
+
+
+def spell(token):
+    return chr(ord("A") + token) if token < 26 else f"t{token};"
+
+
+def spelled(text):
+    found = re.findall(r"[A-Z]|t\d+;", text)
+    if "".join(found) != text:
+        raise Failure(f"the answer is {text!r}, wanted tokens as they are spelled")
+    return [ord(f) - ord("A") if len(f) == 1 else int(f[1:-1]) for f in found]
+
+
+def finish_checkpoint(folder, o, edits, rng):
+    """config.json's other fields, topics, no end token, and a tokenizer in which every token can be told from the text."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config["text_config"]
+    text["rope_parameters"]["partial_rotary_factor"] = edits["partial_rotary_factor"]
+    text["rope_parameters"]["rope_theta"] = edits["rope_theta"]
+    text["rms_norm_eps"] = edits["rms_norm_eps"]
+    if "experts" in o:
+        text["norm_topk_prob"] = edits["norm_topk_prob"]
+    text.pop("eos_token_id", None)
+    path.write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text("{}")
+    bytes_as_text = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": bytes_as_text, "post_processor": None,
+        "decoder": bytes_as_text,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": {spell(token): token for token in range(o["vocab"])}, "merges": []}}))
+    for shard in sorted(folder.glob("*.safetensors")):
+        data = bytearray(shard.read_bytes())
+        give_topics(data, rng, o.get("top-k", 1))
+        shard.write_bytes(data)
+
+
+# ---- comparing
+
+def read_logits(path):
+    data = path.read_bytes()
+    header, base = read_header(data)
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        values = array.array("f")
+        values.frombytes(data[base + begin:base + end])
+        columns = entry["shape"][1]
+        tensors[name] = [values[i:i + columns] for i in range(0, len(values), columns)]
+    return tensors
+
+
+def log_sum(row):
+    largest = max(row)
+    return largest + math.log(sum(math.exp(x - largest) for x in row))
+
+
+def spread(mean_kl):
+    """What two logits may be apart by where the mean KL is this: four times what rounding moves one by."""
+    return 4 * math.sqrt(2 * max(0.0, min(mean_kl, LIMIT)))
+
+
+def gap_of(row, token):
+    return (max(row) - row[token]) / max(1.0, rms(row) / 2)  # logits of a model with a head of its own have an rms of 2
+
+
+def rms(row):
+    return math.sqrt(sum(x * x for x in row) / len(row))
+
+
+class Difference:
+    """Of two lists of rows of logits: KL, rows whose best token is another one although the gap is wide, worst logit."""
+
+    def __init__(self, want, got):
+        self.rows = len(want)
+        self.mean = self.worst = self.logit = 0.0
+        gaps = []
+        for x, y in zip(want, got):
+            if not all(map(math.isfinite, y)):
+                self.mean = self.worst = self.logit = math.inf
+                break
+            from_x, from_y = log_sum(x), log_sum(y)
+            kl = sum(math.exp(a - from_x) * ((a - from_x) - (b - from_y)) for a, b in zip(x, y))
+            self.mean += kl / self.rows
+            self.worst = max(self.worst, kl)
+            gaps.append(gap_of(x, max(range(len(y)), key=y.__getitem__)))
+            self.logit = max(self.logit, max(abs(a - b) for a, b in zip(x, y)) / rms(x))
+        self.others = sum(gap > GAP + spread(self.mean) for gap in gaps)
+
+    def __str__(self):
+        return (f"mean KL {self.mean:.2e}, largest {self.worst:.2e}, logit off by {self.logit:.4f} of rms, {self.others} other "
+                f"choices in {self.rows} rows")
+
+
+def added(before, after):
+    return [[b - a for a, b in zip(x, y)] for x, y in zip(before, after)]
+
+
+def off(want, got):
+    """Of a row: norm of the difference over the norm; largest difference over the root mean square."""
+    size, difference = max(rms(want), 1e-9), [x - y for x, y in zip(want, got)]
+    return rms(difference) / size, max(map(abs, difference)) / size
+
+
+def read_embeddings(folder, tokens):
+    for shard in sorted(folder.glob("*.safetensors")):
+        data = shard.read_bytes()
+        header, base = read_header(data)
+        for name, entry in header.items():
+            if not name.endswith("embed_tokens.weight"):
+                continue
+            columns, dtype, begin = entry["shape"][1], entry["dtype"], base + entry["data_offsets"][0]
+            if dtype == "BF16":
+                words = [struct.unpack_from(f"<{columns}H", data, begin + t * columns * 2) for t in tokens]
+                return [struct.unpack(f"<{columns}f", struct.pack(f"<{columns}I", *(w << 16 for w in row))) for row in words]
+            code, size = ("e", 2) if dtype == "F16" else ("f", 4)
+            return [struct.unpack_from(f"<{columns}{code}", data, begin + t * columns * size) for t in tokens]
+    raise Failure("no embedding in the checkpoint")
+
+
+class Model:
+    def __init__(self, index, deadline):
+        self.index, self.deadline = index, deadline
+        self.log_path = OUT / f"odd_{index:02}.txt"
+        self.folder = OUT / f"odd_{index:02}"
+        self.refused = []
+        self.problems = []
+        self.worst = (-1.0, 0.0, "nothing compared")  # mean KL as part of its limit, mean KL, of what
+        self.layer = self.slack = 0.0
+        self.other_answers = False
+        self.shape = "?"
+        self.said = []
+
+    def note(self, text):
+        with self.log_path.open("a") as log:
+            log.write(text + "\n")
+
+    def command(self, *arguments, seconds=150):
+        arguments = [FOURFOLD, *map(str, arguments)]
+        self.note("$ " + shlex.join(arguments))
+        begin = time.monotonic()
+        seconds = min(seconds, self.deadline - time.time())
+        if seconds < 1:
+            raise Failure(f"{arguments[1]}: no time left")
+        try:
+            done = subprocess.run(arguments, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired as late:
+            self.note(((late.stdout or b"") + (late.stderr or b"")).decode(errors="replace"))
+            raise Failure(f"{arguments[1]}: not done after {seconds:.0f} s: {shlex.join(arguments)}") from None
+        out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        # Plans, lists and answers are long, and only their end says something new.
+        self.note(f"{out if len(out) < 4000 else '...' + out[-1000:]}{err}[{done.returncode}, {time.monotonic() - begin:.2f} s]")
+        for line in err.splitlines():
+            if "warning:" in line:
+                (self.problems if "disabled" in line else self.said).append(line.strip())
+        if done.returncode != 0:
+            message = (err.strip().splitlines() or [f"no message, exit status {done.returncode}"])[-1]
+            raise Failure(f"{arguments[1]}: {message} [exit status {done.returncode}]")
+        return out
+
+    def attempt(self, step, *arguments):
+        """What a step returns; a failure is noted and does not end the others."""
+        try:
+            return step(*arguments)
+        except Failure as failure:
+            self.problems.append(str(failure))
+            return None
+
+    def make(self):
+        rng = random.Random(f"{SEED}/{self.index}")
+        experts, heads = deal("experts", EXPERTS, self.index), deal("heads", HEADS, self.index)
+        tries = 0
+        while True:
+            tries += 1
+            if tries % 300 == 0:  # too many for this hidden size
+                experts, heads = rng.choice(EXPERTS), rng.choice(HEADS)
+            o, flags, edits = draw(rng, self.index, experts, heads, not self.refused)
+            if not 200_000 <= parameters(o, flags) <= MOST_PARAMETERS:
+                continue
+            if o["format"] == "fp8-block" and "fused-experts" in flags:
+                continue  # gate and up would share a block of 128 rows
+            self.options, self.flags, self.edits = o, flags, edits
+            self.shape = described(o, flags, edits)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.note(f"== {self.shape}")
+            self.mtp = "no-mtp" not in flags
+            self.split = splits_in_two(o, flags)
+            try:
+                self.refusable("generate", self.folder, "--threads", THREADS, *[f"--{n}={v}" for n, v in o.items()],
+                               *[f"--{f}" for f in flags])
+                finish_checkpoint(self.folder, o, edits, rng)
+                self.plan()
+                return
+            except Refused as refused:
+                self.refused.append(f"{refused}: {self.shape}")
+
+    def refusable(self, *arguments):
+        """A refusal that says what is wanted is no failure."""
+        try:
+            self.command(*arguments)
+        except Failure as failure:
+            if "[exit status 2]" in str(failure) and re.search("wanted|needs a multiple of", str(failure)):
+                raise Refused(str(failure)) from None
+            raise
+
+    def plan(self):
+        """What the GPU would hold and run, without one."""
+        for more in [[], ["--tensor-parallel-size", "2"]] if self.split else [[]]:
+            card = ["--gpu", os.environ.get("GPU", "h200"), *more]
+            self.refusable("plan", "--memory", self.folder, *card, "--max-num-seqs", 4, *(["--draft", 3] if self.mtp else []))
+            self.refusable("plan", "--kernels", "--model", self.folder, *card)
+
+    def warm(self):
+        """Kernels compiled by all threads; what is not in the store is compiled where it is used, one after the other."""
+        for more in [[], ["--tensor-parallel-size", "2"]] if self.split else [[]]:
+            self.command("warm", "--model", self.folder, *card_options(), *more, "--threads", THREADS, seconds=200)
+
+    def logits(self, name, *options):
+        path = self.folder / f"{name}.safetensors.out"
+        mtp = ["--mtp"] if self.mtp and name != "answer" else []
+        self.command("logits", self.folder, self.folder / ("answer.json" if name == "answer" else "tokens.json"), path, *mtp,
+                     "--threads", THREADS, *options)
+        tensors = read_logits(path)
+        path.unlink()
+        return tensors
+
+    def compare_variant(self, name, limit, *options):
+        got = self.logits(name, *options)
+        for part in ("logits", "mtp.logits") if self.mtp else ("logits",):
+            found = Difference(self.want[part], got[part])
+            label = name if part == "logits" else f"{name} mtp"
+            self.note(f"{label}: {found}")
+            if limit == LIMIT:
+                self.slack = max(self.slack, spread(found.mean))
+            if found.mean / limit > self.worst[0]:
+                self.worst = (found.mean / limit, found.mean, label)
+            # Elements of an fp8 cache are far apart: there only the mean is asked for.
+            if not (found.mean < limit and (limit != LIMIT or (found.others == 0 and found.logit < ELEMENT))):
+                self.problems.append(f"{label}: {found}; wanted a mean below {limit:g} and a logit below {ELEMENT}")
+        if "--hidden" in options:
+            self.compare_layers(name, got)
+
+    def compare_layers(self, name, got):
+        """What each layer adds to the residual, so that an error is seen where it is made."""
+        last_want = last_got = self.embeddings
+        for layer in range(self.options["layers"]):
+            now_want, now_got = self.want[f"hidden.{layer}"], got[f"hidden.{layer}"]
+            rows, elements = zip(*[off(x, y) for x, y in zip(added(last_want, now_want), added(last_got, now_got))])
+            last_want, last_got = now_want, now_got
+            mean, worst = sum(rows) / len(rows), max(elements)
+            kind = "attention" if (layer + 1) % self.options["attention-interval"] == 0 else "delta net"
+            text = (f"{name}: layer {layer} ({kind}) adds {mean:.4f} of it wrong, an element of row "
+                    f"{elements.index(worst)} by {worst:.4f} of rms")
+            self.note(text)
+            self.layer = max(self.layer, mean)
+            if not (mean < LAYER and worst < ELEMENT):
+                self.problems.append(f"{text}; wanted less than {LAYER} and {ELEMENT}")
+
+    def answer(self, prompt, draft, device):
+        printed = self.command("run", self.folder, "--raw", "--prompt", "".join(map(spell, prompt)), "--temperature", 0,
+                               "--max-tokens", ANSWER, "--context", 256, "--json", "--draft", draft, "--threads", THREADS,
+                               *device)
+        tokens = spelled(json.loads(printed)["content"])
+        if len(tokens) != ANSWER:
+            raise Failure(f"run --draft {draft}: {len(tokens)} tokens, wanted {ANSWER}")
+        # Each token is held to the reference's logits after the same tokens.
+        (self.folder / "answer.json").write_text(json.dumps(prompt + tokens))
+        rows = self.logits("answer", "--device", "cpu", "--isa", "reference")["logits"]
+        gaps = [gap_of(row, token) for row, token in zip(rows[len(prompt) - 1:], tokens)]
+        text = f"run --draft {draft}: token {gaps.index(max(gaps))} of the answer is {max(gaps):.3g} below the reference's best"
+        self.note(text)
+        if max(gaps) > GAP + self.slack:
+            self.problems.append(f"{text}, wanted at most {GAP + self.slack:.3g}")
+        return tokens
+
+    def check(self):
+        o, rng = self.options, random.Random(f"{SEED}/{self.index}/tokens")
+        tokens = [rng.randrange(o["vocab"]) for _ in range(TOKENS)]
+        (self.folder / "tokens.json").write_text(json.dumps(tokens))
+        self.embeddings = read_embeddings(self.folder, tokens)
+        self.want = self.logits("reference", "--device", "cpu", "--isa", "reference", "--hidden")
+        device = ["--device", DEVICE]
+        if not ON_CPU:
+            self.attempt(self.warm)
+        few, more = rng.randrange(2, 17), rng.randrange(17, 100)
+        # Asked for hidden states, a backend does not add and norm in one operation; so with them and without.
+        variants = [("whole", LIMIT, "--chunk", 256), ("one by one", LIMIT, "--chunk", 1),
+                    (f"by {few}", LIMIT, "--chunk", few, "--hidden"), (f"by {more}", LIMIT, "--chunk", more, "--hidden")]
+        if not ON_CPU and has_attention(o, self.flags):
+            variants.append(("fp8 cache", FP8_CACHE_LIMIT, "--chunk", more, "--kv-cache-dtype", "fp8"))
+        for name, limit, *options in variants:
+            self.attempt(self.compare_variant, name, limit, *device, *options)
+        if self.split:
+            one_card = ["--device", DEVICE if ON_CPU or ":" in DEVICE else DEVICE + ":0", "--tensor-parallel-size", 2]
+            with (OUT / "odd_ranks.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # ranks wait for each other on the card: one such model at a time
+                self.attempt(self.compare_variant, "2 ranks", LIMIT, *one_card, "--chunk", more)
+                if "experts" in o and o["experts"] > 1:
+                    self.attempt(self.compare_variant, "2 ranks by expert", LIMIT, *one_card, "--enable-expert-parallel",
+                                 "--chunk", few)
+        prompt = [rng.randrange(26) for _ in range(rng.randrange(1, 60))]
+        answers = [self.attempt(self.answer, prompt, draft, device) for draft in ([0, 3] if self.mtp else [0])]
+        if len(answers) == 2 and None not in answers and answers[0] != answers[1]:
+            self.note(f"other tokens with drafts: {answers[0]} and {answers[1]}")
+            self.other_answers = True
+
+    def run(self):
+        begin = time.monotonic()
+        self.log_path.unlink(missing_ok=True)
+        try:
+            self.make()
+            self.check()
+        except Failure as failure:
+            self.problems.append(str(failure))
+        except Exception as error:  # a mistake in this script is a failure of the model's check, and the others go on
+            self.problems.append(f"{type(error).__name__}: {error}")
+        if not KEEP and not self.problems:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.note("\n".join(["problems:", *self.problems]) if self.problems else "ok")
+        _, mean, label = self.worst
+        self.want = self.embeddings = None
+        lines = [f"{self.index:3} {'FAIL' if self.problems else 'ok  '} {self.shape}: worst KL {mean:.1e} ({label}), layer off by "
+                 f"{self.layer:.4f}{', other answer with drafts, within the gap' if self.other_answers else ''}, "
+                 f"{time.monotonic() - begin:.1f} s"]
+        lines += [f"      {problem[:400]}" for problem in self.problems]
+        lines += [f"      said: {text[:300]}" for text in sorted(set(self.said))]
+        lines += [f"      refused: {text[:300]}" for text in self.refused]
+        print("\n".join(lines), flush=True)
+        return self
+
+
+def card_options():
+    """The card as the planner names it, or its architecture."""
+    try:
+        found = subprocess.run(["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"], capture_output=True,
+                               text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError) as error:
+        raise Failure(f"nvidia-smi: {error}") from None
+    name, capability = found.rsplit(",", 1)
+    for part, card in (("H200", "h200"), ("H100", "h100"), ("B200", "b200"), ("A100", "a100"), ("L40S", "l40s")):
+        if part in name:
+            return ["--gpu", card]
+    digits = capability.strip().replace(".", "")
+    return ["--arch", f"sm_{digits}{'a' if int(digits) >= 90 else ''}"]
+
+
+def run_one(number, deadline):
+    return Model(number, deadline).run()
+
+
+def main():
+    begin = time.monotonic()
+    numbers = [int(n) for n in os.environ.get("ONLY", "").split()] or range(COUNT)
+    with concurrent.futures.ProcessPoolExecutor(JOBS) as pool:
+        models = list(pool.map(run_one, numbers, [time.time() + SECONDS] * len(numbers)))
+    (OUT / "odd_ranks.lock").unlink(missing_ok=True)
+    failed = [m for m in models if m.problems]
+    worst = max(models, key=lambda m: m.worst[0])
+    print(f"{len(models)} models of seed {SEED} on {DEVICE}: {len(models) - len(failed)} ok, {len(failed)} failed"
+          f"{' (' + ' '.join(str(m.index) for m in failed) + ')' if failed else ''}; {sum(len(m.refused) for m in models)} shapes refused "
+          f"and drawn again; worst mean KL {worst.worst[1]:.1e} (model {worst.index}, {worst.worst[2]}), layer off by "
+          f"{max(m.layer for m in models):.4f}; {time.monotonic() - begin:.0f} s")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

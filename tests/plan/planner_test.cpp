@@ -396,6 +396,23 @@ TEST(Legality, RowsArePaddedByAQuarterAtMost) {
             "row padding: 304 weight rows in tiles of 128 are padded to 384: more than 25 % waste");
 }
 
+// Experts narrower than any tile, and hidden sizes between tiles: every multiple of 16 has kernels on every card.
+TEST(Legality, NarrowExpertsHaveKernelsEverywhere) {
+  for (const char* card : {"a100", "l40s", "h200", "b200", "rtx-pro-6000"}) {
+    for (const auto& [hidden, intermediate] : {std::pair{128, 48}, {80, 64}, {1040, 16}, {208, 48}, {528, 80}}) {
+      for (const int64_t tokens : {1, 300}) {
+        Problem p = shape("35B-A3B", tokens);
+        p.experts = 8;
+        p.top_k = 2;
+        p.hidden = hidden;
+        p.intermediate = intermediate;
+        const LayerPlan plan = plan_layer(p, find_gpu(card), {.only_implemented = true, .explain = false});
+        EXPECT_TRUE(plan.gate_up.chosen.implemented && plan.down.chosen.implemented) << card << hidden << intermediate;
+      }
+    }
+  }
+}
+
 TEST(Legality, UnsortedKernelsTakeSixteenChoices) {
   for (const int64_t tokens : {1, 4}) {
     Problem p = shape("35B-A3B", tokens);

@@ -51,6 +51,18 @@ TEST(Problem, NamesTheFieldThatIsWrong) {
   EXPECT_EQ(bad([](Problem&) {}), "");
 }
 
+// A rank that has some of the experts as a whole: a token's choices may be more than these.
+TEST(Problem, ChoicesMayBeOfOtherRanksExperts) {
+  Problem p = shape("35B-A3B", 4);
+  p.experts = 8;
+  p.top_k = 16;
+  EXPECT_EQ(error_of([&] { validate(p); }), "top-k: found 16, wanted 1 to 8");
+  p.elsewhere = 8;
+  validate(p);
+  EXPECT_DOUBLE_EQ(touched_experts(p), 8);
+  EXPECT_EQ(busiest_rows(p), 4);
+}
+
 TEST(Problem, UnknownNamesAreAnsweredWithTheKnownOnes) {
   EXPECT_NE(error_of([] { find_shape("36B"); }).find("397B-A17B"), std::string::npos);
   EXPECT_NE(error_of([] { find_gpu("h300"); }).find("rtx-pro-6000"), std::string::npos);

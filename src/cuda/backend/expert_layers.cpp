@@ -190,8 +190,12 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   FF_ASSERT(x.stride == x.cols && aligned(x) && aligned(out));
   FF_ASSERT(params.first_expert >= 0 && params.first_expert + experts.count() <= router.rows());
   FF_ASSERT(gate_up == nullptr || gate_up->rows() == 2 * down->columns());
-  if (picks > 32 || router.rows() > gemm::kMostRouted) {
-    fail("experts: {} of {}, wanted at most 32 of {}", picks, router.rows(), gemm::kMostRouted);
+  if (router.rows() > gemm::kMostRouted) {
+    fail("experts: {}, wanted at most {}", router.rows(), gemm::kMostRouted);
+  }
+  if (picks > 32) {
+    fail("experts: {} for each token and {} slices of the shared expert, wanted at most 32 together", params.top_k,
+         slices);
   }
   // The shared expert's gate is one more row of the router; its gate and up may be more of them.
   Together routes(router);

@@ -518,12 +518,15 @@ bool holds_shared(const ops::ExpertSource& expert, const ops::ExpertSource& shar
   for (const ops::MatrixSource* m : {&expert.gate, &expert.up, &expert.down, &shared.gate, &shared.up, &shared.down}) {
     if (m->format != ops::Format::kNvfp4) return false;
   }
-  return shared.gate.rows % expert.gate.rows == 0;
+  // Each slice is one more choice of every token, of which there are at most 32.
+  constexpr int64_t kMostSlices = 8;
+  return shared.gate.rows % expert.gate.rows == 0 && shared.gate.rows / expert.gate.rows <= kMostSlices;
 }
 
 plan::moe::Problem CardExperts::problem(int64_t top_k) const {
   plan::moe::Problem problem = problem_;
   problem.top_k = top_k;
+  problem.elsewhere = std::max<int64_t>(0, top_k - problem.experts);
   return problem;
 }
 

@@ -112,9 +112,11 @@ std::string scale_factors(const Context& x) {
   return "";
 }
 
+// The narrowest tiles that all families have take any number of rows, or the narrowest experts would have none.
 std::string row_padding(const Context& x) {
+  constexpr int kNarrowest = 64;
   const int64_t rows = x.problem.rows(x.pass), padded = round_up(rows, x.t.n);
-  if ((padded - rows) * 4 > rows) {
+  if (x.t.n > kNarrowest && (padded - rows) * 4 > rows) {
     return fmt::format("{} weight rows in tiles of {} are padded to {}: more than 25 % waste", rows, x.t.n, padded);
   }
   return "";
@@ -216,6 +218,11 @@ std::optional<Refusal> first_refusal(const Problem& problem, Pass pass, const Gp
     if (!reason.empty()) return Refusal{rule.name, std::move(reason)};
   }
   return std::nullopt;
+}
+
+int rules_before(std::string_view name) {
+  const auto* rule = std::find_if(std::begin(kRules), std::end(kRules), [&](const Rule& r) { return r.name == name; });
+  return static_cast<int>(rule - std::begin(kRules));
 }
 
 int estimated_registers(const Candidate& c) { return row_of(c.tile).registers(c); }

@@ -35,6 +35,8 @@ struct Refusal {
 
 // Every filter in order; the first that refuses. Each is a function of its own in legality.cpp.
 std::optional<Refusal> first_refusal(const Problem& problem, Pass pass, const Gpu& gpu, const Candidate& candidate);
+// How many rules are asked before the one of this name.
+int rules_before(std::string_view name);
 
 // Registers per thread that the kernel is expected to need (accumulators, fragments, loads in flight, addressing), and
 // the most it may have with the wanted CTAs per SM.

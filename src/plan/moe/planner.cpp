@@ -80,23 +80,24 @@ GemmPlan rank_gemm(const Problem& problem, Pass pass, const Gpu& gpu, const Plan
     plan.ranked.push_back(std::move(ranked));
   }
   if (plan.ranked.empty()) {
-    std::map<std::string_view, int> counts;
-    const Rejected* typical = nullptr;
-    int most = 0;
+    // Rules are asked in order: the one that came nearest to a legal candidate says what is missing.
+    const Rejected* nearest = nullptr;
+    int most = -1;
     for (const Rejected& r : plan.rejected) {
-      if (r.rule != "family" && ++counts[r.rule] > most) {
-        most = counts[r.rule];
-        typical = &r;
+      const int rules = rules_before(r.rule);
+      if (r.rule != "family" && rules > most) {
+        most = rules;
+        nearest = &r;
       }
     }
-    if (typical == nullptr) {
+    if (nearest == nullptr) {
       const bool nvfp4 = problem.activations == ActivationFormat::kNvfp4;
       fail("{}: no kernel family of {} computes with {} activations; wanted {}", to_string(pass), arch.name,
            nvfp4 ? "nvfp4" : "bf16",
            nvfp4 ? "--activations bf16 or auto, or an sm_120a or sm_121a card" : "another card");
     }
-    fail("{}: none of {} candidates is legal on {}; most often for '{}': {}", to_string(pass), plan.rejected.size(),
-         gpu.title, typical->rule, typical->reason);
+    fail("{}: none of {} candidates is legal on {}; the nearest one fails for '{}': {}", to_string(pass),
+         plan.rejected.size(), gpu.title, nearest->rule, nearest->reason);
   }
   std::sort(plan.ranked.begin(), plan.ranked.end(), faster);
   return plan;

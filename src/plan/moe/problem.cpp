@@ -30,13 +30,17 @@ void in_range(const char* field, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high) fail("{}: found {}, wanted {} to {}", field, value, low, high);
 }
 
+double pick_probability(const Problem& p) {
+  return std::min(1.0, static_cast<double>(p.top_k) / static_cast<double>(p.experts));
+}
+
 // How many rows an expert has: Binomial(n, p), kept as its survival function over the counts that matter (all but about
 // 1e-12 of the mass). Planning asks for it thousands of times, so each thread keeps the last one.
 class RowCounts {
  public:
   static const RowCounts& of(const Problem& problem) {
     thread_local RowCounts last;
-    const double p = static_cast<double>(problem.top_k) / static_cast<double>(problem.experts);
+    const double p = pick_probability(problem);
     if (last.survival_.empty() || last.n_ != problem.tokens || last.p_ != p) last = RowCounts(problem.tokens, p);
     return last;
   }
@@ -96,8 +100,6 @@ class RowCounts {
   std::vector<double> survival_;  // [i] = P(rows > low + i)
 };
 
-double pick_probability(const Problem& p) { return static_cast<double>(p.top_k) / static_cast<double>(p.experts); }
-
 }  // namespace
 
 int64_t Problem::shared_slices() const {
@@ -128,7 +130,7 @@ ActivationFormat parse_activations(std::string_view name) {
 
 void validate(const Problem& p) {
   in_range("experts", p.experts, 1, kLimits.experts);
-  in_range("top-k", p.top_k, 1, std::min(p.experts, kLimits.top_k));
+  in_range("top-k", p.top_k, 1, std::min(p.experts + p.elsewhere, kLimits.top_k));
   in_range("hidden", p.hidden, kLimits.hidden_min, kLimits.hidden);
   in_range("intermediate", p.intermediate, kLimits.intermediate_min, kLimits.intermediate);
   in_range("tokens", p.tokens, 0, kLimits.tokens);

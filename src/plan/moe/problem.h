@@ -22,6 +22,7 @@ struct Problem {
   std::string name;  // of the shape, for people
   int64_t experts = 0;
   int64_t top_k = 0;
+  int64_t elsewhere = 0;  // experts of other ranks, of which a token's choices may be
   int64_t hidden = 0;
   int64_t intermediate = 0;  // of one expert on one rank
   int64_t tokens = 0;        // in the batch

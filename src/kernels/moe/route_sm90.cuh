@@ -238,8 +238,7 @@ __global__ void __launch_bounds__(128)
     for (int i = 0; i < 8; ++i) {
       const long long p = token * routing.top_k + base + i;
       slot[i] = base + i < routing.top_k ? pick_slot[p] : -1;
-      const float scale = scales == nullptr ? 1.0f : slot[i] >= 0 ? scales[routing.ids[p]] * kEpilogueScale : 0.0f;
-      f[i] = slot[i] >= 0 ? routing.weights[p] * scale : 0.0f;
+      f[i] = route_detail::group_factor(routing.ids, routing.weights, scales, p, slot[i]);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

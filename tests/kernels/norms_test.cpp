@@ -136,6 +136,22 @@ TEST(Norm, AddsTheShareOfASharedExpert) {
   }
 }
 
+// A norm of the residual and of what `sum` leaves in its `out`.
+norm::NormArgs norm_behind(executor::Device& device, const moe::RowSum& sum, const std::vector<float>& residual,
+                           const std::vector<float>& weight) {
+  norm::NormArgs args = {};
+  args.residual_out = device.alloc<float>(residual.size(), "residual");
+  std::copy(residual.begin(), residual.end(), args.residual_out);
+  args.residual = args.residual_out;
+  args.delta = sum.out;
+  args.columns = sum.columns;
+  args.residual_stride = args.delta_stride = args.out_stride = sum.columns;
+  args.weight = device.constant(weight, "weight");
+  args.eps = 1e-6f;
+  args.out = device.alloc<uint16_t>(residual.size(), "out");
+  return args;
+}
+
 // Experts' rows to a norm at once, or by two kernels: the same bits, whether or not all warps have columns, and with
 // more choices than a thread has under way.
 TEST(Norm, WithTheSumOverExpertsInFront) {
@@ -167,16 +183,7 @@ TEST(Norm, WithTheSumOverExpertsInFront) {
         sum.weights = device.constant(factors, "factors");
         sum.top_k = top_k;
         sum.out = device.alloc<uint16_t>(residual.size(), "delta");
-        norm::NormArgs args = {};
-        auto* sums_to = device.alloc<float>(residual.size(), "residual");
-        std::copy(residual.begin(), residual.end(), sums_to);
-        args.residual = args.residual_out = sums_to;
-        args.delta = sum.out;
-        args.residual_stride = args.delta_stride = args.out_stride = columns;
-        args.weight = device.constant(weight, "weight");
-        args.eps = 1e-6f;
-        args.columns = columns;
-        args.out = device.alloc<uint16_t>(residual.size(), "out");
+        norm::NormArgs args = norm_behind(device, sum, residual, weight);
         if (top_k == 9) {
           args.share = {device.constant(share, "share"), columns, device.constant(logits, "logits"), 1};
         }
@@ -190,7 +197,7 @@ TEST(Norm, WithTheSumOverExpertsInFront) {
         }
         deltas.emplace_back(sum.out, sum.out + residual.size());
         outs.emplace_back(args.out, args.out + residual.size());
-        sums.emplace_back(sums_to, sums_to + residual.size());
+        sums.emplace_back(args.residual_out, args.residual_out + residual.size());
       };
       run(false, {});
       for (const executor::Options& options : executor::schedules(2)) {
@@ -246,16 +253,7 @@ TEST(Norm, WithTheSumOfGroupsInFront) {
       sum.columns = columns;
       sum.out = device.alloc<uint16_t>(size, "delta");
       sum.out_stride = columns;
-      norm::NormArgs args = {};
-      auto* sums_to = device.alloc<float>(size, "residual");
-      std::copy(residual.begin(), residual.end(), sums_to);
-      args.residual = args.residual_out = sums_to;
-      args.delta = sum.out;
-      args.residual_stride = args.delta_stride = args.out_stride = columns;
-      args.weight = device.constant(weight, "weight");
-      args.eps = 1e-6f;
-      args.columns = columns;
-      args.out = device.alloc<uint16_t>(size, "out");
+      norm::NormArgs args = norm_behind(device, sum, residual, weight);
       if (top_k == 8) args.share = {device.constant(share, "share"), columns, device.constant(logits, "logits"), 1};
       if (together) {
         device.launch({"sum, norm", {kTokens}, norm::kRowThreads}, [&] { sum_norm_kernel(sum, args); });
@@ -265,7 +263,7 @@ TEST(Norm, WithTheSumOfGroupsInFront) {
         device.launch({"norm", {kTokens}, norm::kRowThreads}, [&] { norm_kernel(args); });
       }
       outs.emplace_back(args.out, args.out + size);
-      sums.emplace_back(sums_to, sums_to + size);
+      sums.emplace_back(args.residual_out, args.residual_out + size);
     };
     run(false, {});
     for (const executor::Options& options : executor::schedules(2)) {

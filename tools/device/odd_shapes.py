@@ -6,6 +6,10 @@ their first columns, and routers rows that take other experts for each topic, wi
 The same weights in fp32 and bf16 then differ by a mean KL of 1e-5 to 4e-5, 1 % of what a layer adds and 2 to 4 % of a
 logit at most; before, it was a KL of up to 0.04. LAYER and ELEMENT are several times that. Queries are made longer,
 because random ones look at all positions alike, and a wrong score would not be seen.
+
+Several requests at once have their answers chosen by the device; the reference then gets prompt and answer of some of them,
+and says what the log-probabilities of the chosen tokens and of the next best ones are. A second batch of the same requests,
+in another order and with another number of them at a time, must say the same as the first of all of them.
 """
 import array
 import concurrent.futures
@@ -42,6 +46,11 @@ LAYER = 0.03            # part of what a layer adds to the residual that may be 
 ELEMENT = 0.3           # one element of that, and one logit, as part of its row's root mean square
 TOKENS = 150
 ANSWER = 24
+REQUESTS = [5, 20, 40, 70]
+LENGTHS = [1, 2, 3, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 100, 127, 128, 129, 190]  # of prompts: around what is cut
+LONGEST = 640           # prompt and answer
+FORCED = 500            # tokens of requests that the reference computes, beside the longest two and the shortest
+OTHERS = 4              # log-probabilities beside that of the chosen token
 
 FORMATS = ["bf16", "f16", "f32", "modelopt-nvfp4", "modelopt-w4a16", "modelopt-mixed", "modelopt-fp8", "fp8-block",
            "fp8-channel", "ct-nvfp4", "ct-nvfp4a16", "ct-mixed"]
@@ -262,8 +271,18 @@ def spread(mean_kl):
     return 4 * math.sqrt(2 * max(0.0, min(mean_kl, LIMIT)))
 
 
+def scale_of(row):
+    return max(1.0, rms(row) / 2)  # logits of a model with a head of its own have an rms of 2
+
+
 def gap_of(row, token):
-    return (max(row) - row[token]) / max(1.0, rms(row) / 2)  # logits of a model with a head of its own have an rms of 2
+    return (max(row) - row[token]) / scale_of(row)
+
+
+def off_at_most(limit, rows):
+    """Root mean square of what log-probabilities of so many rows may be off by where the mean KL may be `limit`: the square
+    of what they are off by is twice the KL. For many rows that is what their mean is held to, for one four times as much."""
+    return math.sqrt(2 * limit) * (1 + 3 / math.sqrt(rows))
 
 
 def rms(row):
@@ -292,6 +311,69 @@ class Difference:
     def __str__(self):
         return (f"mean KL {self.mean:.2e}, largest {self.worst:.2e}, logit off by {self.logit:.4f} of rms, {self.others} other "
                 f"choices in {self.rows} rows")
+
+
+class Answer:
+    """What the device said: tokens, and by row (that of the token before) log-probabilities of the chosen and other tokens."""
+
+    def __init__(self, prompt, echo, choice):
+        logprobs = choice["logprobs"]
+        tokens = spelled("".join(logprobs["tokens"]))
+        echoed = len(prompt) if echo else 0
+        if tokens[:echoed] != prompt[:echoed]:
+            raise Failure(f"{tokens[:echoed]} is echoed, wanted {prompt}")
+        self.tokens = tokens[echoed:]
+        self.all = prompt + self.tokens
+        self.begin = len(prompt) - 1  # the row that chose the first token
+        self.rows = {}
+        for i, top in enumerate(logprobs["top_logprobs"], len(prompt) - echoed - 1):
+            if i >= 0:
+                found = {spelled(text)[0]: value for text, value in top.items()}
+                if self.all[i + 1] not in found or not all(v is not None and math.isfinite(v) for v in found.values()):
+                    raise Failure(f"log-probabilities after token {i} of {len(self.all)} are {top}")
+                self.rows[i] = found
+
+
+class Reference:
+    """A row of the reference's logits."""
+
+    def __init__(self, row):
+        self.row, self.sum, self.scale = row, log_sum(row), scale_of(row)
+
+    def off(self, found):
+        return [abs(value - (self.row[token] - self.sum)) / self.scale for token, value in found.items()]
+
+
+class Off:
+    """What log-probabilities are off by: root mean squares of rows, of requests and of all together."""
+
+    def __init__(self):
+        self.squares = {}  # of each row, by request
+        self.rows, self.worst = 0, (0.0, 0, 0)
+
+    def add(self, request, row, off):
+        square = sum(x * x for x in off) / len(off)
+        self.squares.setdefault(request, []).append(square)
+        self.rows += 1
+        self.worst = max(self.worst, (math.sqrt(square), request, row))
+
+    def mean(self):
+        return math.sqrt(sum(map(sum, self.squares.values())) / max(1, self.rows))
+
+    def wrong(self, limit, one_by_one):
+        """What is beyond the limit; `one_by_one`: the worst request and the worst row as well."""
+        found = [(self.mean(), self.rows, f"{self.rows} rows are")]
+        if one_by_one:
+            found.append(max(((math.sqrt(sum(x) / len(x)), len(x), f"{len(x)} rows of request {i} are")
+                              for i, x in self.squares.items()), key=lambda r: r[0] / off_at_most(limit, r[1])))
+            found.append((self.worst[0], 1, f"row {self.worst[2]} of request {self.worst[1]} is"))
+        return [f"{what} off by {mean:.4f}, wanted at most {off_at_most(limit, rows):.4f}" for mean, rows, what in found
+                if not mean <= off_at_most(limit, rows)]
+
+    def __str__(self):
+        worst, request, row = self.worst
+        return (f"off by {self.mean():.4f}, row {row} of request {request} by {worst:.4f}, {self.rows} rows of "
+                f"{len(self.squares)} requests")
 
 
 def added(before, after):
@@ -328,8 +410,10 @@ class Model:
         self.refused = []
         self.problems = []
         self.worst = (-1.0, 0.0, "nothing compared")  # mean KL as part of its limit, mean KL, of what
-        self.layer = self.slack = 0.0
+        self.layer = self.slack = self.measured = 0.0  # measured: mean KL
         self.other_answers = False
+        self.answers_off = 0.0
+        self.told_apart = math.inf  # the least that an answer is off by from another's reference, as part of what is allowed
         self.shape = "?"
         self.said = []
 
@@ -434,6 +518,7 @@ class Model:
             self.note(f"{label}: {found}")
             if limit == LIMIT:
                 self.slack = max(self.slack, spread(found.mean))
+                self.measured = max(self.measured, found.mean)
             if found.mean / limit > self.worst[0]:
                 self.worst = (found.mean / limit, found.mean, label)
             # Elements of an fp8 cache are far apart: there only the mean is asked for.
@@ -458,6 +543,10 @@ class Model:
             if not (mean < LAYER and worst < ELEMENT):
                 self.problems.append(f"{text}; wanted less than {LAYER} and {ELEMENT}")
 
+    def reference_of(self, tokens):
+        (self.folder / "answer.json").write_text(json.dumps(tokens))
+        return self.logits("answer", "--device", "cpu", "--isa", "reference")["logits"]
+
     def answer(self, prompt, draft, device):
         printed = self.command("run", self.folder, "--raw", "--prompt", "".join(map(spell, prompt)), "--temperature", 0,
                                "--max-tokens", ANSWER, "--context", 256, "--json", "--draft", draft, "--threads", THREADS,
@@ -466,14 +555,165 @@ class Model:
         if len(tokens) != ANSWER:
             raise Failure(f"run --draft {draft}: {len(tokens)} tokens, wanted {ANSWER}")
         # Each token is held to the reference's logits after the same tokens.
-        (self.folder / "answer.json").write_text(json.dumps(prompt + tokens))
-        rows = self.logits("answer", "--device", "cpu", "--isa", "reference")["logits"]
+        rows = self.reference_of(prompt + tokens)
         gaps = [gap_of(row, token) for row, token in zip(rows[len(prompt) - 1:], tokens)]
         text = f"run --draft {draft}: token {gaps.index(max(gaps))} of the answer is {max(gaps):.3g} below the reference's best"
         self.note(text)
         if max(gaps) > GAP + self.slack:
             self.problems.append(f"{text}, wanted at most {GAP + self.slack:.3g}")
         return tokens
+
+    def draw_requests(self, rng):
+        """Prompts, numbers of tokens, and whether the prompt's log-probabilities are asked for. Prompts are beginnings of two
+        stems, some with tokens of their own behind: parts of them are cached, and the reference of a stem says what the first
+        token after each of its beginnings must be. The first two are the stems as a whole, the third is a single token."""
+        def drawn(count):
+            return [rng.randrange(self.options["vocab"]) for _ in range(count)]
+        stems = [drawn(rng.randrange(260, 420)), drawn(rng.randrange(130, 200))]
+        requests = [(stems[0], 24, False), (stems[1], 16, True), (drawn(1), 40, False)]
+        for _ in range(deal("requests", REQUESTS, self.index) - len(requests)):
+            stem = rng.choice(stems)
+            prompt = stem[:rng.choice([*LENGTHS, rng.randrange(1, len(stem))])]
+            if rng.random() < 0.3:
+                prompt = prompt + drawn(rng.randrange(1, 20))
+            requests.append((prompt, rng.choice([1, 2, 7, 16, 24, 32, 48]), rng.random() < 0.1))
+        return requests
+
+    def sequences(self, count):
+        """So many at once as their recurrent states leave room for, several models being on the card: a state, two dozen
+        times with cached ones and those of drafts, in 4 GB."""
+        o = self.options
+        delta_nets = o["layers"] - o["layers"] // o["attention-interval"]
+        state = 4 * delta_nets * o["linear-value-heads"] * o["linear-key-dim"] * o["linear-value-dim"]
+        return min(count, max(4, 4_000_000_000 // (24 * max(1, state))))
+
+    def serve(self, name, requests, order, *options):
+        """The answers, by the number of the request."""
+        asked, answered = self.folder / f"{name}.jsonl", self.folder / f"{name}.out.jsonl"
+        answered.unlink(missing_ok=True)  # what is in it would not be computed again
+        with asked.open("w") as lines:
+            for i in order:
+                prompt, count, echo = requests[i]
+                body = {"prompt": prompt, "max_tokens": count, "temperature": 0, "logprobs": OTHERS, "echo": echo}
+                lines.write(json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body}) + "\n")
+        self.command("batch", asked, answered, self.folder, "--json", "--max-model-len", LONGEST, "--threads", THREADS,
+                     *options)
+        answers, cached = {}, 0
+        for line in answered.read_text().splitlines():
+            found = json.loads(line)
+            body = found["response"]["body"]
+            i = int(found["custom_id"])
+            answers[i] = Answer(requests[i][0], requests[i][2], body["choices"][0])
+            cached += body["usage"]["prompt_tokens_details"]["cached_tokens"]
+            rows = requests[i][1] + (len(requests[i][0]) - 1 if requests[i][2] else 0)
+            if len(answers[i].tokens) != requests[i][1] or len(answers[i].rows) != rows:
+                raise Failure(f"{name}: request {i}: {len(answers[i].tokens)} tokens and {len(answers[i].rows)} rows of "
+                              f"log-probabilities, wanted {requests[i][1]} and {rows}")
+        if len(answers) != len(requests):
+            raise Failure(f"{name}: {len(answers)} answers to {len(requests)} requests")
+        self.note(f"{name}: {len(answers)} requests, {cached} tokens of prompts were cached")
+        return answers
+
+    def allowed(self):
+        """The KL of answers: four times what the model's logits are off by in pieces, so that a state that is a little wrong
+        is seen as well. Logits that are hundreds say little by their KL: hence no less than a quarter of LIMIT."""
+        return min(LIMIT, max(LIMIT / 4, 4 * self.measured))
+
+    def compare_answers(self, name, requests, answers, forced, limit):
+        """With the reference: of the requests in `forced` all tokens, of the others those that come after a beginning of a
+        sequence that was computed for one of them."""
+        off, gaps, known, apart = Off(), [], {}, math.inf
+        for i in forced:
+            whole = answers[i].all
+            key = tuple(whole)
+            if key not in self.references:
+                self.references[key] = [Reference(row) for row in self.reference_of(whole)]
+            known[i] = whole, self.references[key]
+        for i, answer in answers.items():
+            sequences = [known[i]] if i in known else list(known.values())
+            for row, found in answer.rows.items():
+                # A row depends on the tokens up to it: equal ones have an equal row, whatever request they are of.
+                reference = next((rows[row] for whole, rows in sequences if whole[:row + 1] == answer.all[:row + 1]), None)
+                if reference is None:
+                    continue
+                off.add(i, row, reference.off(found))
+                if row >= answer.begin:
+                    gaps.append((gap_of(reference.row, answer.all[row + 1]), i, row - answer.begin))
+        # How far off a wrong row or state would be: each answer with what the reference says in another's place.
+        for i in known:
+            for j in known:
+                if requests[i][0] != requests[j][0]:
+                    other = Off()
+                    for step in range(min(len(answers[i].tokens), len(answers[j].tokens))):
+                        row = answers[i].begin + step
+                        other.add(i, row, known[j][1][answers[j].begin + step].off(answers[i].rows[row]))
+                    apart = min(apart, other.mean() / off_at_most(limit, other.rows))
+        gap, i, step = max(gaps)
+        self.note(f"{name}: {off}; token {step} of request {i} is {gap:.3g} below the reference's best; "
+                  f"with another request's reference it would be {apart:.1f} times what is allowed, or more")
+        self.problems += [f"{name}: {text}" for text in off.wrong(limit, limit <= LIMIT)]
+        if limit <= LIMIT:
+            self.answers_off, self.told_apart = max(self.answers_off, off.mean()), min(self.told_apart, apart)
+            if gap > GAP + self.slack:
+                self.problems.append(f"{name}: token {step} of request {i} is {gap:.3g} below the reference's best, wanted at "
+                                     f"most {GAP + self.slack:.3g}")
+
+    def compare_batches(self, name, one, two):
+        """Of all requests, up to the token where answers part: there both tokens must be close."""
+        off, gap, parted = Off(), 0.0, 0
+        scale = sum(scale_of(row) for row in self.want["logits"]) / len(self.want["logits"])
+        for i in one:
+            for row in sorted(one[i].rows):
+                x, y = one[i].rows[row], two[i].rows[row]
+                off.add(i, row, [abs(x[t] - y[t]) / scale for t in x if t in y] or [math.inf])
+                a, b = one[i].all[row + 1], two[i].all[row + 1]
+                if a != b:
+                    parted += 1
+                    gap = max(gap, *((z[c] - z.get(d, min(z.values()))) / scale for z, c, d in ((x, a, b), (y, b, a))))
+                    break
+        self.note(f"{name}: {off}; {parted} answers part, at tokens {gap:.3g} apart")
+        self.problems += [f"{name}: {text}" for text in off.wrong(2 * self.allowed(), True)]  # both may be off
+        if gap > GAP + self.slack:
+            self.problems.append(f"{name}: tokens where answers part are {gap:.3g} apart, wanted at most "
+                                 f"{GAP + self.slack:.3g}")
+
+    def check_batches(self, rng, device):
+        """Requests at the same time: with room for all of them, and again with less, with drafts where there is a head."""
+        begin = time.monotonic()
+        requests = self.draw_requests(rng)
+        count, self.references = len(requests), {}
+        order = [0, *rng.sample(range(1, count), count - 1)]  # the others come while the long prompt is computed
+        forced, tokens = [0, 1, 2], 0
+        for i in order:
+            size = len(requests[i][0]) + requests[i][1]
+            if i > 2 and len(forced) < 11 and tokens + size <= FORCED:
+                forced.append(i)
+                tokens += size
+        most = self.sequences(count)
+        batches = []
+        for name, draft, sequences, room, steps in (
+                ("batch", 0, most, most, 512),
+                ("batch with drafts" if self.mtp else "second batch", rng.choice([1, 2, 3]) if self.mtp else 0,
+                 min(most, rng.choice([5, 16, 33, 64])), rng.choice([2, most, most]), rng.choice([100, 256, 2048]))):
+            try:
+                answers = self.serve(name, requests, order, *device, "--draft", draft, "--max-num-seqs", sequences,
+                                     "--max-num-batched-tokens", steps, "--kv-cache-tokens", room * LONGEST)
+                batches.append(answers)
+                self.compare_answers(name, requests, answers, forced, self.allowed())
+            except Failure as failure:
+                self.problems.append(str(failure))
+            order = rng.sample(order, count)
+        if len(batches) == 2:
+            self.compare_batches("both batches", *batches)
+        if not ON_CPU and has_attention(self.options, self.flags) and self.index % 2 == 0:
+            some = requests[1:12]
+            answers = self.serve("batch, fp8 cache", some, range(len(some)), *device, "--draft", 2 if self.mtp else 0,
+                                 "--max-num-seqs", self.sequences(len(some)), "--kv-cache-tokens", len(some) * LONGEST,
+                                 "--kv-cache-dtype", "fp8")
+            self.compare_answers("batch, fp8 cache", some, answers, range(min(4, len(some))), FP8_CACHE_LIMIT)
+        self.note(f"batches: {len(self.references)} sequences by the reference, {sum(map(len, self.references))} tokens; "
+                  f"{time.monotonic() - begin:.1f} s")
+        self.references = None
 
     def check(self):
         o, rng = self.options, random.Random(f"{SEED}/{self.index}/tokens")
@@ -505,6 +745,7 @@ class Model:
         if len(answers) == 2 and None not in answers and answers[0] != answers[1]:
             self.note(f"other tokens with drafts: {answers[0]} and {answers[1]}")
             self.other_answers = True
+        self.attempt(self.check_batches, random.Random(f"{SEED}/{self.index}/requests"), device)
 
     def run(self):
         begin = time.monotonic()
@@ -522,8 +763,8 @@ class Model:
         _, mean, label = self.worst
         self.want = self.embeddings = None
         lines = [f"{self.index:3} {'FAIL' if self.problems else 'ok  '} {self.shape}: worst KL {mean:.1e} ({label}), layer off by "
-                 f"{self.layer:.4f}{', other answer with drafts, within the gap' if self.other_answers else ''}, "
-                 f"{time.monotonic() - begin:.1f} s"]
+                 f"{self.layer:.4f}, answers at once by {self.answers_off:.4f}"
+                 f"{', other answer with drafts, within the gap' if self.other_answers else ''}, {time.monotonic() - begin:.1f} s"]
         lines += [f"      {problem[:400]}" for problem in self.problems]
         lines += [f"      said: {text[:300]}" for text in sorted(set(self.said))]
         lines += [f"      refused: {text[:300]}" for text in self.refused]
@@ -561,7 +802,8 @@ def main():
     print(f"{len(models)} models of seed {SEED} on {DEVICE}: {len(models) - len(failed)} ok, {len(failed)} failed"
           f"{' (' + ' '.join(str(m.index) for m in failed) + ')' if failed else ''}; {sum(len(m.refused) for m in models)} shapes refused "
           f"and drawn again; worst mean KL {worst.worst[1]:.1e} (model {worst.index}, {worst.worst[2]}), layer off by "
-          f"{max(m.layer for m in models):.4f}; {time.monotonic() - begin:.0f} s")
+          f"{max(m.layer for m in models):.4f}, answers at once by {max(m.answers_off for m in models):.4f} (another's "
+          f"reference: {min(m.told_apart for m in models):.1f} times what is allowed, or more); {time.monotonic() - begin:.0f} s")
     sys.exit(1 if failed else 0)
 
 

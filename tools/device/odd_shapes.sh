@@ -1,7 +1,9 @@
 #!/bin/sh
 # Compares small models of unusual shapes on a GPU with the CPU reference: logits in pieces of several sizes, with an fp8
-# cache, split over two ranks on one card, and greedy answers with and without drafts. Planned for four minutes with 16
-# processors, kernels compiled at first use included.
+# cache, split over two ranks on one card, and greedy answers with and without drafts, one at a time and of 5 to 70 requests at
+# once: prompts of 1 to 420 tokens that share beginnings, computed beside answers, with log-probabilities of what was chosen and
+# of the next best, of some prompts too; the same again in another order, with less room and with drafts. Planned for four
+# minutes with 16 processors, kernels compiled at first use included.
 #   tools/device/odd_shapes.sh [OUT_DIR]              FOURFOLD: the binary (default: build/release/bin/fourfold)
 #   SEED (1) and COUNT (24) say which models; ONLY="3 17": those numbers alone; JOBS: models at the same time
 #   DEVICE=cpu: without a GPU, the CPU's fast backend in its place; what the GPU would do is planned for GPU (h200) all the same

@@ -37,6 +37,7 @@ struct Result {
   int64_t tokens = 0;
   double us = 0;                      // a sum with residual and norm behind it
   double alone_us = 0;                // residual and norm of one rank's delta
+  std::optional<double> sum_us;       // on cards: of the sum alone, where there is such an operation
   double bytes = 0;                   // of deltas that a rank reads from others
   std::array<double, 5> by_way = {};  // on cards: us as that of kWays goes; 0: it does not
   std::optional<double> nccl_us;      // of NCCL's sum alone
@@ -58,6 +59,9 @@ class Rank {
                                   backend_->tensor(*delta_, tokens_, hidden_), weight_, 1e-6f,
                                   backend_->tensor(*out_, tokens_, hidden_), ops::Residual::kForSums);
   }
+  // The sum alone; whether there is such an operation.
+  bool sums_alone() { return all_reduce(); }
+  void sum_alone() { all_reduce(); }
   void alone() {
     backend_->add_rms_norm(ops::Backend::floats(*residual_, tokens_, hidden_),
                            backend_->tensor(*delta_, tokens_, hidden_), weight_, 1e-6f,
@@ -67,6 +71,9 @@ class Rank {
   ops::Backend& backend() { return *backend_; }
 
  private:
+  bool all_reduce() {
+    return backend_->all_reduce(backend_->tensor(*delta_, tokens_, hidden_), backend_->tensor(*out_, tokens_, hidden_));
+  }
   std::unique_ptr<ops::Buffer> allocate() {
     const ops::Tensor probe{nullptr, backend_->activation_type(), 0, 0, 0};
     return backend_->allocate(tokens_ * hidden_ * probe.element_bytes());
@@ -149,6 +156,9 @@ class Bench {
       with_rows(tokens, [&] {
         result.us = time(tokens, &Rank::sum);
         result.alone_us = time(tokens, &Rank::alone);
+        std::atomic<int64_t> can = 0;
+        threads_.run([&](int64_t rank) { can += ranks_[static_cast<size_t>(rank)]->sums_alone() ? 1 : 0; });
+        if (can == o_.backend.ranks) result.sum_us = time(tokens, &Rank::sum_alone);
       });
       results_.push_back(result);
     }
@@ -235,6 +245,7 @@ class Bench {
       for (size_t i = 0; i < kWays.size(); ++i) {
         if (r.by_way[i] > 0) rows.back()[fmt::format("{}_us", key_of(kWays[i]))] = r.by_way[i];
       }
+      if (r.sum_us) rows.back()["sum_us"] = *r.sum_us;
       if (r.nccl_us) rows.back()["nccl_sum_us"] = *r.nccl_us;
     }
     Json out = {{"backend", description_},
@@ -252,7 +263,8 @@ class Bench {
     fmt::print("{:>8}{:>12}{:>12}{:>16}{:>10}", "rows", "us", "KB read", "one rank's, us", "GB/s");
     if (on_cards_) {
       for (const cuda::SumWay way : kWays) fmt::print("{:>14}", fmt::format("{}, us", cuda::name_of(way)));
-      if (!nccl_.empty()) fmt::print("{:>16}", "NCCL's sum, us");
+      fmt::print("{:>16}", "sum alone, us");
+      if (!nccl_.empty()) fmt::print("{:>16}", "NCCL's, us");
     }
     fmt::print("\n");
     for (const Result& r : results_) {
@@ -260,6 +272,7 @@ class Bench {
                  r.bytes / r.us * 1e-3);
       if (on_cards_) {
         for (const double us : r.by_way) fmt::print("{:>14}", us > 0 ? fmt::format("{:.2f}", us) : "-");
+        fmt::print("{:>16}", r.sum_us ? fmt::format("{:.2f}", *r.sum_us) : "-");
         if (r.nccl_us) fmt::print("{:>16.2f}", *r.nccl_us);
       }
       fmt::print("\n");
@@ -268,7 +281,8 @@ class Bench {
       fmt::print("\ncopies from card to card: {:.1f} GB/s, {:.1f} each way at once\n", link_->one_way * 1e-9,
                  link_->each_of_both * 1e-9);
     }
-    if (!nccl_.empty()) fmt::print("NCCL {}: its sum alone, without residual and norm\n", nccl_);
+    if (on_cards_) fmt::print("sum alone: without residual and norm, by words where a row has a CTA\n");
+    if (!nccl_.empty()) fmt::print("NCCL {}: its sum alone\n", nccl_);
     if (!no_nccl_.empty()) fmt::print("NCCL: {}\n", no_nccl_);
   }
 

@@ -3,6 +3,8 @@
 
 namespace fourfold::ops {
 
+bool Backend::all_reduce(const Tensor&, const Tensor&) { return false; }
+
 void Backend::reduce_add_rms_norm(const Tensor&, const Tensor&, const Vector&, float, const Tensor&, Residual) {
   fail("{}: made for one rank, asked for a sum over ranks", description());
 }

@@ -285,6 +285,9 @@ class Backend {
   // all ranks, or wherever a further such sum over these rows needs it.
   virtual void reduce_add_rms_norm(const Tensor& residual, const Tensor& delta, const Vector& weight, float eps,
                                    const Tensor& out, Residual left);
+  // out = delta of rank 0, then of rank 1, ..., in fp32. False, and nothing is done, where a backend has no such
+  // operation for these rows.
+  virtual bool all_reduce(const Tensor& delta, const Tensor& out);
   // out[T, ...] = the ranks' parts [T, columns of the part] side by side. `part` may be its own place in `out`.
   virtual void gather_columns(const Tensor& part, const Tensor& out);
 

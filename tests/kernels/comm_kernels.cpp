@@ -29,6 +29,8 @@ void reduce(const ReduceArgs& args, Way way) {
                                           : reduce_norm_two_shot<Pieces, false>(args);
     case Way::kEach:
       return args.norm.share.x != nullptr ? reduce_norm_each<Pieces, true>(args) : reduce_norm_each<Pieces>(args);
+    case Way::kEachAlone:
+      return reduce_norm_each<Pieces, false, true>(args);
   }
 }
 

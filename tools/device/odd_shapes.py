@@ -31,6 +31,7 @@ FOURFOLD = os.environ["FOURFOLD"]
 OUT = pathlib.Path(sys.argv[1])
 DEVICE = os.environ.get("DEVICE", "cuda")
 ON_CPU = DEVICE == "cpu"
+APART = os.environ.get("RANKS_APART", "") not in ("", "0")
 SEED = os.environ.get("SEED", "1")
 COUNT = int(os.environ.get("COUNT", "24"))
 SECONDS = float(os.environ.get("SECONDS_ALL", "480"))
@@ -733,19 +734,21 @@ class Model:
         for name, limit, *options in variants:
             self.attempt(self.compare_variant, name, limit, *device, *options)
         if self.split:
-            one_card = ["--device", DEVICE if ON_CPU or ":" in DEVICE else DEVICE + ":0", "--tensor-parallel-size", 2]
+            card = DEVICE if ON_CPU or APART or ":" in DEVICE else DEVICE + ":0"
+            ranks = ["--device", card, "--tensor-parallel-size", 2]
             with (OUT / "odd_ranks.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # ranks wait for each other on the card: one such model at a time
-                self.attempt(self.compare_variant, "2 ranks", LIMIT, *one_card, "--chunk", more)
+                fcntl.flock(lock, fcntl.LOCK_EX)  # ranks wait for each other on a card: one such model at a time
+                self.attempt(self.compare_variant, "2 ranks", LIMIT, *ranks, "--chunk", more)
                 if "experts" in o and o["experts"] > 1:
-                    self.attempt(self.compare_variant, "2 ranks by expert", LIMIT, *one_card, "--enable-expert-parallel",
+                    self.attempt(self.compare_variant, "2 ranks by expert", LIMIT, *ranks, "--enable-expert-parallel",
                                  "--chunk", few)
         prompt = [rng.randrange(26) for _ in range(rng.randrange(1, 60))]
         answers = [self.attempt(self.answer, prompt, draft, device) for draft in ([0, 3] if self.mtp else [0])]
         if len(answers) == 2 and None not in answers and answers[0] != answers[1]:
             self.note(f"other tokens with drafts: {answers[0]} and {answers[1]}")
             self.other_answers = True
-        self.attempt(self.check_batches, random.Random(f"{SEED}/{self.index}/requests"), device)
+        requests = random.Random(f"{SEED}/{self.index}/requests")
+        self.attempt(self.check_batches, requests, ranks if APART and self.split else device)
 
     def run(self):
         begin = time.monotonic()

@@ -7,6 +7,7 @@
 #   tools/device/odd_shapes.sh [OUT_DIR]              FOURFOLD: the binary (default: build/release/bin/fourfold)
 #   SEED (1) and COUNT (24) say which models; ONLY="3 17": those numbers alone; JOBS: models at the same time
 #   DEVICE=cpu: without a GPU, the CPU's fast backend in its place; what the GPU would do is planned for GPU (h200) all the same
+#   RANKS_APART=1: the two ranks have a GPU each, and what they share answers the requests, too
 #   LIMIT: mean KL that is right (1e-3); SECONDS_ALL: what has not been checked by then has failed (480); KEEP=1: keep the
 #   checkpoints (those of models that fail are always kept)
 # It needs Python 3 and, on the GPU, NVRTC. OUT_DIR gets a log of every model, with all that the binary printed. A shape that the

@@ -491,6 +491,26 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
   ranks_->reduce(args, sum, out.rows, left, overlap_);
 }
 
+bool CudaBackend::all_reduce(const ops::Tensor& delta, const ops::Tensor& out) {
+  if (ranks_ == nullptr) return Backend::all_reduce(delta, out);
+  if (replaying()) return true;
+  FF_ASSERT(delta.rows == out.rows && delta.cols == out.cols && out.cols % 8 == 0 && aligned(out) && aligned(delta));
+  meet_ranks(out.cols);
+  if (!ranks_->reduces_alone(out.rows, out.cols)) return false;
+  settle_waiting();
+  if (planning_ || out.rows == 0) return true;
+  const auto cost = [&] { return ops::Cost{static_cast<double>(out.rows * out.cols) * 4.0, 0}; };
+  if (left_out("sum over ranks alone", cost, {.rows = out.rows, .outputs = out.cols})) return true;
+  norm::NormArgs args = {};
+  args.delta = bf16(delta);
+  args.delta_stride = delta.stride;
+  args.columns = static_cast<int>(out.cols);
+  args.out = bf16_out(out);
+  args.out_stride = out.stride;
+  ranks_->reduce_alone(args, out.rows, overlap_);
+  return true;
+}
+
 void CudaBackend::check_sums() {
   if (checks_ == nullptr || !checks_->due() || last_sum_.data == nullptr) return;
   checks_->compare(ranks_->checksum(last_sum_, std::min(last_sum_.rows, tables_.rows)));

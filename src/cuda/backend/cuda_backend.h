@@ -80,6 +80,7 @@ class CudaBackend : public ops::Backend {
   void moe(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) override;
   void mlp(const ops::MlpParams& params, const ops::Tensor& x, const ops::Tensor& out) override;
   void gather_rows(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out) override;
+  bool all_reduce(const ops::Tensor& delta, const ops::Tensor& out) override;
   void reduce_add_rms_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& weight, float eps,
                            const ops::Tensor& out, ops::Residual left) override;
   void gather_columns(const ops::Tensor& part, const ops::Tensor& out) override;

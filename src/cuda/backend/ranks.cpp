@@ -341,8 +341,7 @@ void CardRanks::reduce(const norm::NormArgs& args, const moe::RowSum& sum, int64
   }
   const int pieces = norm::norm_pieces(args.columns), size = size_of(pieces);
   const bool share = args.share.x != nullptr;
-  // A CTA for each row, where all have room.
-  const bool each = way == SumWay::kWords && pieces <= 2 && grid(rows, 1) == rows;
+  const bool each = a_cta_each(way, rows, args.columns);
   const ReduceEntry words = each ? (share ? kEachShare1 : kEach1) : share ? kWordsShare1 : kWords1;
   const TwoShotEntry two_shot = sum.there()                     ? (share ? kTwoShotGroupsShare1 : kTwoShotGroups1)
                                 : left == ops::Residual::kWhole ? (share ? kTwoShotWholeShare1 : kTwoShotWhole1)
@@ -374,6 +373,24 @@ void CardRanks::reduce(const norm::NormArgs& args, const moe::RowSum& sum, int64
     }
     launch(card_->stream, kernel, {blocks}, overlap, part);
   }
+}
+
+// A CTA for each row, where all have room.
+bool CardRanks::a_cta_each(SumWay way, int64_t rows, int64_t columns) const {
+  return way == SumWay::kWords && norm::norm_pieces(static_cast<int>(columns)) <= 2 && grid(rows, 1) == rows;
+}
+
+bool CardRanks::reduces_alone(int64_t rows, int64_t columns) const {
+  return a_cta_each(way_of_rows(rows, columns), rows, columns);
+}
+
+void CardRanks::reduce_alone(const norm::NormArgs& args, int64_t rows, Overlap overlap) {
+  comm::ReduceArgs whole = {};
+  whole.peers = peers();
+  whole.norm = args;
+  whole.rows = static_cast<int>(rows);
+  launch(card_->stream, kernels_[static_cast<size_t>(kEachAlone1 + size_of(norm::norm_pieces(args.columns)))],
+         {static_cast<unsigned>(rows)}, overlap, whole);
 }
 
 // Of this rank's memory, where blocks come together: all of it, unless words are exchanged in some.

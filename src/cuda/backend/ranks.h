@@ -67,6 +67,9 @@ class CardRanks {
   // ops::Backend::reduce_add_rms_norm, gather_columns. A share in `args` is of this rank's part; so is `sum`, where
   // there is one, in place of the delta.
   void reduce(const norm::NormArgs& args, const moe::RowSum& sum, int64_t rows, ops::Residual left, Overlap overlap);
+  // ops::Backend::all_reduce: args.out = the ranks' args.delta added up; whether it can.
+  bool reduces_alone(int64_t rows, int64_t columns) const;
+  void reduce_alone(const norm::NormArgs& args, int64_t rows, Overlap overlap);
   void gather(const ops::Tensor& part, const ops::Tensor& out, Overlap overlap);
   // Of rows of fp32 on the card; the stream is waited for.
   uint64_t checksum(const ops::Tensor& sum, int64_t rows);
@@ -98,6 +101,7 @@ class CardRanks {
   void copy_columns(const void* from, int64_t from_stride, void* to, int64_t to_stride, int64_t words, int64_t rows);
   comm::Peers peers() const;
   unsigned grid(int64_t items, int ctas_of_sm) const;
+  bool a_cta_each(SumWay way, int64_t rows, int64_t columns) const;
 
   std::shared_ptr<Card> card_;
   std::shared_ptr<ranks::Member> member_;

@@ -353,7 +353,9 @@ plan::KernelSource reduce_source() {
            {"fourfold::comm::reduce_norm_each<1>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_each<2>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_each<1, true>", norm::kRowThreads},
-           {"fourfold::comm::reduce_norm_each<2, true>", norm::kRowThreads}}};
+           {"fourfold::comm::reduce_norm_each<2, true>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_each<1, false, true>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_each<2, false, true>", norm::kRowThreads}}};
 }
 
 plan::KernelSource two_shot_source() {

@@ -1,6 +1,8 @@
 // The sum of words.cuh for launches that have a CTA for each row: nothing is sent ahead, so a part is loaded once, all
 // that is asked for is asked for at once, and there is little code. The same memory and counts, so a row may be summed
 // by either. docs/kernels/comm.md
+//
+// Alone: out = the sum of the parts from 0 on, bf16; of `norm` only delta, out, their strides and columns are used.
 #pragma once
 
 #include "kernels/comm/meeting.cuh"
@@ -10,10 +12,11 @@
 
 namespace fourfold::comm {
 
-template <int Pieces, bool Share = false>
+template <int Pieces, bool Share = false, bool Alone = false>
 __global__ void __launch_bounds__(norm::kRowThreads, 1) reduce_norm_each(const __grid_constant__ ReduceArgs args) {
   using norm::kRowThreads;
   using norm::Piece;
+  static_assert(!Share || !Alone);
   __shared__ float sums[kRowThreads / 32];
   const Peers& peers = args.peers;
   const norm::NormArgs& n = args.norm;
@@ -24,7 +27,7 @@ __global__ void __launch_bounds__(norm::kRowThreads, 1) reduce_norm_each(const _
   int pieces = 0;  // of this thread
   each([&](int i, int) { pieces = i + 1; });
   Piece weights[Pieces];
-  each([&](int i, int column) { weights[i] = norm::load_floats(n.weight + column); });
+  if constexpr (!Alone) each([&](int i, int column) { weights[i] = norm::load_floats(n.weight + column); });
   u32* const uses = peers.uses + peers.exchange.rows + row;
   grid_dependency_wait();
 
@@ -33,8 +36,10 @@ __global__ void __launch_bounds__(norm::kRowThreads, 1) reduce_norm_each(const _
   OwnPart<Pieces, Share> mine;
   mine.load_logit(n.share, row);
   each([&](int i, int column) { mine.load(n.share, n.delta, n.delta_stride, row, i, column); });
-  Piece x[Pieces];
-  each([&](int i, int column) { x[i] = norm::load_floats(n.residual + row * n.residual_stride + column); });
+  Piece x[Pieces] = {};
+  if constexpr (!Alone) {
+    each([&](int i, int column) { x[i] = norm::load_floats(n.residual + row * n.residual_stride + column); });
+  }
   const u32 absent = __ballot_sync(0xffffffffu, given_up != 0u);
   uint4 part[Pieces];
   each([&](int i, int) { part[i] = mine.words(n.share, i); });
@@ -58,6 +63,14 @@ __global__ void __launch_bounds__(norm::kRowThreads, 1) reduce_norm_each(const _
     each([&](int i, int) {
       norm::add_piece(x[i], norm::bf16_piece(make_uint4(words[i].x, words[i].y, words[i].z, words[i].w)));
     });
+  }
+  if constexpr (Alone) {
+    each([&](int i, int column) {
+      *reinterpret_cast<uint4*>(n.out + row * n.out_stride + column) = norm::to_bf16_piece(x[i]);
+    });
+    __syncthreads();  // all have read the count
+    if (thread == 0) *uses = use;
+    return;
   }
   float squares = 0.0f;
   each([&](int i, int column) { squares = norm::keep_piece(n, row, column, x[i], squares); });

@@ -20,6 +20,7 @@ struct Parts {
   bool fp8_cache = false;
   bool experts = false;  // fp8
   bool shared = false;   // beside them, one in bf16
+  int64_t head_dim = 256, rotary_dim = 64;
 };
 
 void make_stepper(const Parts& parts, ops::Backend& backend) {
@@ -67,7 +68,7 @@ void make_stepper(const Parts& parts, ops::Backend& backend) {
   }
   const auto x = backend.allocate(kRows * 4096), y = backend.allocate(kRows * 4096);
   std::unique_ptr<ops::KvCache> kv;
-  if (parts.attention) kv = backend.make_kv_cache({1, 1, 256, 8, 16});
+  if (parts.attention) kv = backend.make_kv_cache({1, 1, parts.head_dim, 8, 16});
   std::unique_ptr<ops::StateCache> states;
   ops::StateCacheShape shape;
   shape.layers = 1;
@@ -94,12 +95,13 @@ void make_stepper(const Parts& parts, ops::Backend& backend) {
       ops::AttentionParams p;
       p.heads = 2;
       p.kv_heads = 1;
-      p.head_dim = 256;
-      p.rotary_dim = 64;
+      p.head_dim = parts.head_dim;
+      p.rotary_dim = parts.rotary_dim;
       p.rope_theta = 1e7f;
       p.gated = true;
-      backend.attention(p, all.slice_cols(0, 1024), all.slice_cols(1024, 1280), all.slice_cols(1280, 1536), *kv, 0,
-                        backend.tensor(*y, step.rows, 512));
+      const int64_t d = p.head_dim;
+      backend.attention(p, all.slice_cols(0, 4 * d), all.slice_cols(4 * d, 5 * d), all.slice_cols(5 * d, 6 * d), *kv, 0,
+                        backend.tensor(*y, step.rows, 2 * d));
     }
     if (parts.delta) {
       ops::DeltaNetParams p;
@@ -152,13 +154,15 @@ TEST_P(HostKernelTests, SoundKernelsPass) {
   EXPECT_EQ(live(), Live{});
 }
 
-INSTANTIATE_TEST_SUITE_P(Parts, HostKernelTests,
-                         testing::Values(SoundCase{"Hopper", {true, true, true}},
-                                         SoundCase{"HopperFp8Cache", {false, true, false, true}},
-                                         SoundCase{"HopperPlainExperts", {.experts = true, .shared = true}},
-                                         SoundCase{"Ampere", {true, true, true}, ampere_card()},
-                                         SoundCase{"Blackwell", {true, true, true}, {}, "rtx-pro-6000"}),
-                         [](const auto& parameter) { return parameter.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Parts, HostKernelTests,
+    testing::Values(SoundCase{"Hopper", {true, true, true}}, SoundCase{"HopperFp8Cache", {false, true, false, true}},
+                    SoundCase{"HopperFp8CacheHeadsOf64",
+                              {.attention = true, .fp8_cache = true, .head_dim = 64, .rotary_dim = 48}},
+                    SoundCase{"HopperPlainExperts", {.experts = true, .shared = true}},
+                    SoundCase{"Ampere", {true, true, true}, ampere_card()},
+                    SoundCase{"Blackwell", {true, true, true}, {}, "rtx-pro-6000"}),
+    [](const auto& parameter) { return parameter.param.name; });
 
 std::function<void(jit::KernelRequest&)> rewriting(const BrokenKernel& broken) {
   return [broken](jit::KernelRequest& request) {

@@ -567,8 +567,9 @@ void KernelTests::attention(int64_t head_dim, int64_t rotary_dim) {
   Random random(20264);
   const bool fp8 = of_.options_.fp8_cache;
   // What a cache rounds is small then: scores that are, and for an e4m3 cache values that are such numbers. With scores
-  // three times as large right kernels are off by up to 2.6 % where heads are 64 wide, 1.6 % where they are 256. An e4m3
-  // cache rounds keys by up to 6 %: in a simulation the worst head of 64 is off by 2 % at 0.1, and by 8.6 % at 0.25.
+  // three times as large right kernels are off by up to 2.6 % where heads are 64 wide, 1.6 % where they are 256. An
+  // e4m3 cache rounds keys by up to 6 %: in a simulation the worst head of 64 is off by 2 % at 0.1, and by 8.6 % at
+  // 0.25.
   const std::vector<float> q_weights = bf16_normals(random, head_dim, 1.5),
                            k_weights = bf16_normals(random, head_dim, fp8 ? 0.1 : 0.5);
   // Rows of each sequence in step after step: few rows, behind a long piece, many sequences, whole pieces. Of more

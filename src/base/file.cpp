@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -97,7 +98,8 @@ void OpenFile::read(uint64_t offset, void* to, uint64_t bytes, bool last) const 
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("cannot read {}: {}", path_.string(), std::strerror(errno));
     if (count == 0) {
-      fail("{}: it ends at byte {}, wanted {} bytes from {} on", path_.string(), offset + done, bytes, offset);
+      fail("{}: it ends at byte {}, wanted {} bytes from {} on", path_.string(),
+           std::min(regular_file_size(fd_, path_), offset + done), bytes, offset);
     }
     done += static_cast<uint64_t>(count);
   }

@@ -23,4 +23,4 @@ export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 if [ "${DEVICE:-cuda}" != cpu ]; then
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 fi
-exec python3 "$here/tools/device/odd_shapes.py" "$out"
+exec python3 -B "$here/tools/device/odd_shapes.py" "$out"

@@ -15,6 +15,7 @@
 #include "model/checkpoint.h"
 #include "model/model.h"
 #include "model/random_weights.h"
+#include "nvfp4/number.h"
 #include "ranks/threads.h"
 
 namespace fourfold::hostcuda {
@@ -318,6 +319,40 @@ INSTANTIATE_TEST_SUITE_P(All, HostRanks,
                                          RankCase{.name = "OneCard", .steps = {{5}, {1}}, .one_card = true},
                                          RankCase{.name = "FourCards", .steps = {{5}, {1}}, .ranks = 4}),
                          [](const auto& parameter) { return parameter.param.name; });
+
+TEST(HostRanksMeet, SumsMayBeAlone) {
+  if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
+  constexpr int64_t kHidden = 256, kRows = 2;
+  install(two_cards());
+  const auto group = std::make_shared<ranks::Group>(2);
+  ranks::Threads threads(group);
+  std::vector<std::vector<float>> sums(2);
+  std::vector<int> refused(2);  // each rank writes its own
+  threads.run([&](int64_t rank) {
+    const auto backend = rank_backends()(std::make_shared<ranks::Member>(group, rank));
+    const auto delta = backend->allocate(kRows * kHidden * 2), out = backend->allocate(kRows * kHidden * 2);
+    const ops::Tensor of_rank = backend->tensor(*delta, kRows, kHidden), sum = backend->tensor(*out, kRows, kHidden);
+    std::vector<float> read(kRows * kHidden);
+    backend->read(of_rank, read);                    // what memory begins with has been written
+    for (int64_t i = 0; i < kRows * kHidden; ++i) {  // this card's memory is the host's
+      static_cast<uint16_t*>(of_rank.data)[i] = nvfp4::float_to_bf16(static_cast<float>((rank + 1) * (i % 64)));
+    }
+    const bool done = backend->all_reduce(of_rank, sum);
+    backend->read(sum, read);
+    const auto at = static_cast<size_t>(rank);
+    if (done) sums[at] = read;
+    // More rows than have a CTA each at the same time.
+    const auto many = backend->allocate(1000 * kHidden * 2);
+    refused[at] =
+        backend->all_reduce(backend->tensor(*many, 1000, kHidden), backend->tensor(*many, 1000, kHidden)) ? 0 : 1;
+  });
+  for (size_t rank = 0; rank < 2; ++rank) {
+    ASSERT_EQ(sums[rank].size(), static_cast<size_t>(kRows * kHidden));
+    for (size_t i = 0; i < sums[rank].size(); ++i) ASSERT_EQ(sums[rank][i], static_cast<float>(3 * (i % 64)));
+    EXPECT_EQ(refused[rank], 1);
+  }
+  EXPECT_EQ(live(), Live{});
+}
 
 TEST(HostRanksMeet, SumsAreTimedOnAllRanksAtOnce) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";

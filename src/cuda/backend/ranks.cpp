@@ -377,7 +377,8 @@ void CardRanks::reduce(const norm::NormArgs& args, const moe::RowSum& sum, int64
 
 // A CTA for each row, where all have room.
 bool CardRanks::a_cta_each(SumWay way, int64_t rows, int64_t columns) const {
-  return way == SumWay::kWords && norm::norm_pieces(static_cast<int>(columns)) <= 2 && grid(rows, 1) == rows;
+  const int pieces = norm::norm_pieces(static_cast<int>(columns));
+  return way == SumWay::kWords && (pieces == 1 || pieces == 2) && grid(rows, 1) == rows;
 }
 
 bool CardRanks::reduces_alone(int64_t rows, int64_t columns) const {

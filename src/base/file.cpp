@@ -97,7 +97,7 @@ void OpenFile::read(uint64_t offset, void* to, uint64_t bytes, bool last) const 
     const ssize_t count = ::pread(fd_, static_cast<char*>(to) + done, bytes - done, static_cast<off_t>(offset + done));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("cannot read {}: {}", path_.string(), std::strerror(errno));
-    if (count == 0) {
+    if (count == 0) {  // what was asked for may begin behind the end
       fail("{}: it ends at byte {}, wanted {} bytes from {} on", path_.string(),
            std::min(regular_file_size(fd_, path_), offset + done), bytes, offset);
     }

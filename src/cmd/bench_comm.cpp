@@ -60,8 +60,10 @@ class Rank {
                                   backend_->tensor(*out_, tokens_, hidden_), ops::Residual::kForSums);
   }
   // The sum alone; whether there is such an operation.
-  bool sums_alone() { return all_reduce(); }
-  void sum_alone() { all_reduce(); }
+  bool sums_alone() {
+    return backend_->all_reduce(backend_->tensor(*delta_, tokens_, hidden_), backend_->tensor(*out_, tokens_, hidden_));
+  }
+  void sum_alone() { sums_alone(); }
   void alone() {
     backend_->add_rms_norm(ops::Backend::floats(*residual_, tokens_, hidden_),
                            backend_->tensor(*delta_, tokens_, hidden_), weight_, 1e-6f,
@@ -71,9 +73,6 @@ class Rank {
   ops::Backend& backend() { return *backend_; }
 
  private:
-  bool all_reduce() {
-    return backend_->all_reduce(backend_->tensor(*delta_, tokens_, hidden_), backend_->tensor(*out_, tokens_, hidden_));
-  }
   std::unique_ptr<ops::Buffer> allocate() {
     const ops::Tensor probe{nullptr, backend_->activation_type(), 0, 0, 0};
     return backend_->allocate(tokens_ * hidden_ * probe.element_bytes());

@@ -4,8 +4,8 @@ The weights are random, and so are a router's logits: where the last expert take
 apart, two right backends take different ones, and that is most of what they differ by. So embeddings get a topic in
 their first columns, and routers rows that take other experts for each topic, with room between those taken and the rest.
 The same weights in fp32 and bf16 then differ by a mean KL of 1e-5 to 4e-5, 1 % of what a layer adds and 2 to 4 % of a
-logit at most; before, it was a KL of up to 0.04. Queries are made longer, because random ones look at all positions alike, and a wrong
-score would not be seen.
+logit at most; before, it was a KL of up to 0.04. Queries are made longer, because random ones look at all positions
+alike, and a wrong score would not be seen.
 """
 import json
 import os

@@ -67,7 +67,7 @@ class CardRanks {
   // ops::Backend::reduce_add_rms_norm, gather_columns. A share in `args` is of this rank's part; so is `sum`, where
   // there is one, in place of the delta.
   void reduce(const norm::NormArgs& args, const moe::RowSum& sum, int64_t rows, ops::Residual left, Overlap overlap);
-  // ops::Backend::all_reduce: args.out = the ranks' args.delta added up; whether it can.
+  // ops::Backend::all_reduce: whether there is one, and args.out = the ranks' args.delta added up.
   bool reduces_alone(int64_t rows, int64_t columns) const;
   void reduce_alone(const norm::NormArgs& args, int64_t rows, Overlap overlap);
   void gather(const ops::Tensor& part, const ops::Tensor& out, Overlap overlap);

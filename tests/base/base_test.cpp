@@ -24,6 +24,7 @@
 #include "base/math.h"
 #include "base/random.h"
 #include "base/shared_reads.h"
+#include "base/temporary_directory.h"
 #include "base/threads.h"
 
 namespace fourfold {
@@ -101,13 +102,12 @@ TEST(Check, PrintableEscapesAndCuts) {
 }
 
 TEST(File, NothingButAFileIsReplaced) {
-  const std::filesystem::path pipe =
-      std::filesystem::temp_directory_path() / fmt::format("fourfold_pipe_{}", ::getpid());
+  const TemporaryDirectory directory;
+  const std::filesystem::path pipe = directory / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_THROW(write_file_atomically(pipe, "x"), Error);
   EXPECT_TRUE(std::filesystem::is_fifo(pipe));
-  std::filesystem::remove(pipe);
-  EXPECT_THROW(write_file_atomically(std::filesystem::temp_directory_path(), "x"), Error);
+  EXPECT_THROW(write_file_atomically(directory.path(), "x"), Error);
 }
 
 TEST(File, NamesThatCannotBeLookedUpDoNotExist) {
@@ -195,7 +195,8 @@ TEST(Threads, SleepingWorkersWakeUp) {
 }
 
 TEST(Threads, LittleProcessorsAreLeftOut) {
-  const fs::path root = fs::path(::testing::TempDir()) / fmt::format("fourfold_processors.{}", ::getpid());
+  const TemporaryDirectory directory;
+  const fs::path& root = directory.path();
   const auto add = [&](int processor, const char* capacity) {
     const fs::path folder = root / fmt::format("sys/devices/system/cpu/cpu{}", processor);
     fs::create_directories(folder);
@@ -209,13 +210,11 @@ TEST(Threads, LittleProcessorsAreLeftOut) {
   EXPECT_EQ(helpful({0, 1, 2, 5}), (std::vector<int>{1, 2, 5}));
   EXPECT_EQ(helpful({0, 1}), (std::vector<int>{0, 1}));
   EXPECT_EQ(helpful({5, 9}), (std::vector<int>{5, 9}));
-  fs::remove_all(root);
 }
 
 TEST(File, MapReadWrite) {
-  const std::filesystem::path directory =
-      std::filesystem::temp_directory_path() / fmt::format("fourfold.{}", ::getpid());
-  std::filesystem::create_directories(directory);
+  const TemporaryDirectory temporary;
+  const std::filesystem::path& directory = temporary.path();
   const auto path = directory / "file";
   write_file_atomically(path, "hello");
   EXPECT_EQ(read_file(path), "hello");
@@ -232,12 +231,12 @@ TEST(File, MapReadWrite) {
   int left = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) ++left;
   EXPECT_EQ(left, 1) << "temporary files left behind";
-  std::filesystem::remove_all(directory);
 }
 
 // Threads that want a part each of the same rows, in different orders; more than may be kept.
 TEST(SharedReads, EveryTakerHasItsBytesAndFewAreReadTwice) {
-  const fs::path path = fs::temp_directory_path() / fmt::format("fourfold-reads.{}", ::getpid());
+  const TemporaryDirectory directory;
+  const fs::path path = directory / "file";
   constexpr uint64_t kSpan = 1000, kSpans = 400;
   std::string bytes(kSpan * kSpans, ' ');
   Random random(3);
@@ -271,12 +270,12 @@ TEST(SharedReads, EveryTakerHasItsBytesAndFewAreReadTwice) {
     reads.take(file, 0, kSpan, 1);
     EXPECT_EQ(reads.reads(), before + 1);
   }
-  fs::remove(path);
 }
 
 // A taker that will never come is not waited for once that is known.
 TEST(SharedReads, NobodyWaitsForWhoHasFailed) {
-  const fs::path path = fs::temp_directory_path() / fmt::format("fourfold-reads.{}", ::getpid());
+  const TemporaryDirectory directory;
+  const fs::path path = directory / "file";
   std::ofstream(path, std::ios::binary) << std::string(3000, 'x');
   const auto file = std::make_shared<const OpenFile>(path);
   SharedReads reads(1000, std::chrono::minutes(10));
@@ -287,30 +286,26 @@ TEST(SharedReads, NobodyWaitsForWhoHasFailed) {
   EXPECT_EQ(reads.take(file, 2000, 1000, 2)->at(0), 'x');
   EXPECT_EQ(reads.take(file, 0, 1000, 2)->at(0), 'x');  // what is there is still found
   EXPECT_EQ(reads.reads(), 3);
-  fs::remove(path);
 }
 
 TEST(SharedReads, AFileThatEndsEarlyIsAnErrorForAll) {
-  const fs::path path = fs::temp_directory_path() / fmt::format("fourfold-reads.{}", ::getpid());
+  const TemporaryDirectory directory;
+  const fs::path path = directory / "file";
   std::ofstream(path, std::ios::binary) << std::string(100, 'x');
   const auto file = std::make_shared<const OpenFile>(path);
   SharedReads reads;
   for (int taker = 0; taker < 3; ++taker) EXPECT_THROW(reads.take(file, 50, 100, 3), Error);
   EXPECT_EQ(reads.reads(), 1);
   EXPECT_EQ(reads.take(file, 50, 50, 3)->at(0), 'x');
-  fs::remove(path);
 }
 
 TEST(File, WhatIsNotCommittedLeavesNothing) {
-  const std::filesystem::path directory =
-      std::filesystem::temp_directory_path() / fmt::format("fourfold.uncommitted.{}", ::getpid());
-  std::filesystem::create_directories(directory);
+  const TemporaryDirectory directory;
   {
     AtomicFile file(directory / "file");
     file.write("half of it");
   }
-  EXPECT_TRUE(std::filesystem::is_empty(directory));
-  std::filesystem::remove_all(directory);
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
 
 TEST(Checksum, TellsLengthsAndBytesApart) {

@@ -2,7 +2,6 @@
 #include "batch/output_file.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,21 +9,21 @@
 
 #include "base/check.h"
 #include "base/json.h"
+#include "base/temporary_directory.h"
 
 namespace fourfold::batch {
 namespace {
 
 class Output : public testing::Test {
  protected:
-  void TearDown() override { std::filesystem::remove(path_); }
   std::string text() const {
     std::ostringstream out;
     out << std::ifstream(path_).rdbuf();
     return out.str();
   }
   void write(const std::string& content) const { std::ofstream(path_) << content; }
-  const std::string path_ =
-      (std::filesystem::temp_directory_path() / ("fourfold_answers_" + std::to_string(::getpid()))).string();
+  const TemporaryDirectory directory_;
+  const std::string path_ = directory_ / "answers";
 };
 
 TEST_F(Output, HasOpenAisForm) {

@@ -1,18 +1,19 @@
 #include "batch/request_file.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
 #include "base/check.h"
+#include "base/temporary_directory.h"
 
 namespace fourfold::batch {
 namespace {
 
 TEST(RequestFile, LinesHaveTheirNumbers) {
-  const auto path = std::filesystem::temp_directory_path() / ("fourfold_requests_" + std::to_string(::getpid()));
+  const TemporaryDirectory directory;
+  const auto path = directory / "requests";
   std::ofstream(path) << "a\n\n \t\r\nb\r\n" + std::string(kMaxLine + 5, 'x') + "\nlast";
   RequestFile file(path.string());
   EXPECT_EQ(file.lines(), 4);
@@ -32,7 +33,6 @@ TEST(RequestFile, LinesHaveTheirNumbers) {
   expect(6, "last");
   EXPECT_FALSE(file.next());
   EXPECT_FALSE(file.next());
-  std::filesystem::remove(path);
   EXPECT_THROW(RequestFile("/dev/null"), Error);
   EXPECT_THROW(RequestFile("/nothing"), Error);
 }

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/temporary_directory.h"
 
 namespace fourfold::bench {
 namespace {
@@ -36,7 +37,8 @@ TEST(Prompts, ContextStandsInFrontOfTheQuestion) {
 }
 
 TEST(Prompts, FilesAreChecked) {
-  const auto path = std::filesystem::temp_directory_path() / ("fourfold_prompts_" + std::to_string(::getpid()));
+  const TemporaryDirectory directory;
+  const auto path = directory / "prompts";
   const auto open = [&](const std::string& text) {
     std::ofstream(path) << text;
     return PromptSet::open(path.string());
@@ -46,7 +48,6 @@ TEST(Prompts, FilesAreChecked) {
   for (const char* bad : {"", "{}", "[1]", "x", R"({"messages":[]})", R"({"messages":[3]})"}) {
     EXPECT_THROW(open(bad), Error) << bad;
   }
-  std::filesystem::remove(path);
   EXPECT_THROW(PromptSet::open("nothing"), Error);
 }
 

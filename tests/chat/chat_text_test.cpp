@@ -2,12 +2,12 @@
 #include "chat/chat_text.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "base/temporary_directory.h"
 #include "chat/sampling.h"
 
 namespace fourfold::chat {
@@ -28,16 +28,13 @@ Conversation conversation(std::string_view messages, std::optional<bool> thinkin
 class Checkpoint {
  public:
   explicit Checkpoint(const std::string& chat_template) {
-    fs::remove_all(path_);
-    fs::create_directories(path_);
-    for (const char* name : {"config.json", "tokenizer.json"}) fs::copy_file(kDemo / name, path_ / name);
-    if (!chat_template.empty()) std::ofstream(path_ / "chat_template.jinja") << chat_template;
+    for (const char* name : {"config.json", "tokenizer.json"}) fs::copy_file(kDemo / name, directory_ / name);
+    if (!chat_template.empty()) std::ofstream(directory_ / "chat_template.jinja") << chat_template;
   }
-  ~Checkpoint() { fs::remove_all(path_); }
-  ChatText text() const { return ChatText(path_, model::read_config(path_)); }
+  ChatText text() const { return ChatText(directory_.path(), model::read_config(directory_.path())); }
 
  private:
-  fs::path path_ = fs::temp_directory_path() / ("fourfold_chat_text_" + std::to_string(::getpid()));
+  const TemporaryDirectory directory_;
 };
 
 class Demo : public testing::Test {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/temporary_directory.h"
 
 namespace fourfold {
 
@@ -34,14 +35,7 @@ struct Outcome {
 
 class Cmd : public testing::Test {
  protected:
-  void SetUp() override {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    dir_ = fs::temp_directory_path() / ("fourfold_cmd_" + std::to_string(::getpid()) + "_" + info->name());
-    fs::remove_all(dir_);
-    fs::create_directories(dir_);
-    ::setenv("FOURFOLD_HISTORY", (dir_ / "history").c_str(), 1);
-  }
-  void TearDown() override { fs::remove_all(dir_); }
+  void SetUp() override { ::setenv("FOURFOLD_HISTORY", (dir_ / "history").c_str(), 1); }
 
   fs::path path(const std::string& name) const { return dir_ / name; }
   std::string write(const std::string& name, const std::string& text) const {
@@ -84,7 +78,7 @@ class Cmd : public testing::Test {
   const std::string demo_ = FOURFOLD_SOURCE_DIR "/models/demo";
 
  private:
-  fs::path dir_;
+  const TemporaryDirectory dir_;
 };
 
 }  // namespace fourfold

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/temporary_directory.h"
 #include "cpu/host/cpu_backend.h"
 #include "cpu/memory/available.h"
 #include "cpu/memory/host_buffer.h"
@@ -84,14 +85,11 @@ class Machine : public ::testing::Test {
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file) << text;
   }
-  AvailableMemory found() { return available_memory(root_.string() + "/"); }
+  AvailableMemory found() { return available_memory(root_.path().string() + "/"); }
   void SetUp() override {
-    root_ = std::filesystem::path(::testing::TempDir()) / "fourfold_machine";
-    std::filesystem::remove_all(root_);
     write("proc/meminfo", "MemTotal:       16000 kB\nMemFree: 10 kB\nMemAvailable:    8000 kB\n");
   }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-  std::filesystem::path root_;
+  const TemporaryDirectory root_;
 };
 
 TEST_F(Machine, WithoutGroups) {

@@ -3,10 +3,11 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+
+#include "base/temporary_directory.h"
 
 namespace fourfold::cpu {
 namespace {
@@ -23,8 +24,8 @@ void add_cache(const std::filesystem::path& root, int processor, int index, int 
 
 // Two groups of cores with a cache each, and a processor without a third level.
 TEST(Caches, ThoseOfTheProcessorsCountOnce) {
-  const std::filesystem::path root =
-      std::filesystem::path(testing::TempDir()) / fmt::format("fourfold-caches.{}", ::getpid());
+  const TemporaryDirectory directory;
+  const std::filesystem::path& root = directory.path();
   for (int processor = 0; processor < 4; ++processor) {
     add_cache(root, processor, 0, 1, "Data", "48K", fmt::format("{}", processor).c_str());
     add_cache(root, processor, 1, 1, "Instruction", "64K", fmt::format("{}", processor).c_str());
@@ -41,7 +42,6 @@ TEST(Caches, ThoseOfTheProcessorsCountOnce) {
   EXPECT_EQ(bytes({9}), 512ll << 10);
   EXPECT_EQ(bytes({9, 0}), 32ll << 20);
   EXPECT_EQ(bytes({7}), 0);
-  std::filesystem::remove_all(root);
 }
 
 }  // namespace

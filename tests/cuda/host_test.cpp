@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/temporary_directory.h"
 #include "cuda/backend/sources.h"
 #include "cuda/moe/tuned.h"
 #include "jit/nvrtc.h"
@@ -174,16 +175,8 @@ TEST(Reference, AgreesWithDoublePrecisionOnASmallLayer) {
 
 class Tuned : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "fourfold-tuned-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(directory_, ignored);
-  }
-  std::filesystem::path directory_;
+  const TemporaryDirectory temporary_;
+  const std::filesystem::path& directory_ = temporary_.path();
 };
 
 TEST_F(Tuned, TablesComeBackAsTheyWereSaved) {

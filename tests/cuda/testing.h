@@ -3,7 +3,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cmath>
 #include <filesystem>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "base/temporary_directory.h"
 #include "cuda/moe/kernels.h"
 #include "cuda/moe/reference.h"
 #include "nvfp4/number.h"
@@ -32,11 +32,8 @@ inline const Device& test_device() {
   return device;
 }
 inline jit::KernelStore& test_store() {
-  static jit::KernelStore store([] {
-    std::string pattern = (std::filesystem::temp_directory_path() / "fourfold-cuda-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    return std::filesystem::path(pattern);
-  }());
+  static const TemporaryDirectory directory;
+  static jit::KernelStore store(directory.path());
   return store;
 }
 

@@ -2,10 +2,10 @@
 #include "doctor/collect.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 
+#include "base/temporary_directory.h"
 #include "doctor/finding.h"
 
 namespace fourfold::doctor {
@@ -15,13 +15,12 @@ namespace fs = std::filesystem;
 
 class Root : public testing::Test {
  protected:
-  void SetUp() override { fs::create_directories(root_); }
-  void TearDown() override { fs::remove_all(root_); }
   void write(const std::string& path, const std::string& text) const {
     fs::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text;
   }
-  const fs::path root_ = fs::temp_directory_path() / ("fourfold_root_" + std::to_string(::getpid()));
+  const TemporaryDirectory directory_;
+  const fs::path& root_ = directory_.path();
 };
 
 TEST_F(Root, HostsAreRead) {

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <memory>
 #include <string>
 
+#include "base/temporary_directory.h"
 #include "cuda/backend/backend.h"
 #include "hostcuda/host_cuda.h"
 #include "model/config.h"
@@ -15,26 +15,6 @@
 #include "model/ranked.h"
 
 namespace fourfold::hostcuda {
-
-// A folder that goes with the object.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "fourfold-hostcuda-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = pattern;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 // The demo model's shape with one layer of each kind, for what does not depend on how many there are.
 inline model::ModelConfig one_layer_of_each_kind() {
@@ -53,7 +33,7 @@ inline ops::Format experts_in_bf16(model::WeightKind kind) {
 
 // One for the whole test program.
 inline const std::filesystem::path& kernel_store() {
-  static const TemporaryFolder folder;
+  static const TemporaryDirectory folder;
   return folder.path();
 }
 

@@ -80,7 +80,7 @@ TEST(HostWayTuner, WinnersAreStoredAndTakenByTheNextBackend) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
   const HostCard card;
   install(card);
-  const TemporaryFolder store;
+  const TemporaryDirectory store;
   const std::string identity = cuda::ways_identity(card.name, jit::Driver::get().version());
   cuda::RowsWay planned;
   {
@@ -122,7 +122,7 @@ TEST(HostWayTuner, WinnersAreStoredAndTakenByTheNextBackend) {
 TEST(HostWayTuner, WhatFailsItsSelfTestDoesNotWin) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
   install({});
-  const TemporaryFolder store;
+  const TemporaryDirectory store;
   const BrokenKernel broken = broken_kernels()[0];  // of the list's own way
   cuda::LoadOptions load;
   load.rewrite = [&](jit::KernelRequest& request) {

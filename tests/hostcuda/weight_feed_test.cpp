@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(Memory, HostWeights, testing::Bool(),
 // among them. The blocks come round many times.
 TEST_P(HostWeights, EveryParcelArrives) {
   {
-    const TemporaryFolder folder;
+    const TemporaryDirectory folder;
     const std::vector<uint8_t> in_file = random_bytes(1, 300000);
     std::ofstream(folder.path() / "file", std::ios::binary)
         .write(reinterpret_cast<const char*>(in_file.data()), static_cast<std::streamsize>(in_file.size()));
@@ -100,7 +100,7 @@ TEST_P(HostWeights, EveryParcelArrives) {
 
 TEST_P(HostWeights, AFileThatEndsEarlyIsAnErrorAndNothingIsLeft) {
   {
-    const TemporaryFolder folder;
+    const TemporaryDirectory folder;
     const std::vector<uint8_t> bytes = random_bytes(1, 40000);
     std::ofstream(folder.path() / "file", std::ios::binary)
         .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
@@ -125,7 +125,7 @@ TEST_P(HostWeights, AFileThatEndsEarlyIsAnErrorAndNothingIsLeft) {
 // The caller is far ahead with what lies in files, and not with what is kept in memory for it.
 TEST_P(HostWeights, WhatWaitsIsALimitedAmountOfMemory) {
   {
-    const TemporaryFolder folder;
+    const TemporaryDirectory folder;
     const std::vector<uint8_t> bytes = random_bytes(1, 10000);
     std::ofstream(folder.path() / "file", std::ios::binary)
         .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
@@ -214,7 +214,7 @@ TEST_P(HostWeights, ColumnsOfAFileAreRepackedAsACopyOfThem) {
     card->loading_block = 30000;
     card->loading_threads = 2;
     constexpr int64_t kRows = 130, kColumns = 336, kWide = 60000, kFirst = 1024;
-    const TemporaryFolder folder;
+    const TemporaryDirectory folder;
     const auto halves = static_cast<size_t>(kRows * kWide * 2), codes = static_cast<size_t>(kRows * kWide / 2);
     std::vector<uint8_t> bytes = random_bytes(1, halves + codes + codes / 8);
     for (size_t i = 1; i < halves; i += 2) bytes[i] &= 0xbf;  // bf16 that are numbers
@@ -270,7 +270,7 @@ TEST_P(HostWeights, ColumnsOfAFileAreRepackedAsACopyOfThem) {
 TEST_P(HostWeights, ColumnsThatRanksShareAreReadOnce) {
   {
     constexpr uint64_t kRows = 3000, kRow = 600;
-    const TemporaryFolder folder;
+    const TemporaryDirectory folder;
     const std::vector<uint8_t> bytes = random_bytes(1, kRows * kRow);
     std::ofstream(folder.path() / "file", std::ios::binary)
         .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
@@ -317,7 +317,7 @@ TEST_P(HostWeights, ABlockScaleThatIsNoneIsNamed) {
   for (const uint8_t bad : {0x7f, 0xff, 0x80}) {
     const auto card = std::make_shared<cuda::Card>(0, kernel_store());
     card->loading_block = 20000;
-    const TemporaryFolder folder;
+    const TemporaryDirectory folder;
     {
       std::ofstream file(folder.path() / "file", std::ios::binary);
       for (int i = 0; i < 200 * 128; ++i) file.put(0x11);

@@ -3,9 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -15,30 +13,13 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/temporary_directory.h"
 #include "model/checkpoint.h"
 #include "model/generator.h"
 #include "model/random_weights.h"
 #include "model/safetensors.h"
 
 namespace fourfold::model {
-
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    static std::atomic<int> count{0};
-    path_ = std::filesystem::temp_directory_path() / fmt::format("fourfold-test.{}.{}", ::getpid(), count++);
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directories(path_);
-  }
-  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline ModelConfig small_checkpoint_config(bool dense = false) {
   ModelConfig config;

@@ -2,7 +2,6 @@
 // (tools/goldens makes the files; tests/goldens/model/README.md says how). The checkpoints are the demo model and
 // random ones that `fourfold generate` makes again here from their seeds; what `fourfold logits` calls computes.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/temporary_directory.h"
 #include "cpu/backend.h"
 #include "model/checkpoint.h"
 #include "model/model.h"
@@ -132,8 +132,6 @@ double relative_error(const Matrix& reference, const Matrix& ours) {
 class Truth : public testing::TestWithParam<Golden> {
  protected:
   void SetUp() override {
-    work_ = fs::temp_directory_path() / fmt::format("fourfold-truth.{}.{}", GetParam().name, ::getpid());
-    fs::create_directories(work_);
     const std::string& arguments = GetParam().arguments;
     if (arguments.rfind("dir ", 0) == 0) {
       checkpoint_ = fs::path(FOURFOLD_SOURCE_DIR) / arguments.substr(4);
@@ -142,7 +140,6 @@ class Truth : public testing::TestWithParam<Golden> {
       run(fmt::format("{} generate {} {}", FOURFOLD_BINARY, checkpoint_.string(), arguments));
     }
   }
-  void TearDown() override { fs::remove_all(work_); }
 
   // What `fourfold logits` would write for the golden's tokens, by the golden's names.
   std::map<std::string, Matrix> compute(const SafetensorsFile& golden, cpu::Isa isa, int64_t chunk) {
@@ -174,7 +171,8 @@ class Truth : public testing::TestWithParam<Golden> {
     return computed;
   }
 
-  fs::path work_, checkpoint_;
+  const TemporaryDirectory work_;
+  fs::path checkpoint_;
 };
 
 TEST_P(Truth, EqualsTransformers) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/temporary_directory.h"
 #include "serve/api_error.h"
 
 namespace fourfold::serve {
@@ -73,7 +74,6 @@ TEST(ApiKeys, AKeysPriorityComesBeforeThatOfRequests) {
 
 class ApiKeyFile : public testing::Test {
  protected:
-  ~ApiKeyFile() override { std::filesystem::remove(path_); }
   ApiKeys read(const std::string& text) const {
     std::ofstream(path_) << text;
     ApiKeys keys;
@@ -90,9 +90,8 @@ class ApiKeyFile : public testing::Test {
   }
 
  private:
-  const std::filesystem::path path_ =
-      std::filesystem::temp_directory_path() /
-      (std::string("fourfold_keys_") + testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TemporaryDirectory directory_;
+  const std::filesystem::path path_ = directory_ / "keys";
 };
 
 TEST_F(ApiKeyFile, HasAKeyInEachLine) {

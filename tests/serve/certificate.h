@@ -1,17 +1,15 @@
 // A certificate for tests of TLS.
 #pragma once
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
 
+#include "base/temporary_directory.h"
 #include "serve/tls.h"
 
 namespace fourfold::serve {
@@ -20,7 +18,6 @@ namespace fourfold::serve {
 class Certificate {
  public:
   Certificate() {
-    std::filesystem::create_directories(directory_);
     EVP_PKEY* key = ::EVP_EC_gen("P-256");
     X509* certificate = ::X509_new();
     ::ASN1_INTEGER_set(::X509_get_serialNumber(certificate), 1);
@@ -41,9 +38,6 @@ class Certificate {
     ::X509_free(certificate);
     ::EVP_PKEY_free(key);
   }
-  ~Certificate() { std::filesystem::remove_all(directory_); }
-  Certificate(const Certificate&) = delete;
-  Certificate& operator=(const Certificate&) = delete;
 
   std::filesystem::path certificate_path() const { return directory_ / "certificate.pem"; }
   std::filesystem::path key_path() const { return directory_ / "key.pem"; }
@@ -53,9 +47,7 @@ class Certificate {
   }
 
  private:
-  const std::filesystem::path directory_ =
-      std::filesystem::temp_directory_path() /
-      fmt::format("fourfold_tls_{}_{}", ::getpid(), testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TemporaryDirectory directory_;
 };
 
 }  // namespace fourfold::serve

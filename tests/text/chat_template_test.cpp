@@ -3,12 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <chrono>
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/temporary_directory.h"
 
 namespace fourfold::text {
 namespace {
@@ -152,12 +151,10 @@ TEST(ChatTemplate, ArgumentsGivenAsText) {
 
 TEST(ChatTemplate, Directories) {
   namespace fs = std::filesystem;
-  const fs::path dir = fs::temp_directory_path() / ("fourfold_chat_template_" + std::to_string(::getpid()));
-  fs::remove_all(dir);
-  fs::create_directories(dir);
+  const TemporaryDirectory dir;
   const auto write = [&](const char* name, std::string_view text) { write_file_atomically(dir / name, text); };
   const auto rendered = [&](const ChatRequest& request = simple()) {
-    return ChatTemplate::from_directory(dir).render(request);
+    return ChatTemplate::from_directory(dir.path()).render(request);
   };
   EXPECT_THROW(rendered(), Error);
   write("tokenizer_config.json", R"({"bos_token": {"content": "<b>"}, "eos_token": null, "chat_template": [
@@ -174,7 +171,6 @@ TEST(ChatTemplate, Directories) {
   ChatRequest other = simple();
   other.variables["bos_token"] = "X";
   EXPECT_EQ(rendered(other), "X<e>J");
-  fs::remove_all(dir);
 }
 
 TEST(ChatTemplate, TheClockCanBeSet) {

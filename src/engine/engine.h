@@ -161,7 +161,8 @@ struct EngineOptions {
   std::function<void()> notified = nullptr;
 };
 
-// Rows of logits that a model must have been built for (ModelOptions::max_logit_rows).
+// Rows of logits that a model should be built for (ModelOptions::max_logit_rows). With fewer, prompts whose
+// log-probabilities are wanted take more steps; one for each sequence and each of its drafts is the least.
 int64_t logit_rows(const EngineOptions& options);
 
 // Where prompts were not taken from the prefix cache, in tokens of prompts.

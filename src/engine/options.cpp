@@ -17,11 +17,19 @@ void check_limit(const char* field, int64_t value, int64_t low, int64_t high) {
 constexpr int64_t kStatesShare = 8;
 constexpr int64_t kLeastStates = 16, kMostStates = 4096;
 
+// Prompts whose log-probabilities are wanted have at least so many rows a step, however few sequences run.
+constexpr int64_t kReportedRows = 32;
+
+// The last token of each sequence, and its drafts.
+int64_t least_logit_rows(const EngineOptions& options) {
+  const int64_t drafts = options.drafts == kAutoDrafts ? ops::kMaxDrafts : options.drafts;
+  return std::min(options.max_sequences * (1 + drafts), options.max_step_tokens);
+}
+
 }  // namespace
 
 int64_t logit_rows(const EngineOptions& options) {
-  const int64_t drafts = options.drafts == kAutoDrafts ? ops::kMaxDrafts : options.drafts;
-  return std::min(options.max_sequences * (1 + drafts), options.max_step_tokens);
+  return std::max(least_logit_rows(options), std::min(kReportedRows, options.max_step_tokens));
 }
 
 EngineOptions resolve(EngineOptions options, const model::Model& model) {
@@ -37,7 +45,7 @@ EngineOptions resolve(EngineOptions options, const model::Model& model) {
     fail("engine: drafts is {}, and the model has no MTP head to make them", options.drafts);
   }
   if (!model.has_mtp()) options.drafts = 0;
-  const int64_t wanted = logit_rows(options);
+  const int64_t wanted = least_logit_rows(options);
   if (model.options().max_logit_rows < wanted) {
     fail("engine: the model has {} rows of logits a step, wanted {} (max_sequences {}, drafts {})",
          model.options().max_logit_rows, wanted, options.max_sequences, options.drafts);

@@ -1,4 +1,4 @@
-// The small managers on their own: pages and slots.
+// The small managers on their own: pages, slots and sizes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 
 #include "base/property.h"
 #include "base/random.h"
+#include "engine/engine.h"
 #include "engine/pages.h"
 #include "engine/states.h"
 
@@ -71,6 +72,23 @@ TEST(Slots, TakeAndRelease) {
   slots.release(a);
   EXPECT_THROW(slots.release(a), std::logic_error);  // given back twice
   slots.check();
+}
+
+// A row for each sequence and each of its drafts; of a prompt whose log-probabilities are wanted 32 a step at least.
+TEST(LogitRows, AreEnoughForSequencesDraftsAndPrompts) {
+  const auto rows = [](int64_t sequences, int32_t drafts, int64_t step_tokens) {
+    EngineOptions options;
+    options.max_sequences = sequences;
+    options.drafts = drafts;
+    options.max_step_tokens = step_tokens;
+    return logit_rows(options);
+  };
+  EXPECT_EQ(rows(1, 0, 512), 32);
+  EXPECT_EQ(rows(1, kAutoDrafts, 512), 32);
+  EXPECT_EQ(rows(64, 0, 512), 64);
+  EXPECT_EQ(rows(64, 2, 512), 192);
+  EXPECT_EQ(rows(1, 5, 16), 16);
+  EXPECT_EQ(rows(64, 5, 256), 256);
 }
 
 }  // namespace

@@ -1,1 +1,1 @@
-// Gives fourfold_test_headers a file to compile; its precompiled headers are what counts.
+// Gives what precompiles the headers of tests a file to compile; those headers are what counts.

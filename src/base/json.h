@@ -15,9 +15,9 @@
 #include <string>
 #include <string_view>
 
-namespace fourfold {
+#include "base/json_forward.h"
 
-using Json = nlohmann::ordered_json;
+namespace fourfold {
 
 struct JsonLimits {
   size_t max_bytes = 256u << 20;

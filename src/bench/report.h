@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "base/json.h"
+#include "base/json_forward.h"
 #include "bench/figures.h"
 #include "bench/server.h"
 

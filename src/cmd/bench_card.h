@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_forward.h"
 #include "measure/ceilings.h"
 #include "ops/ops.h"
 #include "plan/step/step.h"

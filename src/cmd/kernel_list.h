@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_forward.h"
 #include "cuda/backend/backend.h"
 #include "model/ranked.h"
 #include "model/weight_source.h"

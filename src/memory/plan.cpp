@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "base/math.h"
 #include "engine/options.h"
 #include "model/ranked.h"

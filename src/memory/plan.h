@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/json.h"
+#include "base/json_forward.h"
 #include "cuda/backend/backend.h"
 #include "engine/engine.h"
 #include "model/model.h"

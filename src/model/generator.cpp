@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/interrupt.h"
+#include "base/json.h"
 #include "base/math.h"
 #include "base/progress.h"
 #include "base/threads.h"

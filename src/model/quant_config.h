@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_forward.h"
 
 namespace fourfold::model {
 

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/math.h"
 #include "model/checkpoint.h"
 

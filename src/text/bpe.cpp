@@ -8,6 +8,7 @@
 #include <queue>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "text/pipeline.h"
 #include "text/unicode.h"
 

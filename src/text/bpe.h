@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_forward.h"
 
 namespace fourfold::text {
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/check.h"
+#include "base/json.h"
 
 namespace fourfold::text {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_forward.h"
 #include "text/aligned_text.h"
 #include "text/regex.h"
 

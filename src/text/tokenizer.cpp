@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
 #include "text/pipeline.h"

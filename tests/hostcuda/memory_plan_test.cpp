@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "hostcuda/testing.h"
 #include "memory/plan.h"
 #include "model/checkpoint.h"

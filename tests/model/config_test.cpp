@@ -1,5 +1,6 @@
 // config.json in both nestings, its limits, and the files beside it.
 #include "model/config.h"
+#include "base/json.h"
 
 #include <gtest/gtest.h>
 

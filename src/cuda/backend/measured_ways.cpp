@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "cuda/device/tuned_file.h"
 
 namespace fourfold::cuda {

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/console.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "jit/sha256.h"
 #include "jit/sources.h"
 

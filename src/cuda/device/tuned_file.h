@@ -8,7 +8,7 @@
 #include <span>
 #include <string>
 
-#include "base/json.h"
+#include "base/json_forward.h"
 
 namespace fourfold::cuda {
 

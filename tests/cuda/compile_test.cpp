@@ -179,9 +179,6 @@ TEST_P(BackendKernels, CompileWithoutSpillsAndFit) {
     for (const bool fp8 : {false, true}) sources.push_back(prefill_source(arch, 256, 64, fp8));
     sources.push_back(plain_source(arch, 1, 10));
     sources.push_back(choosing_source(arch, choosing_way(arch, 1, 3072, 1024)));
-  }
-  // One source without tiles for all of them.
-  if (arch.name == "sm_80" || arch.name == "sm_90a") {
     for (const auto& source :
          {sample_source(), lanes_source(), step_source(), stamp_source(), norm_source(), reduce_source(),
           two_shot_source(), gathered_source(), checksum_source(), rank_sample_source()})

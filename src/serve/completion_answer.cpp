@@ -99,12 +99,14 @@ bool CompletionAnswer::token(size_t index, const engine::Event& event, std::stri
   }
   if (options_.no_output) return false;
   ++choice.tokens;
+  // Of the token that ends the answer as well, as of every one in completion_tokens: programs that score a prompt ask
+  // for one token more and take the last one off, whatever it is.
+  if (options_.logprobs) add_logprob(choice, event.token, &event.logprobs);
   if (options_.fields.ends(event.token, text_)) {
     if (!text_.is_stop(event.token)) choice.stop_reason = event.token;
     return true;
   }
   const size_t before = choice.stream.text().size();
-  if (options_.logprobs) add_logprob(choice, event.token, &event.logprobs);
   add_text(choice, choice.stream.push(event.token));
   choice.offset += count_characters(std::string_view(choice.stream.text()).substr(before));
   if (choice.stream.stop()) choice.stop_reason = *choice.stream.stop();

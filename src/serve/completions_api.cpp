@@ -20,7 +20,7 @@ constexpr FieldRule kOwnRules[] = {
     {"max_tokens", kHonoured, "16 where it is missing; 0 with echo: the prompt alone"},
     {"n", kHonoured, "1 to 64, and up to 256 answers in all"},
     {"stop", kHonoured, "a string or up to 64"},
-    {"logprobs", kHonoured, "0 to 20 alternatives of each token, of the prompt's as well with echo"},
+    {"logprobs", kHonoured, "0 to 20 alternatives of each token, the one that ends the answer included; of the prompt's as well with echo"},
     {"echo", kHonoured, "the prompt in front of the answer"},
     {"add_special_tokens", kHonoured, "true where it is missing; of a prompt that is text"},
     {"best_of", kHonoured, "no other than n"},

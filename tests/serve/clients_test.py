@@ -183,12 +183,33 @@ class ServeTest(unittest.TestCase):
         log = answer.logprobs
         self.assertIsNone(log.token_logprobs[0])
         self.assertTrue(all(value <= 0 for value in log.token_logprobs[1:]))
-        self.assertEqual("".join(log.tokens), answer.text)
-        for token, offset in zip(log.tokens, log.text_offset):
+        ending = ["<|im_end|>"] if answer.finish_reason == "stop" else []
+        self.assertEqual("".join(log.tokens), answer.text + "".join(ending))
+        for token, offset in zip(log.tokens[:len(log.tokens) - len(ending)], log.text_offset):
             self.assertEqual(answer.text[offset:offset + len(token)], token)
         alone = self.openai.completions.create(model="demo", prompt=prompt, max_tokens=0, echo=True, logprobs=1).choices[0]
         self.assertEqual(alone.text, prompt)
         self.assertEqual(alone.logprobs.token_logprobs, log.token_logprobs[:len(alone.logprobs.tokens)])
+
+    def test_logprobs_of_the_token_that_ends(self):
+        """As many as completion_tokens, so that whoever scores a prompt can take the answer's off its end (lm-eval does)."""
+        prompt = "<|im_start|>user\nWhat is 17 + 25?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n17 + 25 = 42"
+        for stream in (False, True):
+            for echo in (False, True):
+                answer = self.openai.completions.create(model="demo", prompt=prompt, max_tokens=4, echo=echo, logprobs=1,
+                                                        stream=stream, extra_body={"stream_options": {"include_usage": True}}
+                                                        if stream else {})
+                pieces = list(answer) if stream else [answer]
+                choices = [piece.choices[0] for piece in pieces if piece.choices]
+                tokens = [token for choice in choices if choice.logprobs for token in choice.logprobs.tokens]
+                values = [value for choice in choices if choice.logprobs for value in choice.logprobs.token_logprobs]
+                usage = pieces[-1].usage
+                self.assertEqual(choices[-1].finish_reason, "stop")
+                self.assertEqual("".join(choice.text for choice in choices), prompt if echo else "")
+                self.assertEqual(usage.completion_tokens, 1)
+                self.assertEqual(len(tokens), usage.total_tokens if echo else 1)
+                self.assertEqual(tokens[-1], "<|im_end|>")
+                self.assertGreater(values[-1], -0.1)
 
     # ---- responses
 

@@ -68,6 +68,8 @@ constexpr uint64_t repeat(uint8_t byte) { return 0x0101010101010101ull * byte; }
 class Pool {
  public:
   static constexpr size_t kLeast = size_t{1} << 17;  // bytes of a matrix that is cut out
+  // Elements of a model; one with fewer is made sooner than the pools are.
+  static constexpr int64_t kModel = int64_t{1} << 28;
 
   Pool(size_t bytes, const std::function<void(std::span<uint8_t>)>& fill)
       : bytes_(std::make_shared<std::vector<uint8_t>>(bytes + kAlign)), size_(bytes) {
@@ -94,6 +96,7 @@ class RandomWeights final : public WeightSource {
       : config_(config), seed_(seed), formats_(std::move(formats)) {
     validate_config(config_, "model shape");
     for (WeightSpec& spec : weight_specs(config_)) {
+      elements_ += spec.elements();
       std::string name = spec.name;
       specs_.emplace(std::move(name), std::move(spec));
     }
@@ -116,7 +119,8 @@ class RandomWeights final : public WeightSource {
     const auto elements = static_cast<size_t>(rows * columns);
     const size_t data_bytes = fp4 ? elements / 2 : fp8 ? round_up(elements, alignof(float)) : elements * 2;
     const size_t scale_bytes = fp4 ? elements / 16 : fp8 ? sizeof(float) : 0;
-    if (data_bytes >= Pool::kLeast && cut(spec, seed, data_bytes, scale_bytes, source)) return source;
+    if (elements_ >= Pool::kModel && data_bytes >= Pool::kLeast && cut(spec, seed, data_bytes, scale_bytes, source))
+      return source;
     // Not zeroed first: a large model is many gigabytes of this.
     std::shared_ptr<uint8_t> memory(
         static_cast<uint8_t*>(::operator new(data_bytes + scale_bytes, std::align_val_t(64))),
@@ -218,6 +222,7 @@ class RandomWeights final : public WeightSource {
   ModelConfig config_;
   uint64_t seed_;
   FormatOf formats_;
+  int64_t elements_ = 0;
   std::unordered_map<std::string, WeightSpec> specs_;
   std::map<std::pair<std::string, float>, std::unique_ptr<Pool>> pools_;
 };

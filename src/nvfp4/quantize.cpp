@@ -124,10 +124,15 @@ void quantize_row(std::span<const float> row, float tensor_scale, std::span<uint
 void dequantize_row(std::span<const uint8_t> codes, std::span<const uint8_t> scales, float tensor_scale,
                     std::span<float> row) {
   FF_ASSERT(row.size() == scales.size() * kBlock && codes.size() * 2 == row.size());
-  for (size_t i = 0; i < codes.size(); ++i) {
-    const float scale = e4m3_to_float(scales[i / (kBlock / 2)]);
-    row[2 * i] = e2m1_to_float(codes[i] & 15) * scale * tensor_scale;
-    row[2 * i + 1] = e2m1_to_float(codes[i] >> 4) * scale * tensor_scale;
+  constexpr size_t kBytes = kBlock / 2;
+  for (size_t block = 0; block < scales.size(); ++block) {
+    const float scale = e4m3_to_float(scales[block]);
+    float values[16];
+    for (u8 code = 0; code < 16; ++code) values[code] = e2m1_to_float(code) * scale * tensor_scale;
+    for (size_t i = block * kBytes; i < (block + 1) * kBytes; ++i) {
+      row[2 * i] = values[codes[i] & 15];
+      row[2 * i + 1] = values[codes[i] >> 4];
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "executor/cuda.h"
 
@@ -27,12 +28,6 @@ constexpr std::size_t kStackBytes = 64 * 1024;
 constexpr std::size_t kGranule = 64 * 1024;
 constexpr std::size_t kGlobalBytes = std::size_t{1} << 36;  // of addresses, not of memory
 constexpr std::size_t kMostPieces = std::size_t{1} << 20;   // of a buffer that are told apart
-
-u8* map_bytes(std::size_t bytes) {
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) throw std::runtime_error("executor: cannot map memory");
-  return static_cast<u8*>(p);
-}
 
 // The program's own thread-local block.
 void find_tls(u8** begin, u8** end) {
@@ -61,6 +56,12 @@ std::string base_name(const char* file) {
 }
 
 }  // namespace
+
+u8* map_bytes(std::size_t bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) throw std::runtime_error("executor: cannot map memory");
+  return static_cast<u8*>(p);
+}
 
 // Stacks are kept; a fiber that did not end is forgotten, not unwound (nothing on its stack owns anything that matters,
 // and the compiler assumes that plain accesses, where violations are found, do not throw).
@@ -220,10 +221,9 @@ Machine::Machine(const Options& options) : options_(options), random_(static_cas
   if (tls_end_ - tls_begin_ > static_cast<std::ptrdiff_t>(kMaxStaticShared)) {
     throw std::runtime_error("executor: too much static shared memory");
   }
-  cells_.resize((kMaxShared + kMaxStaticShared) / 2);
   global_begin_ = map_bytes(kGlobalBytes);
   global_end_ = global_begin_ + kGlobalBytes;
-  granules_.assign(kGlobalBytes / kGranule, 0);
+  granules_.make(kGlobalBytes / kGranule);
 }
 
 Machine::~Machine() {
@@ -252,15 +252,21 @@ void Machine::block(const char* what, u32 on, u32 parity) {
   t.waiting = what;
   t.waiting_on = on;
   t.waiting_parity = parity;
-  t.ready = false;
-  warp_of(t).ready &= ~(1u << t.lane);
+  set_ready(t, false);
   to_main();
 }
 
 void Machine::wake(Thread& t) {
   t.waiting = nullptr;
-  t.ready = true;
-  warp_of(t).ready |= 1u << t.lane;
+  set_ready(t, true);
+}
+
+void Machine::set_ready(Thread& t, bool ready) {
+  t.ready = ready;
+  Warp& w = warp_of(t);
+  w.ready = ready ? w.ready | 1u << t.lane : w.ready & ~(1u << t.lane);
+  const u32 warp = 1u << t.warp;
+  ready_warps_ = w.ready != 0 ? ready_warps_ | warp : ready_warps_ & ~warp;
 }
 
 void Machine::wait_for_idle() {
@@ -312,32 +318,35 @@ Thread& Machine::enter(Op op, Site site) {
 }
 
 Thread* Machine::pick() {
-  const int warps = static_cast<int>(warps_.size());
+  const u32 warps = static_cast<u32>(warps_.size());
   int chosen = -1;
   switch (options_.order) {
     case Order::kSticky:
-      if (warps_[static_cast<size_t>(sticky_warp_)].ready != 0) {
+      if ((ready_warps_ >> sticky_warp_ & 1u) != 0) {
         chosen = sticky_warp_;
         break;
       }
       [[fallthrough]];
     case Order::kUniform: {
-      const int start = static_cast<int>(random_() % static_cast<u32>(warps));
-      for (int i = 0; i < warps && chosen < 0; ++i) {
-        const int w = (start + i) % warps;
-        if (warps_[static_cast<size_t>(w)].ready != 0) chosen = w;
+      // The first from a random one on, around.
+      const u32 start = random_() % warps;
+      const u32 behind = ready_warps_ >> start;
+      if (ready_warps_ != 0) {
+        chosen = behind != 0 ? static_cast<int>(start) + __builtin_ctz(behind) : __builtin_ctz(ready_warps_);
       }
       break;
     }
     case Order::kPriority:
       if (random_() % 4096 == 0) {
-        Warp& w = warps_[random_() % static_cast<u32>(warps)];
+        Warp& w = warps_[random_() % warps];
         w.priority = random_();
         w.first_lane = random_() & 31u;
       }
-      for (int w = 0; w < warps; ++w) {
-        const Warp& warp = warps_[static_cast<size_t>(w)];
-        if (warp.ready != 0 && (chosen < 0 || warp.priority > warps_[static_cast<size_t>(chosen)].priority)) chosen = w;
+      for (u32 left = ready_warps_; left != 0; left &= left - 1) {
+        const int w = __builtin_ctz(left);
+        if (chosen < 0 || warps_[static_cast<size_t>(w)].priority > warps_[static_cast<size_t>(chosen)].priority) {
+          chosen = w;
+        }
       }
       break;
   }
@@ -368,8 +377,7 @@ void Machine::end_thread() {
   if (!w.groups.empty() || !w.open_ops.empty()) violate("the thread ends with wgmma under way");
   if (t.cluster_arrived != t.cluster_waited) violate("the thread ends between an arrival and a wait of its cluster");
   t.done = true;
-  t.ready = false;
-  w.ready &= ~(1u << t.lane);
+  set_ready(t, false);
   w.alive &= ~(1u << t.lane);
   --live_;
   release_cta_barrier();
@@ -379,20 +387,22 @@ void Machine::start_cta(Index3 cta) {
   cta_ = cta;
   const int n = config_.threads;
   std::memset(arena_, 0xff, touched_);  // what lies behind is checked when a CTA ends
+  touched_ = 0;
   if (tls_begin_ != nullptr) std::memset(tls_begin_, 0xff, static_cast<size_t>(tls_end_ - tls_begin_));
-  // Of the bytes that this launch may touch.
-  cells_.resize((kMaxShared + kMaxStaticShared) / 2);
-  std::fill_n(cells_.begin(), (touched_ + 1) / 2, Cell{});
-  std::fill_n(cells_.begin() + kMaxShared / 2, (tls_end_ - tls_begin_ + 1) / 2, Cell{});
+  cells_.make((kMaxShared + kMaxStaticShared) / 2);
+  std::fill_n(&cells_[0], (marked_ + 1) / 2, Cell{});
+  std::fill_n(&cells_[kMaxShared / 2], (marked_static_ + 1) / 2, Cell{});
+  marked_static_ = 0;
   readers_.clear();
   barriers_.clear();
   named_.clear();
   cta_barrier_ = {};
   copies_.clear();
   threads_.assign(static_cast<size_t>(n), {});
+  ready_warps_ = 0;
   warps_.clear();
   warps_.resize(static_cast<size_t>(n + 31) / 32);
-  const Clock zero = std::make_shared<const std::vector<u32>>(place(kGridComponent) + 1, 0u);
+  const Clock zero = zero_clock();
   while (static_cast<int>(slots_.size()) < n) slots_.emplace_back();
   for (int i = 0; i < n; ++i) {
     Thread& t = threads_[static_cast<size_t>(i)];
@@ -436,17 +446,16 @@ void Machine::exchange(ParkedCta& parked) {
   std::swap(cta_barrier_, parked.cta_barrier);
   std::swap(copies_, parked.copies);
   std::swap(cells_, parked.cells);
+  std::swap(marked_, parked.marked);
+  std::swap(marked_static_, parked.marked_static);
   std::swap(readers_, parked.readers);
   std::swap(slots_, parked.slots);
   std::swap(live_, parked.live);
+  std::swap(ready_warps_, parked.ready_warps);
   std::swap(sticky_warp_, parked.sticky_warp);
   std::swap(cta_, parked.cta);
-  parked.dynamic_bytes.resize(shared_bytes_, 0xff);
   std::swap_ranges(arena_, arena_ + shared_bytes_, parked.dynamic_bytes.data());
-  if (tls_begin_ != nullptr) {
-    parked.static_bytes.resize(static_cast<size_t>(tls_end_ - tls_begin_), 0xff);
-    std::swap_ranges(tls_begin_, tls_end_, parked.static_bytes.data());
-  }
+  if (tls_begin_ != nullptr) std::swap_ranges(tls_begin_, tls_end_, parked.static_bytes.data());
   // Others have run: it is time for another look.
   for (Thread& t : threads_) {
     if (t.waiting == kPeerWait) wake(t);
@@ -461,16 +470,20 @@ void Machine::run_together(const Index3* ctas, size_t count) {
     }
     if (s == Step::kIdle) violate(deadlock_report());
     end_of_cta();
-    if (Device::checks_plain_accesses()) touched_ = stats_.shared_high_water;  // of the launch so far
+    touched_ = marked_ = Device::checks_plain_accesses() ? stats_.shared_high_water : kMaxShared;
     return;
   }
-  std::vector<ParkedCta> parked(count);
+  if (parked_.size() < count) parked_.resize(count);
+  const std::span<ParkedCta> parked(parked_.data(), count);
   together_ = parked.data();
   cluster_ = {};
   cluster_.ctas.resize(count);
   cluster_.threads = static_cast<u32>(count) * threads_n_;
   for (size_t i = 0; i < count; ++i) {
     start_cta(ctas[i]);
+    marked_ = Device::checks_plain_accesses() ? shared_bytes_ : kMaxShared;
+    parked[i].dynamic_bytes.assign(shared_bytes_, 0xff);
+    if (tls_begin_ != nullptr) parked[i].static_bytes.assign(static_cast<size_t>(tls_end_ - tls_begin_), 0xff);
     exchange(parked[i]);
   }
   const bool in_order = random_() % 4 != 0;
@@ -504,6 +517,8 @@ void Machine::run_together(const Index3* ctas, size_t count) {
     exchange(parked[present_]);
     if (s == Step::kDone) left.erase(left.begin() + static_cast<std::ptrdiff_t>(at));
   }
+  touched_ = Device::checks_plain_accesses() ? shared_bytes_ : kMaxShared;
+  if (parked_.size() > kKept) parked_.resize(kKept);
 }
 
 void Machine::end_of_cta() {
@@ -604,8 +619,6 @@ LaunchStats Machine::launch(const LaunchConfig& config, const std::function<void
   try {
     body_ = &body;
     atomics_ = 0;
-    std::memset(arena_, 0xff, kMaxShared);
-    touched_ = kMaxShared;
     first_write_ += static_cast<u32>(writes_.size());
     writes_.clear();
     released_.clear();
@@ -617,6 +630,8 @@ LaunchStats Machine::launch(const LaunchConfig& config, const std::function<void
     if (!Device::checks_plain_accesses()) check_canaries();
   } catch (...) {
     restore();
+    touched_ = marked_ = kMaxShared;
+    parked_.clear();
     throw;
   }
   restore();

@@ -1,6 +1,9 @@
 // The executor's inside: threads, warps, barriers, clocks and the record of accesses.
 #pragma once
 
+#include <sys/mman.h>
+
+#include <bitset>
 #include <boost/context/fiber.hpp>
 #include <map>
 #include <memory>
@@ -18,6 +21,14 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
+
+// For loops that most of the time is spent in: a second version of the function for processors with wider vectors. The
+// same bits, since no multiplication is fused.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define FOURFOLD_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define FOURFOLD_CLONES
+#endif
 
 inline constexpr u32 kSharedBias = 1024;  // address of the first byte of dynamic shared memory: 0 stays invalid
 inline constexpr u32 kMaxShared = 232448;
@@ -38,6 +49,10 @@ inline constexpr char kIdleWait[] = "an asynchronous operation";
 using Clock = std::shared_ptr<const std::vector<u32>>;
 Clock join(const Clock& a, const Clock& b);
 
+// Sums over k of a row of `left` [16][depth] times a column of `right` [depth][columns], in the order of k from zero;
+// columns: a multiple of 8.
+void multiply_matrices(const float* left, const float* right, int depth, int columns, float* sums);
+
 // What happened last to two bytes of shared memory.
 struct Cell {
   u32 write_epoch = 0;
@@ -51,9 +66,63 @@ struct Cell {
   static constexpr u8 kInFlight = 2;  // an asynchronous copy of thread `writer` that it has not waited for
   static constexpr u8 kUnfenced = 4;  // written by an ordinary store or cp.async, no proxy fence by its thread since
 };
+u8* map_bytes(std::size_t bytes);
+
+// Zeros of which only what is touched takes memory.
+template <typename T>
+class Zeros {
+ public:
+  void make(size_t count) {
+    if (data_ != nullptr) return;
+    data_ = {reinterpret_cast<T*>(map_bytes(count * sizeof(T))), Unmap{count * sizeof(T)}};
+  }
+  T& operator[](size_t i) { return data_.get()[i]; }
+
+ private:
+  struct Unmap {
+    size_t bytes = 0;
+    void operator()(T* data) const { munmap(data, bytes); }
+  };
+  std::unique_ptr<T, Unmap> data_;
+};
 struct Reader {
   u16 component;
   u32 epoch;
+};
+
+// Lists of readers, whose memory is used again.
+class ReaderLists {
+ public:
+  struct List {
+    std::vector<Reader> readers;
+    std::bitset<kGridComponent + 1> there;  // components
+  };
+  List& operator[](u32 i) { return lists_[i]; }
+  u32 take() {
+    if (!free_.empty()) {
+      const u32 i = free_.back();
+      free_.pop_back();
+      empty(lists_[i]);
+      return i;
+    }
+    if (used_ == lists_.size()) lists_.emplace_back().readers.reserve(16);
+    empty(lists_[used_]);
+    return used_++;
+  }
+  void give_back(u32 i) { free_.push_back(i); }
+  void clear() {
+    used_ = 0;
+    free_.clear();
+  }
+
+ private:
+  static void empty(List& list) {
+    list.readers.clear();
+    list.there.reset();
+  }
+  std::vector<List> lists_;
+  std::vector<u32> free_;
+  u32 used_ = 0;
 };
 
 enum class Access { kRead, kWrite, kAtomic, kEngine };
@@ -140,6 +209,7 @@ struct Thread {
   Site site;  // last wrapper called
   Clock clock;
   u32 own = 1;
+  u32 reader = 0;  // its place in the last list of readers
   CopyGroup open_group;
   std::vector<CopyGroup> groups;  // committed, oldest first
   std::vector<BulkStore> open_stores;
@@ -248,16 +318,22 @@ struct ParkedCta {
   std::map<int, NamedBarrier> named;
   NamedBarrier cta_barrier;
   std::vector<BulkCopy> copies;
-  std::vector<Cell> cells;
-  std::vector<std::vector<Reader>> readers;
+  Zeros<Cell> cells;
+  u32 marked = 0, marked_static = 0;
+  ReaderLists readers;
   std::vector<FiberSlot> slots;
   std::vector<u8> dynamic_bytes, static_bytes;
   int live = 0;
+  u32 ready_warps = 0;
   int sticky_warp = 0;
   Index3 cta;
 };
 
 class Machine {
+ private:
+  // Their memory is used again: a clock is made at every arrival. Here, since all clocks go before it does.
+  std::vector<std::vector<u32>> spare_clocks_;
+
  public:
   explicit Machine(const Options& options);
   ~Machine();
@@ -306,6 +382,8 @@ class Machine {
   }
 
   // ---- order between threads
+  std::shared_ptr<std::vector<u32>> copy_of(const Clock& clock);
+  std::shared_ptr<std::vector<u32>> zero_clock();
   bool ordered(u32 component, u32 epoch, const Thread& t) const {
     return component == static_cast<u32>(t.index) || (*t.clock)[place(component)] >= epoch;
   }
@@ -396,6 +474,7 @@ class Machine {
   int live_ = 0;
 
  private:
+  std::shared_ptr<std::vector<u32>> new_clock();
   Rendezvous* join_rendezvous(Thread& t, Op op, u32 mask, Site site, void* payload, bool aligned);
   void close_rendezvous(Thread& t, u32 mask);
   void release_lanes(Thread& t, const Rendezvous& r);
@@ -405,14 +484,20 @@ class Machine {
   void run_together(const Index3* ctas, size_t count);
   void exchange(ParkedCta& parked);
   Thread* pick();
+  void set_ready(Thread& t, bool ready);
   void switch_to(Thread& t);
   void to_main();
   void end_of_cta();
-  u32 touched_ = kMaxShared;  // bytes of dynamic shared memory that the CTA before may have used
+  static constexpr size_t kKept = 16;
+  std::vector<ParkedCta> parked_;  // their memory is used again
+  u32 touched_ = kMaxShared;       // bytes of dynamic shared memory that the CTAs before may have used
+  u32 marked_ = 0;                 // and of its record
+  u32 marked_static_ = 0;          // and of static shared memory's
   void check_canaries();
   std::string deadlock_report();
   std::string where() const;
-  void note_reader(Cell& c, u32 component, u32 epoch, const Thread& t);
+  void note_reader(Cell& c, u32 component, u32 epoch, Thread& t);
+  void forget_readers(Cell& c);
   void check_write(Thread& t, Cell& c, u32 offset, Access access, const char* what);
   std::string name_of(u32 component) const;
   std::string region_of(u32 offset) const;
@@ -428,6 +513,7 @@ class Machine {
   const std::function<void()>* body_ = nullptr;
   Thread* current_ = nullptr;
   std::vector<Warp> warps_;
+  u32 ready_warps_ = 0;  // that have a lane which can go on
   int sticky_warp_ = 0;
   Index3 cta_;
   u64 atomics_ = 0;  // on global memory, in this launch
@@ -439,14 +525,14 @@ class Machine {
   u8* tls_begin_ = nullptr;
   u8* tls_end_ = nullptr;
   std::vector<u8> tls_saved_;
-  std::vector<Cell> cells_;
-  std::vector<std::vector<Reader>> readers_;
+  Zeros<Cell> cells_;
+  ReaderLists readers_;
   // global memory
   u8* global_begin_ = nullptr;
   u8* global_end_ = nullptr;
   std::size_t global_used_ = 0;
   std::vector<std::unique_ptr<Buffer>> buffers_;
-  std::vector<u16> granules_;
+  Zeros<u16> granules_;
   // order in global memory, of the present launch
   std::vector<CtaOrder> orders_;  // of each CTA
   std::map<const void*, Known> released_;

@@ -7,6 +7,24 @@
 #include "kernels/ptx/sm120.cuh"
 #include "kernels/ptx/sm90.cuh"
 
+namespace fourfold::executor {
+
+FOURFOLD_CLONES void multiply_matrices(const float* left, const float* right, int depth, int columns, float* sums) {
+  for (int row = 0; row < 16; ++row) {
+    for (int first = 0; first < columns; first += 8) {
+      float sum[8] = {};
+      for (int k = 0; k < depth; ++k) {
+        const float x = left[row * depth + k];
+        const float* y = right + static_cast<std::ptrdiff_t>(k) * columns + first;
+        for (int i = 0; i < 8; ++i) sum[i] += x * y[i];
+      }
+      std::memcpy(sums + static_cast<std::ptrdiff_t>(row) * columns + first, sum, sizeof(sum));
+    }
+  }
+}
+
+}  // namespace fourfold::executor
+
 using namespace fourfold::executor;
 
 namespace fourfold::ptx {
@@ -83,16 +101,9 @@ void load_matrix4_transposed(u32 (&r)[4], u32 address, Site site) {
 
 namespace {
 
-// Of a lane's accumulators: rows g and g + 8, columns 2 l and 2 l + 1.
-template <int K>
-void add_products(const float (&left)[16][K], const float (&right)[8][K], int lane, float* d) {
-  for (int i = 0; i < 4; ++i) {
-    const float* x = left[lane / 4 + 8 * (i / 2)];
-    const float* y = right[lane % 4 * 2 + i % 2];
-    float sum = 0.0f;
-    for (int k = 0; k < K; ++k) sum += x[k] * y[k];
-    d[i] += sum;
-  }
+// Rows g and g + 8 of the sums [16][8], columns 2 l and 2 l + 1, are a lane's.
+void add_sums(const float* sums, int lane, float* d) {
+  for (int i = 0; i < 4; ++i) d[i] += sums[(lane / 4 + 8 * (i / 2)) * 8 + lane % 4 * 2 + i % 2];
 }
 
 // m16n8k16 on 16-bit values, g = lane / 4, l = lane % 4:
@@ -111,7 +122,7 @@ void multiply_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float (
     if (m.mutated(Mutation::Kind::kStale, Op::kMma, site) && m.warp_of(t).mma_seen++ == 0) return;
     const auto lane_of = [&](int lane) { return static_cast<const Payload*>(all.payload[lane]); };
     float left[16][16];
-    float right[8][16];
+    float right[16][8];
     for (int lane = 0; lane < 32; ++lane) {
       for (int j = 0; j < 2; ++j) {
         for (int i = 0; i < 4; ++i) {
@@ -119,11 +130,13 @@ void multiply_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float (
               value(static_cast<u16>(lane_of(lane)->a[i] >> (16 * j)));
         }
         for (int i = 0; i < 2; ++i) {
-          right[lane / 4][lane % 4 * 2 + 8 * i + j] = value(static_cast<u16>(lane_of(lane)->b[i] >> (16 * j)));
+          right[lane % 4 * 2 + 8 * i + j][lane / 4] = value(static_cast<u16>(lane_of(lane)->b[i] >> (16 * j)));
         }
       }
     }
-    for (int lane = 0; lane < 32; ++lane) add_products(left, right, lane, lane_of(lane)->d);
+    float sums[16 * 8];
+    multiply_matrices(left[0], right[0], 16, 8, sums);
+    for (int lane = 0; lane < 32; ++lane) add_sums(sums, lane, lane_of(lane)->d);
   });
 }
 
@@ -158,7 +171,7 @@ void mma_m16n8k64_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 sc
       return nvfp4::e4m3_to_float(static_cast<u8>(word >> (8 * group) & 127u));
     };
     float left[16][64];
-    float right[8][64];
+    float right[64][8];
     for (int lane = 0; lane < 32; ++lane) {
       const int g = lane / 4;
       const int l = lane % 4;
@@ -173,12 +186,14 @@ void mma_m16n8k64_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 sc
       for (int i = 0; i < 2; ++i) {
         for (int j = 0; j < 8; ++j) {
           const int k = 8 * l + 32 * i + j;
-          right[g][k] = nvfp4::e2m1_to_float(static_cast<u8>(lane_of(lane)->b[i] >> (4 * j) & 15u)) *
+          right[k][g] = nvfp4::e2m1_to_float(static_cast<u8>(lane_of(lane)->b[i] >> (4 * j) & 15u)) *
                         scale(lane_of(4 * g)->scales_b, k / 16);
         }
       }
     }
-    for (int lane = 0; lane < 32; ++lane) add_products(left, right, lane, lane_of(lane)->d);
+    float sums[16 * 8];
+    multiply_matrices(left[0], right[0], 64, 8, sums);
+    for (int lane = 0; lane < 32; ++lane) add_sums(sums, lane, lane_of(lane)->d);
   });
 }
 

@@ -37,7 +37,7 @@ void Machine::check_bounds(u32 address, u32 bytes, u32 align, const char* what) 
 
 // ---- the record of accesses -----------------------------------------------------------------------------------------
 
-void Machine::note_reader(Cell& c, u32 component, u32 epoch, const Thread& t) {
+void Machine::note_reader(Cell& c, u32 component, u32 epoch, Thread& t) {
   const u16 me = static_cast<u16>(component + 1);
   if (c.reader == 0 || c.reader == me) {
     c.reader = me;
@@ -50,18 +50,30 @@ void Machine::note_reader(Cell& c, u32 component, u32 epoch, const Thread& t) {
       c.read_epoch = epoch;
       return;
     }
-    readers_.push_back({{static_cast<u16>(c.reader - 1u), c.read_epoch}});
+    const Reader first{static_cast<u16>(c.reader - 1u), c.read_epoch};
     c.reader = Cell::kMany;
-    c.read_epoch = static_cast<u32>(readers_.size() - 1);
+    c.read_epoch = readers_.take();
+    readers_[c.read_epoch].readers.push_back(first);
+    readers_[c.read_epoch].there.set(first.component);
   }
-  std::vector<Reader>& list = readers_[c.read_epoch];
-  for (Reader& r : list) {
-    if (r.component == component) {
-      r.epoch = epoch;
-      return;
-    }
+  ReaderLists::List& list = readers_[c.read_epoch];
+  if (!list.there[component]) {
+    t.reader = static_cast<u32>(list.readers.size());
+    list.readers.push_back({static_cast<u16>(component), epoch});
+    list.there.set(component);
+    return;
   }
-  list.push_back({static_cast<u16>(component), epoch});
+  // Where it was in the list of the cell before, it mostly is in this one.
+  if (t.reader >= list.readers.size() || list.readers[t.reader].component != component) {
+    t.reader = 0;
+    while (list.readers[t.reader].component != component) ++t.reader;
+  }
+  list.readers[t.reader].epoch = epoch;
+}
+
+void Machine::forget_readers(Cell& c) {
+  if (c.reader == Cell::kMany) readers_.give_back(c.read_epoch);
+  c.reader = 0;
 }
 
 void Machine::check_write(Thread& t, Cell& c, u32 offset, Access access, const char* what) {
@@ -88,7 +100,7 @@ void Machine::check_write(Thread& t, Cell& c, u32 offset, Access access, const c
     }
   }
   if (c.reader == Cell::kMany) {
-    for (const Reader& r : readers_[c.read_epoch]) unordered_read(r.component, r.epoch);
+    for (const Reader& r : readers_[c.read_epoch].readers) unordered_read(r.component, r.epoch);
   } else if (c.reader != 0) {
     unordered_read(c.reader - 1u, c.read_epoch);
   }
@@ -106,6 +118,7 @@ void Machine::settle_tentative(Thread& t) {
 }
 
 void Machine::shared_access(Thread& t, u32 offset, u32 bytes, Access access, const char* what) {
+  if (offset >= kMaxShared) marked_static_ = std::max(marked_static_, offset + bytes - kMaxShared);
   for (u32 at = offset / 2 * 2; at < offset + bytes; at += 2) {
     Cell& c = cell(at);
     if (access == Access::kRead) {
@@ -127,7 +140,7 @@ void Machine::shared_access(Thread& t, u32 offset, u32 bytes, Access access, con
     if (access == Access::kAtomic) {
       note_reader(c, component_of(t), t.own, t);
     } else {
-      c.reader = 0;
+      forget_readers(c);
     }
   }
   if (access != Access::kRead && offset < kMaxShared) t.unfenced.push_back({offset, nullptr, bytes});
@@ -147,7 +160,7 @@ void Machine::proxy_read(Thread& t, u32 offset, u32 bytes, const char* what) {
 void Machine::set_read_epoch(Cell& c, u32 component, u32 epoch) {
   if (c.reader == component + 1) c.read_epoch = epoch;
   if (c.reader != Cell::kMany) return;
-  for (Reader& r : readers_[c.read_epoch]) {
+  for (Reader& r : readers_[c.read_epoch].readers) {
     if (r.component == component) r.epoch = epoch;
   }
 }
@@ -159,7 +172,7 @@ void Machine::engine_write(Thread& issuer, u32 offset, u32 bytes, u32 component,
     check_write(issuer, c, at, Access::kEngine, what);
     c.writer = static_cast<u16>(component + 1);
     c.write_epoch = epoch;
-    c.reader = 0;
+    forget_readers(c);
     c.flags = flags;
   }
   std::memset(arena_ + offset, 0xff, bytes);  // what may be seen until the copy has landed
@@ -221,14 +234,15 @@ bool Machine::deliver_for_idle() {
   if (any) return true;
   if (copies_.empty()) return false;
   // The last allowed moment: prefer what somebody waits for.
+  std::vector<u32> awaited;
+  for (const Thread& t : threads_) {
+    if (!t.done && t.waiting != nullptr && (awaited.empty() || awaited.back() != t.waiting_on)) {
+      awaited.push_back(t.waiting_on);
+    }
+  }
   std::vector<size_t> wanted;
   for (size_t i = 0; i < copies_.size(); ++i) {
-    for (const Thread& t : threads_) {
-      if (!t.done && t.waiting != nullptr && t.waiting_on == copies_[i].barrier) {
-        wanted.push_back(i);
-        break;
-      }
-    }
+    if (std::find(awaited.begin(), awaited.end(), copies_[i].barrier) != awaited.end()) wanted.push_back(i);
   }
   deliver(wanted.empty() ? random_() % copies_.size() : wanted[random_() % wanted.size()]);
   return true;

@@ -11,28 +11,62 @@ namespace fourfold::executor {
 
 // ---- clocks ---------------------------------------------------------------------------------------------------------
 
+std::shared_ptr<std::vector<u32>> Machine::new_clock() {
+  struct Pooled {
+    explicit Pooled(Machine* machine) : of(machine) {
+      if (of->spare_clocks_.empty()) return;
+      values = std::move(of->spare_clocks_.back());
+      of->spare_clocks_.pop_back();
+    }
+    Pooled(const Pooled&) = delete;
+    ~Pooled() { of->spare_clocks_.push_back(std::move(values)); }
+    Machine* of;
+    std::vector<u32> values;
+  };
+  auto owner = std::make_shared<Pooled>(this);
+  std::vector<u32>* const clock = &owner->values;
+  return {std::move(owner), clock};
+}
+
+std::shared_ptr<std::vector<u32>> Machine::copy_of(const Clock& clock) {
+  auto copy = new_clock();
+  copy->assign(clock->begin(), clock->end());
+  return copy;
+}
+
+std::shared_ptr<std::vector<u32>> Machine::zero_clock() {
+  auto clock = new_clock();
+  clock->assign(place(kGridComponent) + 1, 0);
+  return clock;
+}
+
+// Bit 0: an element of x is less than y's; bit 1: one is more.
+FOURFOLD_CLONES static u32 compare_clocks(const u32* x, const u32* y, size_t n) {
+  u32 less = 0, more = 0;
+  for (size_t i = 0; i < n; ++i) {
+    less |= static_cast<u32>(x[i] < y[i]);
+    more |= static_cast<u32>(x[i] > y[i]);
+  }
+  return less | more << 1;
+}
+
+FOURFOLD_CLONES static void raise_clock(u32* x, const u32* y, size_t n) {
+  for (size_t i = 0; i < n; ++i) x[i] = x[i] < y[i] ? y[i] : x[i];
+}
+
 Clock join(const Clock& a, const Clock& b) {
   if (a == b || b == nullptr) return a;
   if (a == nullptr) return b;
-  const size_t n = a->size();
-  const u32* x = a->data();
-  const u32* y = b->data();
-  bool less = false;
-  bool more = false;
-  for (size_t i = 0; i < n; ++i) {
-    less |= x[i] < y[i];
-    more |= x[i] > y[i];
-  }
-  if (!less) return a;
-  if (!more) return b;
-  auto result = std::make_shared<std::vector<u32>>(*a);
-  u32* r = result->data();
-  for (size_t i = 0; i < n; ++i) r[i] = r[i] < y[i] ? y[i] : r[i];
+  const u32 differ = compare_clocks(a->data(), b->data(), a->size());
+  if ((differ & 1u) == 0) return a;
+  if (differ == 1) return b;
+  auto result = machine().copy_of(a);
+  raise_clock(result->data(), b->data(), b->size());
   return result;
 }
 
 Clock Machine::publish(Thread& t) {
-  auto clock = std::make_shared<std::vector<u32>>(*t.clock);
+  auto clock = copy_of(t.clock);
   (*clock)[place(component_of(t))] = t.own++;
   t.clock = clock;
   return clock;
@@ -53,8 +87,12 @@ void Machine::acquire(Thread& t, const Clock& clock) {
 
 void Machine::synchronise(const std::vector<Thread*>& threads) {
   Clock joined = threads.front()->clock;
-  for (const Thread* t : threads) joined = join(joined, t->clock);
-  auto all = std::make_shared<std::vector<u32>>(*joined);
+  const Clock* last = &threads.front()->clock;  // neighbours mostly share one
+  for (const Thread* t : threads) {
+    if (t->clock != *last) joined = join(joined, t->clock);
+    last = &t->clock;
+  }
+  auto all = copy_of(joined);
   for (Thread* t : threads) (*all)[place(component_of(*t))] = t->own++;
   for (Thread* t : threads) t->clock = all;
 }
@@ -86,8 +124,7 @@ void Machine::complete_if_done(Barrier& b) {
   if (b.pending < 0)
     violate(fmt::format("mbarrier {} got more arrivals than the {} it expects", b.address, b.expected));
   ++b.phase;
-  auto clock = b.arriving == nullptr ? std::make_shared<std::vector<u32>>(place(kGridComponent) + 1, 0u)
-                                     : std::make_shared<std::vector<u32>>(*b.arriving);
+  auto clock = b.arriving == nullptr ? zero_clock() : copy_of(b.arriving);
   (*clock)[place(b.component)] = b.phase;
   b.completed = b.arriving = clock;
   b.pending = static_cast<int>(b.expected);
@@ -247,7 +284,7 @@ void grid_dependency_wait(Site site) {
   Machine& m = machine();
   Thread& t = m.enter(Op::kGridWait, site);
   if (m.mutated(Mutation::Kind::kDrop, Op::kGridWait, site)) return;
-  auto clock = std::make_shared<std::vector<u32>>(*t.clock);
+  auto clock = m.copy_of(t.clock);
   (*clock)[m.place(kGridComponent)] = 1;
   t.clock = clock;
   m.maybe_yield();
@@ -281,7 +318,7 @@ int wait_flags(const int* flag, int count, int value, int lane, Site site) {
   if (m.mutated(Mutation::Kind::kDrop, Op::kFlagWait, site)) return 1;
   if ((waiting & 1u) != 0) m.violate("wait_flags: the flag is down, and nobody is left to raise it");
   // What was stored before is there, as after grid_dependency_wait().
-  auto clock = std::make_shared<std::vector<u32>>(*t.clock);
+  auto clock = m.copy_of(t.clock);
   (*clock)[m.place(kGridComponent)] = 1;
   t.clock = clock;
   m.maybe_yield();

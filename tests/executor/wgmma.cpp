@@ -17,7 +17,7 @@ constexpr u32 kUntouched = 0xffffffffu;  // what accumulators under way hold
 
 void Machine::execute(Thread& t, WgmmaOp& op) {
   // 128-byte swizzle: rows of 128 bytes, 1024-byte atoms of eight rows, 16-byte chunk c at c ^ (row % 8).
-  const auto read_row = [&](u64 descriptor, u32 row_block, u32 row, u32 chunk, float* to) {
+  const auto read_row = [&](u64 descriptor, u32 row_block, u32 row, u32 chunk, float* to, size_t step) {
     if ((descriptor >> 62) != 1) violate("wgmma: the descriptor does not say 128-byte swizzle");
     const u32 start = static_cast<u32>(descriptor & 0x3fffu) << 4;
     const u32 linear = start + row_block + row * 128u + chunk * 16u;
@@ -26,25 +26,24 @@ void Machine::execute(Thread& t, WgmmaOp& op) {
     proxy_read(t, address - kSharedBias, 16, "wgmma");
     u16 values[8];
     std::memcpy(values, shared(address), 16);
-    for (u32 i = 0; i < 8; ++i) to[i] = nvfp4::bf16_to_float(values[i]);
+    for (u32 i = 0; i < 8; ++i) to[i * step] = nvfp4::bf16_to_float(values[i]);
   };
   const auto atom_stride = [](u64 descriptor) { return static_cast<u32>(descriptor >> 32 & 0x3fffu) << 4; };
-  std::vector<float> b(static_cast<size_t>(op.n) * 16);
-  if (op.transposed) {  // 16 rows of K, columns of N in blocks of 64
+  const auto columns = static_cast<size_t>(op.n);
+  std::vector<float> b(16 * columns);  // [k][column]
+  if (op.transposed) {                 // 16 rows of K, columns of N in blocks of 64
     const u32 block_stride = static_cast<u32>(op.descriptor >> 16 & 0x3fffu) << 4;
     for (u32 k = 0; k < 16; ++k) {
       for (u32 chunk = 0; chunk < static_cast<u32>(op.n) / 8; ++chunk) {
-        float values[8];
         read_row(op.descriptor, chunk / 8 * block_stride + k / 8 * atom_stride(op.descriptor), k % 8, chunk % 8,
-                 values);
-        for (u32 i = 0; i < 8; ++i) b[static_cast<size_t>(chunk * 8 + i) * 16 + k] = values[i];
+                 b.data() + k * columns + chunk * 8, 1);
       }
     }
   } else {
     for (int n = 0; n < op.n; ++n) {
       for (u32 chunk = 0; chunk < 2; ++chunk) {
         read_row(op.descriptor, static_cast<u32>(n / 8) * atom_stride(op.descriptor), static_cast<u32>(n % 8), chunk,
-                 b.data() + static_cast<size_t>(n) * 16 + chunk * 8);
+                 b.data() + chunk * 8 * columns + static_cast<size_t>(n), columns);
       }
     }
   }
@@ -53,7 +52,7 @@ void Machine::execute(Thread& t, WgmmaOp& op) {
     for (u32 row = 0; row < 16; ++row) {
       const u32 own = static_cast<u32>(t.warp % 4) * 16 + row;
       for (u32 chunk = 0; chunk < 2; ++chunk) {
-        read_row(op.a_descriptor, own / 8 * atom_stride(op.a_descriptor), own % 8, chunk, a[row] + chunk * 8);
+        read_row(op.a_descriptor, own / 8 * atom_stride(op.a_descriptor), own % 8, chunk, a[row] + chunk * 8, 1);
       }
     }
   }
@@ -70,13 +69,13 @@ void Machine::execute(Thread& t, WgmmaOp& op) {
     }
   }
   Accumulator& acc = *op.accumulator;
+  std::vector<float> sums(16 * columns);
+  multiply_matrices(a[0], b.data(), 16, op.n, sums.data());
   for (int lane = 0; lane < 32; ++lane) {
     float* d = acc.values.data() + static_cast<size_t>(lane * acc.count);
     for (int i = 0; i < acc.count; ++i) {
-      const float* x = a[lane / 4 + 8 * (i % 4 / 2)];
-      const float* y = b.data() + static_cast<size_t>(8 * (i / 4) + lane % 4 * 2 + i % 2) * 16;
-      float sum = 0.0f;
-      for (int k = 0; k < 16; ++k) sum += x[k] * y[k];
+      const auto row = static_cast<size_t>(lane / 4 + 8 * (i % 4 / 2));
+      const float sum = sums[row * columns + static_cast<size_t>(8 * (i / 4) + lane % 4 * 2 + i % 2)];
       d[i] = op.accumulate ? d[i] + sum : sum;
     }
   }

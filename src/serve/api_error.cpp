@@ -76,7 +76,9 @@ Json ApiError::body(ErrorForm form) const {
   if (form == ErrorForm::kAnthropic) {
     const std::string message =
         param.empty() || std::string_view(what()).starts_with(param) ? what() : fmt::format("{}: {}", param, what());
-    return {{"type", "error"}, {"error", {{"type", anthropic_type(status)}, {"message", message}}}};
+    Json error = {{"type", anthropic_type(status)}, {"message", message}};
+    if (!code.empty()) error["details"] = {{"error_code", code}};
+    return {{"type", "error"}, {"error", std::move(error)}};
   }
   return {{"error",
            {{"message", what()},

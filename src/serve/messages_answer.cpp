@@ -122,6 +122,7 @@ std::string MessagesAnswer::finish(size_t, const engine::Event& event, std::stri
 }
 
 void MessagesAnswer::complete(std::string& out) {
+  if (options_.done) options_.done(content());
   if (!options_.fields.stream) return;
   close(out);
   out += event_line({{"type", "message_delta"},
@@ -130,7 +131,7 @@ void MessagesAnswer::complete(std::string& out) {
   out += event_line({{"type", "message_stop"}});
 }
 
-std::string MessagesAnswer::whole() const {
+Json MessagesAnswer::content() const {
   const chat::Answer& answer = stream_.answer();
   Json content = Json::array();
   if (!answer.reasoning.empty()) {
@@ -143,11 +144,15 @@ std::string MessagesAnswer::whole() const {
     content.push_back({{"type", "tool_use"}, {"id", call.id}, {"name", call.name}, {"input", std::move(input)}});
     if (!options_.parallel_calls) break;
   }
+  return content;
+}
+
+std::string MessagesAnswer::whole() const {
   return dump({{"id", options_.id},
                {"type", "message"},
                {"role", "assistant"},
                {"model", options_.model},
-               {"content", std::move(content)},
+               {"content", content()},
                {"stop_reason", stop_reason_},
                {"stop_sequence", stop_sequence_},
                {"usage", usage()}});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct MessagesAnswerOptions {
   chat::AnswerOptions answer;
   int64_t prompt_tokens = 0;
   bool parallel_calls = true;  // false: the answer ends with its first call
+  // Called with the blocks of an answer that has ended.
+  std::function<void(const Json& content)> done{};
 };
 
 class MessagesAnswer final : public AnswerForm {
@@ -42,6 +45,7 @@ class MessagesAnswer final : public AnswerForm {
   void delta(Json content, std::string& out);
   void close(std::string& out);
   Json usage() const;
+  Json content() const;
 
   const chat::ChatText& text_;
   const MessagesAnswerOptions options_;

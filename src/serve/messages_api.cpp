@@ -5,6 +5,7 @@
 
 #include "serve/generation_fields.h"
 #include "serve/generation_job.h"
+#include "serve/message_thread.h"
 #include "serve/messages_answer.h"
 #include "serve/routes.h"
 #include "serve/structured.h"
@@ -24,6 +25,9 @@ constexpr FieldRule kOwnRules[] = {
     {"output_config", kHonoured, "effort, a variable of the template; format: json_schema"},
     {"output_format", kHonoured, "the same as output_config.format, by its older name"},
     {"stop_sequences", kHonoured, "up to 64; they sleep inside of thinking and of calls"},
+    {"thread", kHonoured,
+     "create, or continue with previous_message_id: the server holds the conversation; in memory, 1,000 messages and "
+     "64 MiB, the oldest go first"},
     {"seed", kHonoured, ""},
     {"chat_template_kwargs", kHonoured, "variables of the template"},
     {"metadata", kIgnored},
@@ -258,9 +262,10 @@ chat::Conversation read_messages(const Fields& fields) { return read(fields).con
 
 void messages(Service& service, const std::shared_ptr<ApiCall>& call) {
   const ModelRequest incoming(service, *call, kFields);
-  const Fields& fields = incoming.fields;
   const ServedModel& model = incoming.model;
   model.text->require_template();
+  const MessageThread thread(incoming.fields, incoming.body, service.stored_threads());
+  const Fields fields(thread.request(), kFields);
 
   MessagesAnswerOptions options;
   options.fields = GenerationFields::read(fields, model);
@@ -278,6 +283,7 @@ void messages(Service& service, const std::shared_ptr<ApiCall>& call) {
   options.prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
   options.id = random_id("msg_");
   options.model = model.name();
+  options.done = thread.keeper(options.id);
 
   std::vector<GenerationJob::Part> parts = thinking_parts(options.fields.request(std::move(prompt), model, *call), 1,
                                                           asked.budget, *model.text, options.answer.reasoning);
@@ -289,9 +295,10 @@ void messages(Service& service, const std::shared_ptr<ApiCall>& call) {
 
 void count_message_tokens(Service& service, const std::shared_ptr<ApiCall>& call) {
   const ModelRequest incoming(service, *call, kFields);
-  const Fields& fields = incoming.fields;
   const ServedModel& model = incoming.model;
   model.text->require_template();
+  const MessageThread thread(incoming.fields, incoming.body, service.stored_threads());
+  const Fields fields(thread.request(), kFields);
   const auto count = static_cast<int64_t>(render(read_messages(fields), model, *call).tokens.size());
   service.respond(call, json_response({{"input_tokens", count}}));
 }

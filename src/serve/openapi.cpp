@@ -97,6 +97,9 @@ constexpr Named kSchemas[] = {
     {"thinking", R"({"type": "object", "required": ["type"], "properties":
                      {"type": {"enum": ["enabled", "adaptive", "disabled"]},
                       "budget_tokens": {"type": ["integer", "null"], "minimum": 1, "maximum": 2147483648}}})"},
+    {"thread", R"({"type": "object", "required": ["type"], "properties":
+                   {"type": {"enum": ["create", "continue"]},
+                    "previous_message_id": {"type": ["string", "null"], "maxLength": 256}}})"},
     {"output_format", kObject},
     {"output_config", R"({"type": "object", "properties": {"effort": {"type": ["string", "null"], "maxLength": 64}}})"},
 };

@@ -1,4 +1,4 @@
-// Responses that later requests may go on from, by id: in memory, bounded, the oldest go first.
+// Answers that later requests may go on from, by id: in memory, bounded, the oldest go first.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace fourfold::serve {
 
 struct StoredResponse {
   Json messages;  // the conversation up to and with the answer, without instructions
-  Json response;  // as it was answered
+  Json response;  // as it was answered; of a message thread, the fields that requests which go on leave out
 };
 
 // May be used from many threads.

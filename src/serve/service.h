@@ -128,6 +128,7 @@ class Service {
   // What the engine has for streams; passed on behind each of its steps.
   Deliveries& deliveries() { return deliveries_; }
   ResponseStore& stored_responses() { return stored_responses_; }
+  ResponseStore& stored_threads() { return stored_threads_; }  // of messages
   void set_network(const HttpServer* network) { network_ = network; }
   HttpServerStats network_stats() const;
 
@@ -151,7 +152,7 @@ class Service {
   ServiceOptions options_;
   Metrics metrics_;
   Deliveries deliveries_;
-  ResponseStore stored_responses_;
+  ResponseStore stored_responses_, stored_threads_;
   std::unique_ptr<ServedModel> model_;
   std::atomic<bool> ready_{false}, draining_{false}, stopped_{false}, stop_loading_{false};
   std::atomic<int64_t> in_flight_{0}, reserved_tokens_{0};

@@ -336,6 +336,69 @@ class ServeTest(unittest.TestCase):
             {"role": "user", "content": [result]}]})
         self.assertTrue(more.content)
 
+    def test_message_threads(self):
+        """The server holds the conversation: what goes on is what it would be with all of it sent again."""
+        task = demo_task("tool_call")
+        tools = [{"name": t["function"]["name"], "description": t["function"].get("description", ""),
+                  "input_schema": t["function"]["parameters"]} for t in task["tools"]]
+        beta = self.anthropic.beta.messages
+        asked = {"model": "demo", "max_tokens": 300, "messages": task["messages"], "tools": tools, "system": "Be brief."}
+        first = beta.create(**asked, thread={"type": "create"})
+        results = [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": b.id, "content": "{\"status\": \"ok\"}"}
+            for b in first.content if b.type == "tool_use"]}]
+        self.assertTrue(results[0]["content"])
+        sent = asked["messages"] + [{"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in first.content]}] + results
+        again = beta.create(**{**asked, "messages": sent})
+
+        def onward(message, messages, **more):
+            return beta.create(model="demo", max_tokens=300, messages=messages,
+                               thread={"type": "continue", "previous_message_id": message.id}, **more)
+
+        def prompt(message):
+            return message.usage.input_tokens + message.usage.cache_read_input_tokens
+        second = onward(first, results)
+        self.assertEqual([b.text for b in second.content if b.type == "text"], [b.text for b in again.content if b.type == "text"])
+        self.assertEqual(prompt(second), prompt(again))
+        with beta.stream(model="demo", max_tokens=300, messages=QUESTION,
+                         thread={"type": "continue", "previous_message_id": second.id}) as stream:
+            third = stream.get_final_message()
+        self.assertIn("42", third.content[-1].text)
+        self.assertGreater(prompt(third), prompt(second))
+        self.assertIn("7", onward(third, [{"role": "user", "content": "What is 3 + 4?"}]).content[-1].text)
+        # It may go on from the same message twice.
+        self.assertEqual(prompt(onward(first, results)), prompt(second))
+
+        for fields in ({"tools": tools}, {"system": "Be brief."}):
+            with self.assertRaises(anthropic.BadRequestError):
+                onward(first, results, **fields)
+        with self.assertRaises(anthropic.BadRequestError):
+            onward(first, [])
+        unkept = beta.create(**asked)
+        for unknown in (unkept.id, "msg_none"):
+            with self.assertRaises(anthropic.NotFoundError) as caught:
+                beta.create(model="demo", max_tokens=3, messages=results,
+                            thread={"type": "continue", "previous_message_id": unknown})
+            self.assertEqual(caught.exception.body["error"]["details"], {"error_code": "thread_not_found"})
+        with self.assertRaises(anthropic.BadRequestError):
+            beta.create(**asked, thread={"type": "fork"})
+
+    def test_tool_runner(self):
+        """The client's own loop around calls, which keeps the conversation on the server."""
+        asked = []
+
+        @anthropic.beta_tool
+        def get_news(category: str) -> str:
+            """Latest headlines."""
+            asked.append(category)
+            return "A new record is out."
+        runner = self.anthropic.beta.messages.tool_runner(
+            model="demo", max_tokens=300, tools=[get_news], messages=[{"role": "user", "content": "What is new in music?"}])
+        kinds = [[block.type for block in message.content] for message in runner]
+        self.assertEqual(asked, ["music"])
+        self.assertEqual(len(kinds), 2)
+        self.assertEqual((kinds[0][-1], kinds[1][-1]), ("tool_use", "text"))
+
     def test_messages_are_counted_as_they_are_read(self):
         system = [{"type": "text", "text": "x-anthropic-billing-header: cch=12345;"}, {"type": "text", "text": "Be brief."}]
         count = self.anthropic.messages.count_tokens(model="demo", messages=QUESTION, system=system).input_tokens

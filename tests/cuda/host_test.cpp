@@ -53,6 +53,35 @@ TEST(WideProducts, TilesFollowItemsAndWhatASplitCosts) {
   EXPECT_EQ(entry(kBf16, 248320, 2048, 64), kWideFew);  // a head
 }
 
+// As measured (docs/kernels/products.md, "9 to 16 rows"), but for what differs little.
+TEST(FewProducts, NineToSixteenRowsGoTheFasterWay) {
+  const Target hopper = plan::find_arch("sm_90a");
+  const auto few = [&](gemm::Weights format, int outputs, int columns, int64_t rows) {
+    gemm::Matrix m = {};
+    m.count = 1;
+    m.tiles = (outputs + 15) / 16;
+    m.columns = columns;
+    m.units = columns / 64;
+    m.parts[0].format = format;
+    m.parts[0].rows = outputs;
+    return by_few(hopper, rows_way(hopper, 1 << static_cast<int>(format), outputs, columns), m, rows, 132);
+  };
+  using enum gemm::Weights;
+  for (const int rows : {1, 8, 9, 16}) {
+    EXPECT_TRUE(few(kFp8, 12352, 2048, rows)) << rows;
+    EXPECT_TRUE(few(kBf16, 12352, 2048, rows)) << rows;
+    EXPECT_TRUE(few(kBf16, 20608, 3072, rows)) << rows;  // of gemm_wide on 81 of 132 SMs
+    EXPECT_TRUE(few(kBf16, 2048, 512, rows)) << rows;    // short rows
+    EXPECT_EQ(few(kNvfp4, 248320, 2048, rows), rows <= 8);
+    EXPECT_EQ(few(kBf16, 3072, 8192, rows), rows <= 8);  // 16 rows of x have no room
+  }
+  for (const int rows : {11, 12}) {
+    EXPECT_EQ(few(kFp8, 2048, 4096, rows), rows < 12);  // clusters
+    EXPECT_EQ(few(kBf16, 257, 2048, rows), rows < 12);
+  }
+  for (const int rows : {17, 64}) EXPECT_FALSE(few(kFp8, 12352, 2048, rows)) << rows;
+}
+
 TEST(GpuRow, CardsOfTheTableAreFoundByTheirNames) {
   EXPECT_EQ(gpu_row_of(info("NVIDIA H200", 9, 0, 132)).name, "h200");
   EXPECT_EQ(gpu_row_of(info("NVIDIA H100 80GB HBM3", 9, 0, 132)).name, "h100");

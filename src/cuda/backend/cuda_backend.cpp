@@ -575,8 +575,8 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
     if (normed) take_along(none);
     return;
   }
-  if (options_.wide && x.rows > kFewRows && !stays_with_few(arch_, matrix, formats, x.rows, sms_)) {
-    FF_ASSERT(gated.tiles == 0 || gated.tiles == matrix.tiles);
+  const bool some_gated = gated.tiles > 0 && gated.tiles < matrix.tiles;
+  if (options_.wide && !some_gated && !by_few(arch_, way, matrix, x.rows, sms_)) {
     return wide_product(x, matrix, formats, *kernels.many, out, gated.tiles > 0);
   }
   for (int64_t first = 0; first < x.rows;) {

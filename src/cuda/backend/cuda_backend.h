@@ -188,8 +188,8 @@ class CudaBackend : public ops::Backend {
                int64_t weight_bytes, const ops::Tensor& out) {
     product(name, x, matrix, formats, rows, weight_bytes, out, {});
   }
-  // The same of up to kFewRows rows beside the router's choice, as one launch; whether that is possible.
-  const Kernel& choosing_kernel(const RowsWay& way);
+  // The same of up to kMostRows rows beside the router's choice, as one launch; whether that is possible.
+  const std::vector<Kernel>& choosing_kernels(const RowsWay& way);
   bool chooses(int formats) const {  // with such weights
     return std::any_of(choosing_.begin(), choosing_.end(),
                        [&](const auto& entry) { return entry.first.formats == formats; });

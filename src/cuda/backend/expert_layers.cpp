@@ -1,4 +1,4 @@
-// Gated MLPs and layers of experts. Of up to kFewRows rows a shared expert that is not among the routed ones has no
+// Gated MLPs and layers of experts. Of up to kMostRows rows a shared expert that is not among the routed ones has no
 // nodes of its own: gate and up go with the router's product, down goes with the choice of experts, and the
 // norm behind the layer adds what comes out of it.
 #include <algorithm>
@@ -52,25 +52,25 @@ void CudaBackend::mlp(const ops::MlpParams& params, const ops::Tensor& x, const 
   linear(activated(x, static_cast<const Stack&>(*params.gate_up)), *params.down, out);
 }
 
-const Kernel& CudaBackend::choosing_kernel(const RowsWay& way) {
+const std::vector<Kernel>& CudaBackend::choosing_kernels(const RowsWay& way) {
   const std::vector<Kernel>*& found = choosing_[way];
   if (found == nullptr) found = &loaded(choosing_source(arch_, way));
-  static const Kernel kNone;
-  return found->empty() ? kNone : found->front();
+  return *found;
 }
 
 bool CudaBackend::chooses_beside(const Stack& stack, int64_t rows) const {
-  if (rows > kFewRows) return false;
   const RowsWay way = choosing_way(arch_, stack.formats(), stack.rows(), stack.columns());
-  const int tokens = static_cast<int>(rows);
-  return choosing_right(arch_, way) && rows_at_once(arch_, way, stack.matrix().units, tokens) == tokens;
+  const int units = stack.matrix().units;
+  const bool one_launch = rows <= kFewRows ? rows_at_once(arch_, way, units, static_cast<int>(rows)) == rows
+                                           : all_at_once(arch_, way, units, rows);
+  return one_launch && choosing_right(arch_, way);
 }
 
 void CudaBackend::choosing_product(std::string_view name, const gemm::RouteArgs& choice, const ops::Tensor& x,
                                    const Stack& stack, const ops::Tensor& out) {
   const RowsWay way = choosing_way(arch_, stack.formats(), stack.rows(), stack.columns());
   if (timer_ != nullptr) matrices_.insert({stack.formats(), stack.rows(), stack.columns()});
-  Kernel kernel = choosing_kernel(way);
+  const std::vector<Kernel>& kernels = choosing_kernels(way);
   if (planning_) return;
   settle_waiting();
   const plan::step::Extent extent = {.kind = plan::step::Kind::kProduct,
@@ -83,12 +83,14 @@ void CudaBackend::choosing_product(std::string_view name, const gemm::RouteArgs&
     return;
   }
   const gemm::Matrix& matrix = stack.matrix();
-  const gemm::RowsTile tile = choosing_tile(way);
+  const RowsEntry entry = x.rows > kFewRows ? kRows16 : kRows8;
+  const gemm::RowsTile tile = choosing_tile(way, entry);
+  Kernel kernel = kernels[entry];
   gemm::RowsArgs args = {};
   args.matrix = matrix;
   args.tokens = static_cast<int>(x.rows);
   args.panel_units = gemm::panel_units(tile, matrix.units, args.tokens, shared_of(arch_, tile.ctas));
-  FF_ASSERT(args.panel_units > 0 && x.rows <= kFewRows);
+  FF_ASSERT(args.panel_units > 0 && x.rows <= kMostRows);
   args.end = is_float(out) ? gemm::RowsEnd::kFloat : gemm::RowsEnd::kBf16;
   args.x = bf16(x);
   args.x_stride = x.stride;
@@ -204,7 +206,10 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
     routes.add(*gate, router.rows());
   }
   const bool joins = gate_up != nullptr && gate_up->paired() && gate_up->formats() == routes.formats;
-  const bool few = x.rows <= kFewRows;
+  const bool joined =
+      joins && (x.rows <= kFewRows ||
+                all_at_once(arch_, rows_way(arch_, routes.formats, routes.outputs + gate_up->rows(), x.cols),
+                            routes.matrix.units, x.rows));
   const int64_t stride = routes.outputs, rows = rows_of(x);
   ops::Tensor logits{nullptr, ops::DType::kF32, x.rows, stride, stride};
   logits.data = device_pointer<void>(scratch(logits_, rows * stride * 4, "router logits"));
@@ -214,14 +219,14 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   if (gate_up != nullptr) {
     share.data = device_pointer<void>(scratch(share_, rows * x.cols * 2, "output of the shared expert"));
   }
-  if (joins && (few || planning_)) {
+  if (joined || (joins && planning_)) {
     inner = activated_rows(x, *gate_up);
     Together all = routes;
     all.add(*gate_up, 0);
     product("router, shared expert", x, all.matrix, all.formats, all.outputs, all.bytes, logits,
             {gate_up->matrix().tiles, inner});
   }
-  if (!joins || !few || planning_) {
+  if (!joined || planning_) {
     product("router", x, routes.matrix, routes.formats, routes.outputs, routes.bytes, logits);
     if (gate_up != nullptr) inner = activated(x, *gate_up);
   }

@@ -112,10 +112,10 @@ void KernelTests::gated_products(const RowsWay& way) {
   const SmallBlocks small(*of_.card_, kRowBlock);
   // As many rows as every kernel is for, those of few items by clusters last.
   for (const auto& [tokens, by_clusters] :
-       {std::pair{int64_t{1}, false}, {5, false}, {12, false}, {kMost, false}, {33, true}}) {
+       {std::pair{int64_t{1}, false}, {5, false}, {12, false}, {20, false}, {kMost, false}, {33, true}}) {
     if (by_clusters && !wide_by_wgmma(of_.arch_, way.formats)) continue;
     CudaBackend& backend = on(&way, 256, by_clusters);
-    const bool behind = tokens <= kFewRows;
+    const bool behind = tokens <= kMostRows;
     const Stack head(of_.card_, std::span(&first->source, 1)), pair(of_.card_, gate->source, up->source);
     gemm::Matrix matrix = pair.matrix();
     const int tiles = matrix.tiles;
@@ -165,7 +165,7 @@ void KernelTests::choosing_product(const RowsWay& way) {
   const auto weight = weight_of(random, way.formats, kRows, columns);
   const std::vector<float> dense = dequantised(weight->source);
   const SmallBlocks small(*of_.card_, kRowBlock);
-  for (const int64_t tokens : {int64_t{1}, int64_t{kFewRows}}) {
+  for (const int64_t tokens : {1, kFewRows, kMostRows}) {
     CudaBackend& backend = on(&way);
     const Stack stack(of_.card_, std::span(&weight->source, 1));
     const std::vector<float> x = bf16_normals(random, tokens * columns);

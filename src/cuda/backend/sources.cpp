@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/checksum.h"
+#include "cuda/backend/tensors.h"
 #include "kernels/comm/reduce_args.h"
 #include "kernels/gemm/repack_args.h"
 #include "kernels/gemm/unpack_args.h"
@@ -156,25 +157,37 @@ int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens) 
   return tokens;
 }
 
+bool all_at_once(const Target& arch, const RowsWay& way, int units, int64_t rows) {
+  if (rows > kMostRows) return false;
+  const gemm::RowsTile tile = rows_tile(way, rows > 8 ? kRows16 : kRows8);
+  return gemm::panel_units(tile, units, static_cast<int>(rows), shared_of(arch, tile.ctas)) == units;
+}
+
 RowsWay choosing_way(const Target& arch, int formats, int64_t rows, int64_t columns) {
   RowsWay way = rows_way(arch, formats, rows, columns);
   way.norm_pieces = 0;
   return way;
 }
 
-gemm::RowsTile choosing_tile(const RowsWay& way) {
-  gemm::RowsTile tile = rows_tile(way, kRows8);
+gemm::RowsTile choosing_tile(const RowsWay& way, RowsEntry entry) {
+  gemm::RowsTile tile = rows_tile(way, entry);
   tile.choice = true;
   return tile;
 }
 
 plan::KernelSource choosing_source(const Target& arch, const RowsWay& way) {
-  const gemm::RowsTile t = choosing_tile(way);
-  return {fmt::format("rows_{}_w{}x{}_s{}_c{}_choice", t.formats, t.strip_warps, t.teams, t.slots, t.ctas),
-          "#include \"kernels/gemm/rows.cuh\"\n",
-          {{fmt::format("fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<{}, {}, {}, {}, {}, {}, 0, true>>",
-                        t.formats, t.row_tiles, t.strip_warps, t.teams, t.slots, t.ctas),
-            static_cast<unsigned>(t.threads()), arch.smem_per_block}}};
+  plan::KernelSource source;
+  source.name = fmt::format("rows_{}_w{}x{}_s{}_c{}_t{}_choice", way.formats, way.strip_warps, way.teams, way.slots,
+                            way.ctas, way.slots_of_16);
+  source.text = "#include \"kernels/gemm/rows.cuh\"\n";
+  for (const RowsEntry entry : {kRows8, kRows16}) {
+    const gemm::RowsTile t = choosing_tile(way, entry);
+    source.entries.push_back(
+        {fmt::format("fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<{}, {}, {}, {}, {}, {}, 0, true>>",
+                     t.formats, t.row_tiles, t.strip_warps, t.teams, t.slots, t.ctas),
+         static_cast<unsigned>(t.threads()), arch.smem_per_block});
+  }
+  return source;
 }
 
 bool choosing_right(const Target& arch, const RowsWay& way) {
@@ -203,11 +216,11 @@ WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::
   const bool wgmma = wide_by_wgmma(arch, formats);
   if (!wgmma && rows <= 32) return kMiddle;
   if (wgmma && arch.most_middle_tiles > 0) {
-    constexpr int64_t kMostRows = 256;
+    constexpr int64_t kMostMiddleRows = 256;
     constexpr int kMostShare = 16;  // units of a CTA
     const int share = gemm::middle_split_units(middle_tile(arch, formats), matrix, static_cast<int>(rows), sms, 1);
     if (rows <= gemm::kMiddleRows && matrix.tiles <= arch.most_middle_tiles) return kMiddle;
-    if (rows <= kMostRows && share <= kMostShare) return kMiddle;
+    if (rows <= kMostMiddleRows && share <= kMostShare) return kMiddle;
   }
   if (rows <= 64 || (formats & gemm::kCells) != 0) return kWideFew;
   if (wgmma) {
@@ -248,10 +261,25 @@ gemm::DenseTile dense_tile(const Target& arch, int formats, WideEntry entry) {
   return t;
 }
 
-bool stays_with_few(const Target& arch, const gemm::Matrix& matrix, int formats, int64_t rows, int sms) {
-  constexpr int64_t kOne = 16, kMost = 64;  // of one launch, and of four
-  if (!has_wide(arch, formats)) return true;
-  if (wide_by_wgmma(arch, formats) || rows > kMost) return false;
+bool by_few(const Target& arch, const RowsWay& way, const gemm::Matrix& matrix, int64_t rows, int sms) {
+  constexpr int64_t kOne = kMostRows, kMost = 64;  // of one launch, and of four
+  const int formats = way.formats;
+  if (rows <= kFewRows || !has_wide(arch, formats)) return true;
+  if (wide_by_wgmma(arch, formats)) {
+    // What a further row costs is its way to every SM's shared memory, so clusters win from 12 rows on unless rows are
+    // short; the others of two CTAs to an SM do not, and those that stay only where they have no item for most SMs.
+    constexpr int64_t kClustersFrom = 12;
+    constexpr int kShort = 1024;
+    if (!all_at_once(arch, way, matrix.units, rows)) return false;
+    if (by_clusters(arch, formats, rows, matrix, sms)) return rows < kClustersFrom || matrix.columns <= kShort;
+    const WideEntry entry = wide_entry(arch, formats, rows, matrix, sms);
+    if (entry == kMiddle) return true;
+    const gemm::WideTile wide = wide_tile(arch, formats, entry);
+    const int tokens = static_cast<int>(rows);
+    const int splits = gemm::wide_splits(matrix, gemm::wide_split_units(wide, matrix, tokens, sms));
+    return 4 * gemm::wide_grid(wide, matrix, tokens, splits, sms) < 3 * sms;
+  }
+  if (rows > kMost) return false;
   if (rows <= kOne) return true;
   const gemm::DenseTile tile = dense_tile(arch, formats, wide_entry(arch, formats, rows, matrix, sms));
   return 2 * gemm::dense_grid(tile, matrix, static_cast<int>(rows)) < sms;

@@ -74,10 +74,12 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way);
 // Rows of x that a launch takes of `tokens`: fewer where all would lie in shared memory one panel of columns after the
 // other, for every row tile again, and four launches can do without.
 int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens);
+// Whether a launch takes so many, with all of x in shared memory.
+bool all_at_once(const Target& arch, const RowsWay& way, int units, int64_t rows);
 
-// Of up to 8 rows beside the router's choice: one kernel.
+// Beside the router's choice. Entries: one for up to 8 rows, one for up to 16.
 RowsWay choosing_way(const Target& arch, int formats, int64_t rows, int64_t columns);
-gemm::RowsTile choosing_tile(const RowsWay& way);
+gemm::RowsTile choosing_tile(const RowsWay& way, RowsEntry entry);
 plan::KernelSource choosing_source(const Target& arch, const RowsWay& way);
 bool choosing_right(const Target& arch, const RowsWay& way);
 
@@ -100,8 +102,8 @@ gemm::DenseTile dense_tile(const Target& arch, int formats, WideEntry entry);
 plan::KernelSource wide_source(const Target& arch, int formats);
 // Weights as rows of bf16, for a library.
 plan::KernelSource unpack_source();
-// Whether so few rows go through the kernel for few all the same, 16 a launch: that for many has too few CTAs.
-bool stays_with_few(const Target& arch, const gemm::Matrix& matrix, int formats, int64_t rows, int sms);
+// Whether so few rows go through the kernel for few, 16 a launch: up to 8 do, more where that is the faster one.
+bool by_few(const Target& arch, const RowsWay& way, const gemm::Matrix& matrix, int64_t rows, int sms);
 
 // Norms of rows of up to 2048, 4096 and 8192 columns, embeddings, rows picked out; norms with the sum over experts in
 // front, of fp32 rows of up to 2048 and 4096 columns and of rows of groups.

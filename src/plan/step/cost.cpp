@@ -42,8 +42,8 @@ bool runs(const Work& work, std::string_view kernel) {
   return !work.launches.empty() && work.launches.front().kernel.find(kernel) != std::string::npos;
 }
 
-// Of 1 to 16 rows a launch: weights stream, each further row costs a part of that, its own way to every SM, and beyond
-// eight rows a second column tile.
+// Of 1 to 16 rows a launch: weights stream, each further row costs a part of that and its own way to every SM; beyond
+// eight rows there is a second column tile, for which NVFP4's instructions are twice as many.
 double rows_us(const Work& work, const Rates& r) {
   const Extent& e = work.extent;
   const double launches = number(std::max<int64_t>(1, static_cast<int64_t>(work.launches.size())));
@@ -51,13 +51,15 @@ double rows_us(const Work& work, const Rates& r) {
   const double weights = number(e.outputs) * number(e.inputs), each = work.bytes / weights;
   // Beside a kernel in a chain of its own kind (1.85 us): its matrix, its tables and its code are others' every time.
   constexpr double kOther = 0.5;
-  constexpr double kFurtherRow = 0.05, kSecondTile = 1.4;
+  constexpr double kFurtherRow = 0.05, kFurtherBf16 = 0.015, kSecondTile = 1.06, kFurtherNvfp4 = 0.01;
   constexpr double kNvfp4Rate = 3.8e6;  // bytes per us of an H200's instructions
   constexpr double kRowBytes = 55e3;    // of x to an SM, per us
-  const bool codes = each < 1.8, nvfp4 = each < 0.8;
-  double more = (1 + kFurtherRow * (rows - 1)) * (rows > 8 && codes ? kSecondTile : 1) - 1;
+  const bool codes = each < 1.8, nvfp4 = each<0.8, second = rows> 8;
+  const double more =
+      (1 + (codes ? kFurtherRow : kFurtherBf16) * (rows - 1)) * (second && codes && !nvfp4 ? kSecondTile : 1) - 1;
   double us = work.bytes / r.bytes + more * work.bytes / r.h200_bytes * r.slower;
-  if (nvfp4) us = std::max(us, work.bytes / kNvfp4Rate * r.slower);
+  const double instructions = second ? 2 * (1 + kFurtherNvfp4 * (rows - 8)) : 1;
+  if (nvfp4) us = std::max(us, instructions * work.bytes / kNvfp4Rate * r.slower);
   us += r.start + 2 * rows * number(e.inputs) / kRowBytes * r.slower * r.sms / 132;
   // A small matrix has all of its weights, and its norm's, on a few SMs before the kernel in front of it has ended.
   const bool small = number(ceil_div(e.outputs, int64_t{16})) * 4 < r.sms;

@@ -86,7 +86,7 @@ StepPlan add_up(std::span<const Work> works, const Shape& shape, const Gpu& gpu)
   // Between two kernels, beside what they take by themselves. Kernels of few rows ask for their first weights while the
   // one before runs.
   constexpr double kEarly = 0.1, kLate = 0.5;
-  constexpr int64_t kFewRows = 8;
+  constexpr int64_t kFewRows = 16;
   StepPlan plan;
   plan.shape = shape;
   plan.gpu = gpu;

@@ -52,7 +52,7 @@ struct Options {
   DummyArgs dummy;
   BackendArgs backend;
   MemoryArgs memory;
-  int64_t prompt = 512, generate = 64, chunk = 512, users = 0;
+  int64_t prompt = 512, generate = 64, chunk = 0, users = 0;
   int repeats = 5;
   std::string draft = "0", timeline;
   bool json = false;
@@ -363,13 +363,16 @@ void run(const Options& options) {
   }
   install_interrupt_handler();
   model::ModelOptions model_options;
-  model_options.max_step_tokens = std::min(options.chunk, options.prompt);
   const int32_t drafts = parse_drafts(options.draft);
   model_options.max_logit_rows = drafts == 0 ? 1 : 1 + ops::kMaxDrafts;
   model_options.max_logit_rows = std::max(model_options.max_logit_rows, options.users);
-  model_options.max_step_tokens = std::max(model_options.max_step_tokens, model_options.max_logit_rows);
+  const auto take_steps_of = [&](int64_t tokens) {
+    model_options.max_step_tokens = std::max(std::min(tokens, options.prompt), model_options.max_logit_rows);
+  };
+  take_steps_of(options.chunk > 0 ? options.chunk : memory::kCardStepTokens);
   model_options.mtp = drafts != 0;
   const auto plan = plan_memory(options, model_options, drafts);
+  if (!plan && options.chunk == 0) take_steps_of(engine::EngineOptions().max_step_tokens);
   chat::LoadedModel loaded = options.dummy.shape.empty()
                                  ? load_checkpoint(options.directory, options.backend, model_options)
                                  : load_dummy(options.dummy, options.backend, model_options);
@@ -546,7 +549,11 @@ void add_bench(Command& app) {
   add_memory_options(command, options->memory);
   command.add_option("--prompt", options->prompt, "Tokens of the prompt (random)").range(1, 1 << 20);
   command.add_option("--generate", options->generate, "Tokens decoded after it").range(1, 1 << 20);
-  command.add_option("--chunk", options->chunk, "Tokens of one prefill step at most").range(1, 65536);
+  command
+      .add_option("--chunk", options->chunk,
+                  fmt::format("Tokens of one prefill step at most (default: {}, on a GPU {})",
+                              engine::EngineOptions().max_step_tokens, memory::kCardStepTokens))
+      .range(1, 65536);
   command.add_option("--draft", options->draft, "Also with drafts of the MTP head: 0 (off) to 5 a step, or auto");
   command.add_option("--users", options->users, "On a GPU: also a decode step of so many sequences").range(1, 4096);
   command.add_option("--timeline", options->timeline,

@@ -41,7 +41,7 @@ struct Options {
   DummyArgs dummy;
   BackendArgs backend;
   MemoryArgs memory;
-  int64_t requests = 32, concurrency = 8, prompt = 512, generate = 64, shared_prefix = 0, chunk = 512, context = 0;
+  int64_t requests = 32, concurrency = 8, prompt = 512, generate = 64, shared_prefix = 0, chunk = 0, context = 0;
   double arrival = 0;
   chat::SamplingChoice sampling;
   uint64_t seed = 1;
@@ -357,9 +357,11 @@ void run(const Options& options) {
   install_interrupt_handler();
   const int32_t drafts = parse_drafts(options.draft);
   model::ModelOptions model_options;
-  model_options.max_step_tokens =
-      std::max(options.chunk, options.concurrency * (1 + (drafts == 0 ? 0 : ops::kMaxDrafts)));
   model_options.max_logit_rows = options.concurrency * (1 + (drafts == 0 ? 0 : ops::kMaxDrafts));
+  const auto take_steps_of = [&](int64_t tokens) {
+    model_options.max_step_tokens = std::max(tokens, model_options.max_logit_rows);
+  };
+  take_steps_of(options.chunk > 0 ? options.chunk : memory::kCardStepTokens);
   model_options.mtp = drafts != 0;
   const model::ModelConfig config = options.dummy.shape.empty() ? model::read_config(options.directory)
                                                                 : dummy_config(options.dummy, model_options.mtp);
@@ -391,6 +393,7 @@ void run(const Options& options) {
   planned.less.erase(planned.less.begin());
   size_t less = 0;
   const auto plan = require_memory(options.backend, options.memory, planned, &less);
+  if (!plan && options.chunk == 0) take_steps_of(engine::EngineOptions().max_step_tokens);
   const Room room = rooms[less];
   if (less > 0) {
     eprint("fourfold: warning: the GPU has no room for {}\n",
@@ -521,7 +524,11 @@ void add_bench_engine(Command& bench_app) {
                    "With --draft: the same requests without drafts as well, in turns (on a CPU)");
   command.add_option("--arrival", options->arrival, "Requests a second, at random times; 0: as others end")
       .real_range(0, 1e6);
-  command.add_option("--chunk", options->chunk, "Tokens of one step at most").range(1, 65536);
+  command
+      .add_option("--chunk", options->chunk,
+                  fmt::format("Tokens of one step at most (default: {}, on a GPU {})",
+                              engine::EngineOptions().max_step_tokens, memory::kCardStepTokens))
+      .range(1, 65536);
   command.add_option("--context", options->context, "Positions of the cache in all; 0: twice what the requests need")
       .range(0, int64_t{1} << 30);
   command.add_option("--temperature", options->sampling.temperature, "Of drawn tokens (default: 0, greedy)")

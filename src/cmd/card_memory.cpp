@@ -91,10 +91,10 @@ std::optional<memory::Plan> require_memory(const BackendArgs& backend, const Mem
 }
 
 std::optional<memory::Plan> largest_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned,
-                                           const memory::Wishes& wishes, int64_t most_sequences, int64_t positions) {
+                                           const memory::Wishes& wishes, int64_t usual_sequences, int64_t positions) {
   return on_card(backend, args, planned,
                  [&](const memory::Demand& demand, const memory::Cards& cards, double utilization) {
-                   return memory::largest(demand, wishes, most_sequences, positions, cards, utilization);
+                   return memory::largest(demand, wishes, usual_sequences, positions, cards, utilization);
                  });
 }
 

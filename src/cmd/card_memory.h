@@ -40,7 +40,7 @@ std::optional<memory::Plan> require_memory(const BackendArgs& backend, const Mem
                                            size_t* less = nullptr);
 // memory::largest() likewise. `positions`: the longest context that is sensible without being asked for.
 std::optional<memory::Plan> largest_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned,
-                                           const memory::Wishes& wishes, int64_t most_sequences, int64_t positions);
+                                           const memory::Wishes& wishes, int64_t usual_sequences, int64_t positions);
 
 // What the plan's cards have in use now beyond what they had then: "31.20 of 31.80 GB planned".
 uint64_t taken_since(const memory::Plan& plan);

@@ -40,7 +40,7 @@ struct Options {
   std::string store;
   std::string mix, cache = "bf16", link;
   std::string directory;  // of the memory plan
-  int64_t max_context = 0, sequences = 0, cache_tokens = 0;
+  int64_t max_context = 0, sequences = 0, cache_tokens = 0, step_tokens = 0;
   MemoryArgs memory_args;
 };
 
@@ -146,9 +146,9 @@ std::string memory_text(const Options& o) {
   demand.by_expert = o.by_expert;
   const int64_t positions = shapes.positions;
   if (o.max_context > positions) fail("--max-model-len is {}, the model has {} positions", o.max_context, positions);
-  const memory::Plan plan = memory::largest(demand, {o.max_context, o.sequences, o.cache_tokens}, 64, positions,
-                                            {memory::published_card(o.shape.card())},
-                                            o.memory_args.utilization.value_or(memory::kUtilization));
+  const memory::Plan plan = memory::largest(
+      demand, {o.max_context, o.sequences, o.cache_tokens, o.step_tokens}, memory::kUsualCardSequences, positions,
+      {memory::published_card(o.shape.card())}, o.memory_args.utilization.value_or(memory::kUtilization));
   if (o.json) return memory::json(plan).dump(2) + "\n";
   return fmt::format("{}{} sequences at once, {} positions each at most, {} in all\n", memory::text(plan),
                      plan.engine.max_sequences, plan.engine.max_context, plan.engine.cache_tokens);
@@ -263,14 +263,17 @@ void add_plan(Command& app) {
   command.add_option("--max-model-len", o.max_context, "Positions of a sequence (default: all that fit)")
       .range(2, 1 << 28)
       .group(memory);
-  command.add_option("--max-num-seqs", o.sequences, "Sequences at once (default: 64, or what fits)")
+  command.add_option("--max-num-seqs", o.sequences, "Sequences at once (default: 64 to 256, or what fits)")
       .range(1, 1024)
+      .group(memory);
+  command.add_option("--max-num-batched-tokens", o.step_tokens, "Tokens of a step (default: 8192, or what fits)")
+      .range(1, 65536)
       .group(memory);
   command.add_option("--kv-cache-tokens", o.cache_tokens, "Positions of the cache in all (default: what is left)")
       .range(1, int64_t{1} << 30)
       .group(memory);
   add_memory_options(command, o.memory_args);
-  for (const char* name : {"--max-model-len", "--max-num-seqs", "--kv-cache-tokens"}) {
+  for (const char* name : {"--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--kv-cache-tokens"}) {
     command.need(name, "--memory");
   }
   command.exclude("--step", "--memory");

@@ -337,13 +337,11 @@ void converse(Chat& chat, int threads, bool in_cache) {
 engine::EngineOptions engine_options(const Options& options) {
   engine::EngineOptions engine;
   engine.max_sequences = 1;
-  engine.max_step_tokens = 512;
   engine.drafts = parse_drafts(options.draft);
   return engine;
 }
 
-model::ModelOptions model_options(const Options& options) {
-  const engine::EngineOptions engine = engine_options(options);
+model::ModelOptions model_options(const engine::EngineOptions& engine) {
   model::ModelOptions model;
   model.max_step_tokens = engine.max_step_tokens;
   model.max_logit_rows = engine::logit_rows(engine);
@@ -351,18 +349,21 @@ model::ModelOptions model_options(const Options& options) {
   return model;
 }
 
-// On a GPU: a context that fits, which is not the usual one where that was not asked for; elsewhere nothing changes.
+// On a GPU: a context that fits, which is not the usual one where that was not asked for, and steps as long as there is
+// room for; elsewhere nothing changes.
 void plan_memory(const Options& options, const std::filesystem::path& directory, int64_t& context,
                  engine::EngineOptions& engine) {
   Planned planned;
   planned.directory = directory;
   if (directory.empty()) planned.dummy = &options.dummy;
   planned.engine = engine;
-  planned.model = model_options(options);
-  planned.mtp = planned.model.mtp;
-  const auto plan = largest_memory(options.backend, options.memory, planned, {options.context, 1, 0}, 1, context);
+  planned.mtp = engine.drafts != 0;
+  // Longer steps are faster, but every kernel of theirs is loaded and tested before the first answer.
+  const memory::Wishes wishes = {.context = options.context, .sequences = 1, .most_step_tokens = 2048};
+  const auto plan = largest_memory(options.backend, options.memory, planned, wishes, 1, context);
   if (!plan) return;
   context = plan->engine.max_context;
+  engine.max_step_tokens = plan->engine.max_step_tokens;
   engine.cached_states = plan->engine.cached_states;
 }
 
@@ -377,7 +378,7 @@ void run_dummy(const Options& options) {
   int64_t context = chat::choose_context(options.context, dummy_config(options.dummy).max_positions);
   engine::EngineOptions engine_sizes = engine_options(options);
   plan_memory(options, {}, context, engine_sizes);
-  chat::LoadedModel loaded = load_dummy(options.dummy, options.backend, model_options(options));
+  chat::LoadedModel loaded = load_dummy(options.dummy, options.backend, model_options(engine_sizes));
   const int64_t vocabulary = loaded.model->config().vocabulary;
   eprint("{}, {}, loaded in {:.2f} s\n", loaded.name, loaded.model->backend().description(), loaded.seconds);
   const CostOfDecode cost(*loaded.model, context);
@@ -536,7 +537,7 @@ void run(const Options& options) {
            asked.tokens.size(), context - 1, context);
     }
   }
-  chat::LoadedModel loaded = load_checkpoint(directory, options.backend, model_options(options));
+  chat::LoadedModel loaded = load_checkpoint(directory, options.backend, model_options(engine_sizes));
   const CostOfDecode cost(*loaded.model, context);
   const bool in_cache = fits_in_cache(loaded);
   if (!options.quiet && !once) {

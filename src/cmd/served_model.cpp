@@ -11,12 +11,6 @@
 
 namespace fourfold::cmd {
 
-namespace {
-
-constexpr int64_t kSequencesOnCard = 64;
-
-}  // namespace
-
 void add_served_model_options(Command& command, ServedModelArgs& args) {
   command.add_option("dir", args.directory, "Checkpoint directory (default: the demo model)");
   command
@@ -26,12 +20,14 @@ void add_served_model_options(Command& command, ServedModelArgs& args) {
       .range(2, 1 << 28);
   command
       .add_option("--max-num-seqs", args.sequences,
-                  fmt::format("Answers computed at once (default: {}; on a GPU {}, or what fits)", args.usual_sequences,
-                              kSequencesOnCard))
+                  fmt::format("Answers computed at once (default: {}; on a GPU {} to {}, or what fits)",
+                              args.usual_sequences, memory::kUsualCardSequences, memory::kCardSequences))
       .range(1, 1024);
-  command.add_option("--max-num-batched-tokens", args.step_tokens, "Tokens of one step of the model")
-      .range(1, 65536)
-      .show_default();
+  command
+      .add_option("--max-num-batched-tokens", args.step_tokens,
+                  fmt::format("Tokens of one step of the model (default: {}; on a GPU {}, or what fits)",
+                              engine::EngineOptions().max_step_tokens, memory::kCardStepTokens))
+      .range(1, 65536);
   command
       .add_option(
           "--kv-cache-tokens", args.cache_tokens,
@@ -52,7 +48,7 @@ void set_served_model(serve::ServiceOptions& service, const ServedModelArgs& arg
   service.ranks = rank_options(args.backend);
   service.context = args.context;
   service.engine.max_sequences = args.sequences > 0 ? args.sequences : args.usual_sequences;
-  service.engine.max_step_tokens = args.step_tokens;
+  if (args.step_tokens > 0) service.engine.max_step_tokens = args.step_tokens;
   service.engine.cache_tokens = args.cache_tokens;
 }
 
@@ -63,12 +59,13 @@ std::optional<memory::Plan> plan_served_model(serve::ServiceOptions& service, co
   planned.directory = service.directory;
   planned.mtp = service.engine.drafts != 0;
   planned.engine = service.engine;
-  std::optional<memory::Plan> plan =
-      largest_memory(args.backend, args.memory, planned, {args.context, args.sequences, args.cache_tokens},
-                     std::max(kSequencesOnCard, args.usual_sequences), config.max_positions);
+  std::optional<memory::Plan> plan = largest_memory(
+      args.backend, args.memory, planned, {args.context, args.sequences, args.cache_tokens, args.step_tokens},
+      std::max(memory::kUsualCardSequences, args.usual_sequences), config.max_positions);
   if (!plan) return plan;
   service.context = plan->engine.max_context;
   service.engine.max_sequences = plan->engine.max_sequences;
+  service.engine.max_step_tokens = plan->engine.max_step_tokens;
   service.engine.cache_tokens = plan->engine.cache_tokens;
   service.engine.cached_states = plan->engine.cached_states;
   return plan;

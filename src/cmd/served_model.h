@@ -19,7 +19,7 @@ struct ServedModelArgs {
   std::string directory;  // empty: the demo model
   std::vector<std::string> names;
   int64_t usual_sequences;
-  int64_t context = 0, sequences = 0, step_tokens = 512, cache_tokens = 0;  // 0: not given
+  int64_t context = 0, sequences = 0, step_tokens = 0, cache_tokens = 0;  // 0: not given
   MemoryArgs memory;
   BackendArgs backend;
 };

@@ -1,6 +1,7 @@
 #include "memory/plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "base/json.h"
@@ -257,17 +258,18 @@ cuda::CardMemory published_card(const plan::Gpu& gpu) {
   return card;
 }
 
-Plan largest(Demand demand, const Wishes& wishes, int64_t most_sequences, int64_t positions, const Cards& cards,
+Plan largest(Demand demand, const Wishes& wishes, int64_t usual_sequences, int64_t positions, const Cards& cards,
              double utilization) {
   engine::EngineOptions& engine = demand.engine;
   // What can be given up is given up in turns: the context to a usual length, then sequences, then both.
   engine.max_context = wishes.context > 0 ? wishes.context : positions;
-  engine.max_sequences = wishes.sequences > 0 ? wishes.sequences : most_sequences;
+  engine.max_sequences = wishes.sequences > 0 ? wishes.sequences : usual_sequences;
   engine.cached_states = engine.prefix_cache ? 1 : 0;  // as many as there is room for, below
   engine.cache_tokens = wishes.cache_tokens;
+  if (wishes.step_tokens > 0) engine.max_step_tokens = wishes.step_tokens;
   demand.least_cache = wishes.cache_tokens == 0;
-  for (;;) {
-    if (plan(demand, cards, utilization).fits()) break;
+  Plan found = plan(demand, cards, utilization);
+  while (!found.fits()) {
     const bool shorter = wishes.context == 0 && engine.max_context > kLeastContext;
     const bool fewer = wishes.sequences == 0 && engine.max_sequences > 1;
     if (shorter && (engine.max_context > kSensibleContext || !fewer)) {
@@ -277,9 +279,35 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t most_sequences, int64_
     } else {
       return require(demand, cards, utilization);
     }
+    found = plan(demand, cards, utilization);
+  }
+  // Where there is room, longer steps and more sequences; `more`: bytes that these may take.
+  const auto takes = [&](int64_t& option, int64_t value, uint64_t more) {
+    const int64_t before = std::exchange(option, value);
+    Plan larger = plan(demand, cards, utilization);
+    if (larger.fits() && found.left() <= larger.left() + more) {
+      found = std::move(larger);
+      return true;
+    }
+    option = before;
+    return false;
+  };
+  if (wishes.step_tokens == 0) {
+    const int64_t least = engine.max_step_tokens;
+    for (int64_t tokens = std::min(wishes.most_step_tokens, engine.max_context); tokens > least; tokens /= 2) {
+      if (takes(engine.max_step_tokens, tokens, found.left() / 8)) break;
+    }
+  }
+  if (wishes.sequences == 0 && wishes.cache_tokens == 0 && engine.max_sequences == usual_sequences) {
+    const int64_t most = std::min(kCardSequences, engine.max_step_tokens);
+    uint64_t room = found.left() / 3;
+    while (engine.max_sequences * 2 <= most) {
+      const uint64_t left = found.left();
+      if (!takes(engine.max_sequences, engine.max_sequences * 2, room)) break;
+      room -= left - std::min(left, found.left());
+    }
   }
   // The rest: a quarter to states that prompts begin with, the others to keys and values.
-  Plan found = plan(demand, cards, utilization);
   uint64_t rest = found.left();
   engine.cache_tokens = found.engine.cache_tokens;
   demand.least_cache = false;

@@ -219,6 +219,19 @@ TEST_F(HostMemoryLimits, TheLargestSizesFillTheCardAndAreKeptWhereTheyWereAskedF
     EXPECT_GE(plan.engine.cache_tokens, plan.engine.max_context);
     EXPECT_LE(plan.engine.cache_tokens,
               std::max(plan.engine.max_sequences * plan.engine.max_context, plan.engine.max_context));
+    // Steps are longer where they leave most of the card to the caches, and never shorter than they were.
+    const int64_t usual = demand.engine.max_step_tokens;
+    EXPECT_GE(plan.engine.max_step_tokens, usual);
+    const memory::Plan steps =
+        memory::largest(demand, {.sequences = 64, .step_tokens = usual}, 64, positions, {memory}, 0.95);
+    EXPECT_EQ(steps.engine.max_step_tokens, usual);
+    // More sequences, too, but not where others than the engine say how many, or how long steps are.
+    EXPECT_LE(plan.engine.max_sequences, memory::kCardSequences);
+    EXPECT_LE(memory::largest(demand, {.step_tokens = 100}, 64, positions, {memory}, 0.95).engine.max_sequences, 64);
+    if (gigabytes == 8.0) {
+      EXPECT_EQ(plan.engine.max_step_tokens, std::min(memory::kCardStepTokens, positions));
+      EXPECT_EQ(plan.engine.max_sequences, memory::kCardSequences);
+    }
     const memory::Plan kept = memory::largest(demand, {.context = 512, .sequences = 3}, 64, positions, {memory}, 0.95);
     EXPECT_EQ(kept.engine.max_context, 512);
     EXPECT_EQ(kept.engine.max_sequences, 3);

@@ -8,8 +8,7 @@
 namespace fourfold::model {
 namespace {
 
-// On four cards it is faster to read such rows once for all; on two that was not seen for certain (docs/cuda.md,
-// "Loading").
+// On four cards it is faster to read such rows once for all, on two it is slower (docs/cuda.md, "Loading").
 constexpr int64_t kRanksThatReadAlone = 2;
 
 }  // namespace

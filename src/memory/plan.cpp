@@ -1,13 +1,16 @@
 #include "memory/plan.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/check.h"
 #include "base/json.h"
 #include "base/math.h"
+#include "cuda/device/device.h"
 #include "engine/options.h"
 #include "model/ranked.h"
+#include "plan/arch.h"
 
 namespace fourfold::memory {
 namespace {
@@ -36,6 +39,7 @@ int64_t greatest(int64_t low, int64_t high, F&& fits) {
 
 constexpr int64_t kLeastContext = 64;
 constexpr int64_t kSensibleContext = 8192;
+constexpr std::chrono::duration<double> kLongestStep = cuda::kStepDeadline / 2;
 
 int64_t least_cache(const engine::EngineOptions& engine) {
   return std::max(engine.max_context, engine.max_sequences * std::min(engine.max_context, kSensibleContext) / 2);
@@ -123,6 +127,14 @@ Plan plan(const Demand& demand, const Cards& cards, double utilization) {
   const int64_t pages = sizes.pages + demand.more_pages, slots = sizes.slots + demand.more_slots;
   model::Caches caches = model->make_caches(pages, sizes.step.page_size, slots);
   const std::unique_ptr<ops::Stepper> stepper = model->make_stepper(sizes.step, caches);
+  const int64_t tokens = std::min(sizes.step.rows, out.engine.max_context);
+  const double flops = model->cost(tokens, out.engine.max_context - tokens, 1).flops;
+  for (const cuda::CardMemory& card : cards) {
+    const plan::Gpu gpu = cuda::gpu_row_of(card.info);
+    const bool wgmma = plan::arch_of(gpu).wgmma;
+    const double rate = plan::reachable_bf16(gpu, wgmma, true) * 1e12 / (wgmma ? 2 : 3);
+    out.longest_step_seconds = std::max(out.longest_step_seconds, flops / (static_cast<double>(ranks) * rate));
+  }
   // Ranks have equal shares of these.
   const uint64_t token_bytes = static_cast<uint64_t>(model->cache_bytes_per_token()) / ranks;
   const uint64_t state_bytes = static_cast<uint64_t>(model->state_bytes_per_slot()) / ranks;
@@ -285,7 +297,8 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t usual_sequences, int64
   const auto takes = [&](int64_t& option, int64_t value, uint64_t more) {
     const int64_t before = std::exchange(option, value);
     Plan larger = plan(demand, cards, utilization);
-    if (larger.fits() && found.left() <= larger.left() + more) {
+    const bool in_time = larger.longest_step_seconds <= std::max(kLongestStep.count(), found.longest_step_seconds);
+    if (larger.fits() && in_time && found.left() <= larger.left() + more) {
       found = std::move(larger);
       return true;
     }

@@ -66,6 +66,9 @@ struct Plan {
   engine::EngineOptions engine;  // with everything that follows from other options (engine::resolve)
   // Of a position and of a state, on the card that has most of them.
   uint64_t token_bytes = 0, state_bytes = 0;
+  // What the longest step may take, behind a context that is full when it ends, at a third of the matrix rate that the
+  // slowest card keeps up, with wgmma at half of it: attention reaches 0.39 and 0.86 (docs/plan.md, "Prices").
+  double longest_step_seconds = 0;
 
   // The one that has least left.
   const Share& tightest() const;
@@ -112,9 +115,9 @@ struct Wishes {
 };
 // The largest sensible sizes: as many sequences as `usual_sequences` (halved until they fit), a context of all
 // positions of the model (halved until it fits), steps of `most_step_tokens` (halved until they take an eighth at most
-// of what those of the demand's engine leave), up to kCardSequences (doubled while they and the least cache for them
-// take a third at most of what is left), and a cache that fills the rest, at most a full context for each sequence.
-// What was asked for is kept or refused as by require().
+// of what those of the demand's engine leave, and the longest half of the time after which a step is given up), up to
+// kCardSequences (doubled while they and the least cache for them take a third at most of what is left), and a cache
+// that fills the rest, at most a full context for each sequence. What was asked for is kept or refused as by require().
 Plan largest(Demand demand, const Wishes& wishes, int64_t usual_sequences, int64_t positions, const Cards& cards,
              double utilization = kUtilization);
 

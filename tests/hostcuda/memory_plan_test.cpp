@@ -225,6 +225,7 @@ TEST_F(HostMemoryLimits, TheLargestSizesFillTheCardAndAreKeptWhereTheyWereAskedF
     const memory::Plan steps =
         memory::largest(demand, {.sequences = 64, .step_tokens = usual}, 64, positions, {memory}, 0.95);
     EXPECT_EQ(steps.engine.max_step_tokens, usual);
+    EXPECT_LT(steps.longest_step_seconds, plan.longest_step_seconds + 1e-12);
     // More sequences, too, but not where others than the engine say how many, or how long steps are.
     EXPECT_LE(plan.engine.max_sequences, memory::kCardSequences);
     EXPECT_LE(memory::largest(demand, {.step_tokens = 100}, 64, positions, {memory}, 0.95).engine.max_sequences, 64);
@@ -243,6 +244,27 @@ TEST_F(HostMemoryLimits, TheLargestSizesFillTheCardAndAreKeptWhereTheyWereAskedF
   EXPECT_THROW(
       memory::largest(demand, {.context = 512, .sequences = 1000}, 64, positions, {card(uint64_t{1500} << 20)}, 0.95),
       memory::NotEnough);
+}
+
+// On a slow card steps are shorter, so that none is given up for its length.
+TEST_F(HostMemoryLimits, TheLongestStepOfASlowCardEndsInTime) {
+  model::Checkpoint checkpoint(demo());
+  const memory::Demand demand = demand_of(checkpoint, engine_options(128, 1, 0));
+  const int64_t positions = checkpoint.config().max_positions;
+  cuda::CardMemory slow = card(uint64_t{8} << 30);
+  ++slow.info.sms;  // not a card of the table, whose rate is known
+  slow.info.clock_ghz = 1;
+  const memory::Plan fast = memory::largest(demand, {}, 64, positions, {slow}, 0.95);
+  EXPECT_EQ(fast.engine.max_step_tokens, std::min(memory::kCardStepTokens, positions));
+  const double limit = std::chrono::duration<double>(cuda::kStepDeadline).count() / 2;
+  slow.info.clock_ghz = fast.longest_step_seconds / limit / 1.5;
+  const memory::Plan plan = memory::largest(demand, {}, 64, positions, {slow}, 0.95);
+  EXPECT_EQ(plan.engine.max_step_tokens, fast.engine.max_step_tokens / 2);
+  EXPECT_LE(plan.longest_step_seconds, limit);
+  EXPECT_GT(plan.longest_step_seconds, limit / 2);
+  // Unless somebody asks for it.
+  EXPECT_EQ(memory::largest(demand, {.step_tokens = positions}, 64, positions, {slow}, 0.95).engine.max_step_tokens,
+            positions);
 }
 
 // Ranks that share a card share its memory, and a rank alone on a small one is who decides.

@@ -26,19 +26,24 @@ jit::DeviceInfo info(const char* name, int major, int minor, int sms) {
   return d;
 }
 
+// A stack of one matrix, as far as the choice of a kernel looks at it.
+gemm::Matrix matrix_of(gemm::Weights format, int outputs, int columns) {
+  gemm::Matrix m = {};
+  m.count = 1;
+  m.tiles = (outputs + 15) / 16;
+  m.columns = columns;
+  m.units = columns / 64;
+  m.parts[0].format = format;
+  m.parts[0].rows = outputs;
+  return m;
+}
+
 // Where many CTAs share an item's columns and have few units each, half the sums; up to 64 rows have a kernel of their
 // own.
 TEST(WideProducts, TilesFollowItemsAndWhatASplitCosts) {
   const Target hopper = plan::find_arch("sm_90a");
   const auto entry = [&](gemm::Weights format, int outputs, int columns, int64_t rows) {
-    gemm::Matrix m = {};
-    m.count = 1;
-    m.tiles = (outputs + 15) / 16;
-    m.columns = columns;
-    m.units = columns / 64;
-    m.parts[0].format = format;
-    m.parts[0].rows = outputs;
-    return wide_entry(hopper, 1 << static_cast<int>(format), rows, m, 132);
+    return wide_entry(hopper, 1 << static_cast<int>(format), rows, matrix_of(format, outputs, columns), 132);
   };
   using enum gemm::Weights;
   for (const int rows : {64, 65, 256}) EXPECT_EQ(entry(kBf16, 257, 2048, rows), kMiddle) << rows;
@@ -57,14 +62,8 @@ TEST(WideProducts, TilesFollowItemsAndWhatASplitCosts) {
 TEST(FewProducts, NineToSixteenRowsGoTheFasterWay) {
   const Target hopper = plan::find_arch("sm_90a");
   const auto few = [&](gemm::Weights format, int outputs, int columns, int64_t rows) {
-    gemm::Matrix m = {};
-    m.count = 1;
-    m.tiles = (outputs + 15) / 16;
-    m.columns = columns;
-    m.units = columns / 64;
-    m.parts[0].format = format;
-    m.parts[0].rows = outputs;
-    return by_few(hopper, rows_way(hopper, 1 << static_cast<int>(format), outputs, columns), m, rows, 132);
+    const RowsWay way = rows_way(hopper, 1 << static_cast<int>(format), outputs, columns);
+    return by_few(hopper, way, matrix_of(format, outputs, columns), rows, 132);
   };
   using enum gemm::Weights;
   for (const int rows : {1, 8, 9, 16}) {

@@ -266,8 +266,9 @@ bool by_few(const Target& arch, const RowsWay& way, const gemm::Matrix& matrix, 
   const int formats = way.formats;
   if (rows <= kFewRows || !has_wide(arch, formats)) return true;
   if (wide_by_wgmma(arch, formats)) {
-    // What a further row costs is its way to every SM's shared memory, so clusters win from 12 rows on unless rows are
-    // short; the others of two CTAs to an SM do not, and those that stay only where they have no item for most SMs.
+    // A further row costs its way to every SM's shared memory. As measured (docs/kernels/products.md, "9 to 16 rows"),
+    // gemm_cluster is faster from 12 rows on unless they are short, gemm_middle never, and gemm_wide where it has items
+    // for most SMs.
     constexpr int64_t kClustersFrom = 12;
     constexpr int kShort = 1024;
     if (!all_at_once(arch, way, matrix.units, rows)) return false;

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "executor/cuda.h"
 #include "executor/machine.h"
@@ -215,6 +217,9 @@ void fence_barrier_init(Site site) {
 }
 
 namespace {
+
+constexpr int kPatience = 1 << 20;  // turns that a thread waits for what another one does
+constexpr u32 kNotThere = 0xffffffffu;
 void arrive(Machine& m, Thread& t, u32 bar) {
   Barrier& b = m.barrier_at(bar, "mbarrier_arrive");
   b.arriving = join(b.arriving, m.publish(t));
@@ -290,16 +295,23 @@ void grid_dependency_wait(Site site) {
   m.maybe_yield();
 }
 
-// Kernels run one after the other here, so a word that is not there when it is looked at stays away. Neither orders
-// anything, and neither needs to be ordered.
-void store_exchanged(u32* p, u32 word, Site site) {
+// Neither stores nor looks order anything, and neither needs to be ordered.
+static void exchange(u32* p, std::span<const u32> words, Site site) {
   Machine& m = machine();
   m.enter(site);
-  m.exchange_access(p, sizeof(u32));
-  if (word == 0xffffffffu) m.violate("store_exchanged: all ones would never be seen");
-  *p = word;
+  m.exchange_access(p, words.size_bytes());
+  for (const u32 word : words) {
+    if (word == kNotThere) m.violate("store_exchanged: all ones would never be seen");
+  }
+  std::copy(words.begin(), words.end(), p);
   m.maybe_yield();
 }
+
+void store_exchanged(u32* p, u32 word, Site site) { exchange(p, {&word, 1}, site); }
+
+void store_exchanged2(u32* p, u32 x, u32 y, Site site) { exchange(p, std::array{x, y}, site); }
+
+void store_exchanged4(u32* p, const Vec4& v, Site site) { exchange(p, std::array{v.x, v.y, v.z, v.w}, site); }
 
 // Nor is a flag raised that is not up when it is waited for.
 void raise_flag(int* flag, int count, int lane, Site site) {
@@ -352,7 +364,6 @@ bool wait_peer_flag(const u32* flag, u32 value, u64 patience, Site site) {
 }
 
 void wait_count(const int* count, int value, Site site) {
-  constexpr int kPatience = 1 << 20;  // turns
   Machine& m = machine();
   Thread& t = m.enter(Op::kFlagWait, site);
   if (m.mutated(Mutation::Kind::kDrop, Op::kFlagWait, site)) return;
@@ -381,8 +392,9 @@ static void look_at_exchanged(const u32* p, int count, Site site) {
   Machine& m = machine();
   m.enter(site);
   m.exchange_access(p, static_cast<std::size_t>(count) * sizeof(u32));
-  if (std::find(p, p + count, 0xffffffffu) != p + count) {
-    m.violate("load_exchanged: a word is not there, and nobody is left to store it");
+  for (int look = 0; std::find(p, p + count, kNotThere) != p + count; ++look) {
+    if (look == kPatience) m.violate("load_exchanged: a word is not there, and nobody stores it");
+    m.block(kPeerWait, 0);
   }
   m.maybe_yield();
 }
@@ -397,12 +409,16 @@ Vec4 load_exchanged4(const u32* p, Site site) {
   return {p[0], p[1], p[2], p[3]};
 }
 
-void clear_exchanged4(u32* p, Site site) {
+static void clear_exchanged(u32* p, std::size_t count, Site site) {
   Machine& m = machine();
   m.enter(site);
-  m.exchange_access(p, 4 * sizeof(u32));
-  for (int i = 0; i < 4; ++i) p[i] = 0xffffffffu;
+  m.exchange_access(p, count * sizeof(u32));
+  std::fill_n(p, count, kNotThere);
 }
+
+void clear_exchanged2(u32* p, Site site) { clear_exchanged(p, 2, site); }
+
+void clear_exchanged4(u32* p, Site site) { clear_exchanged(p, 4, site); }
 
 void store_peer4(u32* p, const Vec4& v, Site site) {
   Machine& m = machine();
@@ -410,10 +426,10 @@ void store_peer4(u32* p, const Vec4& v, Site site) {
   m.maybe_yield();
   if (m.mutated(Mutation::Kind::kDrop, Op::kFlagRaise, site)) return;
   m.exchange_access(p, sizeof(v));
-  if (std::count(p, p + 4, 0xffffffffu) != 4) m.violate("store_peer4: what was stored before has not been taken");
+  if (std::count(p, p + 4, kNotThere) != 4) m.violate("store_peer4: what was stored before has not been taken");
   const u32 words[4] = {v.x, v.y, v.z, v.w};
   for (const u32 word : words) {
-    if (word == 0xffffffffu) m.violate("store_peer4: a word that says that it is not there");
+    if (word == kNotThere) m.violate("store_peer4: a word that says that it is not there");
   }
   std::copy_n(words, 4, p);
 }
@@ -429,12 +445,12 @@ bool take_peer_words(Vec4* v, u32* p, int stride, int count, u64 patience, Site 
       u32* at = p + static_cast<std::ptrdiff_t>(i) * stride;
       m.exchange_access(at, sizeof(Vec4));
       v[i] = {at[0], at[1], at[2], at[3]};
-      there = there && std::find(at, at + 4, 0xffffffffu) == at + 4;
+      there = there && std::find(at, at + 4, kNotThere) == at + 4;
     }
     if (!waits) there = true;
     if (!there) m.block(kPeerWait, 0);
   }
-  for (int i = 0; i < count; ++i) std::fill_n(p + static_cast<std::ptrdiff_t>(i) * stride, 4, 0xffffffffu);
+  for (int i = 0; i < count; ++i) std::fill_n(p + static_cast<std::ptrdiff_t>(i) * stride, 4, kNotThere);
   return there;
 }
 

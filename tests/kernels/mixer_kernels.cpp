@@ -118,8 +118,8 @@ std::vector<NarrowKernel> narrow_kernels() {
   // head_dim, rotary_dim, warps, blocks, units, fp8
   return {
       NARROW(256, 64, 4, 1, 3, 0),  NARROW(256, 64, 4, 1, 6, 1),  //
-      NARROW(128, 128, 3, 2, 3, 0), NARROW(64, 32, 2, 2, 2, 1),   //
-      NARROW(256, 256, 4, 1, 2, 0), NARROW(64, 0, 2, 1, 3, 0),
+      NARROW(128, 128, 4, 2, 3, 0), NARROW(64, 32, 4, 2, 2, 1),   //
+      NARROW(256, 256, 4, 1, 2, 0), NARROW(64, 0, 4, 1, 3, 0),
   };
 }
 

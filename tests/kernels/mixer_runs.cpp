@@ -219,12 +219,10 @@ CacheRun run_narrow(const NarrowKernel& kernel, const AttentionProblem& p, const
     int most_rows = 0;  // of those that are live
     for (int i = 0; i < p.live; ++i) most_rows = std::max(most_rows, p.sequences[static_cast<size_t>(i)].count);
     a.parts = attn::narrow_parts(p.shape, most_rows);
-    const auto parts = static_cast<size_t>(attn::partial_floats(p.shape, a.splits, a.most_rows, sequences));
-    a.partial = device.alloc<float>(parts, "partial");
-    a.partial_sums = device.alloc<float>(parts / static_cast<size_t>(p.shape.head_dim) * 2, "partial_sums");
-    const auto counters = static_cast<size_t>(sequences * p.shape.kv_heads * a.parts);
-    a.arrived = device.alloc<int>(counters, "arrived");
-    std::fill_n(a.arrived, counters, 0);
+    const auto words = static_cast<size_t>(attn::narrow_words(p.shape, a.splits, a.most_rows, sequences));
+    constexpr unsigned kNotThere = 0xffffffffu;
+    a.words = device.alloc<unsigned>(words, "words");
+    std::fill_n(a.words, words, kNotThere);
     const attn::DecodeLaunch launch = attn::narrow_launch(kernel.tile, p.shape, a.parts, a.splits, sequences);
     executor::LaunchConfig config{kernel.name,
                                   {launch.grid_x, launch.grid_y, launch.grid_z},
@@ -232,8 +230,8 @@ CacheRun run_narrow(const NarrowKernel& kernel, const AttentionProblem& p, const
                                   launch.shared_bytes};
     config.resident = static_cast<int>(launch.grid_x * launch.grid_y * launch.grid_z);
     device.launch(config, [&] { kernel.run(a); });
-    if (std::count(a.arrived, a.arrived + counters, 0) != static_cast<std::ptrdiff_t>(counters)) {
-      return {"counters that are not 0 afterwards", {}};
+    if (std::count(a.words, a.words + words, kNotThere) != static_cast<std::ptrdiff_t>(words)) {
+      return {"words that are still there afterwards", {}};
     }
     if (seen != nullptr) *seen = device.seen();
     return {compare_attention(p, a.out, a.cache, tolerance),

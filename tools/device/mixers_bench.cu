@@ -461,7 +461,7 @@ void check_decode() {
 
 void check_narrow() {
   unsigned seed = 250;
-  Device<int> one(std::vector<int>{1}), arrived(std::vector<int>(8, 0));
+  Device<int> one(std::vector<int>{1});
   for (const NarrowEntry& e : narrow_entries()) {
     for (const int group : {8, 2, 16}) {
       const int rows = std::max(1, 8 / group);
@@ -474,7 +474,9 @@ void check_narrow() {
       a.splits = attn::narrow_most_splits(p.longest);
       a.parts = attn::narrow_parts(p.shape, rows);
       a.live = one.p;
-      a.arrived = arrived.p;
+      Device<unsigned> words(std::vector<unsigned>(
+          static_cast<size_t>(attn::narrow_words(p.shape, a.splits, p.most_rows, 1)), 0xffffffffu));
+      a.words = words.p;
       for (int i = 0; i < p.live; ++i, ++a.sequences, a.pages += a.page_table_stride) run(e, a, nullptr);
       CUDA_CHECK(cudaDeviceSynchronize());
       double error = -1;
@@ -488,7 +490,6 @@ void time_decode() {
   struct Case {
     int heads, sequences, context, rows;
   };
-  Device<int> arrived(std::vector<int>(8, 0));
   for (const Case c : {Case{16, 1, 1024, 1},
                        {16, 1, 2048, 1},
                        {16, 1, 8192, 1},
@@ -589,8 +590,10 @@ void time_decode() {
         }
         a.span = 1;
       }
-      a.arrived = arrived.p;
       a.splits = attn::narrow_most_splits(c.context);
+      Device<unsigned> words(
+          std::vector<unsigned>(static_cast<size_t>(attn::narrow_words(shape, a.splits, c.rows, 1)), 0xffffffffu));
+      a.words = words.p;
       a.parts = attn::narrow_parts(shape, c.rows);
       for (const NarrowEntry& e : narrow_entries()) {
         if (e.tile.fp8 != fp8 || c.sequences > 1 || a.parts == 0) continue;

@@ -55,6 +55,11 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
   const int counters = std::max(sms_ * gemm::kWideWarps, card_->device.info().sms);
   arrived_ = cuda::Buffer(card_->device, static_cast<uint64_t>(counters) * sizeof(int), "counters");
   arrived_.fill(card_->stream, 0);
+  narrow_words_ = cuda::Buffer(card_->device,
+                               4ull * kMostNarrowCtas * static_cast<uint64_t>(sms_) * attn::kNarrowRows *
+                                   static_cast<uint64_t>(attn::narrow_row_words(attn::kMostHeadDim)),
+                               "parts of attention's rows");
+  narrow_words_.fill(card_->stream, 0xff);
   const std::vector<float> scales(2, 1.0f);
   ones_ = cuda::Buffer(card_->device, 128, "scales of the cache");
   ones_.upload(card_->stream, scales);

@@ -214,6 +214,7 @@ class CudaBackend : public ops::Backend {
                                      int64_t layer);
   void take_places(attn::AttentionArgs& args, int first, int live, int page_row) const;
   AttentionEntry attention_entry(const attn::AttentionShape& shape, const StepTables::Round& round, int splits) const;
+  static constexpr int kMostNarrowCtas = 2;  // of an SM
   int narrow_parts(const attn::NarrowTile& tile, const attn::AttentionShape& shape,
                    const StepTables::Round& round) const;
   int attention_span(const attn::DecodeTile& tile, const attn::AttentionShape& shape, const attn::AttentionArgs& args,
@@ -317,7 +318,7 @@ class CudaBackend : public ops::Backend {
         *sample_ = nullptr;                      // after load_known()
   const std::vector<Kernel>* unpack_ = nullptr;  // once a product has asked for it
 
-  cuda::Buffer zeros_, ones_, arrived_;
+  cuda::Buffer zeros_, ones_, arrived_, narrow_words_;
   cuda::Buffer plain_tables_, plain_hidden_, plain_partial_;
   cuda::Buffer floats_, logits_, ids_, weights_, wide_, narrow_, share_, queries_, partial_, partial_sums_,
       wide_partial_, chunk_space_, chunk_flags_;

@@ -91,7 +91,7 @@ int CudaBackend::narrow_parts(const attn::NarrowTile& tile, const attn::Attentio
   if (ranks_ != nullptr && ranks_->shares_card()) return 0;
   const int parts = attn::narrow_parts(shape, round.most_rows);
   const int ctas = attn::narrow_most_splits(round.longest) * shape.kv_heads * parts * round.places;
-  const int each = parts > 1 && attn::narrow_map(tile).total <= shared_of(arch_, 2) ? 2 : 1;  // of an SM
+  const int each = parts > 1 && attn::narrow_map(tile).total <= shared_of(arch_, 2) ? kMostNarrowCtas : 1;
   return ctas <= each * card_->device.info().sms ? parts : 0;
 }
 
@@ -178,10 +178,9 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
       args.parts = parts;
       args.splits = attn::narrow_most_splits(round.longest);
       args.settled = overlap_ == Overlap::kProgrammatic && !round.follows ? 1 : 0;
-      reserve_partial(partial_bytes(args.splits, args.most_rows) * round.places);
-      args.partial = partial_.as<float>();
-      args.partial_sums = partial_sums_.as<float>();
-      args.arrived = arrived_.as<int>();
+      FF_ASSERT(static_cast<uint64_t>(attn::narrow_words(shape, args.splits, args.most_rows, round.places)) * 4 <=
+                narrow_words_.bytes());
+      args.words = narrow_words_.as<unsigned>();
       take_places(args, round.first, round.live, round.page_row);
       const attn::DecodeLaunch l = attn::narrow_launch(*narrow, shape, parts, args.splits, round.places);
       launch(card_->stream, kernels[kAttendNarrow], {l.grid_x, l.grid_y, l.grid_z}, overlap_, args);

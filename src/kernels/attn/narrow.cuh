@@ -20,6 +20,7 @@ namespace fourfold::attn {
 namespace narrow_detail {
 
 constexpr float kNobody = -1e30f;  // a score that is not there
+constexpr int kLeftEarly = 2;      // so many units before the last one is asked for the next kernel begins, bf16
 constexpr float kAhead = 8.0f;     // so far above the one that weights count from, a score (times log2 e) replaces it
 
 // Bytes from a unit's first key, or value, to a chunk of one of them.
@@ -257,38 +258,36 @@ struct Columns {
 __device__ __forceinline__ int row_factor_of(int group) { return (256 + group - 1) / group; }
 __device__ __forceinline__ int row_of(int m, int factor) { return m * factor >> 8; }
 
-// A warp's share of the sum over splits, in the order of their lanes, and the gate: blocks of so many quads of a row's
-// columns, up to four loads a lane each. `own` of `warps`: of all that share it.
+__device__ __forceinline__ void add_lanes(float4& y, int d) {
+  constexpr u32 kAll = 0xffffffffu;
+  y.x += __shfl_xor_sync(kAll, y.x, d);
+  y.y += __shfl_xor_sync(kAll, y.y, d);
+  y.z += __shfl_xor_sync(kAll, y.z, d);
+  y.w += __shfl_xor_sync(kAll, y.w, d);
+}
+
+// This CTA's share of the sum over splits, in a fixed order, and the gate. What is added up at a time is a block of
+// quads of a row's columns: by a warp, or where there are many splits by a team of warps with up to kTeamSplits each.
+// `words`: of the first split's first row; `sums`: of the first row's first block; `merged`: shared memory.
 template <typename Tile>
 __device__ __forceinline__ void add_splits(const AttentionArgs& args, const SequenceRows& sequence, int share,
-                                           int group, int row_factor, long long partial, int rows, int splits, int own,
-                                           int warps, int lane) {
+                                           int group, int row_factor, u32* words, u32* sums, int rows, int splits,
+                                           int split, int warp, int lane, float4* merged) {
   constexpr NarrowTile T = Tile::value;
   constexpr u32 kAll = 0xffffffffu;
   constexpr int kQuads = T.head_dim / 4;  // of a row
-  constexpr int kMost = kQuads < 32 ? kQuads : 32;
-  const int per_split = args.most_rows * group;
-  int bits = 1;
-  while (2 << bits <= kMost && splits << bits <= 64) ++bits;
+  const int split_words = args.most_rows * group * T.head_dim;
+  const int bits = narrow_block_bits(T.head_dim, splits);
   const int quads = 1 << bits;
+  const int team_warps = splits <= kTeamSplits ? 1 : splits <= 2 * kTeamSplits ? 2 : 4;
+  const int teams = T.warps / team_warps;
+  const int team = warp / team_warps;
+  const int first = warp % team_warps * kTeamSplits;
+  const int here = splits - first < kTeamSplits ? splits - first : kTeamSplits;  // splits of this warp
 #pragma unroll 1
-  for (int block = own; block << bits < rows * kQuads; block += warps) {
+  for (int block = split * teams + team; block << bits < rows * kQuads; block += splits * teams) {
     const int m = (block << bits) / kQuads;
     const int quad = (block << bits) % kQuads + (lane & (quads - 1));
-    const float4* from = reinterpret_cast<const float4*>(args.partial + (partial + m) * T.head_dim) + quad;
-    const float2* sums = reinterpret_cast<const float2*>(args.partial_sums) + partial + m;
-    // Everything is asked for at once.
-    float4 x[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int split = (lane + 32 * i) >> bits;
-      x[i] = split < splits ? __ldcg(from + split * per_split * kQuads) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-    float2 s[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      s[i] = lane + 32 * i < splits ? __ldcg(sums + (lane + 32 * i) * per_split) : make_float2(kNobody, 0.0f);
-    }
     const int row = row_of(m, row_factor);
     const int head = share * group + m - row * group;
     uint2 gates = make_uint2(0, 0);
@@ -296,43 +295,106 @@ __device__ __forceinline__ void add_splits(const AttentionArgs& args, const Sequ
       gates = *reinterpret_cast<const uint2*>(args.rows + (sequence.first + row) * args.row_stride +
                                               args.shape.gate_column(head) + 4 * quad);
     }
-    float most = fmaxf(s[0].x, s[1].x);
+    float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float most = kNobody;
+    float total = 0.0f;
+    if (here > 0) {
+      // Everything is asked for at once, until it is there. A lane without a split looks at what another one takes, and
+      // nothing is made all ones again before all lanes have what they want.
+      u32* from[4];
 #pragma unroll
-    for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(kAll, most, d));
-    const float weight[2] = {ptx::exp2_approx(s[0].x - most), ptx::exp2_approx(s[1].x - most)};
-    float total = weight[0] * s[0].y + weight[1] * s[1].y;
+      for (int i = 0; i < 4; ++i) {
+        const int of = (lane + 32 * i) >> bits;
+        from[i] = words + (first + (of < here ? of : 0)) * split_words + m * T.head_dim + 4 * quad;
+      }
+      u32* const own_sums = sums + (block * args.splits + first + (lane < here ? lane : 0)) * 2;
+      ptx::Vec4 v[4];
+      ptx::Vec2 s;
+      u32 largest;
+      do {
+        s = ptx::load_exchanged2(own_sums);
 #pragma unroll
-    for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(kAll, total, d);
-    float y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (int i = 0; i < 4; ++i) v[i] = ptx::load_exchanged4(from[i]);
+        largest = s.x > s.y ? s.x : s.y;
+        const auto look = [&](u32 word) { largest = word > largest ? word : largest; };
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int split = (lane + 32 * i) >> bits;
-      const float low = __shfl_sync(kAll, weight[0], split % 32);
-      const float high = __shfl_sync(kAll, weight[1], split % 32);
-      const float w = split < 32 ? low : split < 64 ? high : 0.0f;
-      y[0] += w * x[i].x;
-      y[1] += w * x[i].y;
-      y[2] += w * x[i].z;
-      y[3] += w * x[i].w;
-    }
+        for (int i = 0; i < 4; ++i) {
+          look(v[i].x);
+          look(v[i].y);
+          look(v[i].z);
+          look(v[i].w);
+        }
+      } while (__any_sync(kAll, largest == kAll));
+      float own_sum = 0.0f;
+      float own_most = kNobody;
+      if (lane < here) {
+        ptx::clear_exchanged2(own_sums);
+        own_most = __uint_as_float(s.x);
+        own_sum = __uint_as_float(s.y);
+      }
+      most = own_most;
+#pragma unroll
+      for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(kAll, most, d));
+      const float weight = ptx::exp2_approx(own_most - most);
+      total = weight * own_sum;
+#pragma unroll
+      for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(kAll, total, d);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int of = (lane + 32 * i) >> bits;
+        const float w = __shfl_sync(kAll, weight, of);
+        if (of >= here) continue;
+        ptx::clear_exchanged4(from[i]);
+        y.x += w * __uint_as_float(v[i].x);
+        y.y += w * __uint_as_float(v[i].y);
+        y.z += w * __uint_as_float(v[i].z);
+        y.w += w * __uint_as_float(v[i].w);
+      }
 #pragma unroll 1
-    for (int d = quads; d < 32; d *= 2) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) y[i] += __shfl_xor_sync(kAll, y[i], d);
+      for (int d = quads; d < 32; d *= 2) add_lanes(y, d);
     }
-    const u32 words[2] = {gates.x, gates.y};
+    if (team_warps > 1) {  // blocks of 8 quads: lane 8 w + q gets quad q of the team's warp w
+      float2* const merged_sums = reinterpret_cast<float2*>(merged + T.warps * 8);
+      if (lane < 8) merged[warp * 8 + lane] = y;
+      if (lane == 0) merged_sums[warp] = make_float2(most, total);
+      ptx::barrier_sync(1 + team, team_warps * 32);
+      if (warp % team_warps == 0) {
+        const int of = warp + lane / 8;
+        y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float2 s = make_float2(kNobody, 0.0f);
+        if (lane / 8 < team_warps) {
+          y = merged[of * 8 + lane % 8];
+          s = merged_sums[of];
+        }
+        most = fmaxf(s.x, __shfl_xor_sync(kAll, s.x, 8));
+        most = fmaxf(most, __shfl_xor_sync(kAll, most, 16));
+        const float weight = ptx::exp2_approx(s.x - most);
+        total = s.y * weight;
+        y = make_float4(y.x * weight, y.y * weight, y.z * weight, y.w * weight);
+#pragma unroll
+        for (int d = 8; d < 32; d *= 2) {
+          total += __shfl_xor_sync(kAll, total, d);
+          add_lanes(y, d);
+        }
+      }
+      if ((block + splits * teams) << bits < rows * kQuads) ptx::barrier_sync(1 + team, team_warps * 32);
+      if (warp % team_warps != 0) continue;
+    }
+    const float sum[4] = {y.x, y.y, y.z, y.w};
+    const u32 gate_words[2] = {gates.x, gates.y};
+    float out[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float below = total;
       if (args.shape.gated) {
-        const u32 gate = i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u;
+        const u32 gate = i % 2 == 0 ? gate_words[i / 2] << 16 : gate_words[i / 2] & 0xffff0000u;
         below *= 1.0f + ptx::exp2_approx(-kLog2E * __uint_as_float(gate));
       }
-      y[i] *= ptx::reciprocal_approx(below);
+      out[i] = sum[i] * ptx::reciprocal_approx(below);
     }
     if (lane < quads) {
       reinterpret_cast<uint2*>(args.out + (sequence.first + row) * args.out_stride + head * T.head_dim)[quad] =
-          make_uint2(ptx::to_bf16x2(y[0], y[1]), ptx::to_bf16x2(y[2], y[3]));
+          make_uint2(ptx::to_bf16x2(out[0], out[1]), ptx::to_bf16x2(out[2], out[3]));
     }
   }
 }
@@ -509,8 +571,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
   __syncthreads();
 
   ptx::grid_dependency_wait();
-  // The next kernel begins when this one has asked for everything: what it asks for early comes while nothing is read
-  // here.
+  // The next kernel begins when this one has asked for nearly everything: what it asks for early comes while nothing is
+  // read here.
   if (units <= T.units) ptx::grid_launch_dependents();
 
 #pragma unroll 1
@@ -625,7 +687,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
       }
       __syncwarp();  // what was read is free
       if (unit + T.units < units) load_one(unit + T.units, slot);
-      if (unit + T.units + 1 == units) ptx::grid_launch_dependents();
+      const int left = units - (unit + T.units + 1);  // not asked for yet
+      if (left == kLeftEarly || (unit == 0 && left >= 0 && left < kLeftEarly)) ptx::grid_launch_dependents();
       next_slot();
     }
   }
@@ -642,10 +705,14 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
   }
   __syncthreads();
   const int splits = narrow_split_count(context);
-  const int per_split = args.most_rows * group;
-  const long long whole =
-      (static_cast<long long>(place) * shape.kv_heads * args.parts + share) * args.splits * per_split;
-  const long long partial = whole + split * per_split;
+  // Of all splits first their outputs, then what the blocks that are added up need of each row: a copy for each, as who
+  // takes words makes them all ones again.
+  const int split_rows = args.most_rows * group;
+  u32* const words = args.words + (static_cast<long long>(place) * shape.kv_heads * args.parts + share) * args.splits *
+                                      split_rows * narrow_row_words(T.head_dim);
+  u32* const own_words = words + split * split_rows * T.head_dim;
+  u32* const all_sums = words + args.splits * split_rows * T.head_dim;
+  const int row_blocks = (T.head_dim / 4) >> narrow_block_bits(T.head_dim, splits);
   float factor[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -659,7 +726,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
       const float2 part = sums[k * kNarrowRows + m];
       sum += part.y * ptx::exp2_approx(part.x - most);
     }
-    if (tid < 4 && m < rows) reinterpret_cast<float2*>(args.partial_sums)[partial + m] = make_float2(most, sum);
+    if (warp == 0 && lane / 4 < row_blocks && m < rows) {
+      ptx::store_exchanged2(all_sums + ((m * row_blocks + lane / 4) * args.splits + split) * 2, __float_as_uint(most),
+                            __float_as_uint(sum));
+    }
     factor[h] = ptx::exp2_approx(c.largest[h] - most) * value_scale;
   }
   float* outputs = reinterpret_cast<float*>(smem + kMap.ring);
@@ -678,20 +748,13 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
       sum.z += x.z;
       sum.w += x.w;
     }
-    reinterpret_cast<float4*>(args.partial + (partial + m) * T.head_dim)[quad] = sum;
+    ptx::store_exchanged4(own_words + m * T.head_dim + 4 * quad, {__float_as_uint(sum.x), __float_as_uint(sum.y),
+                                                                  __float_as_uint(sum.z), __float_as_uint(sum.w)});
   }
 
   // The splits become one, as soon as all are there.
-  int* arrived = args.arrived + place * shape.kv_heads * args.parts + share;
-  __syncthreads();
-  if (tid == 0) {
-    ptx::add_count(arrived);
-    ptx::wait_count(arrived, splits);
-  }
-  __syncthreads();
-  if (tid == 0 && atomicAdd(arrived, 1) == 2 * splits - 1) *arrived = 0;
-  add_splits<Tile>(args, sequence, share, group, row_factor, whole, rows, splits, split * T.warps + warp,
-                   splits * T.warps, lane);
+  add_splits<Tile>(args, sequence, share, group, row_factor, words, all_sums, rows, splits, split, warp, lane,
+                   reinterpret_cast<float4*>(smem + kMap.queries));
 }
 
 }  // namespace fourfold::attn

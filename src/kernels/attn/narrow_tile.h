@@ -9,6 +9,7 @@ namespace fourfold::attn {
 inline constexpr int kNarrowRows = 8;   // rows of a sequence x heads of a part of a group, at most
 inline constexpr int kMostParts = 4;    // of a group
 inline constexpr int kNarrowStep = 64;  // a split's positions are a multiple of
+inline constexpr int kMostHeadDim = 256;
 
 // Equal parts of a kv head's group that have kNarrowRows heads at most: each reads the keys and values of that head,
 // and what one has read the others find in L2. A sequence's rows beyond one are not taken apart. 0: there are none.
@@ -36,6 +37,23 @@ FOURFOLD_MIXER_FN int narrow_most_splits(int keys) {
   return all < kMostSplits ? all : kMostSplits;
 }
 
+// What a row's part of a split is, words that are all ones where they are not there: its head's columns, and {largest
+// score x log2 e, sum} for each block of columns that is added up, of 32 columns or more.
+FOURFOLD_MIXER_FN int narrow_row_words(int head_dim) { return head_dim + head_dim / 16; }
+// A warp adds up so many splits at most.
+inline constexpr int kTeamSplits = 16;
+// log2 of the quads of columns in a block: 32 lanes take four quads each, of all splits of a warp.
+FOURFOLD_MIXER_FN int narrow_block_bits(int head_dim, int splits) {
+  const int most = head_dim / 4 < 32 ? head_dim / 4 : 32;
+  int bits = 3;
+  while (2 << bits <= most && splits << bits <= 64) ++bits;
+  return bits;
+}
+// `splits`: of each sequence; `rows`: of a sequence.
+FOURFOLD_MIXER_FN long long narrow_words(const AttentionShape& shape, int splits, int rows, int sequences) {
+  return static_cast<long long>(sequences) * shape.heads * splits * rows * narrow_row_words(shape.head_dim);
+}
+
 struct NarrowTile {
   int head_dim;
   int rotary_dim;  // 0: none
@@ -57,7 +75,8 @@ struct NarrowTile {
     const int apart = rotary_dim / 16;
     return (head_dim == 64 || head_dim == 128 || head_dim == 256) && rotary_dim <= head_dim &&
            rotary_dim == apart * 16 && (apart & (apart - 1)) == 0 && rotary_dim / 2 <= threads() &&
-           (blocks == 1 || blocks == 2) && units >= 2;
+           warps >= kMostSplits / kTeamSplits && warps % (kMostSplits / kTeamSplits) == 0 &&
+           warps * (8 * 16 + 8) <= kNarrowRows * head_dim * 2 && (blocks == 1 || blocks == 2) && units >= 2;
   }
 };
 

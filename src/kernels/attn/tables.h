@@ -75,7 +75,8 @@ struct AttentionArgs {
   const float* cache_scales;   // e4m3: of keys, of values
   float* partial;              // [sequence][kv head][split][rows x group][head_dim]
   float* partial_sums;         // [sequence][kv head][split][rows x group] {largest score x log2 e, sum}
-  int* arrived;                // attention_narrow: [sequence][kv head, part], 0 before and after
+  unsigned* words;             // attention_narrow: [sequence][kv head, part][split][rows x heads of the part]
+                               // [narrow_row_words], all ones before and after
   unsigned short* out;         // bf16 [rows][out_stride]: [head][head_dim]; a multiple of 4
   long long row_stride;        // elements
   long long out_stride;        //

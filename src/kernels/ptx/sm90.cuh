@@ -312,6 +312,14 @@ struct Vec2 {
 __device__ __forceinline__ void store_exchanged(u32* p, u32 word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(word) : "memory");
 }
+// Two at a multiple of 8 bytes, four at a multiple of 16.
+__device__ __forceinline__ void store_exchanged2(u32* p, u32 x, u32 y) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ void store_exchanged4(u32* p, const Vec4& v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
 // Two such words as they are at present; p a multiple of 8 bytes.
 __device__ __forceinline__ Vec2 load_exchanged2(const u32* p) {
   Vec2 v;
@@ -327,7 +335,10 @@ __device__ __forceinline__ Vec4 load_exchanged4(const u32* p) {
                : "memory");
   return v;
 }
-// Makes four of them all ones; p a multiple of 16 bytes.
+// Makes two of them all ones, p a multiple of 8 bytes; four, p a multiple of 16 bytes.
+__device__ __forceinline__ void clear_exchanged2(u32* p) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%1};" ::"l"(p), "r"(0xffffffffu) : "memory");
+}
 __device__ __forceinline__ void clear_exchanged4(u32* p) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p), "r"(0xffffffffu) : "memory");
 }

@@ -100,10 +100,14 @@ struct Vec4 {
 struct Vec2 {
   u32 x, y;
 };
-// Words between kernels that run at the same time.
+// Words between CTAs that run at the same time, of one kernel or of two. Whoever looks at a word that is not there waits
+// for it.
 void store_exchanged(u32* p, u32 word, Site site = Site::here());
+void store_exchanged2(u32* p, u32 x, u32 y, Site site = Site::here());
+void store_exchanged4(u32* p, const Vec4& v, Site site = Site::here());
 Vec2 load_exchanged2(const u32* p, Site site = Site::here());
 Vec4 load_exchanged4(const u32* p, Site site = Site::here());
+void clear_exchanged2(u32* p, Site site = Site::here());
 void clear_exchanged4(u32* p, Site site = Site::here());
 // The patience is counted as that of wait_peer_flag.
 void store_peer4(u32* p, const Vec4& v, Site site = Site::here());

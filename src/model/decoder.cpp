@@ -109,6 +109,13 @@ DecoderModel::DecoderModel(Decoder decoder, std::shared_ptr<ops::Backend> backen
     draft_residual_ = allocate_floats(std::min(tokens, options_.max_logit_rows), hidden);
   }
   scratch_ = std::make_unique<Scratch>(*backend_, elements);
+  if (options_.shard.ranks() > 1) return;
+  const auto expect_routing = [&](const Layer& layer) {
+    const ops::MoeParams* params = layer.channel_mixer->routed();
+    if (params != nullptr) backend_->expect_routing(layer.token_mixer->last_product(), layer.post_norm, *params);
+  };
+  for (const Layer& layer : decoder_.layers) expect_routing(layer);
+  if (decoder_.mtp) expect_routing(decoder_.mtp->layer);
 }
 
 ops::Tensor DecoderModel::allocate(int64_t rows, int64_t cols) {

@@ -43,6 +43,8 @@ class TokenMixer {
   // Only what forward() does to the caches. The mixer of an MTP head must have it.
   virtual void append(StepContext& context, const ops::Tensor& x) = 0;
   virtual int64_t scratch_elements(int64_t tokens) const = 0;
+  // What forward() ends with.
+  virtual const ops::Matrix& last_product() const = 0;
   // For one sequence of `tokens` new tokens after `context` cached ones.
   virtual ops::Cost cost(int64_t tokens, int64_t context) const = 0;
 };
@@ -51,6 +53,8 @@ class ChannelMixer {
  public:
   virtual ~ChannelMixer() = default;
   virtual void forward(StepContext& context, const ops::Tensor& x, const ops::Tensor& out) = 0;
+  // Of a mixture of experts, otherwise null.
+  virtual const ops::MoeParams* routed() const { return nullptr; }
   virtual ops::Cost cost(int64_t tokens) const = 0;
 };
 

@@ -60,6 +60,7 @@ class GatedAttention : public TokenMixer {
   int64_t scratch_elements(int64_t tokens) const override {
     return Scratch::padded(tokens * projected_columns()) + Scratch::padded(tokens * output->columns());
   }
+  const ops::Matrix& last_product() const override { return *output; }
 
   ops::Cost cost(int64_t tokens, int64_t context) const override {
     ops::Cost cost;
@@ -105,6 +106,7 @@ class GatedDeltaNet : public TokenMixer {
   int64_t scratch_elements(int64_t tokens) const override {
     return Scratch::padded(tokens * projected_columns()) + Scratch::padded(tokens * output->columns());
   }
+  const ops::Matrix& last_product() const override { return *output; }
 
   ops::Cost cost(int64_t tokens, int64_t) const override {
     ops::Cost cost = ops::linear_cost(tokens, input->rows(), input->columns(), input->bytes());
@@ -128,6 +130,7 @@ class MixtureOfExperts : public ChannelMixer {
   void forward(StepContext& context, const Tensor& x, const Tensor& out) override {
     context.backend.moe(params, x, out);
   }
+  const ops::MoeParams* routed() const override { return &params; }
 
   ops::Cost cost(int64_t tokens) const override {
     ops::Cost cost = ops::linear_cost(tokens, router->rows(), router->columns(), router->bytes());

@@ -273,6 +273,12 @@ class Backend {
   virtual void delta_net(const DeltaNetParams& params, const Tensor& qkv, const Tensor& z, const Tensor& b,
                          const Tensor& a, StateCache& states, int64_t layer, const Tensor& out) = 0;
   virtual void moe(const MoeParams& params, const Tensor& x, const Tensor& out) = 0;
+  // A hint, once the weights are loaded: what linear() makes of `output` is the delta of an add_rms_norm() with `norm`,
+  // whose result goes to moe(params). The residual is that of the last norm before linear(). A backend may have the
+  // product compute a part of the router's logits.
+  virtual void expect_routing(const Matrix& output, const Vector& norm, const MoeParams& params) {
+    (void)output, (void)norm, (void)params;
+  }
   virtual void mlp(const MlpParams& params, const Tensor& x, const Tensor& out) = 0;
   // out[i] = x[rows[i]], of one type
   virtual void gather_rows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out) = 0;

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 #include "executor/executor.h"
 
@@ -23,6 +24,10 @@ struct uint3 {
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
+struct alignas(16) ulonglong2 {
+  unsigned long long x, y;
+};
+inline ulonglong2 make_ulonglong2(unsigned long long x, unsigned long long y) { return {x, y}; }
 struct float2 {
   float x, y;
 };
@@ -151,6 +156,12 @@ inline unsigned __reduce_min_sync(unsigned mask, unsigned v, Site site = Site::h
       mask, v, [](unsigned a, unsigned b) { return a < b ? a : b; }, site);
 }
 
+// Not a number gives the least integer, and what is too large the one next to it.
+inline long long __float2ll_rn(float x) {
+  constexpr float kEnd = 9223372036854775808.0f;
+  if (!(x >= -kEnd)) return std::numeric_limits<long long>::min();
+  return x >= kEnd ? std::numeric_limits<long long>::max() : std::llrint(x);
+}
 int atomicAdd(int* address, int value, Site site = Site::here());
 unsigned atomicAdd(unsigned* address, unsigned value, Site site = Site::here());
 unsigned long long atomicAdd(unsigned long long* address, unsigned long long value, Site site = Site::here());

@@ -106,6 +106,22 @@ inline std::vector<BrokenKernel> broken_kernels() {
        "t < args.choice.tokens;",
        "t + 1 < args.choice.tokens;",
        {"rows_detail", "gemm_rows"}},
+      // A quarter of a router's sums is lost.
+      {"routing",
+       cuda::routing_source(arch, cuda::choosing_way(arch, 4, 256, 256), 1),
+       0,
+       "kernels/gemm/rows.cuh",
+       "(sum[0] + sum[1]) + (sum[2] + sum[3])",
+       "(sum[0] + sum[1]) + sum[2]",
+       {"rows_detail", "gemm_rows"}},
+      // Logits without their norm.
+      {"routed",
+       cuda::routed_source(),
+       cuda::kRouted1,
+       "kernels/gemm/route.cuh",
+       "[&] { return inverse; });",
+       "[&] { return 1.0f; });",
+       {"gemm_route", "gemm_routed", "gemm_pack_routing"}},
   };
 }
 
@@ -116,7 +132,10 @@ inline std::vector<plan::KernelSource> replacements() {
     cuda::Target arch = plan::find_arch("sm_90a");
     arch.wrong = {broken.expression()};
     const std::string name = broken.name;
-    if (name == "rows") all.push_back(cuda::rows_source(arch, cuda::rows_way(arch, 4, 256, 256)));
+    if (name == "rows") {
+      all.push_back(cuda::rows_source(arch, cuda::rows_way(arch, 4, 256, 256)));
+      all.push_back(cuda::routing_source(arch, cuda::choosing_way(arch, 4, 256, 256), 1));
+    }
     if (name == "middle") all.push_back(cuda::wide_source(arch, 4));
     if (name == "decode") all.push_back(cuda::attention_source(arch, 256, 64, false));
     if (name == "recurrent") all.push_back(cuda::delta_source(arch, 128, 128));

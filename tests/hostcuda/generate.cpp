@@ -27,7 +27,7 @@ std::vector<plan::KernelSource> all_sources() {
       cuda::norm_source(),     cuda::step_source(),     cuda::sample_source(),   cuda::stamp_source(),
       cuda::route_source(),    cuda::reduce_source(),   cuda::prepare_source(),  cuda::quantise_source(),
       cuda::two_shot_source(), cuda::checksum_source(), cuda::gathered_source(), cuda::rank_sample_source(),
-      cuda::unpack_source(),
+      cuda::unpack_source(),   cuda::routed_source(),
   };
   for (const ModelArch& model : kModelArchs) {
     const plan::Arch& arch = plan::find_arch(model.name);
@@ -39,6 +39,10 @@ std::vector<plan::KernelSource> all_sources() {
         all.push_back(cuda::rows_source(arch, cuda::rows_way(arch, formats, rows, 256)));
       }
       all.push_back(cuda::wide_source(arch, formats));
+    }
+    // Outputs of mixers, in front of routers.
+    for (const int formats : {1, 2, 4}) {
+      all.push_back(cuda::routing_source(arch, cuda::choosing_way(arch, formats, 256, 256), 1));
     }
   }
   for (const int formats : {1, 2}) all.push_back(cuda::plain_source(plan::find_arch("sm_90a"), formats, formats));

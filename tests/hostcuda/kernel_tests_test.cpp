@@ -33,7 +33,23 @@ void make_stepper(const Parts& parts, ops::Backend& backend) {
   source.data = codes.data();
   source.block_scales = scales.data();
   std::unique_ptr<ops::Matrix> matrix;
-  if (parts.products) matrix = backend.load_matrix(std::span(&source, 1));
+  // A router behind the product.
+  std::unique_ptr<ops::Matrix> behind;
+  ops::Vector norm;
+  if (parts.products) {
+    matrix = backend.load_matrix(std::span(&source, 1));
+    const std::vector<uint8_t> values(24 * kColumns * 2, 0x3c);
+    ops::MatrixSource rows = source;
+    rows.format = ops::Format::kBf16;
+    rows.rows = 24;
+    rows.data = values.data();
+    behind = backend.load_matrix(std::span(&rows, 1));
+    norm = backend.load_vector(std::vector<float>(kColumns, 1.0f));
+    ops::MoeParams p;
+    p.router = behind.get();
+    p.top_k = 1;
+    backend.expect_routing(*matrix, norm, p);
+  }
   std::unique_ptr<ops::Matrix> router, shared_gate_up, shared_down, shared_gate;
   std::unique_ptr<ops::Experts> experts;
   const std::vector<uint8_t> weights(kColumns * 64, 0x38), factors(kColumns * 2), halves(kColumns * 64 * 2, 0x3c);
@@ -196,7 +212,7 @@ TEST_P(HostKernelFaults, AreBlamedByNameAndReplaced) {
     }
     return;
   }
-  const Parts parts = {.products = name == "rows" || name == "middle",
+  const Parts parts = {.products = name == "rows" || name == "middle" || name == "routing" || name == "routed",
                        .attention = name == "decode",
                        .delta = name == "recurrent",
                        .experts = name == "experts" || name == "choosing",

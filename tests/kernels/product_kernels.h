@@ -47,6 +47,8 @@ void repack_kernel(const Source& first, const Source& second, bool paired, int f
                    unsigned char* out, int* bad);
 
 void route_kernel(const RouteArgs& args);
+void pack_routing_kernel(const RoutingPackArgs& args);
+void routed_kernel(const RoutedArgs& args);
 void norm_kernel(const norm::NormArgs& args);  // with as many pieces as the columns want
 // The sum over experts by itself, and with the norm behind it.
 void sum_kernel(const moe::RowSum& sum);

@@ -19,20 +19,32 @@ RowsKernel rows_kernel(const char* name) {
 #define ROWS(...) rows_kernel<__VA_ARGS__>("rows {" #__VA_ARGS__ "}")
 
 std::vector<RowsKernel> rows_kernels() {
-  // formats, row tiles, warps to a strip, teams, slots, CTAs, norm pieces, choice, share
+  // formats, row tiles, warps to a strip, teams, slots, CTAs, norm pieces, choice, share, columns of a router
   return {
-      ROWS(15, 1, 8, 1, 3, 1, 0),               // any stack
-      ROWS(15, 2, 8, 1, 3, 1, 0),               // 9 to 16 rows
-      ROWS(15, 1, 8, 2, 3, 1, 0),               // two teams
-      ROWS(15, 1, 8, 1, 2, 1, 1),               // normalised first
-      ROWS(10, 1, 8, 1, 4, 2, 0),               // FP8 alone
-      ROWS(4, 1, 4, 2, 2, 2, 0),                // NVFP4 alone, sums of 32 row tiles meet at a time
-      ROWS(3, 1, 8, 1, 2, 1, 0, true),          // beside the router's choice
-      ROWS(15, 1, 8, 1, 2, 1, 1, false, true),  // a share first
+      ROWS(15, 1, 8, 1, 3, 1, 0),                  // any stack
+      ROWS(15, 2, 8, 1, 3, 1, 0),                  // 9 to 16 rows
+      ROWS(15, 1, 8, 2, 3, 1, 0),                  // two teams
+      ROWS(15, 1, 8, 1, 2, 1, 1),                  // normalised first
+      ROWS(10, 1, 8, 1, 4, 2, 0),                  // FP8 alone
+      ROWS(4, 1, 4, 2, 2, 2, 0),                   // NVFP4 alone, sums of 32 row tiles meet at a time
+      ROWS(3, 1, 8, 1, 2, 1, 0, true),             // beside the router's choice
+      ROWS(15, 1, 8, 1, 2, 1, 1, false, true),     // a share first
+      ROWS(3, 1, 8, 1, 2, 1, 0, false, false, 2),  // a router behind it
   };
 }
 
 void route_kernel(const RouteArgs& args) { gemm_route(args); }
+void pack_routing_kernel(const RoutingPackArgs& args) { gemm_pack_routing(args); }
+void routed_kernel(const RoutedArgs& args) {
+  switch (norm::norm_pieces(args.norm.columns)) {
+    case 1:
+      return gemm_routed<1>(args);
+    case 2:
+      return gemm_routed<2>(args);
+    default:
+      return gemm_routed<4>(args);
+  }
+}
 void norm_kernel(const norm::NormArgs& args) {
   switch (norm::norm_pieces(args.columns)) {
     case 1:

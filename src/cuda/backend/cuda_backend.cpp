@@ -55,10 +55,11 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
   const int counters = std::max(sms_ * gemm::kWideWarps, card_->device.info().sms);
   arrived_ = cuda::Buffer(card_->device, static_cast<uint64_t>(counters) * sizeof(int), "counters");
   arrived_.fill(card_->stream, 0);
-  narrow_words_ = cuda::Buffer(card_->device,
-                               4ull * kMostNarrowCtas * static_cast<uint64_t>(sms_) * attn::kNarrowRows *
-                                   static_cast<uint64_t>(attn::narrow_row_words(attn::kMostHeadDim)),
-                               "parts of attention's rows");
+  narrow_words_ =
+      cuda::Buffer(card_->device,
+                   4ull * kMostNarrowCtas * static_cast<uint64_t>(card_->device.info().sms) * attn::kNarrowRows *
+                       static_cast<uint64_t>(attn::narrow_row_words(attn::kMostHeadDim)),
+                   "parts of attention's rows");
   narrow_words_.fill(card_->stream, 0xff);
   const std::vector<float> scales(2, 1.0f);
   ones_ = cuda::Buffer(card_->device, 128, "scales of the cache");
@@ -126,11 +127,12 @@ void CudaBackend::load_asked_for(const std::function<void()>& rehearse) {
   // What these remember is not loaded yet.
   products_.clear();
   choosing_.clear();
+  routing_.clear();
   gated_.clear();
   attention_.clear();
   prefill_.clear();
   delta_.clear();
-  unpack_ = nullptr;
+  unpack_ = routed_kernels_ = nullptr;
   card_->loader.load(sources);  // in parallel
 }
 
@@ -389,7 +391,8 @@ void CudaBackend::norm(const float* residual, int64_t residual_stride, const ops
   args.out = bf16_out(out);
   args.out_stride = out.stride;
   args.share = share;
-  if (can_wait(args, out)) {
+  normed_ = {residual, residual_stride, out.rows};
+  if (can_wait(args, out) || waits_for_router(args, out)) {
     waiting_ = {args, out.rows, out.data};
     return;
   }
@@ -570,7 +573,7 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
   wide_room(formats, x.rows);
   if (planning_) return;
   const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
-                      waiting_.args.columns == x.cols && way.norm_pieces > 0;
+                      x.rows <= kMostNormedRows && waiting_.args.columns == x.cols && way.norm_pieces > 0;
   if (!normed) settle_waiting();
   const plan::step::Extent extent = {
       .kind = plan::step::Kind::kProduct, .rows = x.rows, .outputs = rows, .inputs = x.cols, .norm_in_front = normed};

@@ -78,6 +78,7 @@ class CudaBackend : public ops::Backend {
   void delta_net(const ops::DeltaNetParams& params, const ops::Tensor& qkv, const ops::Tensor& z, const ops::Tensor& b,
                  const ops::Tensor& a, ops::StateCache& states, int64_t layer, const ops::Tensor& out) override;
   void moe(const ops::MoeParams& params, const ops::Tensor& x, const ops::Tensor& out) override;
+  void expect_routing(const ops::Matrix& output, const ops::Vector& norm, const ops::MoeParams& params) override;
   void mlp(const ops::MlpParams& params, const ops::Tensor& x, const ops::Tensor& out) override;
   void gather_rows(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out) override;
   bool all_reduce(const ops::Tensor& delta, const ops::Tensor& out) override;
@@ -139,6 +140,27 @@ class CudaBackend : public ops::Backend {
     int64_t rows = 0;
   };
 
+  // A router that the product in front of it takes along (kernels/gemm/routing.h), and its weights for that.
+  struct RouterAhead {
+    const Stack* router = nullptr;
+    const Stack* gate = nullptr;  // of the shared expert; null: none
+    const float* norm_weight = nullptr;
+    int columns = 0;
+    cuda::Buffer weights = {};
+  };
+  // A product that has taken a router along: the norm behind it waits for the choice.
+  struct RoutedProduct {
+    const RouterAhead* of = nullptr;  // null: none has
+    int64_t rows = 0;
+    const float* residual = nullptr;  // its own place
+    const void* out = nullptr;
+  };
+  // The last norm's residual.
+  struct NormedResidual {
+    const float* residual = nullptr;
+    int64_t stride = 0, rows = 0;
+  };
+
   // Row tiles at the end of a matrix that are gate and up of an MLP, and where its activations go, bf16.
   struct Gated {
     int tiles = 0;
@@ -197,6 +219,22 @@ class CudaBackend : public ops::Backend {
   bool chooses_beside(const Stack& stack, int64_t rows) const;
   void choosing_product(std::string_view name, const gemm::RouteArgs& choice, const ops::Tensor& x, const Stack& stack,
                         const ops::Tensor& out);
+  void add_router(const Stack& output, const Stack& router, const Stack* gate, const ops::Vector& norm);
+  int most_routed() const {  // columns of a router
+    int most = 0;
+    for (const auto& entry : ahead_) most = std::max(most, entry.second.columns);
+    return most;
+  }
+  bool goes_ahead(const Stack& output, const RouterAhead& ahead, int64_t rows) const;
+  const std::vector<Kernel>& routing_kernels(const RowsWay& way, int route);
+  const std::vector<Kernel>& routed_kernels();
+  void pack(const RouterAhead& ahead, int tiles);
+  // out = x W^T with the router's part, where there is one; the norm behind that waits; the choice with the norm, where
+  // x is to be what it makes. False: nothing was done.
+  bool routed_product(std::string_view name, const ops::Tensor& x, const Stack& output, const ops::Tensor& out);
+  bool waits_for_router(const norm::NormArgs& args, const ops::Tensor& out) const;
+  bool routed_choice(const gemm::RouteArgs& choice, const ops::Tensor& x, const Stack& router, const Stack* gate);
+  void drop_routed();
   void take_along(gemm::RowsArgs& args);
   // Memory for parts of sums, of products of so many rows.
   void wide_room(int formats, int64_t rows);
@@ -309,14 +347,16 @@ class CudaBackend : public ops::Backend {
   std::map<std::string, std::string> expressions_;  // of loaded kernels, by their names
   std::map<RowsWay, ProductKernels> products_;
   std::map<RowsWay, const std::vector<Kernel>*> choosing_;
-  std::set<RowsWay> gated_;  // of products with gated row tiles
+  std::map<std::pair<RowsWay, int>, const std::vector<Kernel>*> routing_;  // by how many columns a thread has
+  std::set<RowsWay> gated_;                                                // of products with gated row tiles
   std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, prefill_, delta_;
   std::map<std::array<int64_t, 5>, ExpertSet> experts_;  // by count, choices, sizes, slices of the shared one
   std::map<std::pair<float, int64_t>, cuda::Buffer> frequencies_;
   std::vector<std::unique_ptr<std::vector<Kernel>>> owned_;
   const std::vector<Kernel>*norm_ = nullptr, *step_ = nullptr,
-        *sample_ = nullptr;                      // after load_known()
-  const std::vector<Kernel>* unpack_ = nullptr;  // once a product has asked for it
+        *sample_ = nullptr;  // after load_known()
+  const std::vector<Kernel>*unpack_ = nullptr,
+        *routed_kernels_ = nullptr;  // once a product has asked for it
 
   cuda::Buffer zeros_, ones_, arrived_, narrow_words_;
   cuda::Buffer plain_tables_, plain_hidden_, plain_partial_;
@@ -327,6 +367,11 @@ class CudaBackend : public ops::Backend {
   WaitingNorm waiting_;
   WaitingSum waiting_sum_;
   WaitingShare waiting_share_;
+  std::map<const Stack*, RouterAhead> ahead_;
+  RoutedProduct routed_;
+  NormedResidual normed_;
+  cuda::Buffer routing_sums_;
+  bool routing_dirty_ = false;  // a part was given up
   cuda::Buffer shadow_;
   const float* shadowed_ = nullptr;  // the residual that is in shadow_ and not in its own place
   PinnedBuffer fetched_;

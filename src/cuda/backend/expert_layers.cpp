@@ -219,17 +219,6 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   if (gate_up != nullptr) {
     share.data = device_pointer<void>(scratch(share_, rows * x.cols * 2, "output of the shared expert"));
   }
-  if (joined || (joins && planning_)) {
-    inner = activated_rows(x, *gate_up);
-    Together all = routes;
-    all.add(*gate_up, 0);
-    product("router, shared expert", x, all.matrix, all.formats, all.outputs, all.bytes, logits,
-            {gate_up->matrix().tiles, inner});
-  }
-  if (!joined || planning_) {
-    product("router", x, routes.matrix, routes.formats, routes.outputs, routes.bytes, logits);
-    if (gate_up != nullptr) inner = activated(x, *gate_up);
-  }
   gemm::RouteArgs route = {};
   route.logits = logits.f32();
   route.logits_stride = stride;
@@ -245,14 +234,27 @@ void CudaBackend::moe(const ops::MoeParams& params, const ops::Tensor& x, const 
   route.width = static_cast<int>(picks);
   route.ids = ids;
   route.weights = weights;
+  const bool routed = !planning_ && routed_choice(route, x, router, gate);
+  if (joined || (joins && planning_)) {
+    inner = activated_rows(x, *gate_up);
+    Together all = routes;
+    all.add(*gate_up, 0);
+    product("router, shared expert", x, all.matrix, all.formats, all.outputs, all.bytes, logits,
+            {gate_up->matrix().tiles, inner});
+  }
+  if ((!joined && !routed) || planning_) {
+    product("router", x, routes.matrix, routes.formats, routes.outputs, routes.bytes, logits);
+    if (gate_up != nullptr) inner = activated(x, *gate_up);
+  }
   const bool beside = down != nullptr && chooses_beside(*down, planning_ ? 1 : x.rows);
   if (beside) choosing_product("choice, shared expert", route, inner, *down, share);
   if (!beside || planning_) {
-    if (!planning_ && !left_out("choice of experts",
-                                [&] {
-                                  return ops::Cost{x.rows * stride * 4.0, 0};
-                                },
-                                {.kind = plan::step::Kind::kChoice, .rows = x.rows, .outputs = stride})) {
+    if (!planning_ && !routed &&
+        !left_out("choice of experts",
+                  [&] {
+                    return ops::Cost{x.rows * stride * 4.0, 0};
+                  },
+                  {.kind = plan::step::Kind::kChoice, .rows = x.rows, .outputs = stride})) {
       launch(card_->stream, (*step_)[kRouteRows], {static_cast<unsigned>(gemm::route_grid(route.tokens))}, overlap_,
              route);
     }

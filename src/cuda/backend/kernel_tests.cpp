@@ -154,6 +154,11 @@ std::vector<KernelCase> KernelTests::run() {
     const RowsWay way = entry.first;
     units.push_back({choosing_source(of_.arch_, way).name, [this, way] { choosing_product(way); }});
   }
+  for (const auto& entry : of_.routing_) {
+    const auto [way, route] = entry.first;
+    units.push_back({routing_source(of_.arch_, way, route).name,
+                     [this, routing_way = way, columns = route] { routing_product(routing_way, columns); }});
+  }
   for (const auto& [gate_up, down] : of_.plain_) {
     units.push_back({fmt::format("experts {} {}", gate_up, down),
                      [this, formats = std::pair(gate_up, down)] { plain_experts(formats.first, formats.second); }});
@@ -198,6 +203,12 @@ std::vector<KernelCase> KernelTests::run(const RowsWay& way) {
     RowsWay choosing = way;
     choosing.norm_pieces = 0;
     choosing_product(choosing);
+  }
+  for (const auto& entry : of_.routing_) {
+    if (entry.first.first.formats != way.formats) continue;
+    RowsWay routing = way;
+    routing.norm_pieces = 0;
+    if (const int route = routing_columns(routing, of_.most_routed()); route > 0) routing_product(routing, route);
   }
   tested_.reset();
   return std::move(cases_);
@@ -719,10 +730,10 @@ void CudaBackend::test_kernels(const std::function<void()>& rehearse) {
       const std::string name = expression == expressions_.end() ? kernel : expression->second;
       const bool first_time = arch_.wrong.insert(name).second;
       // A kernel without tiles has no other one beside it, and those of plain experts have one tile. A sum with its
-      // norm is two kernels otherwise.
+      // norm is two kernels otherwise, and so are a router's choice and the norm in front of it.
       const bool replaced =
           (name.find("Tile") != std::string::npos && name.find("gemm_experts") == std::string::npos) ||
-          name.find("moe_sum_norm") != std::string::npos;
+          name.find("moe_sum_norm") != std::string::npos || name.find("gemm_routed") != std::string::npos;
       if (!first_time || !replaced || round == kMostRounds) {
         fail(
             "kernel {} failed its self-test on {}: {}; nothing takes its place (--no-self-test would run it all the "
@@ -754,6 +765,7 @@ KernelReport CudaBackend::test_kernels_of(const CudaBackend& counting, int64_t m
   // What tests look at is for which sizes and formats there are kernels.
   for (const auto& entry : counting.products_) products_[entry.first];
   for (const auto& entry : counting.choosing_) choosing_[entry.first];
+  for (const auto& entry : counting.routing_) routing_[entry.first];
   gated_ = counting.gated_;
   for (const auto& entry : counting.attention_) attention_[entry.first];
   for (const auto& entry : counting.delta_) delta_[entry.first];

@@ -66,6 +66,7 @@ class KernelTests {
   void routes();
   void gated_products(const RowsWay& way);
   void choosing_product(const RowsWay& way);
+  void routing_product(const RowsWay& way, int route);
   void attention(int64_t head_dim, int64_t rotary_dim);
   void delta_rule(int64_t key_dim, int64_t value_dim);
   void repacking();

@@ -188,4 +188,125 @@ void KernelTests::choosing_product(const RowsWay& way) {
   }
 }
 
+// A product that takes a router along, and the norm and choice behind it.
+void KernelTests::routing_product(const RowsWay& way, int route) {
+  Random random(20281);
+  const Stream& stream = of_.card_->stream;
+  constexpr int kTopK = 5;
+  constexpr float kEps = 1e-6f;
+  const int64_t columns = columns_of(way), hidden = int64_t{kSms * way.ctas} * gemm::kTileRows;
+  // So many that a thread has all of its columns, the gate last.
+  const int64_t experts =
+      std::min<int64_t>(int64_t{routing_tile(way, route).threads()} * (route - 1) + 67, gemm::kMostRouted);
+  const auto weight = weight_of(random, way.formats, hidden, columns);
+  const auto router = test_weight(random, gemm::Weights::kBf16, false, experts, hidden),
+             gate = test_weight(random, gemm::Weights::kBf16, false, 1, hidden);
+  const std::vector<float> dense = dequantised(weight->source);
+  std::vector<float> rows = dequantised(router->source);
+  const std::vector<float> last = dequantised(gate->source);
+  rows.insert(rows.end(), last.begin(), last.end());
+  std::vector<float> norm_weight = bf16_normals(random, hidden);
+  const SmallBlocks small(*of_.card_, kRowBlock);
+  int64_t most = gemm::kMostRoutedRows;
+  while (most > 1 && !all_at_once(of_.arch_, way, gemm::units_of(static_cast<int>(columns)), most)) --most;
+  for (const int64_t tokens : {int64_t{1}, most}) {
+    CudaBackend& backend = on(&way);
+    const Stack stack(of_.card_, std::span(&weight->source, 1)), routes(of_.card_, std::span(&router->source, 1)),
+        gates(of_.card_, std::span(&gate->source, 1));
+    const ops::Vector norm = backend.load_vector(norm_weight);
+    backend.add_router(stack, routes, &gates, norm);
+    const std::vector<float> x = bf16_normals(random, tokens * columns), before = bf16_normals(random, tokens * hidden);
+    const TestRows in = rows_of(backend, stream, x, columns), residual = rows_of(backend, stream, before, hidden, true),
+                   delta = empty_rows(backend, stream, tokens, hidden),
+                   normed = empty_rows(backend, stream, tokens, hidden);
+    const auto picks = static_cast<uint64_t>(tokens * (kTopK + 1));
+    cuda::Buffer ids(of_.card_->device, picks * 4, "self-test"), weights(of_.card_->device, picks * 4, "self-test");
+    ids.fill(stream, 0xff);
+    weights.fill(stream, 0xff);
+    backend.begin_step({});
+    backend.normed_ = {residual.tensor.f32(), hidden, tokens};
+    launched_.clear();
+    const bool taken = backend.routed_product("", in.tensor, stack, delta.tensor);
+    FF_ASSERT(taken);
+    const auto sums = backend.routing_sums_.download<int64_t>(stream, backend.routing_sums_.bytes() / 8);
+    const auto all = static_cast<size_t>(experts + 1), width = static_cast<size_t>(hidden);
+    const auto stride = static_cast<size_t>(gemm::routing_stride(static_cast<int>(all)));
+    std::vector<float> want, bound, logits, logits_want, logits_bound, residual_want, residual_bound, normed_want,
+        normed_bound, weights_want, weights_bound;
+    std::vector<int> ids_want;
+    const std::vector<float> y = read(backend, delta.tensor);
+    for (size_t t = 0; t < static_cast<size_t>(tokens); ++t) {
+      double squares = 0;
+      std::vector<double> h(width);
+      for (size_t r = 0; r < width; ++r) {
+        const Dot d = dot(&dense[r * static_cast<size_t>(columns)], &x[t * static_cast<size_t>(columns)], columns);
+        want.push_back(d.value);
+        bound.push_back(2 * kDotError * d.magnitude + kRoundError * std::fabs(d.value) + 1e-30f);
+        const float sum = before[t * width + r] + y[t * width + r];
+        residual_want.push_back(sum);
+        residual_bound.push_back(1e-6f * std::fabs(sum) + 1e-30f);
+        h[r] = static_cast<double>(sum) * static_cast<double>(norm_weight[r]);
+        squares += static_cast<double>(sum) * static_cast<double>(sum);
+      }
+      const double inverse = 1 / std::sqrt(squares / static_cast<double>(hidden) + static_cast<double>(kEps));
+      std::vector<float> chosen_of(all);
+      for (size_t r = 0; r < all; ++r) {
+        int64_t fixed = 0;
+        for (size_t c = 0; c < gemm::kRoutingCopies; ++c) fixed += sums[(t * gemm::kRoutingCopies + c) * stride + r];
+        double logit = 0, magnitude = 0;
+        for (size_t k = 0; k < width; ++k) {
+          const double term = static_cast<double>(rows[r * width + k]) * h[k];
+          logit += term;
+          magnitude += std::fabs(term);
+        }
+        const auto got = static_cast<float>(std::ldexp(static_cast<double>(fixed), -gemm::kRoutingBits));
+        logits.push_back(got);
+        logits_want.push_back(static_cast<float>(logit));
+        logits_bound.push_back(static_cast<float>(2e-6 * magnitude + 1e-7));
+        chosen_of[r] = static_cast<float>(static_cast<double>(got) * inverse);
+      }
+      for (size_t r = 0; r < width; ++r) {
+        normed_want.push_back(static_cast<float>(h[r] * inverse));
+        normed_bound.push_back(kRoundError * std::fabs(normed_want.back()) + 1e-30f);
+      }
+      std::vector<int> best(kTopK);
+      std::vector<float> shares(kTopK);
+      cpu::select_experts(chosen_of.data(), static_cast<int>(experts), kTopK, true, best.data(), shares.data());
+      ids_want.insert(ids_want.end(), best.begin(), best.end());
+      ids_want.push_back(static_cast<int>(experts));
+      weights_want.insert(weights_want.end(), shares.begin(), shares.end());
+      weights_want.push_back(1 / (1 + std::exp(-chosen_of.back())));
+    }
+    weights_bound.assign(weights_want.size(), 1e-4f);
+    std::string wrong = compare_each(y, want, bound, hidden);
+    if (wrong.empty()) wrong = compare_each(logits, logits_want, logits_bound, static_cast<int64_t>(all));
+    note(wrong);
+
+    backend.add_rms_norm(residual.tensor, delta.tensor, norm, kEps, normed.tensor);
+    gemm::RouteArgs choice = {};
+    choice.tokens = static_cast<int>(tokens);
+    choice.experts = choice.here = choice.first_slice = choice.gate = static_cast<int>(experts);
+    choice.top_k = kTopK;
+    choice.renormalize = choice.slices = 1;
+    choice.width = kTopK + 1;
+    choice.ids = ids.as<int>();
+    choice.weights = weights.as<float>();
+    const bool chosen = backend.routed_choice(choice, normed.tensor, routes, &gates);
+    FF_ASSERT(chosen);
+    wrong = compare_each(read(backend, residual.tensor), residual_want, residual_bound, hidden);
+    if (wrong.empty()) wrong = compare_each(read(backend, normed.tensor), normed_want, normed_bound, hidden);
+    // Logits are so far apart that the norm's last bit does not change their order, or they are equal.
+    if (wrong.empty() && ids.download<int>(stream, picks) != ids_want) {
+      wrong = "other experts than those with the largest logits";
+    }
+    if (wrong.empty())
+      wrong = compare_each(weights.download<float>(stream, picks), weights_want, weights_bound, kTopK + 1);
+    const auto after = backend.routing_sums_.download<int64_t>(stream, backend.routing_sums_.bytes() / 8);
+    if (wrong.empty() && std::any_of(after.begin(), after.end(), [](int64_t sum) { return sum != 0; })) {
+      wrong = "sums that are not 0 afterwards";
+    }
+    note(wrong);
+  }
+}
+
 }  // namespace fourfold::cuda

@@ -207,6 +207,7 @@ void CudaBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, const 
     library_product(name, x, stack, out);
     if (!planning_) return;
   }
+  if (routed_product(name, x, stack, out)) return;
   product(name, x, stack.matrix(), stack.formats(), stack.rows(), stack.bytes(), out);
 }
 

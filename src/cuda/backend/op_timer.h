@@ -32,6 +32,7 @@ class OpTimer {
   void begin_recording() { recording_.emplace(card_.stream); }
   // An operation is to be launched: false if it is left out.
   bool takes(std::string_view name, const ops::Cost& cost);
+  bool one_operation() const { return !only_.empty(); }
 
  private:
   double time_of(const std::function<void()>& run, int rounds, int replays);

@@ -194,6 +194,41 @@ bool choosing_right(const Target& arch, const RowsWay& way) {
   return arch.wrong.empty() || all_right(arch, choosing_source(arch, way));
 }
 
+int routing_columns(const RowsWay& way, int columns) {
+  const int threads = rows_tile(way, kRows8).threads();
+  const int each = (columns + threads - 1) / threads;
+  return each <= gemm::kMostRoutedColumns ? each : 0;
+}
+
+gemm::RowsTile routing_tile(const RowsWay& way, int route) {
+  gemm::RowsTile tile = rows_tile(way, kRows8);
+  tile.route = route;
+  return tile;
+}
+
+plan::KernelSource routing_source(const Target& arch, const RowsWay& way, int route) {
+  const gemm::RowsTile t = routing_tile(way, route);
+  return {fmt::format("rows_{}_w{}x{}_s{}_c{}_route{}", way.formats, way.strip_warps, way.teams, way.slots, way.ctas,
+                      route),
+          "#include \"kernels/gemm/rows.cuh\"\n",
+          {{fmt::format("fourfold::gemm::gemm_rows<fourfold::gemm::RowsTileOf<{}, {}, {}, {}, {}, {}, 0, false, false, "
+                        "{}>>",
+                        t.formats, t.row_tiles, t.strip_warps, t.teams, t.slots, t.ctas, t.route),
+            static_cast<unsigned>(t.threads()), arch.smem_per_block}}};
+}
+
+plan::KernelSource routed_source() {
+  return {"routed_rows",
+          "#include \"kernels/gemm/route.cuh\"\n",
+          {{"fourfold::gemm::gemm_routed<1>", norm::kRowThreads},
+           {"fourfold::gemm::gemm_routed<2>", norm::kRowThreads},
+           {"fourfold::gemm::gemm_routed<4>", norm::kRowThreads}}};
+}
+
+bool routing_right(const Target& arch, const RowsWay& way, int route) {
+  return arch.wrong.empty() || (all_right(arch, routing_source(arch, way, route)) && all_right(arch, routed_source()));
+}
+
 plan::KernelSource rows_source(const Target& arch, const RowsWay& way) {
   plan::KernelSource source;
   source.name = fmt::format("rows_{}_w{}x{}_s{}_c{}_n{}_t{}", way.formats, way.strip_warps, way.teams, way.slots,
@@ -431,7 +466,8 @@ plan::KernelSource step_source() {
            {"fourfold::step::add_shared", step::kRowsThreads},
            {"fourfold::gemm::gemm_repack", gemm::kRepackThreads},
            {"fourfold::gemm::gemm_route", gemm::kRouteThreads},
-           {"fourfold::step::copy_tables", step::kTablesThreads}}};
+           {"fourfold::step::copy_tables", step::kTablesThreads},
+           {"fourfold::gemm::gemm_pack_routing", gemm::kRoutingPackThreads}}};
 }
 
 plan::KernelSource unpack_source() {

@@ -83,6 +83,15 @@ gemm::RowsTile choosing_tile(const RowsWay& way, RowsEntry entry);
 plan::KernelSource choosing_source(const Target& arch, const RowsWay& way);
 bool choosing_right(const Target& arch, const RowsWay& way);
 
+// With a router behind them (kernels/gemm/routing.h), up to 8 rows. How many of its columns a thread has, 0: too many.
+int routing_columns(const RowsWay& way, int columns);
+gemm::RowsTile routing_tile(const RowsWay& way, int route);
+plan::KernelSource routing_source(const Target& arch, const RowsWay& way, int route);
+// The norm and the choice behind it, by pieces of a thread.
+enum RoutedEntry { kRouted1, kRouted2, kRouted4 };
+plan::KernelSource routed_source();
+bool routing_right(const Target& arch, const RowsWay& way, int route);  // of both
+
 // Products of more rows, by wgmma or mma.sync. Entries: up to 256 rows with little for each CTA; tiles for up to 64
 // rows, also where more have so few items that the columns are shared out among many CTAs; tiles for many. With cells
 // one for the latter two. `sms`: that items are for.
@@ -174,7 +183,7 @@ plan::KernelSource checksum_source();  // of a sum's bits
 enum GatheredEntry { kGathered1, kGathered2, kGathered4, kCopyColumns };
 plan::KernelSource gathered_source();
 
-enum StepEntry { kRound, kAdd, kGate, kShared, kRepackUnits, kRouteRows, kCopyTables };
+enum StepEntry { kRound, kAdd, kGate, kShared, kRepackUnits, kRouteRows, kCopyTables, kPackRouting };
 plan::KernelSource step_source();
 
 plan::KernelSource stamp_source();  // of timelines

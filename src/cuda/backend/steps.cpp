@@ -352,6 +352,7 @@ void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> 
 
 void CudaBackend::end_part() {
   settle_waiting();
+  drop_routed();
   FF_ASSERT(shadowed_ == nullptr);
   graphs_.end([this] { flush_tables(); });
 }
@@ -360,6 +361,8 @@ void CudaBackend::abandon_part() {
   waiting_.out = nullptr;
   waiting_sum_.rows = {};
   waiting_share_ = {};
+  routed_ = {};
+  routing_dirty_ = routing_sums_.bytes() > 0;
   shadowed_ = nullptr;
   copies_.drop();
   lanes_.drop();
@@ -368,6 +371,7 @@ void CudaBackend::abandon_part() {
 
 void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried) {
   end_part();
+  if (std::exchange(routing_dirty_, false)) routing_sums_.fill(card_->stream, 0);
   open_gather_ = {};  // nobody asked for them
   build_tables(batch);
   stepping_ = true;
@@ -425,6 +429,7 @@ void CudaBackend::take_ways(const MeasuredWays& ways) {
   graphs_.clear();
   products_.clear();
   choosing_.clear();
+  routing_.clear();
   arch_.measured = std::make_shared<const MeasuredWays>(ways);
 }
 
@@ -435,6 +440,13 @@ void CudaBackend::load_kernels(const std::vector<RowsWay>& ways) {
     if (!chooses(way.formats)) continue;
     way.norm_pieces = 0;
     sources.push_back(choosing_source(arch_, way));
+  }
+  for (const auto& entry : routing_) {
+    for (RowsWay way : ways) {
+      way.norm_pieces = 0;
+      const int route = routing_columns(way, most_routed());
+      if (way.formats == entry.first.first.formats && route > 0) sources.push_back(routing_source(arch_, way, route));
+    }
   }
   card_->loader.load(sources);
 }
@@ -449,6 +461,7 @@ void CudaBackend::with_timer(const std::function<void()>& forward,
                              const std::function<void(OpTimer& timer, const std::function<void()>& run)>& measure) {
   const DeadlineScope many_steps(card_->device, kDeviceDeadline);
   forward();  // everything is loaded and there is room for it
+  drop_routed();
   if (ranks_ != nullptr && !ranks_->records()) fail("times on the card: {} cannot be recorded", ranks_->description());
   settle_waiting();
   card_->stream.synchronize();
@@ -458,9 +471,11 @@ void CudaBackend::with_timer(const std::function<void()>& forward,
     measure(timer, [&] {
       forward();
       settle_waiting();
+      drop_routed();
       FF_ASSERT(shadowed_ == nullptr);
     });
     timer_ = nullptr;
+    if (routing_sums_.bytes() > 0) routing_sums_.fill(card_->stream, 0);  // what was timed alone has left some
     settle();
   } catch (...) {
     timer_ = nullptr;
@@ -516,6 +531,7 @@ std::string operation_of(const std::string& name) {
       {"dense_", "products of 17 rows and more"},
       {"unpack", "weights for cuBLASLt"},
       {"rows_", "products of 1 to 16 rows"},
+      {"routed_rows", "norm and the router's choice"},
       {"attention_", "attention of few rows, keys and values appended"},
       {"prefill_", "attention over whole pieces"},
       {"delta_", "delta rule"},

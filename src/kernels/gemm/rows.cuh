@@ -300,6 +300,51 @@ __device__ __forceinline__ void place_norm(const RowsArgs& args, u32* rows, floa
   }
 }
 
+// A thread's columns of the router, and what this CTA's rows of the sums make of them (routing.h).
+template <typename Tile>
+struct RoutingPart {
+  static constexpr RowsTile T = Tile::value;
+  uint4 weights[T.route > 0 ? T.route : 1][2];
+
+  __device__ __forceinline__ void load(const Routing& routing, int tile, int tiles, int thread) {
+#pragma unroll
+    for (int i = 0; i < T.route; ++i) {
+      const int column = thread + i * T.threads();
+      if (tile >= tiles || column >= routing.columns) continue;
+      const uint4* from = reinterpret_cast<const uint4*>(routing.weights) + (tile * routing.columns + column) * 2;
+      weights[i][0] = from[0];
+      weights[i][1] = from[1];
+    }
+  }
+  // `normed`: [rows of x][16], h times the norm's weight.
+  __device__ __forceinline__ void add(const Routing& routing, int cta, int tokens, const float* normed, int thread) {
+    const int stride = routing_stride(routing.columns);
+#pragma unroll
+    for (int i = 0; i < T.route; ++i) {
+      const int column = thread + i * T.threads();
+      if (column >= routing.columns) continue;
+      const u32 words[8] = {weights[i][0].x, weights[i][0].y, weights[i][0].z, weights[i][0].w,
+                            weights[i][1].x, weights[i][1].y, weights[i][1].z, weights[i][1].w};
+#pragma unroll 1
+      for (int t = 0; t < tokens; ++t) {
+        const float4* x = reinterpret_cast<const float4*>(normed + t * 16);
+        float sum[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const float4 v = x[k];
+          sum[k] = __uint_as_float(words[2 * k] << 16) * v.x;
+          sum[k] = fmaf(__uint_as_float(words[2 * k] & 0xffff0000u), v.y, sum[k]);
+          sum[k] = fmaf(__uint_as_float(words[2 * k + 1] << 16), v.z, sum[k]);
+          sum[k] = fmaf(__uint_as_float(words[2 * k + 1] & 0xffff0000u), v.w, sum[k]);
+        }
+        const float all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        atomicAdd(routing.sums + (t * kRoutingCopies + cta % kRoutingCopies) * stride + column,
+                  static_cast<unsigned long long>(__float2ll_rn(all * static_cast<float>(1 << kRoutingBits))));
+      }
+    }
+  }
+};
+
 // A piece of x for every 8 rows of it: registers b0, b1 of one block, b0, b1 of the next.
 template <typename Tile>
 struct RowPieces {
@@ -444,6 +489,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   static constexpr RowsTile T = Tile::value;
   static_assert(T.row_tiles <= 2 && T.norm_pieces <= 4);
   static_assert(!T.choice || T.norm_pieces == 0);
+  static_assert(T.route == 0 || (T.row_tiles == 1 && T.norm_pieces == 0 && !T.choice));
   static_assert(!T.share || T.norm_pieces > 0);  // a tile of its own: instructions behind the wait are time
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = shared_address(smem);
@@ -476,6 +522,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
   Requests<Tile> requests(matrix, units, first_tile, ring, strip_warp, lane);
 #pragma unroll 1
   for (int i = 0; i < T.slots; ++i) requests.next();
+  RoutingPart<Tile> routing;
+  if constexpr (T.route > 0) routing.load(args.routing, cta, matrix.tiles, thread);
   u32* rows = reinterpret_cast<u32*>(smem + map.rows);
   const bool one_panel = units <= args.panel_units;
   const PanelWalk<Tile> panel(args, 0);
@@ -527,6 +575,7 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
     float factors[2] = {0.0f, 0.0f};
     float power = 0.0f;  // of two
     float before[2] = {0.0f, 0.0f};
+    float norm_weight[2] = {0.0f, 0.0f};  // with a router
     int row = 0;
     bool low_there = false, high_there = false;
     const bool gated = my_tile >= matrix.tiles - args.gated_tiles;
@@ -543,6 +592,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
                                              : rows_scale(Weights::kNvfp4);
       factors[0] = part.factors[index * 16 + own_g];
       factors[1] = part.factors[index * 16 + 8 + own_g];
+      if constexpr (T.route > 0) {
+        if (low_there) norm_weight[0] = args.routing.norm_weight[row];
+        if (high_there) norm_weight[1] = args.routing.norm_weight[row + 8];
+      }
     }
     if (first == cta) {  // what does not depend on the kernel before this one is under way
       grid_dependency_wait();
@@ -555,7 +608,11 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
         __syncthreads();
       }
     }
-    if (args.end == RowsEnd::kAdd) {
+    if constexpr (T.route > 0) {
+      const float* residual = args.routing.residual + own_row * args.routing.residual_stride + row;
+      if (low_there) before[0] = __ldcg(residual);
+      if (high_there) before[1] = __ldcg(residual + 8);
+    } else if (args.end == RowsEnd::kAdd) {
       const float* out = static_cast<const float*>(args.out) + own_row * args.out_stride + row;
       if (low_there) before[0] = __ldcg(out);
       if (high_there) before[1] = __ldcg(out + 8);
@@ -624,6 +681,11 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
       y[0] *= factors[0] * power;
       y[1] *= factors[1] * power;
       const long long at = own_row * (gated ? args.gated_stride : args.out_stride) + row;
+      if constexpr (T.route > 0) {  // y as the norm will add it
+        float* normed = reinterpret_cast<float*>(smem + map.routed) + own_row * 16 + own_g;
+        normed[0] = (before[0] + nvfp4::bf16_to_float(to_bf16(y[0]))) * norm_weight[0];
+        normed[8] = (before[1] + nvfp4::bf16_to_float(to_bf16(y[1]))) * norm_weight[1];
+      }
       switch (gated ? RowsEnd::kSwiGlu : args.end) {
         case RowsEnd::kSwiGlu: {
           u16* out = gated ? args.gated_out : static_cast<u16*>(args.out);
@@ -645,6 +707,10 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.resident())
           if (high_there) static_cast<float*>(args.out)[at + 8] = y[1];
           break;
       }
+    }
+    if constexpr (T.route > 0) {
+      __syncthreads();
+      routing.add(args.routing, cta, tokens, reinterpret_cast<const float*>(smem + map.routed), thread);
     }
     half ^= 1;
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/gemm/layout.h"
+#include "kernels/gemm/routing.h"
 #include "kernels/moe/tables.h"
 #include "kernels/norm/norm_args.h"
 
@@ -31,6 +32,7 @@ struct RowsTile {
   int norm_pieces;      // x is the norm of a residual of up to 2048 times so many columns; 0: x comes as it is
   bool choice = false;  // one CTA more, the first, makes the router's choice
   bool share = false;   // the norm's residual takes a share before the delta
+  int route = 0;        // so many of a router's columns a thread adds up (routing.h); 0: there is no router
 
   FOURFOLD_HD constexpr bool cells() const { return (formats & kCells) != 0; }
   FOURFOLD_HD constexpr bool has(Weights format) const { return (formats >> static_cast<int>(format) & 1) != 0; }
@@ -43,9 +45,9 @@ struct RowsTile {
 };
 
 template <int Formats, int RowTiles, int StripWarps, int Teams, int Slots, int Ctas, int NormPieces,
-          bool Choice = false, bool Share = false>
+          bool Choice = false, bool Share = false, int Route = 0>
 struct RowsTileOf {
-  static constexpr RowsTile value{Formats, RowTiles, StripWarps, Teams, Slots, Ctas, NormPieces, Choice, Share};
+  static constexpr RowsTile value{Formats, RowTiles, StripWarps, Teams, Slots, Ctas, NormPieces, Choice, Share, Route};
 };
 
 // Row tiles of a CTA whose sums meet at a time, one output pair (rows g and g + 8 of a tile, one row of x) for a thread
@@ -60,6 +62,7 @@ struct RowsMap {
   unsigned ring;      // [warps][slots] steps
   unsigned norm;      // [2][8] float
   unsigned partials;  // [2][batch][strip_warps][rows of x][16] float
+  unsigned routed;    // with a router: [rows of x][16] float
   unsigned rows;      // x: [units][2][rows of x][4] pieces of 16 bytes
   unsigned total;
 };
@@ -74,6 +77,8 @@ FOURFOLD_HD constexpr RowsMap rows_map(const RowsTile& t, int tokens, int panel_
   at += 64u;
   m.partials = at;
   at += static_cast<unsigned>(2 * rows_batch(t, tokens) * t.strip_warps * tokens) * 64u;
+  m.routed = at;
+  if (t.route > 0) at += static_cast<unsigned>(tokens) * 64u;
   m.rows = at;
   at += static_cast<unsigned>((panel_units + 3) / 4 * 4 * tokens) * 128u;
   m.total = at;
@@ -126,6 +131,7 @@ struct RowsArgs {
   unsigned short* gated_out;
   long long gated_stride;  // elements
   RouteArgs choice;        // of tiles with one
+  Routing routing;         // of tiles with a router: a CTA has one row tile at most, ends as kBf16
   int zero;                // 0
 };
 

@@ -23,16 +23,17 @@ struct Choice {
   float weight;
 };
 
-// kMost: logits of a lane at most: experts lane, lane + 32, ...
-template <int kMost>
-__device__ __forceinline__ Choice choose_experts_of(const ChoiceArgs& args, int t, int lane) {
-  const float* logits = args.logits + t * args.logits_stride;
+// kMost: logits of a lane at most: experts lane, lane + 32, ... logit(column) is one of the row's, but for a positive
+// factor that does not matter before the experts are chosen: factor().
+template <int kMost, typename Logit, typename Factor>
+__device__ __forceinline__ Choice choose_experts_of(const ChoiceArgs& args, int lane, const Logit& logit,
+                                                    const Factor& factor) {
   unsigned keys[kMost];
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
-    keys[i] = i * 32 + lane < args.experts ? order_key(__ldcg(logits + i * 32 + lane)) : 0u;
+    keys[i] = i * 32 + lane < args.experts ? order_key(logit(i * 32 + lane)) : 0u;
   }
-  const float gate = args.slices > 0 && args.gate >= 0 ? __ldcg(logits + args.gate) : 0.0f;
+  const float gate = args.slices > 0 && args.gate >= 0 ? logit(args.gate) : 0.0f;
 
   // Choice c is kept by lane c.
   int id = -1;
@@ -60,13 +61,14 @@ __device__ __forceinline__ Choice choose_experts_of(const ChoiceArgs& args, int 
       if (static_cast<unsigned>(i * 32 + lane) == expert) keys[i] = 0;
     }
   }
+  const float scale = factor();
   const float most = key_value(first);
-  const float mine = chosen != 0 ? exp_of(key_value(chosen) - most) : 0.0f;
+  const float mine = chosen != 0 ? exp_of((key_value(chosen) - most) * scale) : 0.0f;
   float sum = mine;
   if (args.renormalize == 0) {  // the others count too
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
-      if (keys[i] != 0) sum += exp_of(key_value(keys[i]) - most);
+      if (keys[i] != 0) sum += exp_of((key_value(keys[i]) - most) * scale);
     }
   }
 #pragma unroll
@@ -77,22 +79,32 @@ __device__ __forceinline__ Choice choose_experts_of(const ChoiceArgs& args, int 
     return {id < 0 || elsewhere ? -1 : local, id >= 0 ? mine / sum : 0.0f};
   }
   if (lane >= args.top_k + args.slices) return {-1, 0.0f};
-  return {args.first_slice + lane - args.top_k, args.gate >= 0 ? 1.0f / (1.0f + exp_of(-gate)) : 1.0f};
+  return {args.first_slice + lane - args.top_k, args.gate >= 0 ? 1.0f / (1.0f + exp_of(-gate * scale)) : 1.0f};
 }
 
 // A whole warp.
-__device__ __forceinline__ Choice choose_experts(const ChoiceArgs& args, int t, int lane) {
-  if (args.experts <= 256) return choose_experts_of<8>(args, t, lane);
-  if (args.experts <= 512) return choose_experts_of<16>(args, t, lane);
-  return choose_experts_of<kMaxExperts / 32>(args, t, lane);
+template <typename Logit, typename Factor>
+__device__ __forceinline__ Choice choose_experts(const ChoiceArgs& args, int lane, const Logit& logit,
+                                                 const Factor& factor) {
+  if (args.experts <= 256) return choose_experts_of<8>(args, lane, logit, factor);
+  if (args.experts <= 512) return choose_experts_of<16>(args, lane, logit, factor);
+  return choose_experts_of<kMaxExperts / 32>(args, lane, logit, factor);
 }
 
 // To args.ids and args.weights.
-__device__ __forceinline__ void store_choice(const ChoiceArgs& args, int t, int lane) {
-  const Choice choice = choose_experts(args, t, lane);
+template <typename Logit, typename Factor>
+__device__ __forceinline__ void store_choice(const ChoiceArgs& args, int t, int lane, const Logit& logit,
+                                             const Factor& factor) {
+  const Choice choice = choose_experts(args, lane, logit, factor);
   if (lane >= args.top_k + args.slices) return;
   args.ids[t * args.width + lane] = choice.id;
   args.weights[t * args.width + lane] = choice.weight;
+}
+// Of args.logits.
+__device__ __forceinline__ void store_choice(const ChoiceArgs& args, int t, int lane) {
+  const float* logits = args.logits + t * args.logits_stride;
+  store_choice(
+      args, t, lane, [&](int column) { return __ldcg(logits + column); }, [] { return 1.0f; });
 }
 
 }  // namespace fourfold::moe

@@ -100,7 +100,8 @@ double product_us(const Work& work, const Rates& r) {
 }
 
 double choice_us(const Work& work, const Rates& r) {
-  return r.start + (0.1 + 0.0015 * number(work.extent.rows)) * r.slower;
+  const double norm = work.extent.norm_in_front ? 0.65 : 0;
+  return r.start + (norm + 0.1 + 0.0015 * number(work.extent.rows)) * r.slower;
 }
 
 double attention_us(const Work& work, const Rates& r, double nodes) {
@@ -219,6 +220,7 @@ Op price(const Work& work, const Machine& machine) {
     case Kind::kProduct:
       op.us = product_us(work, r);
       if (work.extent.choice_beside) op.us = std::max(op.us, choice_us(work, r));
+      if (work.extent.routed > 0) op.us += (0.5 + 0.1 * number(work.extent.rows - 1)) * r.slower;
       break;
     case Kind::kAttention:
       op.us = attention_us(work, r, nodes);

@@ -23,7 +23,8 @@ constexpr std::array<Mix, 3> kMixes = {{
 // Of the same price.
 bool alike(const Work& a, const Work& b) {
   const auto sizes = [](const Extent& e) {
-    return std::tuple(e.kind, e.rows, e.outputs, e.inputs, e.sequences, e.context, e.heads, e.norm_in_front, e.sum_of);
+    return std::tuple(e.kind, e.rows, e.outputs, e.inputs, e.sequences, e.context, e.heads, e.norm_in_front, e.routed,
+                      e.sum_of);
   };
   return a.name == b.name && a.bytes == b.bytes && a.flops == b.flops && a.launches.size() == b.launches.size() &&
          sizes(a.extent) == sizes(b.extent);

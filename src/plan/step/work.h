@@ -37,7 +37,8 @@ struct Extent {
   int64_t head_dim = 0;
   bool whole = false;                     // pieces of more than 16 rows by the kernels for many rows
   bool fp8_cache = false;                 // keys and values
-  bool norm_in_front = false;             // of a product
+  bool norm_in_front = false;             // of a product, or of the router's choice
+  int64_t routed = 0;                     // of a product: columns of a router that it takes along
   bool choice_beside = false;             // of a product: the router's choice, by a CTA of its own
   int64_t sum_of = 0;                     // of a norm, a sum over ranks: rows of experts of each that it adds up first
   int64_t all_experts = 0;                // of all ranks

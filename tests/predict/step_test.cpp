@@ -147,7 +147,8 @@ TEST(PredictedSteps, HaveTheOperationsOfTheBackend) {
   EXPECT_EQ(counts["delta rule"], 30);
   EXPECT_EQ(counts["attention"], 10);
   EXPECT_EQ(launches["attention"], 10);
-  EXPECT_EQ(counts["router"], 40);
+  EXPECT_EQ(counts["router"], 0);  // part of the products in front
+  EXPECT_EQ(counts["choice of experts"], 40);
   EXPECT_EQ(launches["experts"], 80);
   EXPECT_EQ(counts["choice of tokens"], 1);
   EXPECT_EQ(counts["norm"], 1);  // behind the last layer; the others are part of products

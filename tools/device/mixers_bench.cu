@@ -474,9 +474,6 @@ void check_narrow() {
       a.splits = attn::narrow_most_splits(p.longest);
       a.parts = attn::narrow_parts(p.shape, rows);
       a.live = one.p;
-      Device<unsigned> words(std::vector<unsigned>(
-          static_cast<size_t>(attn::narrow_words(p.shape, a.splits, p.most_rows, 1)), 0xffffffffu));
-      a.words = words.p;
       for (int i = 0; i < p.live; ++i, ++a.sequences, a.pages += a.page_table_stride) run(e, a, nullptr);
       CUDA_CHECK(cudaDeviceSynchronize());
       double error = -1;
@@ -591,8 +588,8 @@ void time_decode() {
         a.span = 1;
       }
       a.splits = attn::narrow_most_splits(c.context);
-      Device<unsigned> words(
-          std::vector<unsigned>(static_cast<size_t>(attn::narrow_words(shape, a.splits, c.rows, 1)), 0xffffffffu));
+      Device<unsigned> words(static_cast<size_t>(attn::narrow_words(shape, a.splits, c.rows, 1)));
+      words.poison();
       a.words = words.p;
       a.parts = attn::narrow_parts(shape, c.rows);
       for (const NarrowEntry& e : narrow_entries()) {

@@ -54,6 +54,7 @@ struct AttentionBuffers {
   Device<unsigned short> rows;
   Device<unsigned char> cache;
   Device<float> q_norm, k_norm, frequencies, scales, partial, sums;
+  Device<unsigned> words;  // of one sequence in attention_narrow, all ones
   Device<unsigned short> out;
   explicit AttentionBuffers(const AttentionProblem& p)
       : sequences(p.sequences),
@@ -67,10 +68,12 @@ struct AttentionBuffers {
         scales(std::vector<float>{p.cache_scales[0], p.cache_scales[1]}),
         partial(static_cast<size_t>(attn::partial_floats(p.shape, attn::kMostSplits, p.most_rows, p.live + 2))),
         sums(partial.count / 32),
+        words(static_cast<size_t>(attn::narrow_words(p.shape, attn::kMostSplits, p.most_rows, 1))),
         out(static_cast<size_t>(p.rows) * static_cast<size_t>(p.out_stride)) {
     out.poison();
     partial.poison();
     sums.poison();
+    words.poison();
   }
   void set(const AttentionProblem& p, attn::AttentionArgs* a) const {
     a->sequences = sequences.p;
@@ -84,6 +87,7 @@ struct AttentionBuffers {
     a->cache_scales = scales.p;
     a->partial = partial.p;
     a->partial_sums = sums.p;
+    a->words = words.p;
     a->out = out.p;
   }
 };

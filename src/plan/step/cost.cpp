@@ -100,7 +100,7 @@ double product_us(const Work& work, const Rates& r) {
 }
 
 double choice_us(const Work& work, const Rates& r) {
-  const double norm = work.extent.norm_in_front ? 0.65 : 0;
+  const double norm = work.extent.norm_in_front ? 1.05 : 0;
   return r.start + (norm + 0.1 + 0.0015 * number(work.extent.rows)) * r.slower;
 }
 
@@ -115,10 +115,10 @@ double attention_us(const Work& work, const Rates& r, double nodes) {
     const double prepare = 4 + (wgmma ? 14 : 0) + tokens * number(e.heads + 2 * e.kv_heads) * d * 1.36e-6 * r.slower;
     return prepare + work.flops / (r.matrix * reached) + nodes * r.start;
   }
-  // One node, whose splits have at least 64 positions; in steps 7.5 us where chains take 5.2.
+  // One node, whose splits have at least 64 positions; in steps 6 us where chains take 4.6.
   if (runs(work, "attention_narrow")) {
     const double splits = std::clamp(std::ceil(number(e.context) / 64), 1.0, 64.0);
-    constexpr double kSplit = 0.02, kOnce = 3.1, kFp8Once = 2.9;
+    constexpr double kSplit = 0.02, kOnce = 2.6, kFp8Once = 2.5;
     return nodes * r.start + ((e.fp8_cache ? kFp8Once : kOnce) + kSplit * splits) * r.slower +
            work.bytes / (r.bytes * (e.fp8_cache ? 0.94 : 0.97));
   }
@@ -220,7 +220,7 @@ Op price(const Work& work, const Machine& machine) {
     case Kind::kProduct:
       op.us = product_us(work, r);
       if (work.extent.choice_beside) op.us = std::max(op.us, choice_us(work, r));
-      if (work.extent.routed > 0) op.us += (0.5 + 0.1 * number(work.extent.rows - 1)) * r.slower;
+      if (work.extent.routed > 0) op.us += (0.5 + 0.25 * number(work.extent.rows - 1)) * r.slower;
       break;
     case Kind::kAttention:
       op.us = attention_us(work, r, nodes);

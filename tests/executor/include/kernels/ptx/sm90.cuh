@@ -100,8 +100,8 @@ struct Vec4 {
 struct Vec2 {
   u32 x, y;
 };
-// Words between CTAs that run at the same time, of one kernel or of two. Whoever looks at a word that is not there waits
-// for it.
+// Words between CTAs that run at the same time, of one kernel or of two. Whoever looks at a word that is not there
+// waits for it.
 void store_exchanged(u32* p, u32 word, Site site = Site::here());
 void store_exchanged2(u32* p, u32 x, u32 y, Site site = Site::here());
 void store_exchanged4(u32* p, const Vec4& v, Site site = Site::here());

@@ -24,10 +24,6 @@ struct uint3 {
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-struct alignas(16) ulonglong2 {
-  unsigned long long x, y;
-};
-inline ulonglong2 make_ulonglong2(unsigned long long x, unsigned long long y) { return {x, y}; }
 struct float2 {
   float x, y;
 };

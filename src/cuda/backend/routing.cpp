@@ -105,7 +105,7 @@ bool CudaBackend::routed_product(std::string_view name, const ops::Tensor& x, co
   settle_waiting();
   drop_routed();
   const int route = routing_columns(way, ahead.columns);
-  const Kernel& loaded_kernel = routing_kernels(way, route).front();
+  Kernel kernel = routing_kernels(way, route).front();
   if (timer_ != nullptr) matrices_.insert({output.formats(), output.rows(), output.columns()});
   routed_ = {&ahead, x.rows, normed_.residual, out.data};
   if (left_out(name,
@@ -122,7 +122,6 @@ bool CudaBackend::routed_product(std::string_view name, const ops::Tensor& x, co
     return true;
   }
   const gemm::RowsTile tile = routing_tile(way, route);
-  Kernel kernel = loaded_kernel;
   gemm::RowsArgs args = {};
   args.matrix = matrix;
   args.tokens = static_cast<int>(x.rows);
@@ -187,11 +186,7 @@ bool CudaBackend::routed_choice(const gemm::RouteArgs& choice, const ops::Tensor
 
 // Sums that nobody has chosen by would be part of the next ones.
 void CudaBackend::drop_routed() {
-  if (std::exchange(routed_, {}).of == nullptr) return;
-  card_->device.check(
-      card_->device.driver().call().fill_bytes(routing_sums_.address(), 0, static_cast<size_t>(routing_sums_.bytes()),
-                                               card_->stream.handle()),
-      "filling device memory");
+  if (std::exchange(routed_, {}).of != nullptr) routing_sums_.fill(card_->stream, 0);
 }
 
 }  // namespace fourfold::cuda

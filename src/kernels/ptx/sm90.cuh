@@ -254,13 +254,8 @@ __device__ __forceinline__ int wait_flags(const int* flag, int count, int value,
 
 // ---- counts between CTAs of a kernel that all have room at the same time --------------------------------------------
 
-// Adds one to `*count` once everything that this thread has stored or seen stored, by a barrier too, can be seen on the
-// device.
-__device__ __forceinline__ void add_count(int* count) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
-}
-// Waits until `*count`, to which other CTAs add by add_count() or behind a __threadfence(), is at least `value`: what
-// they stored before can be loaded, past L1.
+// Waits until `*count`, to which other CTAs add behind a __threadfence(), is at least `value`: what they stored before
+// can be loaded, past L1.
 __device__ __forceinline__ void wait_count(const int* count, int value) {
   int seen;
   do {

@@ -83,10 +83,6 @@ void grid_launch_dependents(Site site = Site::here());
 
 void raise_flag(int* flag, int count, int lane, Site site = Site::here());
 int wait_flags(const int* flag, int count, int value, int lane, Site site = Site::here());
-inline void add_count(int* count) {
-  __threadfence();
-  atomicAdd(count, 1);
-}
 void wait_count(const int* count, int value, Site site = Site::here());
 // The patience is counted in turns of the CTA, in each of which there is a look at the flag.
 void raise_peer_flag(u32* flag, u32 value, Site site = Site::here());

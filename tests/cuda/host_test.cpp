@@ -81,6 +81,43 @@ TEST(FewProducts, NineToSixteenRowsGoTheFasterWay) {
   for (const int rows : {17, 64}) EXPECT_FALSE(few(kFp8, 12352, 2048, rows)) << rows;
 }
 
+// Panels of x for every row tile cost more than the second CTA of an SM brings.
+TEST(FewProducts, LaunchesHaveFewerCtasWhereAllOfXFitsOnlyThen) {
+  const Target hopper = plan::find_arch("sm_90a");
+  const auto ctas = [&](gemm::Weights format, int outputs, int columns, int rows) {
+    const RowsWay way = rows_way(hopper, 1 << static_cast<int>(format), outputs, columns);
+    const gemm::RowsTile tile = rows_tile(way, rows > 8 ? kRows16 : kRows8);
+    const int units = gemm::units_of(columns), found = rows_ctas(hopper, tile, units, rows);
+    const bool whole = gemm::panel_units(tile, units, rows, shared_of(hopper, found)) == units;
+    EXPECT_EQ(whole, all_at_once(hopper, way, units, rows));
+    EXPECT_GE(tile.ctas, found);
+    return whole ? found : 0;
+  };
+  using enum gemm::Weights;
+  for (const int rows : {1, 2, 4, 6}) EXPECT_EQ(ctas(kBf16, 12352, 2048, rows), 2) << rows;
+  for (const int rows : {7, 8, 9, 16}) EXPECT_EQ(ctas(kBf16, 12352, 2048, rows), 1) << rows;
+  for (const int rows : {1, 3}) EXPECT_EQ(ctas(kBf16, 20608, 4096, rows), 2) << rows;
+  for (const int rows : {4, 8}) EXPECT_EQ(ctas(kBf16, 20608, 4096, rows), 1) << rows;
+  EXPECT_EQ(ctas(kBf16, 3072, 8192, 2), 2);
+  EXPECT_EQ(ctas(kBf16, 3072, 8192, 8), 1);
+  EXPECT_EQ(ctas(kNvfp4, 5120, 17408, 1), 2);
+  EXPECT_EQ(ctas(kNvfp4, 5120, 17408, 4), 1);
+  EXPECT_EQ(ctas(kNvfp4, 5120, 17408, 5), 0);  // in panels
+  EXPECT_EQ(ctas(kFp8, 12352, 2048, 8), 1);
+}
+
+// A router goes with a product that has a CTA for each row tile.
+TEST(FewProducts, ARouterNeedsACtaForEachRowTile) {
+  const plan::Arch& hopper = plan::find_arch("sm_90a");
+  const gemm::RowsTile two = {1, 1, 8, 1, 3, 2, 0, false, false, 2};
+  EXPECT_TRUE(routes_at_once(hopper, two, 64, 1, 256, 132));
+  EXPECT_FALSE(routes_at_once(hopper, two, 64, 1, 265, 132));
+  EXPECT_TRUE(routes_at_once(hopper, two, 64, 3, 256, 132));
+  EXPECT_FALSE(routes_at_once(hopper, two, 64, 4, 256, 132));  // one CTA to an SM
+  EXPECT_TRUE(routes_at_once(hopper, two, 64, 4, 128, 132));
+  EXPECT_FALSE(routes_at_once(hopper, two, 1024, 8, 128, 132));  // x has no room
+}
+
 TEST(GpuRow, CardsOfTheTableAreFoundByTheirNames) {
   EXPECT_EQ(gpu_row_of(info("NVIDIA H200", 9, 0, 132)).name, "h200");
   EXPECT_EQ(gpu_row_of(info("NVIDIA H100 80GB HBM3", 9, 0, 132)).name, "h100");

@@ -596,7 +596,8 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
     gemm::RowsArgs args = {};
     args.matrix = matrix;
     args.tokens = tokens;
-    args.panel_units = gemm::panel_units(tile, matrix.units, tokens, shared_of(arch_, tile.ctas));
+    const int ctas = rows_ctas(arch_, tile, matrix.units, tokens);
+    args.panel_units = gemm::panel_units(tile, matrix.units, tokens, shared_of(arch_, ctas));
     FF_ASSERT(args.panel_units > 0 && (!normed || (tokens == x.rows && args.panel_units == matrix.units)));
     args.end = is_float(out) ? gemm::RowsEnd::kFloat : gemm::RowsEnd::kBf16;
     args.x = bf16(x) + first * x.stride;
@@ -611,7 +612,7 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
     if (normed) take_along(args);
     Kernel kernel = (*kernels.few)[entry];
     kernel.smem_bytes = gemm::rows_map(tile, tokens, args.panel_units).total;
-    const int grid = gemm::rows_grid(tile, matrix.tiles, sms_);
+    const int grid = gemm::rows_grid(tile, matrix.tiles, sms_, ctas);
     launch(card_->stream, kernel, {static_cast<unsigned>(grid)}, overlap_, args);
     first += tokens;
   }

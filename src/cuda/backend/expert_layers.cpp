@@ -89,7 +89,8 @@ void CudaBackend::choosing_product(std::string_view name, const gemm::RouteArgs&
   gemm::RowsArgs args = {};
   args.matrix = matrix;
   args.tokens = static_cast<int>(x.rows);
-  args.panel_units = gemm::panel_units(tile, matrix.units, args.tokens, shared_of(arch_, tile.ctas));
+  const int ctas = rows_ctas(arch_, tile, matrix.units, args.tokens);
+  args.panel_units = gemm::panel_units(tile, matrix.units, args.tokens, shared_of(arch_, ctas));
   FF_ASSERT(args.panel_units > 0 && x.rows <= kMostRows);
   args.end = is_float(out) ? gemm::RowsEnd::kFloat : gemm::RowsEnd::kBf16;
   args.x = bf16(x);
@@ -98,7 +99,7 @@ void CudaBackend::choosing_product(std::string_view name, const gemm::RouteArgs&
   args.out_stride = out.stride;
   args.choice = choice;
   kernel.smem_bytes = gemm::rows_map(tile, args.tokens, args.panel_units).total;
-  const int grid = gemm::rows_grid(tile, matrix.tiles, sms_);
+  const int grid = gemm::rows_grid(tile, matrix.tiles, sms_, ctas);
   launch(card_->stream, kernel, {static_cast<unsigned>(grid)}, overlap_, args);
 }
 

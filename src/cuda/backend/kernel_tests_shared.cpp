@@ -208,7 +208,9 @@ void KernelTests::routing_product(const RowsWay& way, int route) {
   std::vector<float> norm_weight = bf16_normals(random, hidden);
   const SmallBlocks small(*of_.card_, kRowBlock);
   int64_t most = gemm::kMostRoutedRows;
-  while (most > 1 && !all_at_once(of_.arch_, way, gemm::units_of(static_cast<int>(columns)), most)) --most;
+  const gemm::RowsTile tile = routing_tile(way, route);
+  const auto units = gemm::units_of(static_cast<int>(columns)), tiles = static_cast<int>(hidden) / gemm::kTileRows;
+  while (most > 1 && !routes_at_once(of_.arch_, tile, units, most, tiles, kSms)) --most;
   for (const int64_t tokens : {int64_t{1}, most}) {
     CudaBackend& backend = on(&way);
     const Stack stack(of_.card_, std::span(&weight->source, 1)), routes(of_.card_, std::span(&router->source, 1)),

@@ -52,8 +52,9 @@ void CudaBackend::add_router(const Stack& output, const Stack& router, const Sta
 bool CudaBackend::goes_ahead(const Stack& output, const RouterAhead& ahead, int64_t rows) const {
   const RowsWay way = choosing_way(arch_, output.formats(), output.rows(), output.columns());
   const int route = routing_columns(way, ahead.columns);
-  return rows <= gemm::kMostRoutedRows && route > 0 && output.matrix().tiles <= sms_ * way.ctas &&
-         all_at_once(arch_, way, output.matrix().units, rows) && routing_right(arch_, way, route);
+  return rows <= gemm::kMostRoutedRows && route > 0 &&
+         routes_at_once(arch_, routing_tile(way, route), output.matrix().units, rows, output.matrix().tiles, sms_) &&
+         routing_right(arch_, way, route);
 }
 
 const std::vector<Kernel>& CudaBackend::routing_kernels(const RowsWay& way, int route) {
@@ -138,7 +139,7 @@ bool CudaBackend::routed_product(std::string_view name, const ops::Tensor& x, co
                   routing_sums_.as<unsigned long long>(),
                   ahead.columns};
   kernel.smem_bytes = gemm::rows_map(tile, args.tokens, args.panel_units).total;
-  const int grid = gemm::rows_grid(tile, matrix.tiles, sms_);
+  const int grid = gemm::rows_grid(tile, matrix.tiles, sms_, rows_ctas(arch_, tile, matrix.units, args.tokens));
   FF_ASSERT(grid == matrix.tiles);
   launch(card_->stream, kernel, {static_cast<unsigned>(grid)}, overlap_, args);
   return true;

@@ -70,13 +70,23 @@ RowsWay first_way(const Target& arch, int formats, int64_t rows, int64_t columns
     return {formats, split ? 8 : 4, split ? 1 : 2, 2, 1, norm, arch.smem_per_block < kMiddleShared ? 1 : 2};
   }
   // Small ones: one CTA to an SM has all of its weights under way, and leaves room for the kernels around it.
-  constexpr int64_t kUnderWay = int64_t{3} << 20;  // weights
+  constexpr int64_t kUnderWay = int64_t{3} << 20;       // weights
+  constexpr int64_t kTileEach = 132 * gemm::kTileRows;  // with more teams some would have none
   if (formats == kBf16 && (rows <= 1024 || rows * columns <= kUnderWay)) return {formats, 8, 1, 4, 1, norm, 4};
-  if (formats == kBf16) return {formats, 8, 1, 3, 2, norm, 4};
-  if ((formats & kFp8) == 0 && rows >= 32768) return {formats, 4, 2, 3, 2, norm, 4};  // a head
+  if (formats == kBf16) {
+    // On nearly every SM: with fewer CTAs, a router's, the larger ring keeps experts from beginning beside it.
+    if (rows > kTileEach * 9 / 10 && rows <= kTileEach) return {formats, 8, 1, 5, 1, norm, 4};
+    const bool even = columns < 4096 ? rows > 4096 : columns < 8192 && rows > 4096 && rows <= 8192;
+    if (even) return {formats, 4, 2, 4, 2, norm, 4};
+    return {formats, 8, 1, 3, 2, norm, 4};  // shorter at the end, where some SMs have a row tile more
+  }
   if (columns >= 4096 && rows <= 4096) return {formats, 8, 1, 4, 1, norm, 4};
-  const int slots = (formats & kFp8) != 0 ? 6 : 4;
-  return {formats, 4, 2, slots, 1, norm, slots};
+  const bool fp8 = (formats & kFp8) != 0;
+  if (rows <= kTileEach && columns >= 2048) return {formats, 8, 1, 4, 1, norm, 4};
+  if (fp8 && columns >= 4096 && rows <= 8192) return {formats, 8, 1, 5, 1, norm, 6};
+  if (fp8) return {formats, 4, 2, 6, 1, norm, 6};
+  if (rows * columns <= 2 * kUnderWay) return {formats, 4, 2, 4, 1, norm, 4};  // a weight is half a byte
+  return {formats, 4, 2, 3, 2, norm, 4};
 }
 
 }  // namespace
@@ -144,10 +154,24 @@ gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry) {
           entry == kRowsShare};
 }
 
+namespace {
+
+bool all_of_x_fits(const plan::Arch& arch, const gemm::RowsTile& tile, int units, int tokens, int ctas) {
+  return gemm::panel_units(tile, units, tokens, shared_of(arch, ctas)) == units;
+}
+
+}  // namespace
+
+int rows_ctas(const plan::Arch& arch, const gemm::RowsTile& tile, int units, int tokens) {
+  for (int ctas = tile.ctas; ctas > 0; --ctas) {
+    if (all_of_x_fits(arch, tile, units, tokens, ctas)) return ctas;
+  }
+  return tile.ctas;
+}
+
 int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens) {
   const auto whole = [&](int rows) {
-    const gemm::RowsTile tile = rows_tile(way, rows > 8 ? kRows16 : kRows8);
-    return gemm::panel_units(tile, units, rows, shared_of(arch, tile.ctas)) == units;
+    return all_of_x_fits(arch, rows_tile(way, rows > 8 ? kRows16 : kRows8), units, rows, 1);
   };
   if (arch.smem_per_block >= kLargeShared) return tokens;
   for (int passes = 1; passes <= kMostPasses; ++passes) {
@@ -158,9 +182,8 @@ int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens) 
 }
 
 bool all_at_once(const Target& arch, const RowsWay& way, int units, int64_t rows) {
-  if (rows > kMostRows) return false;
-  const gemm::RowsTile tile = rows_tile(way, rows > 8 ? kRows16 : kRows8);
-  return gemm::panel_units(tile, units, static_cast<int>(rows), shared_of(arch, tile.ctas)) == units;
+  return rows <= kMostRows &&
+         all_of_x_fits(arch, rows_tile(way, rows > 8 ? kRows16 : kRows8), units, static_cast<int>(rows), 1);
 }
 
 RowsWay choosing_way(const Target& arch, int formats, int64_t rows, int64_t columns) {
@@ -204,6 +227,12 @@ gemm::RowsTile routing_tile(const RowsWay& way, int route) {
   gemm::RowsTile tile = rows_tile(way, kRows8);
   tile.route = route;
   return tile;
+}
+
+bool routes_at_once(const plan::Arch& arch, const gemm::RowsTile& tile, int units, int64_t rows, int tiles, int sms) {
+  const auto tokens = static_cast<int>(rows);
+  const int ctas = rows_ctas(arch, tile, units, tokens);
+  return all_of_x_fits(arch, tile, units, tokens, ctas) && tiles <= sms * ctas;
 }
 
 plan::KernelSource routing_source(const Target& arch, const RowsWay& way, int route) {

@@ -71,6 +71,9 @@ std::vector<RowsWay> way_candidates(const Target& arch, const MatrixShape& matri
 enum RowsEntry { kRows8, kRows16, kRowsNorm, kRowsShare };
 gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry);
 plan::KernelSource rows_source(const Target& arch, const RowsWay& way);
+// CTAs of an SM that a launch has with so many rows of x: the tile's, or fewer where all of x is in shared memory only
+// then.
+int rows_ctas(const plan::Arch& arch, const gemm::RowsTile& tile, int units, int tokens);
 // Rows of x that a launch takes of `tokens`: fewer where all would lie in shared memory one panel of columns after the
 // other, for every row tile again, and four launches can do without.
 int rows_at_once(const Target& arch, const RowsWay& way, int units, int tokens);
@@ -86,6 +89,8 @@ bool choosing_right(const Target& arch, const RowsWay& way);
 // With a router behind them (kernels/gemm/routing.h), up to 8 rows. How many of its columns a thread has, 0: too many.
 int routing_columns(const RowsWay& way, int columns);
 gemm::RowsTile routing_tile(const RowsWay& way, int route);
+// Whether a launch takes so many rows: all of x is in shared memory, and each row tile has a CTA.
+bool routes_at_once(const plan::Arch& arch, const gemm::RowsTile& tile, int units, int64_t rows, int tiles, int sms);
 plan::KernelSource routing_source(const Target& arch, const RowsWay& way, int route);
 // The norm and the choice behind it, by pieces of a thread.
 enum RoutedEntry { kRouted1, kRouted2, kRouted4 };

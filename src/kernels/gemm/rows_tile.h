@@ -28,7 +28,7 @@ struct RowsTile {
   int strip_warps;      // that share a strip
   int teams;            // of so many warps, each with row tiles of its own
   int slots;            // steps that a warp has under way
-  int ctas;             // per SM
+  int ctas;             // per SM; a launch may have fewer
   int norm_pieces;      // x is the norm of a residual of up to 2048 times so many columns; 0: x comes as it is
   bool choice = false;  // one CTA more, the first, makes the router's choice
   bool share = false;   // the norm's residual takes a share before the delta
@@ -135,9 +135,9 @@ struct RowsArgs {
   int zero;                // 0
 };
 
-// Persistent CTAs, each takes every grid-th row tile; with the one that chooses.
-FOURFOLD_HD constexpr int rows_grid(const RowsTile& t, int tiles, int sms) {
-  const int most = sms * t.ctas - (t.choice ? 1 : 0);
+// Persistent CTAs, `ctas` to an SM, each takes every grid-th row tile; with the one that chooses.
+FOURFOLD_HD constexpr int rows_grid(const RowsTile& t, int tiles, int sms, int ctas) {
+  const int most = sms * ctas - (t.choice ? 1 : 0);
   return (tiles < most ? tiles : most) + (t.choice ? 1 : 0);
 }
 

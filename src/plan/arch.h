@@ -162,6 +162,8 @@ struct Gpu {
   double graph_node_us;  // an empty node of a graph
   Source node_source;
   double latency_us;  // one dependent read from memory under load
+
+  bool operator==(const Gpu&) const = default;
 };
 
 // H200 measured: pure reads 4.55 TB/s, bf16 8192^3 785 TFLOP/s cool and 680 sustained, graph node 0.55 us.

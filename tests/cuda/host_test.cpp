@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/temporary_directory.h"
 #include "cuda/backend/sources.h"
+#include "cuda/moe/sources.h"
 #include "cuda/moe/tuned.h"
 #include "jit/nvrtc.h"
 #include "measure/layer_bench.h"
@@ -140,6 +141,18 @@ TEST(GpuRow, OthersAreDescribedByWhatTheDriverSays) {
     EXPECT_EQ(gpu.bf16_tflops, 0) << "the rate that was measured on another card";
   }
   EXPECT_THROW(gpu_row_of(info("NVIDIA GeForce GTX 1080", 6, 1, 20)), Error);
+}
+
+// Answers are kept, and both of these are "this card".
+TEST(GpuRow, CardsThatNobodyHasListedHaveKernelsOfTheirOwn) {
+  const plan::Gpu hopper = gpu_row_of(info("NVIDIA X1", 9, 0, 100)), ampere = gpu_row_of(info("NVIDIA X2", 8, 0, 100));
+  ASSERT_EQ(hopper.name, ampere.name);
+  const plan::moe::Problem p = problem_of(8, 2, 256, 256);
+  std::set<std::string> names[2];
+  for (const plan::Gpu* gpu : {&hopper, &ampere}) {
+    for (const plan::KernelSource& source : layer_sources(p, *gpu, {}, 8)) names[gpu == &ampere].insert(source.name);
+  }
+  EXPECT_NE(names[0], names[1]);
 }
 
 TEST(DeviceMemory, OnePoolIsCountedAsTheProcessorCountsIt) {

@@ -62,7 +62,7 @@ std::vector<plan::KernelSource> layer_sources(const plan::moe::Problem& problem,
                                               const std::set<std::string>& refused, int64_t most_tokens) {
   struct Answer {
     plan::moe::Problem problem;
-    std::string gpu;
+    plan::Gpu gpu;  // whole: cards that nobody has listed have one name
     std::set<std::string> refused;
     int64_t most_tokens;
     std::vector<plan::KernelSource> sources;
@@ -72,12 +72,11 @@ std::vector<plan::KernelSource> layer_sources(const plan::moe::Problem& problem,
   static std::deque<Answer> answers;
   const std::scoped_lock lock(mutex);  // whoever asks for the same at the same time waits for the answer
   for (const Answer& each : answers) {
-    if (each.problem == problem && each.gpu == gpu.name && each.refused == refused && each.most_tokens == most_tokens) {
+    if (each.problem == problem && each.gpu == gpu && each.refused == refused && each.most_tokens == most_tokens) {
       return each.sources;
     }
   }
-  answers.push_back(
-      {problem, std::string(gpu.name), refused, most_tokens, planned_sources(problem, gpu, refused, most_tokens)});
+  answers.push_back({problem, gpu, refused, most_tokens, planned_sources(problem, gpu, refused, most_tokens)});
   if (answers.size() > kAnswers) answers.pop_front();
   return answers.back().sources;
 }

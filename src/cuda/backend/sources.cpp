@@ -80,9 +80,10 @@ RowsWay first_way(const Target& arch, int formats, int64_t rows, int64_t columns
     if (even) return {formats, 4, 2, 4, 2, norm, 4};
     return {formats, 8, 1, 3, 2, norm, 4};  // shorter at the end, where some SMs have a row tile more
   }
-  if (columns >= 4096 && rows <= 4096) return {formats, 8, 1, 4, 1, norm, 4};
+  if ((columns >= 4096 && rows <= 4096) || (columns >= 2048 && rows <= kTileEach)) {
+    return {formats, 8, 1, 4, 1, norm, 4};
+  }
   const bool fp8 = (formats & kFp8) != 0;
-  if (rows <= kTileEach && columns >= 2048) return {formats, 8, 1, 4, 1, norm, 4};
   if (fp8 && columns >= 4096 && rows <= 8192) return {formats, 8, 1, 5, 1, norm, 6};
   if (fp8) return {formats, 4, 2, 6, 1, norm, 6};
   if (rows * columns <= 2 * kUnderWay) return {formats, 4, 2, 4, 1, norm, 4};  // a weight is half a byte

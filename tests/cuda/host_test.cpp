@@ -48,15 +48,41 @@ TEST(WideProducts, TilesFollowItemsAndWhatASplitCosts) {
   };
   using enum gemm::Weights;
   for (const int rows : {64, 65, 256}) EXPECT_EQ(entry(kBf16, 257, 2048, rows), kMiddle) << rows;
-  for (const int rows : {257, 512, 1024}) EXPECT_EQ(entry(kBf16, 257, 2048, rows), kWideFew) << rows;
-  for (const int rows : {1153, 2048, 8192}) EXPECT_EQ(entry(kBf16, 257, 2048, rows), kWideMany) << rows;
+  for (const int rows : {257, 512, 2048}) EXPECT_EQ(entry(kBf16, 257, 2048, rows), kWideFew) << rows;
+  EXPECT_EQ(entry(kBf16, 257, 2048, 8192), kWideMany);
   for (const int rows : {64, 128, 256}) EXPECT_EQ(entry(kFp8, 2048, 4096, rows), kMiddle) << rows;
   EXPECT_EQ(entry(kFp8, 12352, 2048, 64), kMiddle);     // 12 units for a CTA
-  EXPECT_EQ(entry(kFp8, 12352, 2048, 128), kWideMany);  // 24
+  EXPECT_EQ(entry(kFp8, 12352, 2048, 128), kWideFew);   // 98 items of 64 rows of x, each for an SM
   EXPECT_EQ(entry(kFp8, 2048, 4096, 512), kWideMany);   // four CTAs
   EXPECT_EQ(entry(kFp8, 12288, 2048, 256), kWideMany);  // columns are not shared out
-  EXPECT_EQ(entry(kBf16, 3072, 8192, 128), kWideMany);  // twelve units each: copies take longer
+  EXPECT_EQ(entry(kBf16, 3072, 8192, 128), kWideFew);   // eleven CTAs for an item of 128 rows, five of 64
+  EXPECT_EQ(entry(kBf16, 3072, 8192, 256), kWideMany);
   EXPECT_EQ(entry(kBf16, 248320, 2048, 64), kWideFew);  // a head
+}
+
+TEST(WideProducts, SharesOfUnitsEndWithItemsWhereThatIsFaster) {
+  const Target hopper = plan::find_arch("sm_90a");
+  const auto share = [&](gemm::Weights format, int outputs, int columns, int64_t rows) {
+    return middle_share(hopper, 1 << static_cast<int>(format), rows, matrix_of(format, outputs, columns), 132);
+  };
+  using enum gemm::Weights;
+  EXPECT_EQ(share(kFp8, 12352, 2048, 64), 16);  // of 32, where equal shares have 12
+  EXPECT_EQ(share(kBf16, 2048, 3072, 192), 12);
+  EXPECT_EQ(share(kBf16, 3072, 1024, 128), 4);     // equal ones are quarters already
+  EXPECT_EQ(share(kNvfp4, 3072, 13 * 64, 64), 4);  // no other number of units divides 13
+}
+
+TEST(WideProducts, ClustersAreTakenWhereTheyHaveRoom) {
+  const Target hopper = plan::find_arch("sm_90a");
+  const auto clusters = [&](gemm::Weights format, int outputs, int columns, int64_t rows) {
+    return by_clusters(hopper, 1 << static_cast<int>(format), rows, matrix_of(format, outputs, columns), 132);
+  };
+  using enum gemm::Weights;
+  EXPECT_TRUE(clusters(kFp8, 2048, 4096, 64));
+  EXPECT_TRUE(clusters(kBf16, 3072, 8192, 64));   // two CTAs on an SM
+  EXPECT_FALSE(clusters(kFp8, 2048, 4096, 128));  // not of more rows of x
+  EXPECT_TRUE(clusters(kBf16, 257, 3072, 192));   // but for a router
+  EXPECT_FALSE(clusters(kBf16, 5120, 6144, 64));  // no room
 }
 
 // As measured (docs/kernels/products.md, "9 to 16 rows"), but for what differs little.

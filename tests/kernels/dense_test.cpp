@@ -34,7 +34,7 @@ struct Case {
     args.x_stride = matrix.columns;
     device.produced(args.x);
   }
-  // `split_units`: of gemm_wide; 0: all columns.
+  // `split_units`: of gemm_wide, of items from args.whole on; 0: all columns.
   void run(const DenseKernel& k, unsigned sms = 3, int split_units = 0) {
     if (k.middle) return run_middle(k, split_units > 0 ? split_units : args.matrix.units);
     if (k.cluster) return run_cluster(k);
@@ -43,11 +43,12 @@ struct Case {
         (k.wide ? run_groups(args.matrix, kWideTiles) : dense_groups(args.matrix, kDenseTiles)) * blocks);
     if (k.wide && split_units > 0) {
       args.split_units = split_units;
-      args.splits = wide_splits(args.matrix, split_units);
-      args.partial = device.alloc<float>(items * static_cast<unsigned>(args.splits * k.tokens) * 256, "partial");
-      args.arrived = device.alloc<int>(items * kWideWarps, "arrived");
-      std::fill_n(args.arrived, items * kWideWarps, 0);
-      items *= static_cast<unsigned>(args.splits);
+      args.splits = (args.matrix.units + split_units - 1) / split_units;
+      const auto whole = static_cast<unsigned>(args.whole), shared = items - whole;
+      args.partial = device.alloc<float>(shared * static_cast<unsigned>(args.splits * k.tokens) * 256, "partial");
+      args.arrived = device.alloc<int>(shared * kWideWarps, "arrived");
+      std::fill_n(args.arrived, shared * kWideWarps, 0);
+      items = whole + shared * static_cast<unsigned>(args.splits);
     }
     const auto columns = static_cast<uint64_t>(args.matrix.columns);
     map = executor::make_tensor_map(args.x, static_cast<uint64_t>(args.tokens), columns, columns * 2,
@@ -184,8 +185,8 @@ TEST(Dense, EveryItemOfAWideProductHasOnePlace) {
   }
 }
 
-// Bands change the order of items and nothing else: two groups of rows, the last band short, with the columns whole and
-// shared out.
+// Bands change the order of items and nothing else: two groups of rows, the last band short, with the columns whole,
+// shared out, and shared out of the last items only.
 TEST(Dense, BandsChangeNoBits) {
   const std::vector<MatrixSource> parts = {random_matrix(Kind::kNvfp4, 270, 144, 1)};  // three units
   const PackedMatrix packed = pack_stack(parts);
@@ -194,18 +195,49 @@ TEST(Dense, BandsChangeNoBits) {
     const int tokens = 3 * k.tokens - 10;
     const auto x = random_rows(tokens, 144, 6);
     const Products want = reference(parts, x, tokens);
-    for (const int split_units : {0, 2}) {
-      SCOPED_TRACE(k.name + ", " + std::to_string(split_units) + " units a CTA");
+    for (const auto& [split_units, whole] : {std::pair{0, 0}, {2, 0}, {1, 4}}) {
+      SCOPED_TRACE(k.name + ", " + std::to_string(split_units) + " units a CTA from item " + std::to_string(whole));
       std::vector<float> first;
       for (const int band : {0, 2}) {
         Case c(schedules(1, 7)[0], packed, x, tokens);
         c.args.band = band;
+        c.args.whole = whole;
         const std::vector<float> y = c.floats(k, packed.rows, split_units);
-        if (first.empty()) expect_near(first = y, want);
+        expect_near(y, want);
+        if (first.empty()) first = y;
+        if (whole > 0) continue;  // bands change which items are the last ones
         EXPECT_EQ(y, first);
       }
     }
   }
+}
+
+// What is left behind the rounds of all SMs is shared out where that is shorter, and every item is somebody's.
+TEST(Dense, WideCutsCoverAllItems) {
+  int whole = 0, shared = 0, behind = 0;
+  for (const int tokens : {9, 64, 65, 128, 300, 8192}) {
+    for (const int tiles : {8, 257, 772, 1288, 2176}) {
+      for (const int units : {3, 32, 80}) {
+        Matrix m = {};
+        m.count = 1;
+        m.tiles = tiles;
+        m.units = units;
+        for (const int sms : {78, 132}) {
+          const WideTile t = {1, tokens > 64 ? 128 : 64, 2};
+          const int items = wide_items(t, m, tokens);
+          const WideCut cut = wide_cut(t, m, tokens, sms);
+          SCOPED_TRACE(std::to_string(items) + " items of " + std::to_string(units) + " units");
+          ASSERT_EQ((cut.whole - items) * (cut.whole % sms), 0);
+          ASSERT_LE((items - cut.whole) * cut.splits, cut.whole > 0 ? sms : 2 * sms);
+          ASSERT_EQ((units + cut.split_units - 1) / cut.split_units, cut.splits);
+          const int grid = wide_grid(t, m, tokens, cut, sms);
+          ASSERT_EQ(grid, std::min(sms, cut.whole + (items - cut.whole) * cut.splits));
+          ++(cut.whole == items ? whole : cut.whole == 0 ? shared : behind);
+        }
+      }
+    }
+  }
+  EXPECT_GT(std::min({whole, shared, behind}), 3);
 }
 
 // Shares of units that end anywhere: in items and cells, in one item many times, with an item as a whole between two

@@ -281,7 +281,7 @@ void make_room() {
                    static_cast<size_t>(std::max(wide_partial_bytes({0, 128, 0}, sms), middle_partial_bytes(2 * sms)))));
   arrived = upload(std::vector<int>(static_cast<size_t>(sms * kWideWarps), 0));
 }
-// As the backend launches them.
+// As the backend launches them, but with equal shares of gemm_middle.
 void launch_many(const Many& k, DenseArgs args, cudaStream_t stream) {
   args.partial = partial;
   args.arrived = arrived;
@@ -290,10 +290,12 @@ void launch_many(const Many& k, DenseArgs args, cudaStream_t stream) {
     launch(k.with_map, middle_grid(args.matrix, args.tokens, args.split_units), k.threads, k.shared, stream,
            map_of(args, kMiddleRows), args);
   } else if (k.wide) {
-    args.split_units = wide_split_units(k.wide_tile, args.matrix, args.tokens, sms);
-    args.splits = wide_splits(args.matrix, args.split_units);
+    const WideCut cut = wide_cut(k.wide_tile, args.matrix, args.tokens, sms);
+    args.whole = cut.whole;
+    args.splits = cut.splits;
+    args.split_units = cut.split_units;
     args.band = wide_band(k.wide_tile, args.matrix);
-    launch(k.with_map, wide_grid(k.wide_tile, args.matrix, args.tokens, args.splits, sms), k.threads, k.shared, stream,
+    launch(k.with_map, wide_grid(k.wide_tile, args.matrix, args.tokens, cut, sms), k.threads, k.shared, stream,
            map_of(args, k.tokens), args);
   } else {
     launch(k.dense, dense_groups(args.matrix, k.group) * ((args.tokens + k.tokens - 1) / k.tokens), k.threads, k.shared,

@@ -16,7 +16,6 @@ namespace {
 
 constexpr size_t kMostGraphs = 96;
 constexpr int64_t kLeastExchanged = 2048;  // columns, where no sum has said how many there are
-constexpr int kLeastShare = 4;             // units of 64 columns and 128 rows that a CTA of gemm_middle starts for
 
 // Of tables of a kind that are under way: those of two steps, each with a trunk, a feed and drafting passes, must not
 // wait for each other where nothing else does.
@@ -667,16 +666,18 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
     return;
   }
   if (entry == kMiddle) {
-    args.split_units = gemm::middle_split_units(middle_tile(arch_, formats), matrix, args.tokens, sms, kLeastShare);
+    args.split_units = middle_share(arch_, formats, x.rows, matrix, sms);
     const int grid = gemm::middle_grid(matrix, args.tokens, args.split_units);
     launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
     return;
   }
   const gemm::WideTile tile = wide_tile(arch_, formats, entry);
-  args.split_units = gemm::wide_split_units(tile, matrix, args.tokens, sms);
-  args.splits = gemm::wide_splits(matrix, args.split_units);
+  const gemm::WideCut cut = gemm::wide_cut(tile, matrix, args.tokens, sms);
+  args.whole = cut.whole;
+  args.splits = cut.splits;
+  args.split_units = cut.split_units;
   args.band = gemm::wide_band(tile, matrix);
-  const int grid = gemm::wide_grid(tile, matrix, args.tokens, args.splits, sms);
+  const int grid = gemm::wide_grid(tile, matrix, args.tokens, cut, sms);
   launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
 }
 

@@ -276,34 +276,6 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way) {
   return source;
 }
 
-WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms) {
-  // Few items are dealt out evenly; where there are many, x is brought to twice as many weights at once.
-  const bool wgmma = wide_by_wgmma(arch, formats);
-  if (!wgmma && rows <= 32) return kMiddle;
-  if (wgmma && arch.most_middle_tiles > 0) {
-    constexpr int64_t kMostMiddleRows = 256;
-    constexpr int kMostShare = 16;  // units of a CTA
-    const int share = gemm::middle_split_units(middle_tile(arch, formats), matrix, static_cast<int>(rows), sms, 1);
-    if (rows <= gemm::kMiddleRows && matrix.tiles <= arch.most_middle_tiles) return kMiddle;
-    if (rows <= kMostMiddleRows && share <= kMostShare) return kMiddle;
-  }
-  if (rows <= 64 || (formats & gemm::kCells) != 0) return kWideFew;
-  if (wgmma) {
-    // Where many CTAs share an item's columns and have little of them each, the sums that they store and that are read
-    // one CTA's after the other take longer than copies do: half of them each, at twice as many CTAs.
-    constexpr int kSplits = 8, kUnits = 8;
-    const int units = gemm::wide_split_units(wide_tile(arch, formats, kWideMany), matrix, static_cast<int>(rows), sms);
-    if (gemm::wide_splits(matrix, units) >= kSplits && units <= kUnits) return kWideFew;
-  }
-  return kWideMany;
-}
-
-bool by_clusters(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms) {
-  return wide_by_wgmma(arch, formats) && wide_entry(arch, formats, rows, matrix, sms) == kMiddle &&
-         (arch.all_by_clusters ||
-          gemm::cluster_grid(matrix, static_cast<int>(rows)) <= sms * middle_tile(arch, formats).ctas);
-}
-
 // As many stages as there is room for, up to 200 kB.
 gemm::WideTile wide_tile(const Target& arch, int formats, WideEntry entry) {
   gemm::WideTile t = {formats, entry == kWideFew ? 64 : 128, 2};
@@ -332,18 +304,18 @@ bool by_few(const Target& arch, const RowsWay& way, const gemm::Matrix& matrix, 
   if (rows <= kFewRows || !has_wide(arch, formats)) return true;
   if (wide_by_wgmma(arch, formats)) {
     // A further row costs its way to every SM's shared memory. As measured (docs/kernels/products.md, "9 to 16 rows"),
-    // gemm_cluster is faster from 12 rows on unless they are short, gemm_middle never, and gemm_wide where it has items
-    // for most SMs.
+    // gemm_cluster is faster from 12 rows on unless they are short, gemm_middle with many outputs never, and gemm_wide
+    // where it has items for most SMs.
     constexpr int64_t kClustersFrom = 12;
     constexpr int kShort = 1024;
     if (!all_at_once(arch, way, matrix.units, rows)) return false;
-    if (by_clusters(arch, formats, rows, matrix, sms)) return rows < kClustersFrom || matrix.columns <= kShort;
     const WideEntry entry = wide_entry(arch, formats, rows, matrix, sms);
-    if (entry == kMiddle) return true;
+    if (entry == kMiddle) {
+      return rows < kClustersFrom || matrix.columns <= kShort || matrix.tiles > arch.most_middle_tiles;
+    }
     const gemm::WideTile wide = wide_tile(arch, formats, entry);
     const int tokens = static_cast<int>(rows);
-    const int splits = gemm::wide_splits(matrix, gemm::wide_split_units(wide, matrix, tokens, sms));
-    return 4 * gemm::wide_grid(wide, matrix, tokens, splits, sms) < 3 * sms;
+    return 4 * gemm::wide_grid(wide, matrix, tokens, gemm::wide_cut(wide, matrix, tokens, sms), sms) < 3 * sms;
   }
   if (rows > kMost) return false;
   if (rows <= kOne) return true;

@@ -105,6 +105,8 @@ enum WideEntry { kMiddle, kWideFew, kWideMany };
 bool wide_by_wgmma(const Target& arch, int formats);
 bool has_wide(const Target& arch, int formats);
 WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms);
+// Units of columns that a CTA of gemm_middle has.
+int middle_share(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms);
 // Whether gemm_cluster, the source's last entry, takes the place of gemm_middle: so few items that clusters of all of
 // them have room at once.
 bool by_clusters(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms);

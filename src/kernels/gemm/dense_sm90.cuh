@@ -5,8 +5,9 @@
 // next is dequantised. A lane has two tokens of a row of weights, outputs lie along these rows: bf16 sums are exchanged
 // in shared memory and stored 16 bytes at a time.
 //
-// Where there are fewer such items than SMs, several CTAs share an item's columns. Each warp stores its sums; the warp
-// that comes last of those with the same rows adds them up in the order of the columns. Which one that is differs from
+// Where there are fewer such items than SMs, several CTAs share an item's columns, and so they do with the items that
+// are left behind the last round of all SMs. Each warp stores its sums; the warp that comes last of those with the same
+// rows adds them up in the order of the columns. Which one that is differs from
 // run to run, so that the adding is spread over the SMs; the sum does not.
 #pragma once
 
@@ -46,16 +47,17 @@ static_assert(sizeof(Item) == kWideItem);
 template <typename Tile>
 __device__ __forceinline__ int item_count(const DenseArgs& args) {
   static constexpr WideTile T = Tile::value;
-  return wide_items(T, args.matrix, args.tokens) * (args.splits > 1 ? args.splits : 1);
+  const int items = wide_items(T, args.matrix, args.tokens);
+  return args.splits > 1 ? args.whole + (items - args.whole) * args.splits : items;
 }
 template <typename Tile>
 __device__ __forceinline__ Item item_of(const DenseArgs& args, int number) {
   static constexpr WideTile T = Tile::value;
   const int blocks = (args.tokens + T.tokens - 1) / T.tokens;
-  const bool split = args.splits > 1;
+  const bool split = args.splits > 1 && number >= args.whole;
   Item item;
-  item.index = split ? number / args.splits : number;
-  item.split = split ? number % args.splits : 0;
+  item.index = split ? args.whole + (number - args.whole) / args.splits : number;
+  item.split = split ? (number - args.whole) % args.splits : 0;
   const WidePlace place = wide_place(run_groups(args.matrix, kWideTiles), blocks, args.band, item.index);
   item.group = run_group_of(args.matrix, place.group, kWideTiles);
   item.first_token = place.block * T.tokens;
@@ -220,7 +222,8 @@ __device__ __forceinline__ bool add_up(const DenseArgs& args, const Item& item, 
   const int thread = static_cast<int>(threadIdx.x) - 128;
   const auto place = [&](int split, int piece) {
     return reinterpret_cast<float4*>(args.partial) +
-           (static_cast<long long>(item.index * args.splits + split) * kPieces + piece) * kThreads + thread;
+           (static_cast<long long>((item.index - args.whole) * args.splits + split) * kPieces + piece) * kThreads +
+           thread;
   };
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
@@ -229,7 +232,7 @@ __device__ __forceinline__ bool add_up(const DenseArgs& args, const Item& item, 
   }
   __threadfence();
   __syncwarp();
-  int* arrived = args.arrived + item.index * kWideWarps + thread / 32;
+  int* arrived = args.arrived + (item.index - args.whole) * kWideWarps + thread / 32;
   int before = 0;
   if (lane == 0) before = atomicAdd(arrived, 1);
   if (__shfl_sync(0xffffffffu, before, 0) != args.splits - 1) return false;
@@ -442,7 +445,7 @@ __device__ __forceinline__ void consume(const DenseArgs& args, u32 base, Ring& r
 #pragma unroll
     for (int i = 0; i < N; ++i) acc[i % 2][i / 2] = total[i % 2][i / 2];
   }
-  if (args.splits > 1 && !add_up<N>(args, item, acc, lane)) return;
+  if (args.splits > 1 && item.index >= args.whole && !add_up<N>(args, item, acc, lane)) return;
 
   const Part &first_part = args.matrix.parts[own[0]], &second_part = args.matrix.parts[own[1]];
   const int row = index[0] * 16;

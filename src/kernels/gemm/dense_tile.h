@@ -22,12 +22,14 @@ struct DenseArgs {
   long long out_stride;     // elements
   const float* row_scales;  // kAdd: [tokens]; null: 1
   int zero;                 // 0
-  // gemm_wide: the columns are shared out among so many CTAs, `split_units` units each; up to 1: they are not.
+  // gemm_wide: the columns of the items behind the first `whole` are shared out among so many CTAs, `split_units` units
+  // each; up to 1: they are not.
   int splits;
   int split_units;
+  int whole;
   int band;        // of blocks of tokens that all rows are multiplied with before the next ones (wide_band); 0: all
   float* partial;  // wide_partial_bytes()
-  int* arrived;    // [wide_items() / splits][kWideWarps], 0 before and after
+  int* arrived;    // [items that are shared][kWideWarps], 0 before and after
   // gemm_middle: `split_units` units for each CTA, whatever items they are of; `partial`: middle_partial_bytes();
   // `arrived`: [CTAs], 0 before and after.
 };
@@ -202,21 +204,41 @@ FOURFOLD_HD constexpr WidePlace wide_place(int groups, int blocks, int band, int
   const int in_band = index - groups * first;
   return {in_band / width, first + in_band % width};
 }
-// Units of columns for each CTA, where rows and tokens alone do not give every SM work; at least four.
-FOURFOLD_HD constexpr int wide_split_units(const WideTile& t, const Matrix& m, int tokens, int sms) {
-  const int spare = sms / wide_items(t, m, tokens);
+// How long an item's end takes where so many CTAs share its columns, in tenths of a microsecond, as measured on an H200
+// (docs/kernels/products.md): a ticket, and for each 64 rows of x sums that are stored, and read one CTA's after the
+// other.
+FOURFOLD_HD constexpr int wide_sums(const WideTile& t, int splits) {
+  return splits > 1 ? 20 + (t.tokens + 63) / 64 * (15 + 5 * splits) : 0;
+}
+// Which items are shared out by columns, and how: all of them where they do not give every SM work, otherwise those
+// that are left behind the last round of all SMs. A CTA has at least four units of a shared item.
+struct WideCut {
+  int whole;  // items that are not shared
+  int splits;
+  int split_units;
+  int time;  // in tenths of a microsecond, between the kernel's beginning and its end
+};
+FOURFOLD_HD constexpr WideCut wide_cut(const WideTile& t, const Matrix& m, int tokens, int sms) {
+  const int unit = t.many() ? 7 : 5;  // copies or multiplication
+  const int items = wide_items(t, m, tokens);
+  const int rounds = items / sms, left = items % sms;
   const int most = m.units / 4 < 16 ? m.units / 4 : 16;
-  const int splits = spare < most ? spare : most;
-  return splits > 1 ? (m.units + splits - 1) / splits : m.units;
+  WideCut best = {items, 1, m.units, (rounds + (left > 0 ? 1 : 0)) * m.units * unit};
+  for (int s = 2; left > 0 && s <= most; ++s) {
+    const int units = (m.units + s - 1) / s;
+    const int splits = (m.units + units - 1) / units;
+    if (left * splits > (rounds == 0 ? 2 * sms : sms)) break;
+    const int turns = left * splits > sms ? 2 : 1;
+    const int time = rounds * m.units * unit + turns * (units * unit + wide_sums(t, splits));
+    if (time < best.time) best = {items - left, splits, units, time};
+  }
+  return best;
 }
-FOURFOLD_HD constexpr int wide_splits(const Matrix& m, int split_units) {
-  return (m.units + split_units - 1) / split_units;
-}
-// Of all CTAs that share out columns: 256 rows x tokens fp32 each.
-FOURFOLD_HD constexpr long long wide_partial_bytes(const WideTile& t, int sms) { return 1024LL * t.tokens * sms; }
+// Of all CTAs that share out columns, in two turns: 256 rows x tokens fp32 each.
+FOURFOLD_HD constexpr long long wide_partial_bytes(const WideTile& t, int sms) { return 2048LL * t.tokens * sms; }
 // Persistent CTAs, one to an SM.
-FOURFOLD_HD constexpr int wide_grid(const WideTile& t, const Matrix& m, int tokens, int splits, int sms) {
-  const int items = wide_items(t, m, tokens) * splits;
+FOURFOLD_HD constexpr int wide_grid(const WideTile& t, const Matrix& m, int tokens, const WideCut& cut, int sms) {
+  const int items = cut.whole + (wide_items(t, m, tokens) - cut.whole) * cut.splits;
   return items < sms ? items : sms;
 }
 
@@ -273,6 +295,14 @@ FOURFOLD_HD constexpr int middle_split_units(const MiddleTile& t, const Matrix& 
   share = share > most_cut ? share : most_cut;
   share = share > least ? share : least;
   return static_cast<int>((share + t.most_units() - 1) / t.most_units() * t.most_units());
+}
+// Units for each CTA so that an item's columns are `pieces` shares: a CTA then has a piece of one item, not the end of
+// one and the beginning of another; 0: not all CTAs would have room.
+FOURFOLD_HD constexpr int middle_even_units(const MiddleTile& t, const Matrix& m, int tokens, int sms, int pieces) {
+  const int each = (m.units + pieces - 1) / pieces;
+  const int share = (each + t.most_units() - 1) / t.most_units() * t.most_units();
+  if (m.units % share != 0) return 0;
+  return middle_units(m, tokens) / share <= static_cast<long long>(sms) * t.ctas ? share : 0;
 }
 FOURFOLD_HD constexpr int middle_grid(const Matrix& m, int tokens, int split_units) {
   return static_cast<int>((middle_units(m, tokens) + split_units - 1) / split_units);

@@ -1,5 +1,6 @@
 #include "kernels/mixer_kernels.h"
 
+#include "kernels/attn/combine.cuh"
 #include "kernels/attn/decode.cuh"
 #include "kernels/attn/narrow.cuh"
 #include "kernels/attn/prefill_prepare.cuh"
@@ -42,7 +43,8 @@ template <int... Values>
 DecodeKernel decode(const char* name) {
   using Tile = attn::DecodeTileOf<Values...>;
   return {name, Tile::value, [](const attn::AttentionArgs& args) { attn::attention_decode<Tile>(args); },
-          [](const attn::AttentionArgs& args) { attn::attention_combine<Tile::value.head_dim>(args); }};
+          [](const attn::AttentionArgs& args) { attn::attention_combine<Tile::value.head_dim>(args); },
+          [](const attn::AttentionArgs& args) { attn::attention_combine_many<Tile::value.head_dim>(args); }};
 }
 
 template <int... Values>

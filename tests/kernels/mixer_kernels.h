@@ -35,6 +35,7 @@ struct DecodeKernel {
   attn::DecodeTile tile;
   void (*run)(const attn::AttentionArgs&);
   void (*combine)(const attn::AttentionArgs&);
+  void (*combine_many)(const attn::AttentionArgs&);
 };
 std::vector<DecodeKernel> decode_kernels();
 

@@ -140,14 +140,16 @@ TEST(AttentionPrefill, MatchesForEveryTile) {
   }
 }
 
-// Several splits of a CTA: the end of a context among them, a first token, whole shares.
+// Several splits of a CTA: the end of a context among them, a first token, whole shares; rows that meet in two rounds
+// where a stage is small.
 TEST(AttentionDecode, SplitsOneAfterTheOtherHaveTheSameBits) {
-  int spanning = 0;
+  int spanning = 0, rounds = 0;
   for (const DecodeKernel& kernel : decode_kernels()) {
     const attn::DecodeTile& t = kernel.tile;
-    const attn::AttentionShape shape{6, 2, t.head_dim, true};
-    if (attn::most_span(t, shape, 1, 700) < 4) continue;
+    const attn::AttentionShape shape{24, 2, t.head_dim, true};
+    if (attn::most_span(t, 700) < 4) continue;
     ++spanning;
+    rounds = std::max(rounds, (shape.group() + t.rows_at_once() - 1) / t.rows_at_once());
     const AttentionProblem p =
         make_attention(shape, t.rotary_dim, 64, t.fp8, {{1, 645, 0, {}}, {1, 0, 0, {}}, {1, 255, 0, {}}}, 5, true);
     const CacheRun one = run_decode(kernel, p, {}, kTolerance);
@@ -161,6 +163,7 @@ TEST(AttentionDecode, SplitsOneAfterTheOtherHaveTheSameBits) {
     }
   }
   EXPECT_GE(spanning, 2);
+  EXPECT_EQ(rounds, 2);
 }
 
 TEST(AttentionDecode, DoesNotDependOnOtherSequences) {

@@ -78,7 +78,11 @@ AttentionEntry CudaBackend::attention_entry(const attn::AttentionShape& shape, c
                                             int splits) const {
   constexpr int kRowsOfBlock = 16, kMostFew = 1 + ops::kMaxDrafts;
   if (round.part || shape.group() > kRowsOfBlock || round.most_rows > kMostFew) return kAttendMany;
-  if (round.most_rows == 1) return round.places >= kManySequences ? kAttendBatch : kAttendFew;
+  // Of one row each: two smaller CTAs on an SM where one each would hardly have room at once.
+  if (round.most_rows == 1) {
+    const int64_t ctas = int64_t{splits} * shape.kv_heads * round.places;
+    return round.places > 1 && 10 * ctas > 9 * sms_ ? kAttendBatch : kAttendFew;
+  }
   const int blocks = ceil_div(round.most_rows * shape.group(), kRowsOfBlock);
   return int64_t{splits} * shape.kv_heads * blocks * round.places <= sms_ ? kAttendFew : kAttendMany;
 }
@@ -95,16 +99,19 @@ int CudaBackend::narrow_parts(const attn::NarrowTile& tile, const attn::Attentio
   return ctas <= each * card_->device.info().sms ? parts : 0;
 }
 
-// Splits that a CTA has one after the other, without a beginning and an end for each, as long as there are about two
-// CTAs for every place on the card: with fewer a late one is waited for. Results do not depend on it.
+// Splits that a CTA has one after the other, without a beginning and an end for each: as long as there are about two
+// CTAs for every place on the card, because with fewer a late one is waited for, or so many that all begin at once and
+// leave few places. Results do not depend on it.
 int CudaBackend::attention_span(const attn::DecodeTile& tile, const attn::AttentionShape& shape,
                                 const attn::AttentionArgs& args, int longest, int places) const {
-  const int most = attn::most_span(tile, shape, args.most_rows, longest);
+  const int most = attn::most_span(tile, longest);
   const int slots = card_->device.info().sms * tile.ctas;
   int span = 1;
   while (2 * span <= kMostSpan && ceil_div(args.splits, attn::span_ctas(args.splits, 2 * span)) <= most) {
     const attn::DecodeLaunch l = attn::decode_launch(tile, shape, args.splits, args.most_rows, places, 2 * span);
-    if (static_cast<int>(l.grid_x * l.grid_y * l.grid_z) < 2 * slots - slots / 8) break;
+    const int ctas = static_cast<int>(l.grid_x * l.grid_y * l.grid_z);
+    const bool at_once = ctas <= slots && 10 * ctas >= 9 * slots;
+    if (ctas < 2 * slots - slots / 8 && !at_once) break;
     span *= 2;
   }
   return span;
@@ -203,8 +210,11 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
       const attn::DecodeLaunch decode =
           attn::decode_launch(tile, shape, args.splits, args.most_rows, places, args.span);
       launch(card_->stream, kernels[entry], {decode.grid_x, decode.grid_y, decode.grid_z}, overlap_, args);
-      const attn::DecodeLaunch combine = attn::combine_launch(shape, args.most_rows, places);
-      launch(card_->stream, kernels[kAttendCombine], {combine.grid_x, combine.grid_y, combine.grid_z}, overlap_, args);
+      const bool by_warps = shape.heads * args.most_rows * places >= kCombineCtas * card_->device.info().sms;
+      const attn::DecodeLaunch combine = by_warps ? attn::combine_many_launch(shape, args.most_rows, places)
+                                                  : attn::combine_launch(shape, args.most_rows, places);
+      launch(card_->stream, kernels[by_warps ? kAttendCombineMany : kAttendCombine],
+             {combine.grid_x, combine.grid_y, combine.grid_z}, overlap_, args);
     }
   }
   if (whole && tables_.whole.places > 0) attend_whole(args, params);

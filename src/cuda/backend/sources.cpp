@@ -602,7 +602,9 @@ plan::KernelSource attention_source(const Target& arch, int head_dim, int rotary
   plan::KernelSource source;
   source.name = fmt::format("attention_{}_{}{}", head_dim, rotary_dim, fp8 ? "_fp8" : "");
   const std::optional<attn::NarrowTile> narrow = narrow_tile(arch, head_dim, rotary_dim, fp8);
-  source.text = "#include \"kernels/attn/decode.cuh\"\n#include \"kernels/attn/prefill_prepare.cuh\"\n";
+  source.text =
+      "#include \"kernels/attn/combine.cuh\"\n#include \"kernels/attn/decode.cuh\"\n"
+      "#include \"kernels/attn/prefill_prepare.cuh\"\n";
   if (narrow) source.text += "#include \"kernels/attn/narrow.cuh\"\n";
   for (const AttentionEntry entry : {kAttendFew, kAttendMany, kAttendBatch}) {
     const attn::DecodeTile t = attention_tile(arch, head_dim, rotary_dim, fp8, entry);
@@ -610,6 +612,8 @@ plan::KernelSource attention_source(const Target& arch, int head_dim, int rotary
                               static_cast<int64_t>(attn::decode_map(t).total), t.ctas > 1});
   }
   source.entries.push_back({fmt::format("fourfold::attn::attention_combine<{}>", head_dim), attn::kCombineThreads});
+  source.entries.push_back(
+      {fmt::format("fourfold::attn::attention_combine_many<{}>", head_dim), attn::kCombineWarps * 32});
   source.entries.push_back(
       {fmt::format("fourfold::attn::attention_prepare<{}, {}, {}>", head_dim, rotary_dim, fp8), attn::kPrepareThreads});
   if (narrow) {

@@ -216,10 +216,22 @@ plan::KernelSource rank_sample_source();
 
 // Sequences of one row at a time from which on mixers take the tiles for many of them.
 inline constexpr int kManySequences = 17;
+// CTAs of the sum over attention's splits that an SM has room for: where one for each head and row needs more, warps
+// have them.
+inline constexpr int kCombineCtas = 4;
 
-// Entries: few query rows of a kv head, many, few of many sequences, and the sum over splits; norm, rotation and cache
-// alone; up to kNarrowRows query rows and the sum as one, last and only where narrow_tile() has a tile.
-enum AttentionEntry { kAttendFew, kAttendMany, kAttendBatch, kAttendCombine, kAttendPrepare, kAttendNarrow };
+// Entries: few query rows of a kv head, many, few of many sequences, and the sum over splits, by CTAs or, of many heads
+// and rows, by warps; norm, rotation and cache alone; up to kNarrowRows query rows and the sum as one, last and only
+// where narrow_tile() has a tile.
+enum AttentionEntry {
+  kAttendFew,
+  kAttendMany,
+  kAttendBatch,
+  kAttendCombine,
+  kAttendCombineMany,
+  kAttendPrepare,
+  kAttendNarrow
+};
 // `fp8`: the cache's keys and values are e4m3, otherwise bf16.
 attn::DecodeTile attention_tile(const Target& arch, int head_dim, int rotary_dim, bool fp8, AttentionEntry entry);
 std::optional<attn::NarrowTile> narrow_tile(const Target& arch, int head_dim, int rotary_dim, bool fp8);

@@ -1,6 +1,5 @@
-// Attention for 1 to 16 rows of each sequence over contexts of any length, as two nodes:
-//   attention_decode   q/k norm, rotation, append to the cache, scores and weighted values of one split of the context
-//   attention_combine  adds up a sequence's splits in their order; output gate
+// Attention for 1 to 16 rows of each sequence over contexts of any length, as two nodes: attention_decode has q/k norm,
+// rotation, append to the cache, scores and weighted values of splits of the context; combine.cuh adds them up.
 //
 // A CTA has one split of one sequence for one kv head, or, where there are many sequences, several one after the other
 // without a pause between them. Its rows are (row of the sequence, query head): with few rows the keys are read once
@@ -23,13 +22,15 @@ namespace fourfold::attn {
 
 namespace decode_detail {
 
-constexpr float kNobody = -1e30f;  // a score that is not there
-
 // Bytes from a stage's first key, or value, to a chunk of one of them.
 template <typename Tile>
 __device__ __forceinline__ u32 place_of(int row, int chunk) {
   return static_cast<u32>(cache_place(Tile::value.row_bytes(), Tile::value.keys(), row, chunk));
 }
+
+// What the columns of a row of outputs are exchanged by, in shared memory: four rows of 32 bytes, or two of 64, that
+// are stored at once then have all banks.
+__device__ __forceinline__ int turn_of(int row) { return row % 2 * 16 + row / 2 % 2 * 8; }
 
 template <typename Tile>
 struct Warp {
@@ -214,24 +215,26 @@ struct Warp {
     }
   }
 
-  // Outputs of rows g and g + 8, where there are so many, each times its factor, to [rows][output_stride] fp32.
-  __device__ __forceinline__ void store(float* to, const float (&factor)[2], int rows, int lane) const {
+  // Outputs of rows g and g + 8 of the tile's 16, as far as they are in [from, upto), each times its factor, to
+  // [row - from][head_dim] fp32 from the part's first column on.
+  __device__ __forceinline__ void store(float* to, const float (&factor)[2], int from, int upto, int lane) const {
     const int g = lane / 4;
     const int l = lane % 4;
+    const int turned = ptx::keep_register(turn_of(g));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (g + 8 * h >= rows) continue;
-      float* row = to + (g + 8 * h) * T.output_stride();
+      if (g + 8 * h < from || g + 8 * h >= upto) continue;
+      float* row = to + (g + 8 * h - from) * T.head_dim;
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         const float f = factor[h];
         if constexpr (!T.fp8) {
-          *reinterpret_cast<float2*>(row + 16 * i + 2 * l) =
+          *reinterpret_cast<float2*>(row + ((16 * i + 2 * l) ^ turned)) =
               make_float2(out[i][0][2 * h] * f, out[i][0][2 * h + 1] * f);
-          *reinterpret_cast<float2*>(row + 16 * i + 8 + 2 * l) =
+          *reinterpret_cast<float2*>(row + ((16 * i + 8 + 2 * l) ^ turned)) =
               make_float2(out[i][1][2 * h] * f, out[i][1][2 * h + 1] * f);
         } else {  // even columns in one tile, odd ones in the other
-          *reinterpret_cast<float4*>(row + 16 * i + 4 * l) = make_float4(
+          *reinterpret_cast<float4*>(row + ((16 * i + 4 * l) ^ turned)) = make_float4(
               out[i][0][2 * h] * f, out[i][1][2 * h] * f, out[i][0][2 * h + 1] * f, out[i][1][2 * h + 1] * f);
         }
       }
@@ -417,29 +420,48 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     if constexpr (!T.bulk) ptx::async_copy_commit();
   }
 
+  const HeadVector weights = norm_weights<T.head_dim>(args.q_norm, lane);
+
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
 
-  for (int m = warp; m < T.rows(); m += T.warps()) {
-    const int row = (first_row + m) / group;
-    const int head = kv_head * group + (first_row + m) % group;
-    HeadVector v;
-    if (m < rows) {
-      v = load_vector<T.head_dim>(args.rows + (sequence.first + row) * args.row_stride + shape.q_column(head), lane);
-      norm_and_rotate<T.head_dim, T.rotary_dim>(v, args.q_norm, args.norm_eps, turns + row * kHalf, lane);
-    } else {
+  // A warp's queries, several asked for at once.
+  constexpr int kEach = (T.rows() + T.warps() - 1) / T.warps();
+  constexpr int kMost = T.row_tiles == 1 ? 4 : 2;
+  constexpr int kAtOnce = kEach < kMost ? kEach : kMost;
+#pragma unroll 1
+  for (int first = warp; first < T.rows(); first += kAtOnce * T.warps()) {
+    uint4 values[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) v.x[i] = 0.0f;
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int m = first + i * T.warps();
+      const int row = (first_row + m) / group;
+      const int head = kv_head * group + (first_row + m) % group;
+      values[i] = make_uint4(0, 0, 0, 0);
+      if (m < rows && lane * 8 < T.head_dim) {
+        values[i] = *reinterpret_cast<const uint4*>(args.rows + (sequence.first + row) * args.row_stride +
+                                                    shape.q_column(head) + lane * 8);
+      }
     }
-    if (lane * 8 >= T.head_dim) continue;
-    uint4 words;
-    if constexpr (T.fp8) {
-      words = make_uint4(ptx::to_f16x2(v.x[0], v.x[1]), ptx::to_f16x2(v.x[2], v.x[3]), ptx::to_f16x2(v.x[4], v.x[5]),
-                         ptx::to_f16x2(v.x[6], v.x[7]));
-    } else {
-      words = to_bf16x8(v);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int m = first + i * T.warps();
+      if (m >= T.rows()) break;
+      HeadVector v = unpack(values[i]);
+      if (m < rows) {
+        norm_and_rotate<T.head_dim, T.rotary_dim>(v, args.q_norm != nullptr, weights, args.norm_eps,
+                                                  turns + (first_row + m) / group * kHalf, lane);
+      }
+      if (lane * 8 >= T.head_dim) continue;
+      uint4 words;
+      if constexpr (T.fp8) {
+        words = make_uint4(ptx::to_f16x2(v.x[0], v.x[1]), ptx::to_f16x2(v.x[2], v.x[3]), ptx::to_f16x2(v.x[4], v.x[5]),
+                           ptx::to_f16x2(v.x[6], v.x[7]));
+      } else {
+        words = to_bf16x8(v);
+      }
+      *reinterpret_cast<uint4*>(smem + kMap.queries + query_place<T.head_dim / 8>(m, lane)) = words;
     }
-    *reinterpret_cast<uint4*>(smem + kMap.queries + query_place<T.head_dim / 8>(m, lane)) = words;
   }
   for (int i = 0; i < ahead; ++i) load_new(i);
 
@@ -457,7 +479,8 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
   }
   Warp<Tile> w;
   w.clear();
-  // The warps' parts of a split become one. `space`: where nobody reads a stage any more.
+  // The warps' parts of a split become one. `space`: where nobody reads a stage any more. What it works out is not kept
+  // in registers across the loop over stages (keep_register), for which there are not enough.
   float2* sums = reinterpret_cast<float2*>(smem + kMap.sums);
   const auto store_split = [&](int split, u32 space) {
     if constexpr (!T.bulk) ptx::async_copy_wait<0>();
@@ -493,26 +516,35 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
       factor[h] = ptx::exp2_approx(w.largest[h] - total.x) * (T.fp8 ? 256.0f * value_scale : 1.0f);
     }
     float* outputs = reinterpret_cast<float*>(smem + space);
-    const int kept = T.spans() ? rows : T.rows();  // a stage has room for those that are there
-    w.store(outputs + (key_group * kept + row_tile * 16) * T.output_stride() + part * (T.head_dim / T.parts), factor,
-            T.spans() ? rows - row_tile * 16 : 16, lane);
-    __syncthreads();
     const long long partial =
         ((static_cast<long long>(place) * shape.kv_heads + kv_head) * args.splits + split) * (args.most_rows * group) +
         first_row;
-    for (int i = tid; i < rows * (T.head_dim / 4); i += T.threads()) {
-      const int m = i / (T.head_dim / 4);
-      const int quad = i % (T.head_dim / 4);
-      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    constexpr int kAtOnce = T.rows_at_once();
+    constexpr bool kRounds = kAtOnce < T.rows();
+#pragma unroll 1
+    for (int from = 0; from < (kRounds ? ptx::keep_register(rows) : 1); from += kAtOnce) {
+      if (from > 0) __syncthreads();  // the rows before are read
+      const int upto = kRounds && from + kAtOnce < rows ? from + kAtOnce : rows;
+      const int kept = upto - from;
+      // This warp's own are rows 16 row_tile .. + 15, and with several row tiles all rows meet at once.
+      w.store(outputs + (key_group * kept + row_tile * 16) * T.head_dim + part * (T.head_dim / T.parts), factor, from,
+              upto - row_tile * 16, lane);
+      __syncthreads();
+      for (int i = ptx::keep_register(tid); i < kept * (T.head_dim / 4); i += T.threads()) {
+        const int m = i / (T.head_dim / 4);
+        const int quad = i % (T.head_dim / 4);
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-      for (int k = 0; k < T.key_groups; ++k) {
-        const float4 x = reinterpret_cast<const float4*>(outputs + (k * kept + m) * T.output_stride())[quad];
-        sum.x += x.x;
-        sum.y += x.y;
-        sum.z += x.z;
-        sum.w += x.w;
+        for (int k = 0; k < T.key_groups; ++k) {
+          const float4 x =
+              reinterpret_cast<const float4*>(outputs + (k * kept + m) * T.head_dim)[quad ^ turn_of(m) / 4];
+          sum.x += x.x;
+          sum.y += x.y;
+          sum.z += x.z;
+          sum.w += x.w;
+        }
+        reinterpret_cast<float4*>(args.partial + (partial + from + m) * T.head_dim)[quad] = sum;
       }
-      reinterpret_cast<float4*>(args.partial + (partial + m) * T.head_dim)[quad] = sum;
     }
     for (int m = tid; m < rows; m += T.threads())
       reinterpret_cast<float2*>(args.partial_sums)[partial + m] = total_of(m);
@@ -562,100 +594,6 @@ __global__ void __launch_bounds__(Tile::value.threads(), Tile::value.ctas)
     }
   }
   if constexpr (!T.spans()) store_split(first_split, kMap.stages);
-}
-
-// Grid: heads x rows of a sequence x sequences of the bucket.
-template <int HeadDim>
-__global__ void __launch_bounds__(kCombineThreads) attention_combine(const __grid_constant__ AttentionArgs args) {
-  using namespace decode_detail;
-  constexpr int kQuads = HeadDim / 4;
-  constexpr int kParts = kCombineThreads / kQuads;  // of the splits, beside each other
-  constexpr u32 kAll = 0xffffffffu;
-  __shared__ float weights[kMostSplits];
-  __shared__ float4 sums[kParts][kQuads];
-  const int tid = static_cast<int>(threadIdx.x);
-  const AttentionShape& shape = args.shape;
-  const int head = static_cast<int>(blockIdx.x);
-  const int row = static_cast<int>(blockIdx.y);
-  const int place = static_cast<int>(blockIdx.z);
-  const int group = shape.group();
-  if (args.settled == 0) ptx::grid_dependency_wait();
-  SequenceRows sequence = args.sequences[place];  // of the bucket, live or not: both are asked for at once
-  if (place >= *args.live) sequence.count = 0;
-  const int count = sequence.count < args.most_rows ? sequence.count : args.most_rows;
-  const bool idle = sequence.first < 0 || row >= count;
-  ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
-  if (idle) return;
-  const int splits = split_count(sequence.position + count);
-  const long long per_split = args.most_rows * group;
-  const long long first = (static_cast<long long>(place) * shape.kv_heads + head / group) * args.splits * per_split +
-                          row * group + head % group;
-  const float2* part_sums = reinterpret_cast<const float2*>(args.partial_sums) + first;
-  if (tid < 32) {
-    float2 s[kMostSplits / 32];
-    float most = kNobody;
-#pragma unroll
-    for (int i = 0; i < kMostSplits / 32; ++i) {
-      const int split = tid + 32 * i;
-      s[i] = split < splits ? part_sums[split * per_split] : make_float2(kNobody, 0.0f);
-      most = fmaxf(most, s[i].x);
-    }
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(kAll, most, d));
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kMostSplits / 32; ++i) {
-      s[i].x = ptx::exp2_approx(s[i].x - most);
-      sum += s[i].x * s[i].y;
-    }
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(kAll, sum, d);
-#pragma unroll
-    for (int i = 0; i < kMostSplits / 32; ++i) weights[tid + 32 * i] = s[i].x / sum;
-  }
-  // Asked for before the weights are known.
-  constexpr int kAtOnce = 8;
-  const int quad = tid % kQuads;
-  const int mine = tid / kQuads;
-  const float4* from = reinterpret_cast<const float4*>(args.partial) + first * kQuads + quad;
-  const auto load = [&](float4(&x)[kAtOnce], int round) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int split = (round * kAtOnce + i) * kParts + mine;
-      x[i] = split < splits ? from[split * per_split * kQuads] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-  };
-  float4 x[kAtOnce];
-  load(x, 0);
-  __syncthreads();
-  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  for (int round = 0; round * kAtOnce * kParts < splits; ++round) {
-    if (round > 0) load(x, round);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int split = (round * kAtOnce + i) * kParts + mine;
-      const float w = split < splits ? weights[split] : 0.0f;
-      sum.x += w * x[i].x;
-      sum.y += w * x[i].y;
-      sum.z += w * x[i].z;
-      sum.w += w * x[i].w;
-    }
-  }
-  sums[mine][quad] = sum;
-  __syncthreads();
-  const u16* gates = args.rows + (sequence.first + row) * args.row_stride + shape.gate_column(head);
-  u16* out = args.out + (sequence.first + row) * args.out_stride + head * HeadDim;
-  for (int d = tid * 2; d < HeadDim; d += kCombineThreads * 2) {
-    float y[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int k = 0; k < kParts; ++k) y[i] += reinterpret_cast<const float*>(&sums[k][0])[d + i];
-      if (shape.gated) y[i] /= 1.0f + expf(-__uint_as_float(static_cast<u32>(gates[d + i]) << 16));
-    }
-    *reinterpret_cast<u32*>(out + d) = ptx::to_bf16x2(y[0], y[1]);
-  }
 }
 
 }  // namespace fourfold::attn

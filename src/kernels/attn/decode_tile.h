@@ -25,9 +25,16 @@ struct DecodeTile {
   FOURFOLD_MIXER_FN int row_bytes() const { return head_dim * (fp8 ? 1 : 2); }
   FOURFOLD_MIXER_FN int chunks() const { return row_bytes() / 16; }
   FOURFOLD_MIXER_FN int stage_bytes() const { return 2 * keys() * row_bytes(); }
-  FOURFOLD_MIXER_FN int output_stride() const { return head_dim + 8; }  // floats, for the banks
+  // Rows whose outputs meet at once at a split's end: all of them once the last stage is read; with splits to follow,
+  // as many as the stage that has just been read has room for.
+  FOURFOLD_MIXER_FN int rows_at_once() const {
+    const int most = spans() ? stage_bytes() / (key_groups * head_dim * 4) / 8 * 8 : rows();
+    return most < rows() ? most : rows();
+  }
   // Whether a CTA can have several splits one after the other: with tiles for many sequences.
-  FOURFOLD_MIXER_FN bool spans() const { return bulk && row_tiles == 1 && ctas > 1; }
+  FOURFOLD_MIXER_FN bool spans() const {
+    return bulk && row_tiles == 1 && ctas > 1 && stage_bytes() >= key_groups * 8 * head_dim * 4;
+  }
   FOURFOLD_MIXER_FN bool legal() const {
     return (parts == 1 || parts == 2) && (head_dim == 64 || head_dim == 128 || head_dim == 256) &&
            rotary_dim % 16 == 0 && rotary_dim <= head_dim && kSplitStep % keys() == 0 && stages >= 2 && warps() <= 16;
@@ -35,8 +42,9 @@ struct DecodeTile {
 };
 
 struct DecodeMap {
-  unsigned stages;    // keys, then values of each; later the outputs [key group][rows][output_stride] fp32
-  unsigned queries;   // [rows][head_dim], 16 bits
+  unsigned stages;   // keys, then values of each; later the outputs [key group][rows][head_dim] fp32, columns exchanged
+                     // by turn_of(row)
+  unsigned queries;  // [rows][head_dim], 16 bits
   unsigned rotation;  // [kMostRows][rotary_dim / 2] {cos, sin}
   unsigned sums;      // [key group][rows] {largest, sum}
   unsigned pages;     // of the split
@@ -56,7 +64,7 @@ FOURFOLD_MIXER_FN DecodeMap decode_map(const DecodeTile& t) {
     return here;
   };
   const int stages = t.stages * t.stage_bytes();
-  const int outputs = t.key_groups * t.rows() * t.output_stride() * 4;
+  const int outputs = t.key_groups * t.rows_at_once() * t.head_dim * 4;
   m.stages = take(stages > outputs ? stages : outputs);
   m.queries = take(t.rows() * t.head_dim * 2);
   m.rotation = take(kMostRows * t.rotary_dim / 2 * 8);
@@ -79,12 +87,10 @@ struct DecodeLaunch {
   unsigned threads;
   unsigned shared_bytes;
 };
-// Splits that a CTA can have one after the other (at least one), with contexts of up to `longest` positions: what its
-// warps add up lies in a stage that is free, and there is room for the pages.
-FOURFOLD_MIXER_FN int most_span(const DecodeTile& t, const AttentionShape& shape, int rows, int longest) {
-  const int all = rows * shape.group();
-  const int live = all < t.rows() ? all : t.rows();
-  if (!t.spans() || t.key_groups * live * t.output_stride() * 4 > t.stage_bytes()) return 1;
+// Splits that a CTA can have one after the other (at least one), with contexts of up to `longest` positions: there is
+// room for the pages.
+FOURFOLD_MIXER_FN int most_span(const DecodeTile& t, int longest) {
+  if (!t.spans()) return 1;
   const int span = (kSplitPages - 8) * kLeastPage / split_length(longest);
   return span > 1 ? span : 1;
 }
@@ -101,10 +107,14 @@ FOURFOLD_MIXER_FN DecodeLaunch decode_launch(const DecodeTile& t, const Attentio
   return {static_cast<unsigned>(span_ctas(splits, span)), static_cast<unsigned>(shape.kv_heads * blocks),
           static_cast<unsigned>(sequences), static_cast<unsigned>(t.threads()), decode_map(t).total};
 }
-inline constexpr int kCombineThreads = 256;
+inline constexpr int kCombineThreads = 256, kCombineWarps = 4;
 FOURFOLD_MIXER_FN DecodeLaunch combine_launch(const AttentionShape& shape, int rows, int sequences) {
   return {static_cast<unsigned>(shape.heads), static_cast<unsigned>(rows), static_cast<unsigned>(sequences),
           kCombineThreads, 0};
+}
+FOURFOLD_MIXER_FN DecodeLaunch combine_many_launch(const AttentionShape& shape, int rows, int sequences) {
+  return {static_cast<unsigned>((shape.heads * rows + kCombineWarps - 1) / kCombineWarps),
+          static_cast<unsigned>(sequences), 1, kCombineWarps * 32, 0};
 }
 FOURFOLD_MIXER_FN long long partial_floats(const AttentionShape& shape, int splits, int rows, int sequences) {
   return static_cast<long long>(sequences) * splits * rows * shape.heads * shape.head_dim;

@@ -19,9 +19,8 @@ namespace fourfold::attn {
 
 namespace narrow_detail {
 
-constexpr float kNobody = -1e30f;  // a score that is not there
-constexpr int kLeftEarly = 2;      // so many units before the last one is asked for the next kernel begins, bf16
-constexpr float kAhead = 8.0f;     // so far above the one that weights count from, a score (times log2 e) replaces it
+constexpr int kLeftEarly = 2;   // so many units before the last one is asked for the next kernel begins, bf16
+constexpr float kAhead = 8.0f;  // so far above the one that weights count from, a score (times log2 e) replaces it
 
 // Bytes from a unit's first key, or value, to a chunk of one of them.
 template <typename Tile>

@@ -244,7 +244,6 @@ __global__ void __launch_bounds__(Tile::value.threads(), 1)
   static constexpr PrefillMap kMap = prefill_map(T);
   constexpr u32 kPieceStride = T.keys * 128;  // bytes from a piece of a stage to the next
   constexpr int kSteps = T.head_dim / 16;
-  constexpr float kNobody = decode_detail::kNobody;
   constexpr u32 kAll = 0xffffffffu;
   static_assert(T.wgmma && T.keys == 64 && sizeof(Work) == 32);
   FOURFOLD_DYNAMIC_SHARED(smem);

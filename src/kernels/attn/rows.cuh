@@ -17,6 +17,7 @@ using ptx::Vec2;
 using ptx::Vec4;
 
 inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kNobody = -1e30f;  // a score that is not there
 
 // {cos, sin} of the rotation of dimension pair i at `position`. The angle is rounded to fp32 as in training, its cosine
 // and sine are exact but for their own rounding.
@@ -59,26 +60,31 @@ __device__ __forceinline__ HeadVector load_vector(const u16* source, int lane) {
   return unpack(lane * 8 < HeadDim ? *reinterpret_cast<const uint4*>(source + lane * 8) : make_uint4(0, 0, 0, 0));
 }
 
+// The norm's weights of a lane's dimensions; `norm` may be null.
+template <int HeadDim>
+__device__ __forceinline__ HeadVector norm_weights(const float* norm, int lane) {
+  HeadVector v = {};
+  if (norm != nullptr && lane * 8 < HeadDim) {
+    const float4 low = reinterpret_cast<const float4*>(norm)[lane * 2];
+    const float4 high = reinterpret_cast<const float4*>(norm)[lane * 2 + 1];
+    v = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+  }
+  return v;
+}
 // `turns`: [rotary_dim / 2] of this row, in shared memory.
 template <int HeadDim, int RotaryDim>
-__device__ __forceinline__ void norm_and_rotate(HeadVector& v, const float* norm, float eps, const float2* turns,
-                                                int lane) {
+__device__ __forceinline__ void norm_and_rotate(HeadVector& v, bool normed, const HeadVector& weights, float eps,
+                                                const float2* turns, int lane) {
   constexpr u32 kAll = 0xffffffffu;
-  const bool there = lane * 8 < HeadDim;
-  if (norm != nullptr) {
+  if (normed) {
     float square = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) square += v.x[i] * v.x[i];
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) square += __shfl_xor_sync(kAll, square, d);
     const float factor = rsqrtf(square / static_cast<float>(HeadDim) + eps);
-    if (there) {
-      const float4 low = reinterpret_cast<const float4*>(norm)[lane * 2];
-      const float4 high = reinterpret_cast<const float4*>(norm)[lane * 2 + 1];
-      const float w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int i = 0; i < 8; ++i) v.x[i] *= factor * w[i];
-    }
+    for (int i = 0; i < 8; ++i) v.x[i] *= factor * weights.x[i];
   }
   if constexpr (RotaryDim > 0) {
     constexpr int kDistance = RotaryDim / 16;  // lanes between the two of a pair
@@ -94,6 +100,12 @@ __device__ __forceinline__ void norm_and_rotate(HeadVector& v, const float* norm
       }
     }
   }
+}
+
+template <int HeadDim, int RotaryDim>
+__device__ __forceinline__ void norm_and_rotate(HeadVector& v, const float* norm, float eps, const float2* turns,
+                                                int lane) {
+  norm_and_rotate<HeadDim, RotaryDim>(v, norm != nullptr, norm_weights<HeadDim>(norm, lane), eps, turns, lane);
 }
 
 // Eight e4m3 codes of x / scale.

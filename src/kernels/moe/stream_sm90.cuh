@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>:
 
       // ---- epilogue: lane holds rows g and g + 8, columns 2l and 2l + 1 of each fragment
       // Addresses are computed here, not kept in registers over the multiplications.
-      const int first_slot = static_cast<int>(keep_register(static_cast<u32>(block.first)));
+      const int first_slot = keep_register(block.first);
       const auto finish = [&](int m, int n, const float(&v)[4]) {
         const int tile = group * kRowTiles + wm * T::mt + m;
         const int column = n * 8 + 2 * l;

@@ -216,6 +216,7 @@ __device__ __forceinline__ u32 keep_register(u32 x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+__device__ __forceinline__ int keep_register(int x) { return static_cast<int>(keep_register(static_cast<u32>(x))); }
 
 // ---- programmatic dependent launch ----------------------------------------------------------------------------------
 

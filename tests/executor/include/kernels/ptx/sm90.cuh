@@ -76,6 +76,7 @@ template <int Count>
 void keep_registers(float (&)[Count]) {}
 
 inline u32 keep_register(u32 x) { return x; }
+inline int keep_register(int x) { return x; }
 inline void finish_before(float) {}
 
 void grid_dependency_wait(Site site = Site::here());

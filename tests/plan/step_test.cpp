@@ -45,23 +45,61 @@ TEST(StepCost, ProductsAreThoseMeasured) {
     int64_t rows, n, k;
     double us;
   };
-  for (const Case& c : {Case{"gemm_rows", kFp8, 1, 12288, 2048, 6.96}, {"gemm_rows", kFp8, 1, 2048, 4096, 3.88},
-                        {"gemm_rows", kFp8, 1, 9216, 2048, 5.92},      {"gemm_rows", kNvfp4, 1, 12288, 2048, 6.37},
-                        {"gemm_rows", kNvfp4, 1, 248320, 2048, 77.1},  {"gemm_rows", kBf16, 1, 12288, 2048, 12.17},
-                        {"gemm_rows", kBf16, 1, 2048, 4096, 5.57},     {"gemm_rows", kBf16, 1, 248320, 2048, 221.2},
-                        {"gemm_rows", kBf16, 1, 256, 2048, 2.13},      {"gemm_rows", kFp8, 4, 12288, 2048, 8.4},
-                        {"gemm_rows", kFp8, 8, 12288, 2048, 9.7},      {"gemm_rows", kNvfp4, 8, 248320, 2048, 89},
-                        {"gemm_rows", kNvfp4, 16, 248320, 2048, 161},  {"gemm_rows", kBf16, 16, 12352, 2048, 17.0},
-                        {"gemm_rows", kBf16, 9, 12352, 2048, 15.4},    {"gemm_rows", kBf16, 16, 248320, 2048, 259},
-                        {"gemm_rows", kFp8, 16, 12352, 2048, 13.3},    {"gemm_rows", kFp8, 9, 2048, 4096, 6.7},
-                        {"gemm_rows", kBf16, 12, 20608, 3072, 35.3},   {"gemm_rows", kNvfp4, 12, 9216, 2048, 9.9},
-                        {"gemm_wide", kFp8, 64, 12288, 2048, 16.9},    {"gemm_wide", kFp8, 128, 12288, 2048, 22.7},
-                        {"gemm_wide", kBf16, 2048, 12288, 2048, 182},  {"gemm_wide", kFp8, 2048, 12288, 2048, 193},
-                        {"gemm_wide", kFp8, 8192, 12352, 2048, 650},   {"gemm_wide", kFp8, 8192, 2048, 4096, 212},
-                        {"gemm_wide", kBf16, 8192, 20608, 3072, 1610}, {"gemm_wide", kBf16, 8192, 10304, 4096, 1060},
-                        {"gemm_wide", kNvfp4, 8192, 12352, 2048, 604}}) {
+  for (const Case& c : {Case{"gemm_rows", kFp8, 1, 12288, 2048, 6.96},
+                        {"gemm_rows", kFp8, 1, 2048, 4096, 3.88},
+                        {"gemm_rows", kFp8, 1, 9216, 2048, 5.92},
+                        {"gemm_rows", kNvfp4, 1, 12288, 2048, 6.37},
+                        {"gemm_rows", kNvfp4, 1, 248320, 2048, 77.1},
+                        {"gemm_rows", kBf16, 1, 12288, 2048, 12.17},
+                        {"gemm_rows", kBf16, 1, 2048, 4096, 5.57},
+                        {"gemm_rows", kBf16, 1, 248320, 2048, 221.2},
+                        {"gemm_rows", kBf16, 1, 256, 2048, 2.13},
+                        {"gemm_rows", kFp8, 4, 12288, 2048, 8.4},
+                        {"gemm_rows", kFp8, 8, 12288, 2048, 9.7},
+                        {"gemm_rows", kNvfp4, 8, 248320, 2048, 89},
+                        {"gemm_rows", kNvfp4, 16, 248320, 2048, 161},
+                        {"gemm_rows", kBf16, 16, 12352, 2048, 17.0},
+                        {"gemm_rows", kBf16, 9, 12352, 2048, 15.4},
+                        {"gemm_rows", kBf16, 16, 248320, 2048, 259},
+                        {"gemm_rows", kFp8, 16, 12352, 2048, 13.3},
+                        {"gemm_rows", kFp8, 9, 2048, 4096, 6.7},
+                        {"gemm_rows", kBf16, 12, 20608, 3072, 35.3},
+                        {"gemm_rows", kNvfp4, 12, 9216, 2048, 9.9},
+                        {"gemm_wide", kFp8, 64, 12288, 2048, 16.9},
+                        {"gemm_wide", kFp8, 128, 12288, 2048, 22.7},
+                        {"gemm_wide", kBf16, 2048, 20608, 3072, 374},
+                        {"gemm_wide", kFp8, 512, 12352, 2048, 47.2},
+                        {"gemm_wide", kFp8, 8192, 12352, 2048, 650},
+                        {"gemm_wide", kFp8, 8192, 2048, 4096, 212},
+                        {"gemm_wide", kBf16, 8192, 20608, 3072, 1610},
+                        {"gemm_wide", kBf16, 8192, 10304, 4096, 1060},
+                        {"gemm_wide", kNvfp4, 8192, 12352, 2048, 604},
+                        {"gemm_wide", kNvfp4, 64, 34816, 5120, 57.1},
+                        {"gemm_wide", kNvfp4, 128, 34816, 5120, 77.7},
+                        {"gemm_wide", kFp8, 256, 12352, 2048, 26.2},
+                        {"gemm_wide", kNvfp4, 512, 34816, 5120, 267},
+                        {"gemm_wide", kBf16, 96, 248320, 3072, 411},
+                        {"gemm_wide<WideTileOf<1, 64, 5>>", kBf16, 192, 20608, 3072, 55},
+                        {"gemm_cluster", kFp8, 64, 2048, 4096, 9.3},
+                        {"gemm_cluster", kBf16, 64, 257, 2048, 4.7},
+                        {"gemm_cluster", kBf16, 64, 3072, 8192, 18.6},
+                        {"gemm_cluster", kBf16, 64, 3072, 1024, 7.7}}) {
     expect_measured(product(c.kernel, c.bytes, c.rows, c.n, c.k), c.us,
                     fmt::format("{} of {} bytes, {} x {} x {}", c.kernel, c.bytes, c.rows, c.n, c.k));
+  }
+  struct Shares {
+    double bytes;
+    int64_t rows, n, k, ctas;
+    double us;
+  };
+  for (const Shares& c : {Shares{kFp8, 64, 12352, 2048, 194, 16.3},
+                          {kBf16, 192, 2048, 3072, 192, 13.6},
+                          {kBf16, 256, 3072, 1024, 192, 12.1},
+                          {kNvfp4, 64, 5120, 6144, 240, 16.9}}) {
+    Work work = work_of({.kind = Kind::kProduct, .rows = c.rows, .outputs = c.n, .inputs = c.k},
+                        c.bytes * number(c.n * c.k), 0, {"gemm_middle"});
+    work.launches[0].ctas = c.ctas;
+    expect_measured(price(work, h200()), c.us, fmt::format("gemm_middle, {} x {}", c.n, c.k));
   }
   expect_measured(product("gemm_rows", kFp8, 1, 12288, 2048, true), 8.35, "with the norm");
   expect_measured(product("gemm_rows", kBf16, 1, 2305, 3072, true), 5.94,
@@ -122,7 +160,11 @@ TEST(StepCost, AttentionIsThatMeasured) {
                         {1, 1, 8192, true, 11.3},
                         {1, 1, 32768, true, 22.1},
                         {1, 1, 131072, true, 51.8},
-                        {64, 64, 2048, false, 92.1}}) {
+                        {16, 16, 2048, false, 24.7},
+                        {64, 64, 2048, false, 80.1},
+                        {256, 256, 2048, false, 324},
+                        {12, 12, 8192, false, 63.4},
+                        {256, 256, 128, false, 41.4}}) {
     expect_measured(attention(c, false), c.us, fmt::format("{} x {}{}", c.sequences, c.context, c.fp8 ? " fp8" : ""));
   }
   expect_measured(attention({1, 8192, 0, false, 0}, true), 955 + 59, "prefill of 8192");

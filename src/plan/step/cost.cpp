@@ -69,32 +69,71 @@ double rows_us(const Work& work, const Rates& r) {
   return us * launches;
 }
 
+// Of wgmma, up to a few hundred rows a launch: units of 64 columns for each CTA. gemm_middle: 128 rows of weights, two
+// CTAs to an SM; where an item's columns are no multiple of what a CTA has, CTAs have pieces of two items.
+// gemm_cluster: eight CTAs an item.
+double shared_units_us(const Work& work, const Rates& r, bool clusters) {
+  const Extent& e = work.extent;
+  const bool bf16 = work.bytes > 1.8 * number(e.outputs) * number(e.inputs);
+  const double units = std::ceil(number(e.inputs) / 64);
+  const double items = number(ceil_div(e.outputs, int64_t{128}) * ceil_div(e.rows, int64_t{64}));
+  const double given = number(work.launches.front().ctas);
+  const double ctas = clusters ? 8 * items : given > 0 ? given : 2 * r.sms;
+  const double each = std::ceil(units * (clusters ? 0.125 : items / ctas));
+  constexpr double kOnce = 2.15, kUnit = 0.5, kCta = 0.02, kTwoPieces = 4;
+  constexpr double kClusterUnit = 0.55, kClusterUnitBf16 = 0.75, kClusterCta = 0.025;
+  if (clusters) return (each * (bf16 ? kClusterUnitBf16 : kClusterUnit) + kClusterCta * ctas) * r.slower;
+  const bool even = std::fmod(units, each) == 0;
+  return (kOnce + each * kUnit + kCta * ctas + (even ? 0 : kTwoPieces)) * r.slower;
+}
+
+// gemm_wide: items of 256 rows and all columns, with 64 or 128 rows of x; what is left behind whole rounds of all SMs,
+// or does not fill one, is shared out by columns, at best.
+double wide_us(const Work& work, const Rates& r) {
+  const Extent& e = work.extent;
+  const std::string kernel = work.launches.empty() ? "" : work.launches.front().kernel;
+  const size_t tile = kernel.find("WideTileOf<");
+  const size_t comma = tile == std::string::npos ? tile : kernel.find(',', tile);
+  const bool many = comma == std::string::npos ? e.rows > 64 : kernel.compare(comma + 2, 3, "128") == 0;
+  const int64_t tokens = many ? 128 : 64, blocks = many ? 2 : 1;
+  const double units = std::ceil(number(e.inputs) / 64);
+  const int64_t items = ceil_div(e.outputs, int64_t{256}) * ceil_div(e.rows, tokens);
+  const auto sms = static_cast<int64_t>(r.sms);
+  // Cool a unit takes as long as its copies or what a card multiplies at its highest clock; prompts of many rows are
+  // at the power limit, where bf16 weights are twice the bytes to every SM. An item's end is its own.
+  constexpr double kFewUnit = 0.5, kManyUnit = 0.67, kTicket = 2, kStored = 1.5, kRead = 0.5;
+  constexpr double kFewItem = 1.5, kManyItem = 1;
+  constexpr double kCool = 512, kHot = 2048;
+  const double reached = work.bytes < 1.8 * number(e.outputs) * number(e.inputs) ? 1.0 : 0.96;
+  const double sustained = 2.0 * 256 * 128 * 64 * r.sms / (r.matrix * reached), cool = kManyUnit * r.slower;
+  const double hot = std::clamp((number(e.rows) - kCool) / (kHot - kCool), 0.0, 1.0);
+  const double unit = many ? cool + hot * std::max(0.0, sustained - cool) : kFewUnit * r.slower;
+  const int64_t left = items % sms;
+  double rest = left > 0 ? units * unit : 0;
+  const int64_t turns = items < sms ? 2 : 1;  // of CTAs that share columns
+  for (int64_t s = 2; left > 0 && s <= 16 && 4 * number(s) <= units && left * s <= turns * sms; ++s) {
+    const double sums = (kTicket + number(blocks) * (kStored + kRead * number(s))) * r.slower;
+    rest = std::min(rest, (left * s > sms ? 2 : 1) * (std::ceil(units / number(s)) * unit + sums));
+  }
+  return number(items / sms) * (units * unit + (many ? kManyItem : kFewItem) * r.slower) + rest;
+}
+
 double product_us(const Work& work, const Rates& r) {
   const Extent& e = work.extent;
   if (runs(work, "gemm_rows")) return rows_us(work, r);
-  const double weights = number(e.outputs) * number(e.inputs), memory = work.bytes / r.bytes;
-  // Up to 64 rows: weights that become bf16 and meet them, us of an H200 each; and rings that fill and drain, sums of
-  // split columns that meet. Further 64 rows find the weights nearer.
-  constexpr double kMiddleWeight = 0.52e-6, kWideWeight = 0.262e-6, kWideRow = 0.0006e-6;
-  constexpr double kFurtherWeight = 0.16e-6, kFurtherFixed = 0.4;
-  constexpr double kMiddleFixed = 3.8, kClusterFixed = 2.85, kFewFixed = 7.4, kFixed = 10;
+  const double memory = work.bytes / r.bytes;
   if (const bool clusters = runs(work, "gemm_cluster"); clusters || runs(work, "gemm_middle")) {
-    const double more = number(ceil_div(e.rows, int64_t{64}) - 1);
-    const double fixed = (clusters ? kClusterFixed : kMiddleFixed) + kFurtherFixed * more;
-    const double each = kMiddleWeight + kFurtherWeight * more;
-    return r.start + fixed * r.slower + std::max(memory, weights * each * r.slower);
+    return r.start + std::max(memory, shared_units_us(work, r, clusters));
   }
-  if (runs(work, "gemm_wide") && e.rows <= 64) {
-    const double issued = weights * (kWideWeight + kWideRow * number(e.rows));
-    return r.start + kFewFixed * r.slower + std::max(memory, issued * r.slower);
+  if (r.wgmma) {
+    // Rings that fill and drain; and what of plain reads it reaches.
+    constexpr double kFixed = 4, kFewReads = 0.9, kManyReads = 0.83;
+    return r.start + kFixed * r.slower + std::max(memory / (e.rows <= 64 ? kFewReads : kManyReads), wide_us(work, r));
   }
-  // Items of 128 x 128, dealt out to the SMs, each with a beginning and an end; where they come out uneven the last
-  // round is half hidden. bf16 weights are twice the bytes to every SM.
-  constexpr double kItem = 0.7;
-  const double reached = r.wgmma ? (work.bytes / weights < 1.8 ? 1.0 : 0.96) : 0.42;
+  // Items of 128 x 128, dealt out to the SMs; where they come out uneven the last round is half hidden.
+  constexpr double kFixed = 10, kReached = 0.42;
   const double items = number(ceil_div(e.outputs, int64_t{128}) * ceil_div(e.rows, int64_t{128}));
-  const double item =
-      2.0 * 128 * 128 * number(e.inputs) * r.sms / (r.matrix * reached) + (r.wgmma ? kItem * r.slower : 0);
+  const double item = 2.0 * 128 * 128 * number(e.inputs) * r.sms / (r.matrix * kReached);
   const double turns = items < r.sms ? items / r.sms : (items / r.sms + std::ceil(items / r.sms)) / 2;
   return r.start + kFixed * r.slower + std::max(memory, item * turns);
 }
@@ -122,19 +161,37 @@ double attention_us(const Work& work, const Rates& r, double nodes) {
     return nodes * r.start + ((e.fp8_cache ? kFp8Once : kOnce) + kSplit * splits) * r.slower +
            work.bytes / (r.bytes * (e.fp8_cache ? 0.94 : 0.97));
   }
-  // A CTA has a split of at least 128 positions of one sequence; what it begins and ends with takes as long as copying
-  // that many, and is hidden only by another CTA of its SM.
   const double sequences = number(std::max<int64_t>(e.sequences, 1)), rows = number(e.rows) / sequences;
   const double splits = std::clamp(std::ceil(number(e.context) / 128), 1.0, 64.0);
-  const bool two = sequences >= 17;
-  const double turns = splits * sequences * number(e.kv_heads) / (r.sms * (two ? 2 : 1));
-  constexpr double kTurn = 5, kHidden = 1.6, kSplit = 0.04, kOnce = 2.9, kFp8Once = 3.9;
+  const double parts = splits * sequences * number(e.kv_heads);
   const double memory = work.bytes / (r.bytes * (e.fp8_cache ? 0.72 : 0.97));
+  const double group = number(e.heads) / number(std::max<int64_t>(e.kv_heads, 1));
+  if (rows <= 1 && sequences > 1 && parts > 0.9 * r.sms) {
+    // Two CTAs to an SM, up to eight splits of a sequence each (attention_span): a split's end costs by its rows, and
+    // so does a CTA's beginning where others have begun and ended before it. What does not stay in L2 is written and
+    // read.
+    constexpr double kOnce = 4.9, kSplitRow = 0.19, kTurnRow = 0.65, kInL2 = 40e6;
+    const double slots = 2 * r.sms;
+    double span = 1, ctas = parts;
+    while (span < 8 && 2 * span <= splits) {
+      const double fewer = sequences * number(e.kv_heads) * std::floor(splits / (2 * span));
+      if (fewer < 1.875 * slots && (fewer > slots || fewer < 0.9 * slots)) break;
+      span *= 2;
+      ctas = fewer;
+    }
+    const double turns = std::max(0.0, ctas / slots - 1) * std::min(1.0, 2 / span);
+    const double partial = parts * group * d * 4;
+    return nodes * r.start + memory + (partial > kInL2 ? partial / r.bytes : 0) +
+           (kOnce + group * (kSplitRow * parts / slots + kTurnRow * turns)) * r.slower;
+  }
+  // A CTA has a split of at least 128 positions of one sequence; what it begins and ends with takes as long as copying
+  // that many.
+  constexpr double kTurn = 5, kSplit = 0.04, kOnce = 2.9, kFp8Once = 3.9;
   // Blocks of 16 rows of a token and its drafts have an SM each, where there are as many.
-  const double blocks = std::ceil(rows * number(e.heads) / number(e.kv_heads) / 16);
-  const double row = splits * sequences * number(e.kv_heads) * blocks <= r.sms ? 0.4 : 2;
+  const double blocks = std::ceil(rows * group / 16);
+  const double row = parts * blocks <= r.sms ? 0.4 : 2;
   return nodes * r.start + (e.fp8_cache ? kFp8Once : kOnce) * r.slower + memory + kSplit * splits * r.slower +
-         std::max(0.0, turns - 1) * kTurn / (two ? kHidden : 1) * r.slower + row * (rows - 1) * r.slower;
+         std::max(0.0, parts / r.sms - 1) * kTurn * r.slower + row * (rows - 1) * r.slower;
 }
 
 double delta_us(const Work& work, const Rates& r, double nodes) {

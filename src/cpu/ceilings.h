@@ -16,7 +16,7 @@ namespace fourfold::cpu {
 // is beyond the instruction set that was asked for).
 struct Ceilings {
   int threads = 0;
-  double read_bytes_per_second = 0;  // from memory, a buffer of 512 MiB or 16 times the last-level cache
+  double read_bytes_per_second = 0;  // from memory, a buffer of 4 to 16 times the last-level cache, 512 MiB at least
   double fma_avx2 = 0;               // fp32 fused multiply-add, flop/s (a multiply-add is two)
   double fma_avx512 = 0;
   double bf16_avx512 = 0;  // vdpbf16ps

@@ -188,7 +188,11 @@ struct CeilingMeter::State {
   int64_t next = 0;  // offset in every piece of what was read longest ago
 
   State(int threads, Isa which) : isa(which), pool(threads), loops(widest_read_loops(which)) {
-    int64_t bytes = std::max<int64_t>(int64_t{512} << 20, 16 * last_level_cache_bytes());
+    // 16 times the caches; where those are large, which on virtual machines are mostly others', less: 1 GB may take two
+    // seconds until its pages are there. Read from one end to the other, 4 times leaves nothing of it in them.
+    const int64_t cache = last_level_cache_bytes();
+    int64_t bytes = std::min(16 * cache, std::max(4 * cache, int64_t{2} << 30));
+    bytes = std::max(bytes, int64_t{512} << 20);
     bytes = std::min(bytes, std::max<int64_t>(available_memory() / 4, int64_t{64} << 20));
     piece = std::max(bytes / pool.size() / kReadUnit, int64_t{1}) * kReadUnit;
     buffer = HostBuffer(piece * pool.size());

@@ -117,12 +117,12 @@ class Stand:
 class PageTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server("--max-num-seqs", "4", *DRAFTS).wait_ready()
         cls.browser = Browser()
+        cls.addClassCleanup(cls.browser.close)
+        cls.server = Server("--max-num-seqs", "4", *DRAFTS).wait_ready()
 
     @classmethod
     def tearDownClass(cls):
-        cls.browser.close()
         assert cls.server.stop() == 0, "".join(cls.server.lines)
 
     def open(self, url=None, refusals=False, **options):

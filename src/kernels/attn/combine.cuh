@@ -17,27 +17,32 @@ constexpr u32 kAll = 0xffffffffu;
 template <int HeadDim>
 inline constexpr int kParts = kCombineThreads / (HeadDim / 4);
 
+// The sequence at `place`, which is asked for before the wait for its splits, behind that wait; no rows where `row` is
+// none of it.
+__device__ __forceinline__ SequenceRows wait_for(const AttentionArgs& args, int place, int row) {
+  if (args.settled == 0) ptx::grid_dependency_wait();
+  SequenceRows sequence = args.sequences[place];  // of the bucket, live or not: both are asked for at once
+  if (place >= *args.live) sequence.count = 0;
+  sequence.count = sequence.count < args.most_rows ? sequence.count : args.most_rows;
+  if (sequence.first < 0 || row >= sequence.count) sequence.count = 0;
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+  return sequence;
+}
+
 // What a head of a row is made of: where the first of its splits is, and how far the next one.
 struct Splits {
   long long first, stride;  // in rows of head_dim
   int count;
 };
-__device__ __forceinline__ Splits splits_of(const AttentionArgs& args, const SequenceRows& sequence, int count,
-                                            int place, int head, int row) {
+__device__ __forceinline__ Splits splits_of(const AttentionArgs& args, const SequenceRows& sequence, int place,
+                                            int head, int row) {
   const AttentionShape& shape = args.shape;
   const int group = shape.group();
   const long long stride = args.most_rows * group;
   return {(static_cast<long long>(place) * shape.kv_heads + head / group) * args.splits * stride + row * group +
               head % group,
-          stride, split_count(sequence.position + count)};
-}
-
-// Asked for before the wait for the splits.
-__device__ __forceinline__ SequenceRows sequence_of(const AttentionArgs& args, int place) {
-  if (args.settled == 0) ptx::grid_dependency_wait();
-  SequenceRows sequence = args.sequences[place];  // of the bucket, live or not: both are asked for at once
-  if (place >= *args.live) sequence.count = 0;
-  return sequence;
+          stride, split_count(sequence.position + sequence.count)};
 }
 
 // A warp's: {largest score, sum} of splits lane, lane + 32 ..; then the splits' weights.
@@ -87,13 +92,9 @@ __global__ void __launch_bounds__(kCombineThreads) attention_combine(const __gri
   const int head = static_cast<int>(blockIdx.x);
   const int row = static_cast<int>(blockIdx.y);
   const int place = static_cast<int>(blockIdx.z);
-  const SequenceRows sequence = sequence_of(args, place);
-  const int count = sequence.count < args.most_rows ? sequence.count : args.most_rows;
-  const bool idle = sequence.first < 0 || row >= count;
-  ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
-  if (idle) return;
-  const Splits splits = splits_of(args, sequence, count, place, head, row);
+  const SequenceRows sequence = wait_for(args, place, row);
+  if (sequence.count <= 0) return;
+  const Splits splits = splits_of(args, sequence, place, head, row);
   if (tid < 32) {
     Weights w;
     w.load(args, splits, tid);
@@ -159,13 +160,9 @@ __global__ void __launch_bounds__(kCombineWarps * 32)
   const int head = index % shape.heads;
   const int row = index / shape.heads;
   const int place = static_cast<int>(blockIdx.y);
-  const SequenceRows sequence = sequence_of(args, place);
-  const int count = sequence.count < args.most_rows ? sequence.count : args.most_rows;
-  const bool idle = sequence.first < 0 || row >= count;
-  ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
-  if (idle) return;
-  const Splits splits = splits_of(args, sequence, count, place, head, row);
+  const SequenceRows sequence = wait_for(args, place, row);
+  if (sequence.count <= 0) return;
+  const Splits splits = splits_of(args, sequence, place, head, row);
   Weights w;
   w.load(args, splits, lane);
   const bool there = kQuads >= 32 || lane < kQuads;

@@ -188,8 +188,8 @@ struct CeilingMeter::State {
   int64_t next = 0;  // offset in every piece of what was read longest ago
 
   State(int threads, Isa which) : isa(which), pool(threads), loops(widest_read_loops(which)) {
-    // 16 times the caches; where those are large, which on virtual machines are mostly others', less: 1 GB may take two
-    // seconds until its pages are there. Read from one end to the other, 4 times leaves nothing of it in them.
+    // 16 times the caches; where those are large, which on virtual machines are mostly others', less: a GB may take a
+    // second or two until its pages are there. Of 4 times, read from one end to the other, caches keep little.
     const int64_t cache = last_level_cache_bytes();
     int64_t bytes = std::min(16 * cache, std::max(4 * cache, int64_t{2} << 30));
     bytes = std::max(bytes, int64_t{512} << 20);

@@ -109,7 +109,6 @@ DecoderModel::DecoderModel(Decoder decoder, std::shared_ptr<ops::Backend> backen
     draft_residual_ = allocate_floats(std::min(tokens, options_.max_logit_rows), hidden);
   }
   scratch_ = std::make_unique<Scratch>(*backend_, elements);
-  if (options_.shard.ranks() > 1) return;
   const auto expect_routing = [&](const Layer& layer) {
     const ops::MoeParams* params = layer.channel_mixer->routed();
     if (params != nullptr) backend_->expect_routing(layer.token_mixer->last_product(), layer.post_norm, *params);

@@ -434,15 +434,17 @@ void store_peer4(u32* p, const Vec4& v, Site site) {
   std::copy_n(words, 4, p);
 }
 
-bool take_peer_words(Vec4* v, u32* p, int stride, int count, u64 patience, Site site) {
+bool take_peer_words(Vec4* v, u32* const* places, int count, u64 patience, Site site) {
   Machine& m = machine();
   m.enter(Op::kFlagWait, site);
   const bool waits = !m.mutated(Mutation::Kind::kDrop, Op::kFlagWait, site);
-  bool there = count <= 0;
+  const std::span<u32* const> wanted(places, static_cast<std::size_t>(count));
+  bool there = std::ranges::all_of(wanted, [](const u32* at) { return at == nullptr; });
   for (u64 look = 0; !there && look <= patience; ++look) {
     there = true;
     for (int i = 0; i < count; ++i) {
-      u32* at = p + static_cast<std::ptrdiff_t>(i) * stride;
+      const u32* at = places[i];
+      if (at == nullptr) continue;
       m.exchange_access(at, sizeof(Vec4));
       v[i] = {at[0], at[1], at[2], at[3]};
       there = there && std::find(at, at + 4, kNotThere) == at + 4;
@@ -450,7 +452,9 @@ bool take_peer_words(Vec4* v, u32* p, int stride, int count, u64 patience, Site 
     if (!waits) there = true;
     if (!there) m.block(kPeerWait, 0);
   }
-  for (int i = 0; i < count; ++i) std::fill_n(p + static_cast<std::ptrdiff_t>(i) * stride, 4, kNotThere);
+  for (u32* at : wanted) {
+    if (at != nullptr) std::fill_n(at, 4, kNotThere);
+  }
   return there;
 }
 

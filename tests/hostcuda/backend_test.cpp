@@ -288,6 +288,8 @@ struct RankCase {
   bool by_expert = false;
   bool one_card = false;
   int ranks = 2;
+  const char* sums = "";  // asked for; empty: not
+  int sms = 4;            // with 16 a product has a CTA for each row tile, and takes the router along
 };
 
 void PrintTo(const RankCase& c, std::ostream* out) { *out << c.name; }
@@ -300,10 +302,14 @@ TEST_P(HostRanks, HaveTheReferencesLogits) {
   const std::vector<float> want = logits_of(*reference(ops::Format::kNvfp4), c.steps);
   HostCard card = two_cards();
   card.devices = c.ranks;
+  card.sms = c.sms;
   card.executor.seed = 5;
   install(card);
   {
-    const auto model = load(rank_backends(c.one_card), {.ranks = c.ranks, .by_expert = c.by_expert});
+    cuda::CudaOptions options = cuda_options();
+    if (*c.sums != 0) options.sums = cuda::SumTable::parse(c.sums);
+    const model::BackendFactory backends = rank_backends(c.one_card, 100000, options);
+    const auto model = load(backends, {.ranks = c.ranks, .by_expert = c.by_expert});
     const Difference d = compare(logits_of(*model, c.steps), want, static_cast<size_t>(model->config().vocabulary));
     std::printf("mean KL %.2e, %ld launches\n", d.mean_kl, static_cast<long>(calls(Call::kLaunch)));
     EXPECT_LT(d.mean_kl, 1e-4);
@@ -312,13 +318,15 @@ TEST_P(HostRanks, HaveTheReferencesLogits) {
   EXPECT_EQ(live(), Live{});
 }
 
-INSTANTIATE_TEST_SUITE_P(All, HostRanks,
-                         testing::Values(RankCase{.name = "Chunks", .steps = {{33, 2}, {1, 1}}},  //
-                                         RankCase{
-                                             .name = "WholeExperts", .steps = {{17, 1}, {1, 1}}, .by_expert = true},  //
-                                         RankCase{.name = "OneCard", .steps = {{5}, {1}}, .one_card = true},
-                                         RankCase{.name = "FourCards", .steps = {{5}, {1}}, .ranks = 4}),
-                         [](const auto& parameter) { return parameter.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, HostRanks,
+    testing::Values(RankCase{.name = "Chunks", .steps = {{33, 2}, {1, 1}}},                           //
+                    RankCase{.name = "WholeExperts", .steps = {{17, 1}, {1, 1}}, .by_expert = true},  //
+                    RankCase{.name = "OneCard", .steps = {{5}, {1}}, .one_card = true},
+                    RankCase{
+                        .name = "OneCardRouted", .steps = {{5}, {1}}, .one_card = true, .sums = "words", .sms = 16},
+                    RankCase{.name = "FourCards", .steps = {{5}, {1}}, .ranks = 4}),
+    [](const auto& parameter) { return parameter.param.name; });
 
 TEST(HostRanksMeet, SumsMayBeAlone) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";

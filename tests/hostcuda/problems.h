@@ -58,6 +58,7 @@ inline std::vector<ExpertCase> expert_cases() {
       // A rank of two of it: with half of every expert, or half of the experts.
       {two_cards(), with_shared(expert_problem(24, 4, 256, 32), 64), 64},
       {two_cards(), with_shared(expert_problem(12, 4, 256, 64), 64), 64},
+      {HostCard{}, with_shared(expert_problem(24, 4, 256, 32), 64), 8},
       {blackwell_card(), with_fp4(expert_problem(9, 3, 256, 256)), 8},
       {ampere_card(), demo, 32},
       {HostCard{}, demo, 32, "rtx-pro-6000"},

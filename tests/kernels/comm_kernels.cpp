@@ -1,8 +1,10 @@
 #include "kernels/comm_kernels.h"
 
+#include "base/check.h"
 #include "executor/cuda.h"
 #include "kernels/comm/each.cuh"
 #include "kernels/comm/reduce.cuh"
+#include "kernels/comm/routed.cuh"
 #include "kernels/comm/two_shot.cuh"
 #include "kernels/comm/words.cuh"
 #include "kernels/moe/route_sm90.cuh"
@@ -31,7 +33,10 @@ void reduce(const ReduceArgs& args, Way way) {
       return args.norm.share.x != nullptr ? reduce_norm_each<Pieces, true>(args) : reduce_norm_each<Pieces>(args);
     case Way::kEachAlone:
       return reduce_norm_each<Pieces, false, true>(args);
+    case Way::kEachRouted:
+      break;
   }
+  FF_ASSERT(false);
 }
 
 }  // namespace
@@ -51,6 +56,10 @@ void reduce_kernel(const ReduceArgs& args, Way way) {
     default:
       return reduce<4>(args, way);
   }
+}
+
+void reduce_routed_kernel(const ReduceRoutedArgs& args) {
+  norm::norm_pieces(args.routed.norm.columns) == 1 ? reduce_norm_routed<1>(args) : reduce_norm_routed<2>(args);
 }
 
 }  // namespace fourfold::comm

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ struct Shape {
   Way way = Way::kFlags;
   bool mixed = false;  // the way and words in turns
   bool share = false;  // of a shared expert, in each rank's part
+  int experts = 0;     // of a router behind the sum; behind them is the gate of a slice of a shared expert
   int choices = 0;     // not 0: the rest of a part are so many experts' rows of groups for each token
   bool words() const { return way != Way::kFlags; }
   Way way_of(int sum) const { return mixed && sum % 3 == 1 ? Way::kWords : way; }
@@ -37,12 +39,17 @@ struct Shape {
 constexpr Way kAllWays[] = {Way::kFlags, Way::kWords, Way::kTwoShot, Way::kTwoShotOwned, Way::kEach};
 constexpr const char* kNames[] = {"with flags", "by words", "in two shots", "in two shots, residuals with owners",
                                   "by words of a CTA each"};
+constexpr int kTopK = 3;
 
 struct Rank {
   std::vector<std::vector<uint16_t>> deltas;  // by sum
   std::vector<uint16_t> share;
   float* residual = nullptr;
   uint16_t* out = nullptr;
+  std::vector<std::vector<int64_t>> logits;  // by sum: those of each row, in gemm::kRoutingCopies parts
+  unsigned long long* sums = nullptr;        // of the last one
+  int* ids = nullptr;
+  float* weights = nullptr;
   unsigned *uses = nullptr, *absent = nullptr, *report = nullptr;
 };
 
@@ -59,7 +66,7 @@ class Sums {
     for (float& v : residual_) v = normal(rng) * 5.0f;
     for (float& v : weight_) v = 1.0f + 0.2f * normal(rng);
     // Room for more rows than there are, and for longer ones.
-    const Exchange exchange{shape.ranks, shape.rows + 1, shape.columns + 8, shape.rows + 1};
+    const Exchange exchange{shape.ranks, 2 * shape.rows + 1, shape.columns + 8, shape.rows + 1};
     ReduceArgs args = {};
     Peers& peers = args.peers;
     peers.exchange = exchange;
@@ -89,7 +96,7 @@ class Sums {
       std::copy(residual_.begin(), residual_.end(), rank.residual);
       device_.produced(rank.residual);
       rank.out = device_.alloc<uint16_t>(size, "out");
-      rank.uses = zeros(2 * (static_cast<size_t>(shape.rows) + 1), "uses");
+      rank.uses = zeros(2 * (2 * static_cast<size_t>(shape.rows) + 1), "uses");
       rank.absent = zeros(static_cast<size_t>(shape.ranks), "absent");
       rank.report = zeros(1, "report");
       norm::Share share = {};
@@ -121,6 +128,7 @@ class Sums {
         one.norm.out = rank.out;
         one.norm.share = share;
         args_.push_back(one);
+        routed_.push_back(shape.way_of(s) == Way::kEachRouted ? router(rng, one, rank) : ReduceRoutedArgs{});
         rank.deltas.push_back(std::move(delta));
       }
     }
@@ -134,7 +142,12 @@ class Sums {
       if (static_cast<int>(blockIdx.y) == absent_) return;
       for (int s = 0; s < shape_.sums; ++s) {
         if (s > 0) __syncthreads();
-        reduce_kernel(args_[blockIdx.y * static_cast<size_t>(shape_.sums) + static_cast<size_t>(s)], shape_.way_of(s));
+        const size_t at = blockIdx.y * static_cast<size_t>(shape_.sums) + static_cast<size_t>(s);
+        if (shape_.way_of(s) == Way::kEachRouted) {
+          reduce_routed_kernel(routed_[at]);
+        } else {
+          reduce_kernel(args_[at], shape_.way_of(s));
+        }
       }
     });
   }
@@ -172,7 +185,7 @@ class Sums {
           return "another residual";
         }
       }
-      const unsigned* uses = rank.uses + (shape_.words() ? shape_.rows + 1 : 0);
+      const unsigned* uses = uses_of(rank);
       for (int row = 0; row < shape_.rows; ++row) {
         const auto at = static_cast<size_t>(row * shape_.columns);
         if (uses[row] != static_cast<unsigned>(shape_.sums)) return "another count of sums";
@@ -192,10 +205,17 @@ class Sums {
           if (!(std::fabs(found - value) <= std::fabs(value) / 255 + 1e-9)) return "another norm";
         }
       }
-      if (uses[shape_.rows] != 0) return "a count beyond the rows";
+      for (int row = shape_.rows; row <= 2 * shape_.rows; ++row) {  // logits go in as many rows behind them
+        if (uses[row] != (row < 2 * shape_.rows ? rank.logits.size() : 0)) return "another count beyond the rows";
+      }
+      if (shape_.way == Way::kEachRouted) {
+        if (const std::string wrong = check_choice(rank, want); !wrong.empty()) return wrong;
+      }
     }
     return "";
   }
+  // How often each row was exchanged, in the way of this problem.
+  const unsigned* uses_of(const Rank& rank) const { return rank.uses + (shape_.words() ? 2 * shape_.rows + 1 : 0); }
 
   // Of one rank's part of a sum, before run().
   void set_delta(int rank, int sum, int column, uint16_t value) {
@@ -206,6 +226,74 @@ class Sums {
   const std::set<executor::SeenSite>& seen() const { return device_.seen(); }
 
  private:
+  // A router behind a rank's sum, with what its product has added up of the logits.
+  ReduceRoutedArgs router(std::mt19937& rng, const ReduceArgs& sum, Rank& rank) {
+    const int columns = shape_.experts + 1, stride = gemm::routing_stride(columns);
+    const auto count = static_cast<size_t>(shape_.rows * gemm::routing_sums(columns));
+    std::normal_distribution<float> normal;
+    std::vector<int64_t> logits(count);
+    for (size_t i = 0; i < count; ++i) {
+      if (static_cast<int>(i) % stride < columns) logits[i] = std::llrint(std::ldexp(normal(rng), gemm::kRoutingBits));
+    }
+    ReduceRoutedArgs args = {};
+    args.peers = sum.peers;
+    args.rows = shape_.rows;
+    args.routed.norm = sum.norm;
+    args.routed.columns = columns;
+    args.routed.sums = rank.sums = device_.alloc<unsigned long long>(count, "sums of a router");
+    std::copy(logits.begin(), logits.end(), rank.sums);
+    device_.produced(rank.sums);
+    rank.logits.push_back(std::move(logits));
+    moe::ChoiceArgs& choice = args.routed.choice;
+    choice.tokens = shape_.rows;
+    choice.experts = choice.gate = choice.first_slice = shape_.experts;
+    choice.top_k = kTopK;
+    choice.slices = choice.renormalize = 1;
+    choice.width = kTopK + 1;
+    if (rank.ids == nullptr) {
+      rank.ids = device_.alloc<int>(static_cast<size_t>(shape_.rows * choice.width), "ids");
+      rank.weights = device_.alloc<float>(static_cast<size_t>(shape_.rows * choice.width), "weights");
+    }
+    choice.ids = rank.ids;
+    choice.weights = rank.weights;
+    return args;
+  }
+
+  // What is wrong with a rank's choice behind the last sum, of residuals `x`.
+  std::string check_choice(const Rank& rank, const std::vector<float>& x) const {
+    const int columns = shape_.experts + 1, stride = gemm::routing_stride(columns);
+    const int count = shape_.rows * gemm::routing_sums(columns);
+    if (std::count(rank.sums, rank.sums + count, 0ull) != count) return "sums of a router that are not taken";
+    for (int row = 0; row < shape_.rows; ++row) {
+      double squares = 0;
+      for (int i = 0; i < shape_.columns; ++i)
+        squares += std::pow(x[static_cast<size_t>(row * shape_.columns + i)], 2.0);
+      const double inverse = 1.0 / std::sqrt(squares / shape_.columns + 1e-6);
+      std::vector<double> logits(static_cast<size_t>(columns));
+      for (int e = 0; e < columns; ++e) {
+        for (const Rank& each : ranks_) {
+          for (int c = 0; c < gemm::kRoutingCopies; ++c) {
+            const auto at = static_cast<size_t>((row * gemm::kRoutingCopies + c) * stride + e);
+            logits[static_cast<size_t>(e)] += inverse * std::ldexp(each.logits.back()[at], -gemm::kRoutingBits);
+          }
+        }
+      }
+      std::vector<int> order(static_cast<size_t>(shape_.experts));
+      std::iota(order.begin(), order.end(), 0);
+      const auto logit = [&](int e) { return logits[static_cast<size_t>(e)]; };
+      std::ranges::sort(order, [&](int a, int b) { return logit(a) > logit(b); });
+      double all = 0;
+      for (int k = 0; k < kTopK; ++k) all += std::exp(logit(order[static_cast<size_t>(k)]));
+      for (int k = 0; k <= kTopK; ++k) {
+        const int at = row * (kTopK + 1) + k, id = k < kTopK ? order[static_cast<size_t>(k)] : shape_.experts;
+        const double weight = k < kTopK ? std::exp(logit(id)) / all : 1 / (1 + std::exp(-logit(id)));
+        if (rank.ids[at] != id) return "another choice";
+        if (!(std::fabs(rank.weights[at] - weight) < 1e-5)) return "another weight";
+      }
+    }
+    return "";
+  }
+
   // What a rank's experts leave of each row, with its sum in `out`.
   moe::RowSum experts(std::mt19937& rng) {
     constexpr int kExperts = 5;
@@ -248,6 +336,7 @@ class Sums {
   std::vector<float> residual_, weight_, logits_;
   std::vector<Rank> ranks_;
   std::vector<ReduceArgs> args_;  // by rank, then sum
+  std::vector<ReduceRoutedArgs> routed_;
 };
 
 // The first complaint, of the executor or about the results.
@@ -309,6 +398,24 @@ TEST(RankSum, PartsMayHaveAShare) {
   }
 }
 
+// The router's logits go with the parts, and its choice is behind the sum; also in turns with sums that have none.
+TEST(RankSum, MayHaveTheRoutersChoiceBehindIt) {
+  unsigned seed = 200;
+  for (Shape shape : {Shape{2, 1, 2048, 3}, Shape{2, 3, 400, 4}, Shape{3, 2, 4096, 3}, Shape{4, 8, 544, 4}}) {
+    shape.way = Way::kEachRouted;
+    for (const int experts : {4, 40, 135}) {
+      shape.experts = experts;
+      if (!routes_with_sum(experts + 1, shape.columns)) continue;
+      for (const bool mixed : {false, true}) {
+        shape.mixed = mixed;
+        for (const Options& options : schedules(2, ++seed)) {
+          EXPECT_EQ(complaint(options, shape), "") << shape.ranks << " ranks, " << shape.rows << " rows, " << experts;
+        }
+      }
+    }
+  }
+}
+
 // The rest of a part may be what experts left, added up where it is sent: the bits of their sum's own kernel.
 TEST(RankSum, PartsMayBeRowsOfExperts) {
   unsigned seed = 70;
@@ -337,7 +444,7 @@ TEST(RankSum, ARankThatDoesNotComeIsGivenUp) {
       const Rank& rank = sums.ranks()[r];
       EXPECT_EQ(*rank.report, 2u);
       for (int other = 0; other < 3; ++other) EXPECT_EQ(rank.absent[other], other == 1 ? 1u : 0u);
-      for (int row = 0; row < 2; ++row) EXPECT_EQ(rank.uses[shape.words() ? 3 + row : row], 3u) << "the sums ended";
+      for (int row = 0; row < 2; ++row) EXPECT_EQ(sums.uses_of(rank)[row], 3u) << "the sums ended";
     }
     EXPECT_EQ(*sums.ranks()[1].report, 0u);
   }
@@ -377,12 +484,14 @@ TEST(RankSum, WaysTakeTurnsWithWords) {
 // Nothing that orders is there for nothing.
 TEST(RankSum, EveryLostWaitIsCaught) {
   if (!Device::checks_plain_accesses()) GTEST_SKIP() << "half of the order is not seen in sanitizer builds";
-  const std::set<std::string> files = {"reduce.cuh", "meeting.cuh",  "words.cuh",
-                                       "each.cuh",   "two_shot.cuh", "norm_row.cuh"};
-  for (const Way way : kAllWays) {
+  const std::set<std::string> files = {"reduce.cuh",   "meeting.cuh",  "words.cuh", "each.cuh",
+                                       "two_shot.cuh", "norm_row.cuh", "routed.cuh"};
+  for (const Way way : {Way::kFlags, Way::kWords, Way::kTwoShot, Way::kTwoShotOwned, Way::kEach, Way::kEachRouted}) {
     Shape shape{2, 2, 512, 4};
     shape.way = way;
-    if (shape.words() && way != Way::kEach) shape.ctas = 1;  // sums of squares of two rows, too
+    shape.experts = 40;
+    if (shape.words() && way != Way::kEach && way != Way::kEachRouted)
+      shape.ctas = 1;  // sums of squares of two rows, too
     std::set<executor::SeenSite> seen;
     ASSERT_EQ(complaint(Options{}, shape, &seen), "");
     int tried = 0;

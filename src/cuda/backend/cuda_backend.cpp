@@ -332,6 +332,10 @@ void CudaBackend::settle_waiting() {
   if (waiting_share_.args.x != nullptr) launch_share(std::exchange(waiting_share_, {}));
   if (waiting_.out == nullptr) return;
   waiting_.out = nullptr;
+  if (waiting_.over_ranks) {
+    meet_ranks(waiting_.args.columns);  // something may have been prepared since the sum was asked for
+    return launch_reduce(waiting_.args, {}, waiting_.rows, ops::Residual::kForSums);
+  }
   launch_norm(waiting_.args, waiting_.rows);
   if (waiting_.args.residual_out != nullptr) shadowed_ = nullptr;
 }
@@ -477,13 +481,6 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
   settle_waiting();
   if (planning_ || out.rows == 0) return;
   FF_ASSERT(shadowed_ == nullptr);
-  const double each = ranks_->column_bytes(out.rows, out.cols) + (share.x != nullptr ? 2.0 : 0.0);
-  const auto cost = [&] { return ops::Cost{static_cast<double>(out.rows * out.cols) * each, 0}; };
-  if (left_out("sum over ranks", cost,
-               {.kind = plan::step::Kind::kReduce, .rows = out.rows, .outputs = out.cols, .sum_of = sum.top_k})) {
-    if (sum.there()) launch_sum(card_->stream, *waiting_sum_.kernels, sum, out.rows);
-    return;
-  }
   norm::NormArgs args = {};
   args.residual = args.residual_out = residual.f32();
   args.residual_stride = residual.stride;
@@ -495,7 +492,23 @@ void CudaBackend::reduce_add_rms_norm(const ops::Tensor& residual, const ops::Te
   args.out = bf16_out(out);
   args.out_stride = out.stride;
   args.share = share;
-  ranks_->reduce(args, sum, out.rows, left, overlap_);
+  normed_ = {args.residual, args.residual_stride, out.rows};
+  if (waits_for_router(args, out) && !sum.there() && share.x == nullptr) {
+    waiting_ = {args, out.rows, out.data, true};
+    return;
+  }
+  launch_reduce(args, sum, out.rows, left);
+}
+
+void CudaBackend::launch_reduce(const norm::NormArgs& args, const moe::RowSum& sum, int64_t rows, ops::Residual left) {
+  const double each = ranks_->column_bytes(rows, args.columns) + (args.share.x != nullptr ? 2.0 : 0.0);
+  const auto cost = [&] { return ops::Cost{static_cast<double>(rows * args.columns) * each, 0}; };
+  if (left_out("sum over ranks", cost,
+               {.kind = plan::step::Kind::kReduce, .rows = rows, .outputs = args.columns, .sum_of = sum.top_k})) {
+    if (sum.there()) launch_sum(card_->stream, *waiting_sum_.kernels, sum, rows);
+    return;
+  }
+  ranks_->reduce(args, sum, rows, left, overlap_);
 }
 
 bool CudaBackend::all_reduce(const ops::Tensor& delta, const ops::Tensor& out) {
@@ -571,8 +584,9 @@ void CudaBackend::product(std::string_view name, const ops::Tensor& x, const gem
   const ProductKernels& kernels = product_kernels(way);
   wide_room(formats, x.rows);
   if (planning_) return;
-  const bool normed = waiting_.out == x.data && waiting_.out != nullptr && waiting_.rows == x.rows &&
-                      x.rows <= kMostNormedRows && waiting_.args.columns == x.cols && way.norm_pieces > 0;
+  const bool normed = waiting_.out == x.data && waiting_.out != nullptr && !waiting_.over_ranks &&
+                      waiting_.rows == x.rows && x.rows <= kMostNormedRows && waiting_.args.columns == x.cols &&
+                      way.norm_pieces > 0;
   if (!normed) settle_waiting();
   const plan::step::Extent extent = {
       .kind = plan::step::Kind::kProduct, .rows = x.rows, .outputs = rows, .inputs = x.cols, .norm_in_front = normed};

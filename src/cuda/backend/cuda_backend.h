@@ -124,6 +124,7 @@ class CudaBackend : public ops::Backend {
     norm::NormArgs args = {};
     int64_t rows = 0;
     const void* out = nullptr;  // null: none waits
+    bool over_ranks = false;    // of the ranks' deltas: only the router's choice takes it along
   };
 
   // Rows of experts that wait to be added up: a norm that adds the sum to the residual takes it along.
@@ -192,6 +193,7 @@ class CudaBackend : public ops::Backend {
   void settle_waiting();
   void launch_share(const WaitingShare& share);
   void launch_norm(const norm::NormArgs& args, int64_t rows, const moe::RowSum* sum = nullptr);
+  void launch_reduce(const norm::NormArgs& args, const moe::RowSum& sum, int64_t rows, ops::Residual left);
   moe::RowSum take_sum(const ops::Tensor& delta, const ops::Tensor& out);
   norm::Share take_share(const ops::Tensor& delta, const ops::Tensor& out);
   bool can_wait(const norm::NormArgs& args, const ops::Tensor& out) const;

@@ -80,6 +80,7 @@ CardRanks::CardRanks(std::shared_ptr<Card> card, const CudaOptions& options)
   if (options.check_sums > 0) {
     checksum_ = card_->loader.load(checksum_source());
     checksum_place_ = cuda::Buffer(card_->device, 16, "checksum of sums");
+    checksum_found_ = PinnedBuffer(card_->device, sizeof(uint64_t), "checksum of sums");
   }
   report_ = PinnedBuffer(card_->device, sizeof(uint32_t), "report of ranks that did not come", jit::kHostMapped);
   std::memset(report_.data(), 0, sizeof(uint32_t));
@@ -90,7 +91,8 @@ CardRanks::~CardRanks() = default;
 std::string CardRanks::description() const {
   std::string way;
   if (replaced_) {
-    way = fmt::format("{} (peer memory does not work)", (nccl_ ? nccl_ : host_)->name());
+    way = fmt::format("{} ({})", (nccl_ ? nccl_ : host_)->name(),
+                      shared_card_ ? "ranks share a card" : "peer memory does not work");
   } else if (over_peers_) {
     way = fmt::format("{} ({})", shared_card_ ? "memory of one card" : "peer memory", table_.text(count()));
   } else {
@@ -113,9 +115,15 @@ bool CardRanks::prepare(int64_t columns) {
     const std::string why = unreachable();
     if (!why.empty() && table_.asked()) fail("ranks on GPUs reach each other's memory: {}", why);
     if (!why.empty()) fall_back(why);
+    // Kernels that wait for those of another rank may keep a card from starting these, whatever room there is: of four
+    // ranks, or where something waits for a step's end between sums, they did.
+    if (why.empty() && shared_card_ && !table_.asked() && !card_->device.only_counts()) {
+      go_through_host("ranks share a card");
+    }
   }
   if (card_->device.only_counts()) {
-    if (table_.has(count(), SumWay::kNccl) || table_.has(count(), SumWay::kHost)) load_gathered();
+    const bool shared = shared_card_ && !table_.asked();
+    if (shared || table_.has(count(), SumWay::kNccl) || table_.has(count(), SumWay::kHost)) load_gathered();
     return true;
   }
   if (table_.has(count(), SumWay::kNccl) && nccl_ == nullptr) {
@@ -134,16 +142,23 @@ void CardRanks::fall_back(const std::string& why) {
   const std::string no_nccl = open_nccl();
   if (no_nccl.empty()) {
     replaced_ = SumWay::kNccl;
+    if (member_->rank() != 0) return;
+    eprint("fourfold: warning: {}; sums over ranks go through {}, slower than peer memory for small ones\n", why,
+           nccl_->name());
   } else {
-    load_gathered();
-    host_ = make_host_blocks(card_, member_, kHostPiece);
-    replaced_ = SumWay::kHost;
+    go_through_host(fmt::format("{} ({})", why, no_nccl));
   }
+}
+
+void CardRanks::go_through_host(const std::string& why) {
+  load_gathered();
+  host_ = make_host_blocks(card_, member_, kHostPiece);
+  replaced_ = SumWay::kHost;
   if (member_->rank() != 0) return;
-  eprint("fourfold: warning: {}; sums over ranks go through {}, {}{}\n", why, (nccl_ ? nccl_ : host_)->name(),
-         nccl_ ? "slower than peer memory for small ones"
-               : "which is slow: every sum waits for the host, and steps are not recorded as graphs",
-         no_nccl.empty() ? "" : fmt::format(" ({})", no_nccl));
+  eprint(
+      "fourfold: warning: {}; sums over ranks go through {}, which is slow: every sum waits for the host, and steps "
+      "are not recorded as graphs\n",
+      why, host_->name());
 }
 
 std::string CardRanks::open_nccl() {
@@ -394,6 +409,22 @@ void CardRanks::reduce_alone(const norm::NormArgs& args, int64_t rows, Overlap o
          {static_cast<unsigned>(rows)}, overlap, whole);
 }
 
+bool CardRanks::may_route(int64_t columns, int64_t router_columns) const {
+  return table_.has(count(), SumWay::kWords) && norm::norm_pieces(static_cast<int>(columns)) <= 2 &&
+         comm::routes_with_sum(static_cast<int>(router_columns), static_cast<int>(columns));
+}
+
+bool CardRanks::routes(int64_t rows, int64_t columns, int64_t router_columns) const {
+  return !memory_.empty() && may_route(columns, router_columns) && 2 * rows <= exchange_.rows &&
+         a_cta_each(way_of_rows(rows, columns), rows, columns);
+}
+
+void CardRanks::reduce_routed(const gemm::RoutedArgs& args, int64_t rows, Overlap overlap) {
+  const comm::ReduceRoutedArgs whole = {peers(), args, static_cast<int>(rows)};
+  launch(card_->stream, kernels_[static_cast<size_t>(kEachRouted1 + size_of(norm::norm_pieces(args.norm.columns)))],
+         {static_cast<unsigned>(rows)}, overlap, whole);
+}
+
 // Of this rank's memory, where blocks come together: all of it, unless words are exchanged in some.
 uint64_t CardRanks::gathered_bytes() const {
   const bool words = over_peers_ && !replaced_;
@@ -505,7 +536,11 @@ uint64_t CardRanks::checksum(const ops::Tensor& sum, int64_t rows) {
   args.columns = static_cast<int>(sum.cols);
   args.sum = checksum_place_.as<unsigned long long>();
   if (rows > 0) launch(card_->stream, checksum_[0], {static_cast<unsigned>(rows)}, Overlap::kNone, args);
-  const uint64_t found = checksum_place_.download<uint64_t>(card_->stream, 1)[0];
+  // To page-locked memory: a copy to other memory waits within the driver, where ranks of one card keep each other out.
+  checksum_place_.download(card_->stream, checksum_found_.data(), sizeof(uint64_t));
+  card_->stream.synchronize();
+  uint64_t found = 0;
+  std::memcpy(&found, checksum_found_.data(), sizeof(found));
   check();
   return found;
 }

@@ -70,6 +70,11 @@ class CardRanks {
   // ops::Backend::all_reduce: whether there is one, and args.out = the ranks' args.delta added up.
   bool reduces_alone(int64_t rows, int64_t columns) const;
   void reduce_alone(const norm::NormArgs& args, int64_t rows, Overlap overlap);
+  // Sums of few rows with a router of so many columns behind them: whether there may be some, asked when a model is
+  // loaded; whether these are, after prepare(); and the sums, with a CTA for each row.
+  bool may_route(int64_t columns, int64_t router_columns) const;
+  bool routes(int64_t rows, int64_t columns, int64_t router_columns) const;
+  void reduce_routed(const gemm::RoutedArgs& args, int64_t rows, Overlap overlap);
   void gather(const ops::Tensor& part, const ops::Tensor& out, Overlap overlap);
   // Of rows of fp32 on the card; the stream is waited for.
   uint64_t checksum(const ops::Tensor& sum, int64_t rows);
@@ -89,6 +94,7 @@ class CardRanks {
   std::string open_nccl();
   // Peer memory does not work.
   void fall_back(const std::string& why);
+  void go_through_host(const std::string& why);
   std::string card_of(int64_t rank) const;  // "GPU 1 (NVIDIA H200)"
   SumWay way_of(int64_t bytes) const { return replaced_ ? *replaced_ : table_.way(count(), bytes); }
   SumWay way_of_rows(int64_t rows, int64_t columns) const { return way_of(rows * columns * 2); }
@@ -127,6 +133,7 @@ class CardRanks {
   std::vector<Kernel> gathered_;  // with nccl_ or host_
   std::vector<Kernel> checksum_;  // where sums are checked
   cuda::Buffer checksum_place_;
+  PinnedBuffer checksum_found_;
 };
 
 }  // namespace fourfold::cuda

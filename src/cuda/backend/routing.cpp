@@ -13,7 +13,7 @@ constexpr int kBf16Alone = 1 << static_cast<int>(gemm::Weights::kBf16);
 }  // namespace
 
 void CudaBackend::expect_routing(const ops::Matrix& output, const ops::Vector& norm, const ops::MoeParams& params) {
-  if (!options_.wide || ranks_ != nullptr || params.shared_gate_up != nullptr) return;
+  if (!options_.wide || params.shared_gate_up != nullptr) return;
   add_router(static_cast<const Stack&>(output), static_cast<const Stack&>(*params.router),
              static_cast<const Stack*>(params.shared_gate), norm);
 }
@@ -30,6 +30,7 @@ void CudaBackend::add_router(const Stack& output, const Stack& router, const Sta
   RouterAhead ahead = {.router = &router, .gate = gate, .norm_weight = norm.data()};
   ahead.columns = static_cast<int>(router.rows()) + (gate != nullptr ? 1 : 0);
   if (router.rows() > gemm::kMostRouted || !goes_ahead(output, ahead, 1)) return;
+  if (ranks_ != nullptr && !ranks_->may_route(hidden, ahead.columns)) return;
   {
     const MemoryScope scope(card_->device, MemoryKind::kWeightsBf16);
     ahead.weights = cuda::Buffer(card_->device,
@@ -100,9 +101,11 @@ bool CudaBackend::routed_product(std::string_view name, const ops::Tensor& x, co
       routing_kernels(way, routing_columns(way, ahead.columns));
       routed_kernels();
     }
+    if (ranks_ != nullptr) scratch(zeros_, output.rows() * 4, "zeros");
     return false;  // there may be more rows, too
   }
   if (is_float(out) || normed_.rows != x.rows || !goes_ahead(output, ahead, x.rows)) return false;
+  if (ranks_ != nullptr && !ranks_->routes(x.rows, output.rows(), ahead.columns)) return false;
   settle_waiting();
   drop_routed();
   const int route = routing_columns(way, ahead.columns);
@@ -138,6 +141,10 @@ bool CudaBackend::routed_product(std::string_view name, const ops::Tensor& x, co
                   normed_.stride,
                   routing_sums_.as<unsigned long long>(),
                   ahead.columns};
+  if (ranks_ != nullptr && ranks_->rank() != 0) {  // the residual is in rank 0's logits
+    args.routing.residual = device_pointer<float>(scratch(zeros_, output.rows() * 4, "zeros"));
+    args.routing.residual_stride = 0;
+  }
   kernel.smem_bytes = gemm::rows_map(tile, args.tokens, args.panel_units).total;
   const int grid = gemm::rows_grid(tile, matrix.tiles, sms_, rows_ctas(arch_, tile, matrix.units, args.tokens));
   FF_ASSERT(grid == matrix.tiles);
@@ -161,20 +168,31 @@ bool CudaBackend::routed_choice(const gemm::RouteArgs& choice, const ops::Tensor
   const RouterAhead& ahead = *std::exchange(routed_, {}).of;
   gemm::RoutedArgs args = {choice, waiting_.args, routing_sums_.as<unsigned long long>(), ahead.columns,
                            timer_ != nullptr && timer_->one_operation() ? 1 : 0};
+  const bool over_ranks = waiting_.over_ranks;
   waiting_.out = nullptr;
   // The same norms in each step have the residual back in its own place at the end (take_along()).
-  if (x.rows <= kMostNormedRows && args.norm.residual != shadow_.as<float>()) {
+  if (!over_ranks && x.rows <= kMostNormedRows && args.norm.residual != shadow_.as<float>()) {
     shadowed_ = std::exchange(args.norm.residual_out, shadow_.as<float>());
   } else {
     shadowed_ = nullptr;
   }
   const auto rows = static_cast<double>(x.rows);
-  if (!left_out(
-          "choice of experts",
-          [&] {
-            return ops::Cost{rows * (8.0 * gemm::routing_sums(ahead.columns) + 12.0 * static_cast<double>(x.cols)), 0};
-          },
-          {.kind = plan::step::Kind::kChoice, .rows = x.rows, .outputs = ahead.columns, .norm_in_front = true})) {
+  if (!left_out("choice of experts",
+                [&] {
+                  const double column = over_ranks ? ranks_->column_bytes(x.rows, x.cols) : 12.0;
+                  return ops::Cost{
+                      rows * (8.0 * gemm::routing_sums(ahead.columns) + column * static_cast<double>(x.cols)), 0};
+                },
+                {.kind = plan::step::Kind::kChoice,
+                 .rows = x.rows,
+                 .outputs = ahead.columns,
+                 .inputs = x.cols,
+                 .norm_in_front = true})) {
+    if (over_ranks) {
+      meet_ranks(x.cols);  // something may have been prepared since the sum was asked for
+      ranks_->reduce_routed(args, x.rows, overlap_);
+      return true;
+    }
     const int pieces = norm::norm_pieces(args.norm.columns);
     launch(card_->stream,
            routed_kernels()[pieces == 1   ? kRouted1

@@ -404,7 +404,8 @@ bool sums_with_norm(const Target& arch, int64_t columns, bool groups) {
 plan::KernelSource reduce_source() {
   return {"reduce",
           "#include \"kernels/comm/reduce.cuh\"\n#include \"kernels/comm/words.cuh\"\n"
-          "#include \"kernels/comm/gather.cuh\"\n#include \"kernels/comm/each.cuh\"\n",
+          "#include \"kernels/comm/gather.cuh\"\n#include \"kernels/comm/each.cuh\"\n"
+          "#include \"kernels/comm/routed.cuh\"\n",
           {{"fourfold::comm::reduce_norm_rows<1>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_rows<2>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_rows<4>", norm::kRowThreads},
@@ -421,7 +422,9 @@ plan::KernelSource reduce_source() {
            {"fourfold::comm::reduce_norm_each<1, true>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_each<2, true>", norm::kRowThreads},
            {"fourfold::comm::reduce_norm_each<1, false, true>", norm::kRowThreads},
-           {"fourfold::comm::reduce_norm_each<2, false, true>", norm::kRowThreads}}};
+           {"fourfold::comm::reduce_norm_each<2, false, true>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_routed<1>", norm::kRowThreads},
+           {"fourfold::comm::reduce_norm_routed<2>", norm::kRowThreads}}};
 }
 
 plan::KernelSource two_shot_source() {

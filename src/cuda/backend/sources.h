@@ -142,7 +142,7 @@ NormEntry sum_norm_entry(int64_t columns, bool groups);
 
 // Between ranks: sums with the norm behind them, with flags and by words, of rows as norm_source() has them, columns
 // side by side, copies; sums by words of parts with a shared expert's share; of rows of up to 4096 columns with a CTA
-// each, also without residual and norm (docs/kernels/comm.md).
+// each, also without residual and norm, and with the router's choice behind it (docs/kernels/comm.md).
 enum ReduceEntry {
   kReduce1,
   kReduce2,
@@ -160,7 +160,9 @@ enum ReduceEntry {
   kEachShare1,
   kEachShare2,
   kEachAlone1,
-  kEachAlone2
+  kEachAlone2,
+  kEachRouted1,
+  kEachRouted2
 };
 plan::KernelSource reduce_source();
 // Sums in two shots, by rows' columns as above: the residual left with owners or whole, parts with a share or without.

@@ -2,6 +2,7 @@
 // freestanding.
 #pragma once
 
+#include "kernels/gemm/routing.h"
 #include "kernels/moe/sum_args.h"
 #include "kernels/norm/norm_args.h"
 
@@ -65,6 +66,18 @@ struct ReduceArgs {
   // Of kernels that take it: this rank's part is what its experts left as rows of groups, and norm.delta is not read.
   moe::RowSum sum;
 };
+// The same with the router's choice behind it, by logits that the products in front have added up (gemm/routing.h): of
+// each rank those of its own part, of rank 0 with the residual's. A CTA for each row. Logits go in the place of a row
+// behind args.rows, so there are at most half as many rows as the exchange has.
+struct ReduceRoutedArgs {
+  Peers peers;
+  gemm::RoutedArgs routed;  // norm: as that of ReduceArgs, without a share
+  int rows;
+};
+// Columns of a router, four to a thread, that go along with rows of so many columns.
+FOURFOLD_HD constexpr bool routes_with_sum(int columns, int row_columns) {
+  return columns <= 4 * norm::kRowThreads && (columns + 3) / 4 * 8 <= row_columns;
+}
 // Sums by words: a CTA puts so many rows before the one that it adds up.
 inline constexpr int kRowsAhead = 2;
 // Launches of more CTAs than these look for words less often, to leave memory to those who work.

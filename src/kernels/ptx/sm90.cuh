@@ -344,27 +344,27 @@ __device__ __forceinline__ void store_peer4(u32* p, const Vec4& v) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
-// Waits until the first `count` of Count such places, `stride` words apart from p on, have been stored to; takes the
-// words, and makes them all ones again. False after `patience` nanoseconds. `pause`: so many nanoseconds between looks.
-template <int Count>
-__device__ __forceinline__ bool take_peer_words(Vec4 (&v)[Count], u32* p, int stride, int count, u64 patience,
-                                                u32 pause) {
+// Waits until the places place(i) of those i of Count that wanted(i) names have been stored to; takes the words, and
+// makes them all ones again. False after `patience` nanoseconds. `pause`: so many nanoseconds between looks.
+template <int Count, typename Wanted, typename Place>
+__device__ __forceinline__ bool take_peer_words_at(Vec4 (&v)[Count], const Wanted& wanted, const Place& place,
+                                                   u64 patience, u32 pause) {
   constexpr u64 kLooks = 16;  // that do without the clock
   u64 begin = 0;              // first so many looks, then when it was first read
   bool there;
   for (;;) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      if (i >= count) continue;
+      if (!wanted(i)) continue;
       asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
                    : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w)
-                   : "l"(p + i * stride)
+                   : "l"(place(i))
                    : "memory");
     }
     there = true;
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      if (i >= count) continue;
+      if (!wanted(i)) continue;
       there = there && v[i].x != 0xffffffffu && v[i].y != 0xffffffffu && v[i].z != 0xffffffffu && v[i].w != 0xffffffffu;
     }
     if (there || patience == 0) break;
@@ -380,11 +380,17 @@ __device__ __forceinline__ bool take_peer_words(Vec4 (&v)[Count], u32* p, int st
   }
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
-    if (i >= count) continue;
-    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(p + i * stride), "r"(0xffffffffu)
-                 : "memory");
+    if (!wanted(i)) continue;
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%1,%1,%1};" ::"l"(place(i)), "r"(0xffffffffu) : "memory");
   }
   return there;
+}
+// The first `count` of Count places, `stride` words apart from p on.
+template <int Count>
+__device__ __forceinline__ bool take_peer_words(Vec4 (&v)[Count], u32* p, int stride, int count, u64 patience,
+                                                u32 pause) {
+  return take_peer_words_at(
+      v, [&](int i) { return i < count; }, [&](int i) { return p + i * stride; }, patience, pause);
 }
 
 // ---- shared loads ---------------------------------------------------------------------------------------------------

@@ -138,11 +138,6 @@ double product_us(const Work& work, const Rates& r) {
   return r.start + kFixed * r.slower + std::max(memory, item * turns);
 }
 
-double choice_us(const Work& work, const Rates& r) {
-  const double norm = work.extent.norm_in_front ? 1.05 : 0;
-  return r.start + (norm + 0.1 + 0.0015 * number(work.extent.rows)) * r.slower;
-}
-
 double attention_us(const Work& work, const Rates& r, double nodes) {
   const Extent& e = work.extent;
   const double d = number(e.head_dim);
@@ -236,6 +231,16 @@ double reduce_us(const Work& work, const Machine& machine) {
   return std::min(one_shot, 1.5 * once + bytes * 2 * (n - 1) / n / (1.23 * rate));
 }
 
+double choice_us(const Work& work, const Rates& r, const Machine& machine) {
+  const double choice = (0.1 + 0.0015 * number(work.extent.rows)) * r.slower;
+  if (work.extent.norm_in_front && machine.ranks > 1) {  // behind a sum over ranks, whose words logits go with
+    Work sum = work;
+    sum.extent.outputs = work.extent.inputs + 2 * work.extent.outputs;
+    return reduce_us(sum, machine) + 1.1 * r.slower + choice;
+  }
+  return r.start + (work.extent.norm_in_front ? 1.05 : 0) * r.slower + choice;
+}
+
 double experts_us(const Work& work, const Machine& machine, double* floor) {
   moe::Problem p = *work.experts;
   // Whole experts: the rank with most picks. Few rows choose fewer experts here; many are as if fewer had come.
@@ -276,7 +281,7 @@ Op price(const Work& work, const Machine& machine) {
   switch (work.extent.kind) {
     case Kind::kProduct:
       op.us = product_us(work, r);
-      if (work.extent.choice_beside) op.us = std::max(op.us, choice_us(work, r));
+      if (work.extent.choice_beside) op.us = std::max(op.us, choice_us(work, r, machine));
       if (work.extent.routed > 0) op.us += (0.5 + 0.25 * number(work.extent.rows - 1)) * r.slower;
       break;
     case Kind::kAttention:
@@ -292,7 +297,7 @@ Op price(const Work& work, const Machine& machine) {
       op.us = (work.extent.sum_of > 0 ? 0 : r.node + 0.85 * r.slower) + memory / 0.83;
       break;
     case Kind::kChoice:
-      op.us = choice_us(work, r);
+      op.us = choice_us(work, r, machine);
       break;
     case Kind::kSample:
       op.us = nodes * (r.start + 1 * r.slower) + 2 * memory;

@@ -108,10 +108,20 @@ void clear_exchanged2(u32* p, Site site = Site::here());
 void clear_exchanged4(u32* p, Site site = Site::here());
 // The patience is counted as that of wait_peer_flag.
 void store_peer4(u32* p, const Vec4& v, Site site = Site::here());
-bool take_peer_words(Vec4* v, u32* p, int stride, int count, u64 patience, Site site);
+bool take_peer_words(Vec4* v, u32* const* places, int count, u64 patience, Site site);  // null: none is wanted there
+template <int Count, typename Wanted, typename Place>
+bool take_peer_words_at(Vec4 (&v)[Count], const Wanted& wanted, const Place& place, u64 patience, u32,
+                        Site site = Site::here()) {
+  u32* places[Count];
+  for (int i = 0; i < Count; ++i) places[i] = wanted(i) ? place(i) : nullptr;
+  return take_peer_words(&v[0], places, Count, patience, site);
+}
 template <int Count>
-bool take_peer_words(Vec4 (&v)[Count], u32* p, int stride, int count, u64 patience, u32, Site site = Site::here()) {
-  return take_peer_words(&v[0], p, stride, count < Count ? count : Count, patience, site);
+bool take_peer_words(Vec4 (&v)[Count], u32* p, int stride, int count, u64 patience, u32 pause,
+                     Site site = Site::here()) {
+  return take_peer_words_at(
+      v, [&](int i) { return i < count; }, [&](int i) { return p + static_cast<std::ptrdiff_t>(i) * stride; }, patience,
+      pause, site);
 }
 
 Vec4 load_shared4(u32 address, Site site = Site::here());

@@ -1,11 +1,10 @@
-// Checks and times the kernels of the mixers. tools/device/mixers.sh builds and
-// runs it.
+// Checks and times the kernels of the mixers. tools/device/mixers.sh builds and runs it.
 //   mixers_bench check     every kernel against plain double arithmetic
-//   mixers_bench time      in graphs of dependent nodes, each with a state or
-//   cache of its own
+//   mixers_bench time      in graphs of dependent nodes, each with a state or cache of its own
 #include <cstring>
 
 #include "../../tests/kernels/mixer_problems.h"
+#include "kernels/attn/combine.cuh"
 #include "kernels/attn/decode.cuh"
 #include "kernels/attn/narrow.cuh"
 #include "kernels/attn/prefill_prepare.cuh"
@@ -17,6 +16,7 @@
 
 using namespace fourfold;
 using measure::AttentionBuffers;
+using measure::Chunks;
 using measure::DeltaBuffers;
 using measure::Device;
 using measure::launch;
@@ -273,16 +273,6 @@ void run(const ChunkEntry& e, const gdn::ChunkArgs& given, int chunks, int seque
   one(kScan, e.scan, gdn::scan_launch(e.tile, shape, sequences));
   one(kScale, e.scale, gdn::scale_launch(e.tile, shape, chunks));
 }
-struct Chunks {
-  std::vector<gdn::ChunkPlace> places;
-  std::vector<int> first;
-  Chunks(const std::vector<SequenceRows>& sequences, int live, int chunk) {
-    for (int i = 0; i < live; ++i) {
-      first.push_back(static_cast<int>(places.size()));
-      for (int j = 0; j * chunk < sequences[static_cast<size_t>(i)].count; ++j) places.push_back({i, j});
-    }
-  }
-};
 
 void check_chunks() {
   unsigned seed = 300;
@@ -370,6 +360,18 @@ void time_chunks() {
         a.flags = flags.p;
         run(e, a, n, 1, tokens, kPrepare | kScan | kScale, nullptr);
         CUDA_CHECK(cudaDeviceSynchronize());
+        // The same bits beside each other, in every run, as one after the other.
+        const auto bits = [&](const std::vector<int>& of) {
+          measure::fill_floats<<<1024, 256>>>(states.p, states.count, 0.3f);
+          measure::fill_bf16<<<1024, 256>>>(history.p, history.count, 0.5f);
+          for (const int part : of) run(e, a, n, 1, tokens, part, nullptr);
+          CUDA_CHECK(cudaDeviceSynchronize());
+          return measure::bits_of(out);
+        };
+        const unsigned long long want = e.beside != nullptr ? bits({kPrepare, kScan, kScale}) : 0;
+        bool same = true;
+        for (int i = 0; e.beside != nullptr && i < 6; ++i) same &= bits({kPrepare | kScan | kScale}) == want;
+        if (!same) verdict(e.name, "other bits", -1, -1);
         double us[5];
         const int parts[] = {kPrepare, kScan, kScale, kPrepare | kScan | kScale, kPrepare | kScan};
         for (int i = 0; i < 5; ++i) {
@@ -553,7 +555,7 @@ void time_decode() {
       for (const DecodeEntry& e : decode_entries()) {
         if (e.tile.fp8 != fp8 || (c.rows == 1 && e.tile.row_tiles > 1)) continue;
         // Splits of a CTA one after the other: the same bits, in every run.
-        const int most = c.sequences > 1 ? attn::most_span(e.tile, shape, c.rows, c.context) : 1;
+        const int most = c.sequences > 1 ? attn::most_span(e.tile, c.context) : 1;
         unsigned long long bits = 0;
         for (a.span = 1; a.span <= std::min(most, 8); a.span *= 2) {
           double us[2];

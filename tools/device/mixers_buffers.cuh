@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../../tests/kernels/mixer_problems.h"
+#include "kernels/gdn/chunk_tile.h"
 #include "mixers_support.cuh"
 
 namespace measure {
@@ -89,6 +90,18 @@ struct AttentionBuffers {
     a->partial_sums = sums.p;
     a->words = words.p;
     a->out = out.p;
+  }
+};
+
+// The chunks of sequences, and the first one of each.
+struct Chunks {
+  std::vector<gdn::ChunkPlace> places;
+  std::vector<int> first;
+  Chunks(const std::vector<SequenceRows>& sequences, int live, int chunk) {
+    for (int i = 0; i < live; ++i) {
+      first.push_back(static_cast<int>(places.size()));
+      for (int j = 0; j * chunk < sequences[static_cast<size_t>(i)].count; ++j) places.push_back({i, j});
+    }
   }
 };
 

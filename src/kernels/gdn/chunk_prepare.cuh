@@ -97,7 +97,10 @@ __global__ void __launch_bounds__((Beside ? kBesideTeams : 1) * kPrepareThreads,
   if (args.delta.settled == 0) ptx::grid_dependency_wait();
   int item = 0;
   if constexpr (Beside) {
-    item = static_cast<int>(threadIdx.x / kPrepareThreads * gridDim.x + blockIdx.x);
+    // First one team of every CTA, so that the scan has its SMs soon, and all teams of those that are kept.
+    const int team = static_cast<int>(threadIdx.x / kPrepareThreads), own = static_cast<int>(blockIdx.x);
+    const int ctas = static_cast<int>(gridDim.x);
+    item = team == 0 ? own : own < args.kept ? ctas + (team - 1) * args.kept + own : kNoItem;
     ptx::grid_dependency_wait();
     ptx::grid_launch_dependents();
   }
@@ -128,7 +131,7 @@ __global__ void __launch_bounds__((Beside ? kBesideTeams : 1) * kPrepareThreads,
       key_head = item - chunk * shape.key_heads;
       // All CTAs have one turn, those that are kept what is left of it.
       const int own = static_cast<int>(blockIdx.x);
-      const int first = static_cast<int>(gridDim.x) * kTeams;
+      const int first = static_cast<int>(gridDim.x) + (kTeams - 1) * args.kept;
       if (own >= args.kept) {
         item = kNoItem;
       } else {

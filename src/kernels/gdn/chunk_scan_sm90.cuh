@@ -541,22 +541,28 @@ __global__ void __launch_bounds__(Tile::value.scan_threads(), 1)
   u32 inputs[kHistory + kTokens];  // of two columns
   // What lies before or behind the sequence has no effect, behind it because T has zeros there: other rows instead.
   const auto load_inputs = [&](int n) {
-    int token = n * C + warp * kTokens - kHistory;
-    const int start = token < 0 ? 0 : token < sequence.count ? token : sequence.count - 1;
-    const u16* from = rows + start * args.delta.row_stride + v_column + 2 * lane;
-    if (token >= 0 && token + kHistory + kTokens <= sequence.count) {
+    const int token = n * C + warp * kTokens;
+    const u16* column = rows + v_column + 2 * lane;
+    // Each of those before the sequence is its first row: addresses that do not depend on one another, or each load
+    // would wait for the one before it.
+    const long long step = token > 0 ? args.delta.row_stride : 0;
+    const u16* before = column + (token > 0 ? token - kHistory : 0) * args.delta.row_stride;
+    if (token + kTokens <= sequence.count) {
 #pragma unroll
-      for (int i = 0; i < kHistory + kTokens; ++i) {
-        inputs[i] = *reinterpret_cast<const u32*>(from);
+      for (int i = 0; i < kHistory; ++i) inputs[i] = *reinterpret_cast<const u32*>(before + i * step);
+      const u16* from = column + token * args.delta.row_stride;
+#pragma unroll
+      for (int i = 0; i < kTokens; ++i) {
+        inputs[kHistory + i] = *reinterpret_cast<const u32*>(from);
         from += args.delta.row_stride;
       }
       return;
     }
 #pragma unroll
     for (int i = 0; i < kHistory + kTokens; ++i) {
-      inputs[i] = *reinterpret_cast<const u32*>(from);
-      if (token >= 0 && token < sequence.count - 1) from += args.delta.row_stride;
-      ++token;
+      const int at = token - kHistory + i;
+      const int row = at < 0 ? 0 : at < sequence.count ? at : sequence.count - 1;
+      inputs[i] = *reinterpret_cast<const u32*>(column + row * args.delta.row_stride);
     }
   };
   load_inputs(0);

@@ -85,19 +85,21 @@ struct ChunkPlace {
 };
 
 // SMs that prepare goes on with while the scan runs on the others; 0: the scan follows. What takes a round of all teams
-// a chunk of a key head is the unit of time: the scan has 11 chunks in it, and begins when every SM has had a round. It
-// waits for the chunks of sequences that come before its own.
+// a chunk of a key head is the unit of time: the scan has 11 chunks in it, and begins when one team of every SM has had
+// a turn. It waits for the chunks of sequences that come before its own.
 FOURFOLD_MIXER_FN int beside_sms(const ChunkTile& t, const DeltaShape& shape, int chunks, int sequences, int most_rows,
                                  int sms) {
-  constexpr float kScanned = 11.0f;
+  constexpr float kScanned = 11.0f, kOneTeam = 0.55f;
   const int left = sms - shape.value_heads * t.splits() * sequences;
   if (!t.wgmma || left <= 0) return 0;
   const float items = static_cast<float>(chunks * shape.key_heads) / kBesideTeams;  // of an SM
   const float scan = static_cast<float>((most_rows + t.chunk - 1) / t.chunk) / kScanned;
-  const float later = items - static_cast<float>(sms);  // than the first round
+  const float first = static_cast<float>(sms + (kBesideTeams - 1) * left) / kBesideTeams;
+  const float later = items - first;  // than the first turns
   const float prepare = later > 0 ? later / static_cast<float>(left) : 0;
   const float before = prepare * static_cast<float>(sequences - 1) / static_cast<float>(sequences);
-  const float beside = 1.0f + (prepare > before + scan ? prepare : before + scan);
+  const float ends = kOneTeam + before + scan;
+  const float beside = ends > 1.0f + prepare ? ends : 1.0f + prepare;
   return beside <= items / static_cast<float>(sms) + scan ? left : 0;
 }
 

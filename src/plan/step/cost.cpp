@@ -197,7 +197,7 @@ double delta_us(const Work& work, const Rates& r, double nodes) {
     const double apart = 18.7 + tokens * (0.0300 + 0.000565 * heads) * r.slower;
     // Two CTAs of the scan a head; where they leave half of the SMs, what comes before and behind it runs beside it.
     const bool beside = 4 * heads * number(std::max<int64_t>(e.sequences, 1)) <= r.sms;
-    return beside ? std::min(apart, 27 + 0.0376 * tokens * r.slower) : apart;
+    return beside ? std::min(apart, 12 + 0.0394 * tokens * r.slower) : apart;
   }
   // States are read and written in place: from 17 sequences on at 0.81 of plain reads, otherwise a CTA reads all of its
   // state and then writes it. Rows of a sequence follow each other, and write a state each.

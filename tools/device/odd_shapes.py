@@ -32,9 +32,6 @@ ON_CPU = DEVICE == "cpu"
 APART = os.environ.get("RANKS_APART", "") not in ("", "0")
 COUNT = int(os.environ.get("COUNT", "24"))
 SECONDS = float(os.environ.get("SECONDS_ALL", "480"))
-# Of ranks that share a card; by themselves they would go through the host.
-if not APART:
-    os.environ.setdefault("FOURFOLD_SUMS", "words,two-shot:2M")
 KEEP = os.environ.get("KEEP", "") not in ("", "0")
 PROCESSORS = len(os.sched_getaffinity(0))
 JOBS = int(os.environ.get("JOBS", max(1, min(6, PROCESSORS // 3))))

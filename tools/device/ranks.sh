@@ -78,11 +78,6 @@ for part in ${PARTS:-comm demo ways shared load 35B 397B}; do
     shared)
       # Two ranks on one card: for tests on machines that have one.
       run shared_eval 60 "$fourfold" eval --device cuda:0 --tensor-parallel-size "$ranks" --parallel 32 --limit 20
-      asked=${FOURFOLD_SUMS:-}
-      export FOURFOLD_SUMS=words,two-shot:2M
-      run shared_words 60 "$fourfold" eval --device cuda:0 --tensor-parallel-size "$ranks" --parallel 4 --limit 20
-      FOURFOLD_SUMS=$asked
-      [ -n "$asked" ] || unset FOURFOLD_SUMS
       ;;
     35B)
       run 35B_one 60 "$fourfold" bench model --dummy 35B-A3B --mix A --device cuda --prompt 128 --generate 128

@@ -58,6 +58,7 @@ TEST(WideProducts, TilesFollowItemsAndWhatASplitCosts) {
   EXPECT_EQ(entry(kBf16, 3072, 8192, 128), kWideFew);   // eleven CTAs for an item of 128 rows, five of 64
   EXPECT_EQ(entry(kBf16, 3072, 8192, 256), kWideMany);
   EXPECT_EQ(entry(kBf16, 248320, 2048, 64), kWideFew);  // a head
+  for (const int rows : {9, 32}) EXPECT_EQ(entry(kNvfp4, 248320, 2048, rows), kWideLeast) << rows;
 }
 
 TEST(WideProducts, SharesOfUnitsEndWithItemsWhereThatIsFaster) {

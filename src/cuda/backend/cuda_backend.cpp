@@ -692,7 +692,7 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   args.split_units = cut.split_units;
   args.band = gemm::wide_band(tile, matrix);
   const int grid = gemm::wide_grid(tile, matrix, args.tokens, cut, sms);
-  launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
+  launch(card_->stream, kernels[wide_place(formats, entry)], {static_cast<unsigned>(grid)}, overlap_, rows, args);
 }
 
 }  // namespace fourfold::cuda

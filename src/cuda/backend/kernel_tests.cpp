@@ -344,7 +344,7 @@ void KernelTests::products(const RowsWay& way) {
   products_of(many, on(&way), {16, 40, 150});
   // As a head is taken, and as few items are.
   if (wide_by_wgmma(of_.arch_, way.formats)) {
-    products_of(many, on(&way, 0), {20});
+    products_of(many, on(&way, 0), {20, 50});
     products_of(many, on(&way, 256, true), {33});
   }
 }

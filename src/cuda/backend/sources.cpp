@@ -278,7 +278,7 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way) {
 
 // As many stages as there is room for, up to 200 kB.
 gemm::WideTile wide_tile(const Target& arch, int formats, WideEntry entry) {
-  gemm::WideTile t = {formats, entry == kWideFew ? 64 : 128, 2};
+  gemm::WideTile t = {formats, entry == kWideLeast ? 32 : entry == kWideFew ? 64 : 128, 2};
   while (gemm::wide_map({t.formats, t.tokens, t.stages + 1}).total <= shared_of(arch)) ++t.stages;
   return t;
 }
@@ -333,7 +333,7 @@ plan::KernelSource wgmma_source(const Target& arch, int formats) {
   source.entries.push_back({fmt::format("fourfold::gemm::gemm_middle<fourfold::gemm::MiddleTileOf<{}, {}, {}>>",
                                         middle.formats, middle.stages, middle.ctas),
                             gemm::kMiddleThreads, static_cast<int64_t>(gemm::middle_map(middle).total), true});
-  for (const WideEntry entry : {kWideFew, kWideMany}) {
+  for (const WideEntry entry : {kWideFew, kWideMany, kWideLeast}) {
     if (entry == kWideMany && (formats & gemm::kCells) != 0) continue;
     const gemm::WideTile t = wide_tile(arch, formats, entry);
     source.entries.push_back({fmt::format("fourfold::gemm::gemm_wide<fourfold::gemm::WideTileOf<{}, {}, {}>>",
@@ -361,6 +361,10 @@ plan::KernelSource mma_source(const Target& arch, int formats) {
 }
 
 }  // namespace
+
+size_t wide_place(int formats, WideEntry entry) {
+  return entry == kWideLeast && (formats & gemm::kCells) != 0 ? kWideMany : entry;
+}
 
 bool wide_by_wgmma(const Target& arch, int formats) {
   return arch.wgmma && (arch.wrong.empty() || all_right(arch, wgmma_source(arch, formats)));

@@ -97,10 +97,12 @@ enum RoutedEntry { kRouted1, kRouted2, kRouted4 };
 plan::KernelSource routed_source();
 bool routing_right(const Target& arch, const RowsWay& way, int route);  // of both
 
-// Products of more rows, by wgmma or mma.sync. Entries: up to 256 rows with little for each CTA; tiles for up to 64
-// rows, also where more have so few items that the columns are shared out among many CTAs; tiles for many. With cells
-// one for the latter two. `sms`: that items are for.
-enum WideEntry { kMiddle, kWideFew, kWideMany };
+// Products of more rows, by wgmma or mma.sync. Tiles: up to 256 rows with little for each CTA; for up to 64 rows, also
+// where more have so few items that the columns are shared out among many CTAs; for many; of wgmma for up to 32. With
+// cells one for few and for many. `sms`: that items are for.
+enum WideEntry { kMiddle, kWideFew, kWideMany, kWideLeast };
+// Which of the source's entries that is.
+size_t wide_place(int formats, WideEntry entry);
 // Whether those of wgmma are taken; and whether there are any.
 bool wide_by_wgmma(const Target& arch, int formats);
 bool has_wide(const Target& arch, int formats);

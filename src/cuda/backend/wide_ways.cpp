@@ -43,7 +43,9 @@ WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::
   const bool wgmma = wide_by_wgmma(arch, formats);
   if (!wgmma && rows <= 32) return kMiddle;
   const int tokens = static_cast<int>(rows);
-  const auto few = [&] { return wide_time(arch, formats, kWideFew, matrix, tokens, sms); };
+  constexpr int64_t kLeastRows = 32;
+  const WideEntry of_few = rows <= kLeastRows ? kWideLeast : kWideFew;
+  const auto few = [&] { return wide_time(arch, formats, of_few, matrix, tokens, sms); };
   if (wgmma && arch.most_middle_tiles > 0) {
     // Few items are dealt out evenly.
     constexpr int64_t kMostMiddleRows = 256;
@@ -55,10 +57,11 @@ WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::
       if (rows <= gemm::kMiddleRows || middle_cut(middle, matrix, tokens, sms).time <= few()) return kMiddle;
     }
   }
-  if (rows <= 64 || (formats & gemm::kCells) != 0) return kWideFew;
+  if (!wgmma) return rows <= 64 || (formats & gemm::kCells) != 0 ? kWideFew : kWideMany;
+  if (rows <= 64 || (formats & gemm::kCells) != 0) return of_few;
   // Where many CTAs share an item's columns, half of the sums each at twice as many CTAs; where there are many items, x
   // is brought to twice as many weights at once.
-  return wgmma && few() < wide_time(arch, formats, kWideMany, matrix, tokens, sms) ? kWideFew : kWideMany;
+  return few() < wide_time(arch, formats, kWideMany, matrix, tokens, sms) ? kWideFew : kWideMany;
 }
 
 bool by_clusters(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms) {

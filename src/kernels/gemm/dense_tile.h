@@ -219,7 +219,7 @@ struct WideCut {
   int time;  // in tenths of a microsecond, between the kernel's beginning and its end
 };
 FOURFOLD_HD constexpr WideCut wide_cut(const WideTile& t, const Matrix& m, int tokens, int sms) {
-  const int unit = t.many() ? 7 : 5;  // copies or multiplication
+  const int unit = t.many() ? 7 : t.tokens > 32 ? 5 : 4;  // copies or multiplication
   const int items = wide_items(t, m, tokens);
   const int rounds = items / sms, left = items % sms;
   const int most = m.units / 4 < 16 ? m.units / 4 : 16;

@@ -87,27 +87,30 @@ double shared_units_us(const Work& work, const Rates& r, bool clusters) {
   return (kOnce + each * kUnit + kCta * ctas + (even ? 0 : kTwoPieces)) * r.slower;
 }
 
-// gemm_wide: items of 256 rows and all columns, with 64 or 128 rows of x; what is left behind whole rounds of all SMs,
-// or does not fill one, is shared out by columns, at best.
+// gemm_wide: items of 256 rows and all columns, with 32, 64 or 128 rows of x; what is left behind whole rounds of all
+// SMs, or does not fill one, is shared out by columns, at best.
 double wide_us(const Work& work, const Rates& r) {
   const Extent& e = work.extent;
   const std::string kernel = work.launches.empty() ? "" : work.launches.front().kernel;
   const size_t tile = kernel.find("WideTileOf<");
   const size_t comma = tile == std::string::npos ? tile : kernel.find(',', tile);
-  const bool many = comma == std::string::npos ? e.rows > 64 : kernel.compare(comma + 2, 3, "128") == 0;
-  const int64_t tokens = many ? 128 : 64, blocks = many ? 2 : 1;
+  const auto tile_of = [&](const char* rows, bool otherwise) {
+    return comma == std::string::npos ? otherwise : kernel.compare(comma + 2, 3, rows) == 0;
+  };
+  const bool many = tile_of("128", e.rows > 64), least = tile_of("32,", e.rows <= 32);
+  const int64_t tokens = many ? 128 : least ? 32 : 64, blocks = many ? 2 : 1;
   const double units = std::ceil(number(e.inputs) / 64);
   const int64_t items = ceil_div(e.outputs, int64_t{256}) * ceil_div(e.rows, tokens);
   const auto sms = static_cast<int64_t>(r.sms);
   // Cool a unit takes as long as its copies or what a card multiplies at its highest clock; prompts of many rows are
   // at the power limit, where bf16 weights are twice the bytes to every SM. An item's end is its own.
-  constexpr double kFewUnit = 0.5, kManyUnit = 0.67, kTicket = 2, kStored = 1.5, kRead = 0.5;
+  constexpr double kLeastUnit = 0.4, kFewUnit = 0.5, kManyUnit = 0.67, kTicket = 2, kStored = 1.5, kRead = 0.5;
   constexpr double kFewItem = 1.5, kManyItem = 1;
   constexpr double kCool = 512, kHot = 2048;
   const double reached = work.bytes < 1.8 * number(e.outputs) * number(e.inputs) ? 1.0 : 0.96;
   const double sustained = 2.0 * 256 * 128 * 64 * r.sms / (r.matrix * reached), cool = kManyUnit * r.slower;
   const double hot = std::clamp((number(e.rows) - kCool) / (kHot - kCool), 0.0, 1.0);
-  const double unit = many ? cool + hot * std::max(0.0, sustained - cool) : kFewUnit * r.slower;
+  const double unit = many ? cool + hot * std::max(0.0, sustained - cool) : (least ? kLeastUnit : kFewUnit) * r.slower;
   const int64_t left = items % sms;
   double rest = left > 0 ? units * unit : 0;
   const int64_t turns = items < sms ? 2 : 1;  // of CTAs that share columns

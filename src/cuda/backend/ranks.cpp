@@ -536,7 +536,7 @@ uint64_t CardRanks::checksum(const ops::Tensor& sum, int64_t rows) {
   args.columns = static_cast<int>(sum.cols);
   args.sum = checksum_place_.as<unsigned long long>();
   if (rows > 0) launch(card_->stream, checksum_[0], {static_cast<unsigned>(rows)}, Overlap::kNone, args);
-  // To page-locked memory: a copy to other memory waits within the driver, where ranks of one card keep each other out.
+  // To page-locked memory, so that the copy does not wait within the driver.
   checksum_place_.download(card_->stream, checksum_found_.data(), sizeof(uint64_t));
   card_->stream.synchronize();
   uint64_t found = 0;

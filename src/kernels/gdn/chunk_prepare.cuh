@@ -129,7 +129,7 @@ __global__ void __launch_bounds__((Beside ? kBesideTeams : 1) * kPrepareThreads,
       if (item >= args.count * shape.key_heads) break;
       chunk = item / shape.key_heads;
       key_head = item - chunk * shape.key_heads;
-      // All CTAs have one turn, those that are kept what is left of it.
+      // A CTA that is not kept ends behind its turn, the others take what is left.
       const int own = static_cast<int>(blockIdx.x);
       const int first = static_cast<int>(gridDim.x) + (kTeams - 1) * args.kept;
       if (own >= args.kept) {

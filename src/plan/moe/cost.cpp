@@ -179,7 +179,7 @@ Prediction predict(const Problem& problem, Pass pass, const Gpu& gpu, const Cand
     p.issue_us = mine * w.instructions / (per_clock * clocks);
     p.matrix_us = mine * w.flops / (matrix_rate * matrix_efficiency(t, width) * 1e6 / gpu.sms);
     p.smem_us = mine * w.smem_bytes / (arch.smem_bytes_per_clk * clocks);
-    p.l2_us = mine * w.l2_bytes / (arch.l2_bytes_per_clk * clocks);
+    p.l2_us = mine * w.l2_bytes * per.l2_share / (arch.l2_bytes_per_clk * clocks);
     const double issuers = std::max(1, t.producer_warps) * resident;
     p.copy_us = mine * w.copies * std::max(per.copy_clocks, per.issue_clocks / issuers) / clocks;
   }
@@ -189,19 +189,21 @@ Prediction predict(const Problem& problem, Pass pass, const Gpu& gpu, const Cand
   const double last_stage = w.instructions / std::max(1.0, w.stage_count) /
                             (std::min(arch.issue_per_clock * kIssueEfficiency, sharing * kIssuePerWarp) * p.ghz * 1e3);
   p.latency_us = per.chain * gpu.latency_us + per.epilogue_us + last_stage;
+  p.drain_us = per.tail * std::max(p.memory_us, p.issue_us) / p.waves;
   const double turns = std::ceil(p.waves) - 1;
   if (turns > 0) {
     // Between tiles: the pipeline refills (a producer is ahead already) and the output leaves; CTAs hide each other's.
     const double output = t.tokens * t.n * 2.0 / (arch.l2_bytes_per_clk * p.ghz * 1e3);
     const double refill = gpu.latency_us * (t.producer_warps > 0 ? 0.1 : 1.0);
-    p.drain_us = turns * (refill + output + per.turn_us) / c.ctas_per_sm;
+    p.drain_us += turns * (refill + output + per.turn_us) / c.ctas_per_sm;
     if (per.dealt) p.drain_us = 0;  // the ring runs on, others finish, and down runs beside gate-up
   }
   if (c.split_k > 1) {
     const double partial = row_tiles * n_tiles * t.tokens * t.n * t.operands * 4.0 * c.split_k * 2;
     p.split_us = partial / (read * kL2Speedup) + gpu.latency_us;
   }
-  const double together = overlap({p.memory_us, p.issue_us, p.matrix_us, p.smem_us, p.l2_us, p.copy_us});
+  double together = overlap({p.memory_us, p.issue_us, p.matrix_us, p.smem_us, p.l2_us, p.copy_us});
+  if (t.stage_warps > 1) together *= per.apart;
   p.total_us = p.launch_us + p.latency_us + together + p.drain_us + p.split_us;
 
   const std::pair<double, const char*> terms[] = {{p.memory_us, "memory"},

@@ -54,6 +54,9 @@ struct Instructions {
   double latency = 1;        // how much later than one alone its reads answer
   double epilogue_us = 0.4;  // from the last mma to the last byte
   double turn_us = 0.3;      // between two tiles of one CTA: header, barriers, first fragments
+  double tail = 0;           // of a tile's time: CTAs do not end together
+  double apart = 1;          // how much longer it takes where groups of warps take turns at stages
+  double l2_share = 1;       // of the bytes that pass L2, what is not hidden behind their arrival from memory
   // Row tiles are dealt out one by one, the ring runs on from one to the next, others finish them, and every group of
   // warps has a stage in use.
   bool dealt = false;

@@ -35,7 +35,7 @@ DenseKernel middle_kernel(const char* name) {
   using Tile = MiddleTileOf<Values...>;
   return {name,
           false,
-          kMiddleRows,
+          Tile::value.rows,
           kMiddleThreads,
           middle_map(Tile::value).total,
           [](const ptx::TensorMap& x, const DenseArgs& args) { gemm_middle<Tile>(x, args); },
@@ -64,7 +64,7 @@ std::vector<DenseKernel> dense_kernels() {
       DENSE(15, 32, 8, 2, 1),                    //
       WIDE(15, 32, 3),                           // formats, tokens, stages
       WIDE(7, 64, 2),         MIDDLE(15, 4, 1),  // formats, stages, CTAs
-      MIDDLE(7, 2, 2),        CLUSTER(15, 3, 1),
+      MIDDLE(7, 2, 2),        CLUSTER(15, 3, 1), MIDDLE(15, 2, 1, 32),  // and rows of x
   };
 }
 

@@ -68,12 +68,13 @@ struct Case {
   // Shares of `share` units; all CTAs at once.
   void run_middle(const DenseKernel& k, int share) {
     args.split_units = share;
-    const int grid = middle_grid(args.matrix, args.tokens, share);
+    const int grid = middle_grid(args.matrix, args.tokens, share, k.tokens);
     args.partial = device.alloc<float>(static_cast<size_t>(middle_partial_bytes(grid)) / 4, "partial");
     args.arrived = device.alloc<int>(static_cast<size_t>(grid), "arrived");
     std::fill_n(args.arrived, grid, 0);
     const auto columns = static_cast<uint64_t>(args.matrix.columns);
-    map = executor::make_tensor_map(args.x, static_cast<uint64_t>(args.tokens), columns, columns * 2, kMiddleRows);
+    map = executor::make_tensor_map(args.x, static_cast<uint64_t>(args.tokens), columns, columns * 2,
+                                    static_cast<uint64_t>(k.tokens));
     executor::LaunchConfig config{k.name, {static_cast<unsigned>(grid)}, k.threads, k.shared_bytes};
     config.resident = grid;
     device.launch(config, [&] { k.run(map, args); });
@@ -260,7 +261,7 @@ TEST(Dense, SharesOfUnitsUnderEverySchedule) {
         expect_near(y, want);
         if (first.empty()) first = y;
         EXPECT_EQ(y, first);
-        const int grid = middle_grid(c.args.matrix, tokens, share);
+        const int grid = middle_grid(c.args.matrix, tokens, share, k.tokens);
         EXPECT_EQ(std::count(c.args.arrived, c.args.arrived + grid, 0), grid);
       }
     }

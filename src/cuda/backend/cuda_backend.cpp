@@ -666,23 +666,26 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
     launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, args);
     return;
   }
-  const int copied = entry == kMiddle ? gemm::kMiddleRows : wide_tile(arch_, formats, entry).tokens;
+  const bool clusters = by_clusters(arch_, formats, x.rows, matrix, sms_);
+  const gemm::MiddleTile middle = middle_tile(arch_, formats, clusters ? gemm::kMiddleRows : x.rows);
+  const int copied = entry == kMiddle ? middle.rows : wide_tile(arch_, formats, entry).tokens;
   const ptx::TensorMap rows =
       row_pieces(card_->device, address_of(x.data), static_cast<uint64_t>(x.rows), static_cast<uint64_t>(x.cols),
                  static_cast<uint64_t>(x.stride * x.element_bytes()), static_cast<unsigned>(copied));
   const int sms = sms_;
   args.partial = wide_partial_.as<float>();
   args.arrived = arrived_.as<int>();
-  if (by_clusters(arch_, formats, x.rows, matrix, sms)) {
-    args.split_units = gemm::cluster_share(middle_tile(arch_, formats), matrix);
+  if (clusters) {
+    args.split_units = gemm::cluster_share(middle, matrix);
     const int grid = gemm::cluster_grid(matrix, args.tokens);
     launch(card_->stream, kernels.back(), {static_cast<unsigned>(grid)}, overlap_, rows, args);
     return;
   }
   if (entry == kMiddle) {
     args.split_units = middle_share(arch_, formats, x.rows, matrix, sms);
-    const int grid = gemm::middle_grid(matrix, args.tokens, args.split_units);
-    launch(card_->stream, kernels[entry], {static_cast<unsigned>(grid)}, overlap_, rows, args);
+    const int grid = gemm::middle_grid(matrix, args.tokens, args.split_units, middle.rows);
+    launch(card_->stream, kernels[wide_place(arch_, formats, entry, x.rows)], {static_cast<unsigned>(grid)}, overlap_,
+           rows, args);
     return;
   }
   const gemm::WideTile tile = wide_tile(arch_, formats, entry);
@@ -692,7 +695,8 @@ void CudaBackend::wide_product(const ops::Tensor& x, const gemm::Matrix& matrix,
   args.split_units = cut.split_units;
   args.band = gemm::wide_band(tile, matrix);
   const int grid = gemm::wide_grid(tile, matrix, args.tokens, cut, sms);
-  launch(card_->stream, kernels[wide_place(formats, entry)], {static_cast<unsigned>(grid)}, overlap_, rows, args);
+  launch(card_->stream, kernels[wide_place(arch_, formats, entry, x.rows)], {static_cast<unsigned>(grid)}, overlap_,
+         rows, args);
 }
 
 }  // namespace fourfold::cuda

@@ -341,7 +341,7 @@ void KernelTests::products(const RowsWay& way) {
     products_of(behind, on(&way), {1, 2}, Front::kSharedNorm);
   }
   const Product many(random, way.formats, {277, 70, 75}, 64 * 13 + 16, 150);
-  products_of(many, on(&way), {16, 40, 150});
+  products_of(many, on(&way), {16, 30, 40, 150});
   // As a head is taken, and as few items are.
   if (wide_by_wgmma(of_.arch_, way.formats)) {
     products_of(many, on(&way, 0), {20, 50});

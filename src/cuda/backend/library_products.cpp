@@ -193,7 +193,7 @@ void CudaBackend::wide_room(int formats, int64_t rows) {
   const int sms = sms_;
   scratch(wide_partial_,
           std::max<int64_t>(gemm::wide_partial_bytes(most, sms),
-                            gemm::middle_partial_bytes(sms * middle_tile(arch_, formats).ctas)),
+                            gemm::middle_partial_bytes(sms * middle_tile(arch_, formats, gemm::kMiddleRows).ctas)),
           "parts of products");
 }
 

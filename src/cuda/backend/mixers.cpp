@@ -99,21 +99,25 @@ int CudaBackend::narrow_parts(const attn::NarrowTile& tile, const attn::Attentio
   return ctas <= each * card_->device.info().sms ? parts : 0;
 }
 
-// Splits that a CTA has one after the other, without a beginning and an end for each: as long as there are about two
-// CTAs for every place on the card, because with fewer a late one is waited for, or so many that all begin at once and
-// leave few places. Results do not depend on it.
+// Splits that a CTA has one after the other, without a beginning and an end for each: the fewest with which all CTAs
+// have room at once; where not even the most are enough for that, as long as there are about two CTAs for every place
+// on the card, because with fewer a late one is waited for. Results do not depend on it.
 int CudaBackend::attention_span(const attn::DecodeTile& tile, const attn::AttentionShape& shape,
                                 const attn::AttentionArgs& args, int longest, int places) const {
   const int most = attn::most_span(tile, longest);
   const int slots = card_->device.info().sms * tile.ctas;
-  int span = 1;
-  while (2 * span <= kMostSpan && ceil_div(args.splits, attn::span_ctas(args.splits, 2 * span)) <= most) {
-    const attn::DecodeLaunch l = attn::decode_launch(tile, shape, args.splits, args.most_rows, places, 2 * span);
-    const int ctas = static_cast<int>(l.grid_x * l.grid_y * l.grid_z);
-    const bool at_once = ctas <= slots && 10 * ctas >= 9 * slots;
-    if (ctas < 2 * slots - slots / 8 && !at_once) break;
-    span *= 2;
+  const auto has = [&](int span) {
+    return span <= kMostSpan && ceil_div(args.splits, attn::span_ctas(args.splits, span)) <= most;
+  };
+  const auto ctas = [&](int span) {
+    const attn::DecodeLaunch l = attn::decode_launch(tile, shape, args.splits, args.most_rows, places, span);
+    return static_cast<int>(l.grid_x * l.grid_y * l.grid_z);
+  };
+  for (int span = 1; has(span); span *= 2) {
+    if (ctas(span) <= slots) return span;
   }
+  int span = 1;
+  while (has(2 * span) && ctas(2 * span) >= 2 * slots - slots / 8) span *= 2;
   return span;
 }
 

@@ -284,9 +284,12 @@ gemm::WideTile wide_tile(const Target& arch, int formats, WideEntry entry) {
 }
 
 // About 100 kB: two have room on an SM.
-gemm::MiddleTile middle_tile(const Target& arch, int formats) {
-  gemm::MiddleTile t = {formats, 3, 2};
-  if (gemm::middle_map({formats, 4, 2}).total <= shared_of(arch, 2)) t.stages = 4;
+gemm::MiddleTile middle_tile(const Target& arch, int formats, int64_t rows) {
+  constexpr int kLeastRows = 32, kMostStages = 4;
+  gemm::MiddleTile t = {formats, 3, 2, rows <= kLeastRows ? kLeastRows : gemm::kMiddleRows};
+  while (t.stages < kMostStages && gemm::middle_map({formats, t.stages + 1, 2, t.rows}).total <= shared_of(arch, 2)) {
+    ++t.stages;
+  }
   return t;
 }
 
@@ -329,10 +332,13 @@ plan::KernelSource wgmma_source(const Target& arch, int formats) {
   plan::KernelSource source;
   source.name = fmt::format("wide_{}", formats);
   source.text = "#include \"kernels/gemm/cluster_sm90.cuh\"\n";
-  const gemm::MiddleTile middle = middle_tile(arch, formats);
-  source.entries.push_back({fmt::format("fourfold::gemm::gemm_middle<fourfold::gemm::MiddleTileOf<{}, {}, {}>>",
-                                        middle.formats, middle.stages, middle.ctas),
-                            gemm::kMiddleThreads, static_cast<int64_t>(gemm::middle_map(middle).total), true});
+  const auto middle = [&](const char* kernel, int rows) {
+    const gemm::MiddleTile t = middle_tile(arch, formats, rows);
+    source.entries.push_back({fmt::format("fourfold::gemm::{}<fourfold::gemm::MiddleTileOf<{}, {}, {}{}>>", kernel,
+                                          t.formats, t.stages, t.ctas, t.rows < gemm::kMiddleRows ? ", 32" : ""),
+                              gemm::kMiddleThreads, static_cast<int64_t>(gemm::middle_map(t).total), true});
+  };
+  middle("gemm_middle", gemm::kMiddleRows);
   for (const WideEntry entry : {kWideFew, kWideMany, kWideLeast}) {
     if (entry == kWideMany && (formats & gemm::kCells) != 0) continue;
     const gemm::WideTile t = wide_tile(arch, formats, entry);
@@ -340,9 +346,8 @@ plan::KernelSource wgmma_source(const Target& arch, int formats) {
                                           t.formats, t.tokens, t.stages),
                               gemm::kWideThreads, static_cast<int64_t>(gemm::wide_map(t).total)});
   }
-  source.entries.push_back({fmt::format("fourfold::gemm::gemm_cluster<fourfold::gemm::MiddleTileOf<{}, {}, {}>>",
-                                        middle.formats, middle.stages, middle.ctas),
-                            gemm::kMiddleThreads, static_cast<int64_t>(gemm::middle_map(middle).total), true});
+  middle("gemm_middle", 1);
+  middle("gemm_cluster", gemm::kMiddleRows);
   return source;
 }
 
@@ -362,8 +367,10 @@ plan::KernelSource mma_source(const Target& arch, int formats) {
 
 }  // namespace
 
-size_t wide_place(int formats, WideEntry entry) {
-  return entry == kWideLeast && (formats & gemm::kCells) != 0 ? kWideMany : entry;
+size_t wide_place(const Target& arch, int formats, WideEntry entry, int64_t rows) {
+  size_t place = entry;
+  if (entry == kMiddle && middle_tile(arch, formats, rows).rows < gemm::kMiddleRows) place = kWideLeast + 1;
+  return place > kWideMany && (formats & gemm::kCells) != 0 ? place - 1 : place;
 }
 
 bool wide_by_wgmma(const Target& arch, int formats) {

@@ -99,10 +99,10 @@ bool routing_right(const Target& arch, const RowsWay& way, int route);  // of bo
 
 // Products of more rows, by wgmma or mma.sync. Tiles: up to 256 rows with little for each CTA; for up to 64 rows, also
 // where more have so few items that the columns are shared out among many CTAs; for many; of wgmma for up to 32. With
-// cells one for few and for many. `sms`: that items are for.
+// cells one for few and for many. Of wgmma, kMiddle has a tile for up to 32 rows besides. `sms`: that items are for.
 enum WideEntry { kMiddle, kWideFew, kWideMany, kWideLeast };
-// Which of the source's entries that is.
-size_t wide_place(int formats, WideEntry entry);
+// Which of the source's entries that is, for so many rows.
+size_t wide_place(const Target& arch, int formats, WideEntry entry, int64_t rows);
 // Whether those of wgmma are taken; and whether there are any.
 bool wide_by_wgmma(const Target& arch, int formats);
 bool has_wide(const Target& arch, int formats);
@@ -114,7 +114,7 @@ int middle_share(const Target& arch, int formats, int64_t rows, const gemm::Matr
 bool by_clusters(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms);
 // Where the architecture has wgmma:
 gemm::WideTile wide_tile(const Target& arch, int formats, WideEntry entry);
-gemm::MiddleTile middle_tile(const Target& arch, int formats);
+gemm::MiddleTile middle_tile(const Target& arch, int formats, int64_t rows);
 // Elsewhere; kMiddle is up to 32 rows there.
 gemm::DenseTile dense_tile(const Target& arch, int formats, WideEntry entry);
 plan::KernelSource wide_source(const Target& arch, int formats);

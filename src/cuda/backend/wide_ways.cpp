@@ -18,7 +18,7 @@ MiddleCut middle_cut(const gemm::MiddleTile& tile, const gemm::Matrix& matrix, i
   constexpr int kUnit = 5, kTwoPieces = 40;
   constexpr int kCtasOfATenth = 5;
   const auto time = [&](int share) {
-    return kStart + share * kUnit + gemm::middle_grid(matrix, tokens, share) / kCtasOfATenth;
+    return kStart + share * kUnit + gemm::middle_grid(matrix, tokens, share, tile.rows) / kCtasOfATenth;
   };
   const int share = gemm::middle_split_units(tile, matrix, tokens, sms, kLeastShare);
   MiddleCut best = {share, time(share) + (matrix.units % share == 0 ? 0 : kTwoPieces)};
@@ -36,7 +36,7 @@ int wide_time(const Target& arch, int formats, WideEntry entry, const gemm::Matr
 }  // namespace
 
 int middle_share(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms) {
-  return middle_cut(middle_tile(arch, formats), matrix, static_cast<int>(rows), sms).share;
+  return middle_cut(middle_tile(arch, formats, rows), matrix, static_cast<int>(rows), sms).share;
 }
 
 WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::Matrix& matrix, int sms) {
@@ -50,7 +50,7 @@ WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::
     // Few items are dealt out evenly.
     constexpr int64_t kMostMiddleRows = 256;
     constexpr int kMostShare = 16;
-    const gemm::MiddleTile middle = middle_tile(arch, formats);
+    const gemm::MiddleTile middle = middle_tile(arch, formats, rows);
     if (rows <= gemm::kMiddleRows && matrix.tiles <= arch.most_middle_tiles) return kMiddle;
     if (rows <= kMostMiddleRows && gemm::middle_split_units(middle, matrix, tokens, sms, 1) <= kMostShare) {
       // Up to 64 rows its weights come early, which its time by itself does not tell.

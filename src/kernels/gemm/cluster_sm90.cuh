@@ -17,7 +17,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kMiddleTh
   using namespace middle_detail;
   static constexpr MiddleTile T = Tile::value;
   static constexpr MiddleMap kMap = middle_map(T);
-  static_assert(kFragments == kClusterCtas, "a CTA ends eight rows of x");
+  static_assert(T.rows == kMiddleRows && kFragments == kClusterCtas, "a CTA ends eight rows of x");
   static_assert(kMap.row_stride * T.stages >= kClusterCtas * kMiddleTiles * 512u, "room for sums where x was");
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = keep_register(shared_address(smem));
@@ -32,7 +32,7 @@ __global__ void __cluster_dims__(kClusterCtas, 1, 1) __launch_bounds__(kMiddleTh
   const int end_of_item = (item + 1) * args.matrix.units;
   const int begin = item * args.matrix.units + rank * args.split_units;
   const int end = begin + args.split_units < end_of_item ? begin + args.split_units : end_of_item;
-  const Place place = place_of(args, item);
+  const Place place = place_of(args, item, kMiddleRows);
   const int left = args.tokens - place.first_token;
   const int tokens = left < kMiddleRows ? left : kMiddleRows;
   const bool multiplies = warp < kMiddleTiles;

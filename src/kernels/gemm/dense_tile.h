@@ -244,7 +244,7 @@ FOURFOLD_HD constexpr int wide_grid(const WideTile& t, const Matrix& m, int toke
 
 // ---- wgmma, few rows (middle_sm90.cuh): sm_90a ----------------------------------------------------------------------
 
-inline constexpr int kMiddleRows = 64;      // of x, of an item
+inline constexpr int kMiddleRows = 64;      // of x, of an item; of a tile for fewer, as many as that has
 inline constexpr int kMiddleTiles = 8;      // row tiles of an item: one for each warp that multiplies
 inline constexpr int kMiddleThreads = 288;  // and one that copies
 inline constexpr int kMiddlePieces = 24;    // of an item's columns, at most
@@ -253,19 +253,20 @@ struct MiddleTile {
   int formats;  // as in RowsTile
   int stages;   // of stage_units()
   int ctas;     // per SM
+  int rows = kMiddleRows;
 
   FOURFOLD_HD constexpr bool has(Weights format) const { return (formats >> static_cast<int>(format) & 1) != 0; }
   FOURFOLD_HD constexpr bool cells() const { return (formats & kCells) != 0; }
   FOURFOLD_HD constexpr int most_units() const { return most_stage_units(formats); }
 };
 
-template <int Formats, int Stages, int Ctas>
+template <int Formats, int Stages, int Ctas, int Rows = kMiddleRows>
 struct MiddleTileOf {
-  static constexpr MiddleTile value{Formats, Stages, Ctas};
+  static constexpr MiddleTile value{Formats, Stages, Ctas, Rows};
 };
 
 struct MiddleMap {
-  unsigned rows;  // [stages][stage_units][kMiddleRows][64] bf16, 128-byte swizzle; at the end sums: [8][8][32] float4
+  unsigned rows;  // [stages][stage_units][rows][64] bf16, 128-byte swizzle; at the end sums: [rows / 8][8][32] float4
   unsigned row_stride;
   unsigned weights;  // [stages][kMiddleTiles][stage_units] units
   unsigned weight_stride;
@@ -274,7 +275,7 @@ struct MiddleMap {
 };
 FOURFOLD_HD constexpr MiddleMap middle_map(const MiddleTile& t) {
   MiddleMap m = {};
-  m.row_stride = static_cast<unsigned>(t.most_units() * kMiddleRows) * 128u;
+  m.row_stride = static_cast<unsigned>(t.most_units() * t.rows) * 128u;
   m.weights = m.row_stride * static_cast<unsigned>(t.stages);
   m.weight_stride = static_cast<unsigned>(kMiddleTiles * most_stage_bytes(t.formats));
   m.barriers = m.weights + m.weight_stride * static_cast<unsigned>(t.stages);
@@ -283,14 +284,14 @@ FOURFOLD_HD constexpr MiddleMap middle_map(const MiddleTile& t) {
 }
 // Items are 128 rows, kMiddleRows rows of x and all columns; their units, one item after the other, are dealt out in
 // equal shares, so that a CTA may have the end of one item and the beginning of the next.
-FOURFOLD_HD constexpr int middle_blocks(int tokens) { return (tokens + kMiddleRows - 1) / kMiddleRows; }
-FOURFOLD_HD constexpr long long middle_units(const Matrix& m, int tokens) {
-  return static_cast<long long>(run_groups(m, kMiddleTiles)) * middle_blocks(tokens) * m.units;
+FOURFOLD_HD constexpr int middle_blocks(int tokens, int rows = kMiddleRows) { return (tokens + rows - 1) / rows; }
+FOURFOLD_HD constexpr long long middle_units(const Matrix& m, int tokens, int rows = kMiddleRows) {
+  return static_cast<long long>(run_groups(m, kMiddleTiles)) * middle_blocks(tokens, rows) * m.units;
 }
 // Units for each CTA: no item comes in more than kMiddlePieces pieces, and nobody starts for less than `least`.
 FOURFOLD_HD constexpr int middle_split_units(const MiddleTile& t, const Matrix& m, int tokens, int sms, int least) {
   const long long slots = static_cast<long long>(sms) * t.ctas;
-  long long share = (middle_units(m, tokens) + slots - 1) / slots;
+  long long share = (middle_units(m, tokens, t.rows) + slots - 1) / slots;
   const int most_cut = (m.units + kMiddlePieces - 2) / (kMiddlePieces - 1);
   share = share > most_cut ? share : most_cut;
   share = share > least ? share : least;
@@ -302,10 +303,10 @@ FOURFOLD_HD constexpr int middle_even_units(const MiddleTile& t, const Matrix& m
   const int each = (m.units + pieces - 1) / pieces;
   const int share = (each + t.most_units() - 1) / t.most_units() * t.most_units();
   if (m.units % share != 0) return 0;
-  return middle_units(m, tokens) / share <= static_cast<long long>(sms) * t.ctas ? share : 0;
+  return middle_units(m, tokens, t.rows) / share <= static_cast<long long>(sms) * t.ctas ? share : 0;
 }
-FOURFOLD_HD constexpr int middle_grid(const Matrix& m, int tokens, int split_units) {
-  return static_cast<int>((middle_units(m, tokens) + split_units - 1) / split_units);
+FOURFOLD_HD constexpr int middle_grid(const Matrix& m, int tokens, int split_units, int rows = kMiddleRows) {
+  return static_cast<int>((middle_units(m, tokens, rows) + split_units - 1) / split_units);
 }
 // gemm_cluster: so many CTAs share the columns of an item; units of each.
 inline constexpr int kClusterCtas = 8;

@@ -1,7 +1,7 @@
 // Products of few rows, but more than 16, by wgmma: such a product is a stream of weights, and short. Every SM has an
-// equal share of it: items of 128 rows and up to 64 rows of x, one after the other, are cut into shares of units of
-// columns wherever a share ends. The sums of an item's pieces meet in memory, and each of its CTAs adds up a part of
-// them, in the order of the columns; so all CTAs must have room at the same time.
+// equal share of it: items of 128 rows and up to 64 rows of x (32 where a tile is for so few), one after the other, are
+// cut into shares of units of columns wherever a share ends. The sums of an item's pieces meet in memory, and each of
+// its CTAs adds up a part of them, in the order of the columns; so all CTAs must have room at the same time.
 //
 // Eight warps multiply, a row tile each, two warpgroups beside each other; a warp copies, a row tile by each lane: one
 // lane would take longer to ask for eight tiles than the SM to multiply them. Weights are asked for before
@@ -21,10 +21,9 @@ using dense_detail::run_group_of;
 using wide_detail::Ring;
 using wide_detail::UnitWords;
 
-inline constexpr int kFragments = kMiddleRows / 8;       // of a warp's sums: 16 rows x 8 rows of x
-inline constexpr int kJobs = kFragments * kMiddleTiles;  // of an item: a fragment of a row tile
-inline constexpr int kConsumers = kMiddleTiles * 32;     // threads
-inline constexpr int kPieceFloats4 = kJobs * 32;         // of a CTA's part of an item
+inline constexpr int kFragments = kMiddleRows / 8;    // of a warp's sums, at most: 16 rows x 8 rows of x
+inline constexpr int kConsumers = kMiddleTiles * 32;  // threads
+inline constexpr int kPieceFloats4 = kFragments * kMiddleTiles * 32;  // of a CTA's part of an item, at most
 
 template <typename Tile>
 struct Barriers {
@@ -54,9 +53,9 @@ struct Place {
   Group group;
   int first_token;
 };
-__device__ __forceinline__ Place place_of(const DenseArgs& args, int item) {
-  const int blocks = middle_blocks(args.tokens);
-  return {run_group_of(args.matrix, item / blocks, kMiddleTiles), item % blocks * kMiddleRows};
+__device__ __forceinline__ Place place_of(const DenseArgs& args, int item, int rows) {
+  const int blocks = middle_blocks(args.tokens, rows);
+  return {run_group_of(args.matrix, item / blocks, kMiddleTiles), item % blocks * rows};
 }
 __device__ __forceinline__ Segment segment_at(const DenseArgs& args, int at, int end) {
   const int units = args.matrix.units;
@@ -92,7 +91,7 @@ template <typename Tile>
 __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& args, u32 base, int begin, int end) {
   static constexpr MiddleTile T = Tile::value;
   static constexpr MiddleMap kMap = middle_map(T);
-  constexpr u32 kRowBytes = kMiddleRows * 128u;  // of a unit
+  constexpr u32 kRowBytes = static_cast<u32>(T.rows) * 128u;  // of a unit
   const Barriers<Tile> bars{base + kMap.barriers};
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const u64 policy = policy_evict_first();
@@ -107,7 +106,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& arg
   const auto walk = [&](auto&& body) {
     for (int at = begin; at < end;) {
       const Segment s = segment_at(args, at, end);
-      const Place place = place_of(args, s.item);
+      const Place place = place_of(args, s.item, T.rows);
       const Group& group = place.group;
       const Weights format = args.matrix.parts[group.part].format;
       const int tile = group.first + (lane < group.tiles ? lane : 0);
@@ -146,7 +145,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& arg
     if (lane < step.count) {
       tensor_copy_rows(
           base + kMap.rows + static_cast<u32>(stage) * kMap.row_stride + static_cast<u32>(lane) * kRowBytes, x,
-          (step.unit + lane) * kUnitK, step.first_token, kMiddleRows, bars.full(stage));
+          (step.unit + lane) * kUnitK, step.first_token, T.rows, bars.full(stage));
     }
   };
   int stage = 0;
@@ -175,10 +174,10 @@ __device__ __forceinline__ void produce(const TensorMap& x, const DenseArgs& arg
 template <typename Tile, Weights F>
 __device__ __forceinline__ void multiply_segment(const DenseArgs& args, u32 base, Ring& ring, const Segment& segment,
                                                  const Part& part, int tile, bool there, u32 scale_base,
-                                                 float (&acc)[kMiddleRows / 2]) {
+                                                 float (&acc)[Tile::value.rows / 2]) {
   static constexpr MiddleTile T = Tile::value;
   static constexpr MiddleMap kMap = middle_map(T);
-  constexpr int N = kMiddleRows;
+  constexpr int N = T.rows;
   constexpr int kUnits = stage_units(F);
   const Barriers<Tile> bars{base + kMap.barriers};
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -204,7 +203,7 @@ __device__ __forceinline__ void multiply_segment(const DenseArgs& args, u32 base
                    static_cast<u32>((warp * kUnits + in_stage) * unit_bytes(F));
     words.load(at, lane);
     rows = swizzled_descriptor(base + kMap.rows + static_cast<u32>(ring.stage) * kMap.row_stride +
-                               static_cast<u32>(in_stage * kMiddleRows) * 128u);
+                               static_cast<u32>(in_stage * N) * 128u);
     previous = ended;
     ended = -1;
     --left;
@@ -306,13 +305,15 @@ __device__ __forceinline__ void finish_sums(const DenseArgs& args, const Ending&
   dense_detail::finish<End>(args, *e.part, e.index, g, t + 1, sums.y * e.low, sums.w * e.high);
 }
 
-// What this CTA adds up of an item, when its pieces are all there, and its end. `staging`: of this warp, shared.
-__device__ __forceinline__ void add_pieces(const DenseArgs& args, int item, const Pieces& pieces, float4* staging) {
+// What this CTA adds up of an item of so many rows of x, when its pieces are all there, and its end. `staging`: of this
+// warp, shared.
+__device__ __forceinline__ void add_pieces(const DenseArgs& args, int item, int rows, const Pieces& pieces,
+                                           float4* staging) {
   constexpr int kAtOnce = 8;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Place place = place_of(args, item);
-  const int tokens = args.tokens - place.first_token < kMiddleRows ? args.tokens - place.first_token : kMiddleRows;
+  const Place place = place_of(args, item, rows);
+  const int tokens = args.tokens - place.first_token < rows ? args.tokens - place.first_token : rows;
   const int jobs = (tokens + 7) / 8 * kMiddleTiles;
   const int own = static_cast<int>(blockIdx.x) - pieces.first_cta;
   // This CTA's jobs are dealt out to its warps.
@@ -367,7 +368,7 @@ __device__ __forceinline__ void add_pieces(const DenseArgs& args, int item, cons
 
 }  // namespace middle_detail
 
-// Grid: middle_grid. `x`: the rows, [tokens][columns], in copies of 64 columns of kMiddleRows. `Tile` is a
+// Grid: middle_grid. `x`: the rows, [tokens][columns], in copies of 64 columns of the tile's rows. `Tile` is a
 // MiddleTileOf.
 template <typename Tile>
 __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
@@ -375,7 +376,8 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
   using namespace middle_detail;
   static constexpr MiddleTile T = Tile::value;
   static constexpr MiddleMap kMap = middle_map(T);
-  static_assert(kMap.row_stride * T.stages >= kJobs * 512u, "room for sums where x was");
+  constexpr int kOfTile = T.rows / 8;  // fragments
+  static_assert(kMap.row_stride * T.stages >= kOfTile * kMiddleTiles * 512u, "room for sums where x was");
   FOURFOLD_DYNAMIC_SHARED(smem);
   const u32 base = keep_register(shared_address(smem));
   const Barriers<Tile> bars{base + kMap.barriers};
@@ -384,7 +386,7 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
   if (threadIdx.x == 0) begin_ring(bars, x);
   grid_launch_dependents();
   __syncthreads();
-  const int all = static_cast<int>(middle_units(args.matrix, args.tokens));
+  const int all = static_cast<int>(middle_units(args.matrix, args.tokens, T.rows));
   const int begin = static_cast<int>(blockIdx.x) * args.split_units;
   const int end = begin + args.split_units < all ? begin + args.split_units : all;
   if (warp == kMiddleTiles) {
@@ -398,12 +400,13 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
   int cuts = 0;
   for (int at = begin; at < end;) {
     const Segment segment = segment_at(args, at, end);
-    const Place place = place_of(args, segment.item);
+    const Place place = place_of(args, segment.item, T.rows);
+    const int tokens = args.tokens - place.first_token < T.rows ? args.tokens - place.first_token : T.rows;
     const Group& group = place.group;
     const bool there = warp < group.tiles;
     const int tile = group.first + (there ? warp : 0);
     const Part& part = args.matrix.parts[part_of(args.matrix, tile)];
-    float acc[kMiddleRows / 2];
+    float acc[T.rows / 2];
     with_format<Tile>(part.format, [&]<Weights F>() {
       multiply_segment<Tile, F>(args, base, ring, segment, part, tile, there, scale_base, acc);
     });
@@ -413,7 +416,7 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
       const Ending ending = ending_of(args, tile, lane / 4);
       dense_detail::with_end(args.end, [&]<DenseEnd End>() {
 #pragma unroll
-        for (int i = 0; i < kFragments; ++i) {
+        for (int i = 0; i < kOfTile; ++i) {
           finish_sums<End>(args, ending, lane / 4, place.first_token + i * 8 + lane % 4 * 2,
                            make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]));
         }
@@ -424,7 +427,8 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
     float4* to =
         piece_at(args, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.x) == pieces.first_cta && pieces.second);
 #pragma unroll
-    for (int i = 0; i < kFragments; ++i) {
+    for (int i = 0; i < kOfTile; ++i) {
+      if (i * 8 >= tokens) break;
       to[(i * kMiddleTiles + warp) * 32 + lane] =
           make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
     }
@@ -442,12 +446,12 @@ __global__ void __launch_bounds__(kMiddleThreads, Tile::value.ctas)
   }
   if (cuts == 0) return;
   barrier_sync(1, kConsumers);  // nobody reads stages any more
-  float4* staging = reinterpret_cast<float4*>(smem + kMap.rows) + warp * (kFragments * 32);
+  float4* staging = reinterpret_cast<float4*>(smem + kMap.rows) + warp * (kOfTile * 32);
   for (int i = 0; i < cuts; ++i) {
     const int item = i == 0 ? cut[0] : cut[1];
     const Pieces pieces = pieces_of(args, item);
     int* arrived = args.arrived + pieces.first_cta;
-    add_pieces(args, item, pieces, staging);
+    add_pieces(args, item, T.rows, pieces, staging);
     barrier_sync(1, kConsumers);  // all of it is read
     if (threadIdx.x == 0 && atomicAdd(arrived, 1) == 2 * pieces.count - 1) *arrived = 0;
   }

@@ -10,9 +10,7 @@ namespace {
 constexpr EnvVariable kVariables[] = {
     {"FOURFOLD_MODEL", "directory of the default model (default: the demo model)"},
     {"FOURFOLD_DEVICE", "where models run: auto, cpu, cuda, cuda:N (default: auto)"},
-    {"FOURFOLD_DRAFT_HEAD",
-     "what drafts are chosen with: nvfp4 (default, a copy of a wider head) or stored; nvfp4:N or stored:N, the first N "
-     "tokens alone"},
+    {"FOURFOLD_DRAFT_HEAD", "what drafts are chosen with: nvfp4 (default, a copy of a wider head) or stored"},
     {"FOURFOLD_THREADS", "number of compute threads (default: the processors this process may use)"},
     {"FOURFOLD_API_KEY", "a key that clients of `serve` must send"},
     {"FOURFOLD_ISA", "instruction set of the CPU backend, a name that --isa takes"},

@@ -20,7 +20,7 @@ namespace fourfold::cmd {
 namespace {
 
 struct Options {
-  std::string input, output, draft = "0";
+  std::string input, output, draft = "0", draft_tokens = "auto";
   ServedModelArgs model{32};
   bool json = false;
 };
@@ -35,6 +35,7 @@ void run(const Options& options) {
   // The batch bounds its requests by itself; each may ask for several answers.
   service.engine.max_queued = 1 << 20;
   service.engine.drafts = parse_drafts(options.draft);
+  service.engine.draft_tokens = parse_draft_tokens(options.draft_tokens);
   service.log_requests = false;
   if (const auto plan = plan_served_model(service, options.model)) eprint("{}", memory::text(*plan));
   std::unique_ptr<Progress> progress;
@@ -96,6 +97,7 @@ void add_batch(Command& app) {
                   "Names that requests may give the model (default: the directory's)")
       .one_each();
   command.add_option("--draft", options->draft, "Drafts of the MTP head a step: 0 to 5, or auto").show_default();
+  add_draft_tokens_option(command, options->draft_tokens);
   command.add_flag("--json", options->json, "Print the figures as one JSON object");
   command.callback([options] { run(*options); });
 }

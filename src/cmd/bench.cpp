@@ -54,7 +54,7 @@ struct Options {
   MemoryArgs memory;
   int64_t prompt = 512, generate = 64, chunk = 0, users = 0;
   int repeats = 5;
-  std::string draft = "0", timeline;
+  std::string draft = "0", draft_tokens = "auto", timeline;
   bool json = false;
 };
 
@@ -188,6 +188,7 @@ engine::EngineOptions engine_options_of(const Options& options, int64_t step_tok
   engine.max_step_tokens = step_tokens;
   engine.page_size = kPageSize;
   engine.drafts = drafts;
+  engine.draft_tokens = parse_draft_tokens(options.draft_tokens);
   engine.prefix_cache = false;  // each run computes the prompt
   return engine;
 }
@@ -555,6 +556,7 @@ void add_bench(Command& app) {
                               engine::EngineOptions().max_step_tokens, memory::kCardStepTokens))
       .range(1, 65536);
   command.add_option("--draft", options->draft, "Also with drafts of the MTP head: 0 (off) to 5 a step, or auto");
+  add_draft_tokens_option(command, options->draft_tokens);
   command.add_option("--users", options->users, "On a GPU: also a decode step of so many sequences").range(1, 4096);
   command.add_option("--timeline", options->timeline,
                      "On a GPU: a file for the timeline of a decoded token, a prompt's chunk and the host's parts of "

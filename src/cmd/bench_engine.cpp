@@ -37,7 +37,7 @@ constexpr int kTurns = 3;               // of the bare model and the engine, for
 constexpr int64_t kOverheadSteps = 64;  // of one turn, at most
 
 struct Options {
-  std::string directory, draft = "0", prompts;
+  std::string directory, draft = "0", draft_tokens = "auto", prompts;
   DummyArgs dummy;
   BackendArgs backend;
   MemoryArgs memory;
@@ -253,6 +253,7 @@ engine::EngineOptions engine_options_of(const Options& options, const model::Mod
   engine_options.cache_tokens =
       options.context > 0 ? options.context : room.contexts * options.concurrency * engine_options.max_context;
   engine_options.drafts = drafts;
+  engine_options.draft_tokens = parse_draft_tokens(options.draft_tokens);
   return engine_options;
 }
 
@@ -520,6 +521,7 @@ void add_bench_engine(Command& bench_app) {
   command.add_option("--prompts", options->prompts, "Conversations instead of random prompts: a file as eval reads it");
   command.add_flag("--think", options->thinking, "With --prompts: thinking, where a conversation does not say");
   command.add_option("--draft", options->draft, "Drafts of the MTP head a step: 0 to 5, or auto");
+  add_draft_tokens_option(command, options->draft_tokens);
   command.add_flag("--pairs", options->pairs,
                    "With --draft: the same requests without drafts as well, in turns (on a CPU)");
   command.add_option("--arrival", options->arrival, "Requests a second, at random times; 0: as others end")

@@ -1,6 +1,7 @@
 #include "cmd/engine_load.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -204,6 +205,23 @@ int32_t parse_drafts(const std::string& text) {
   if (text == "auto") return engine::kAutoDrafts;
   if (text.size() == 1 && text[0] >= '0' && text[0] <= '5') return text[0] - '0';
   fail("--draft is '{}', wanted 0 to {} or auto", printable(text), ops::kMaxDrafts);
+}
+
+int64_t parse_draft_tokens(const std::string& text) {
+  if (text == "auto") return engine::kAutoDraftTokens;
+  if (text == "all") return 0;
+  int64_t tokens = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, tokens);
+  if (error == std::errc() && stop == end && tokens > 0 && tokens <= int64_t{1} << 30) return tokens;
+  fail("--draft-tokens is '{}', wanted auto, all or a number of tokens", printable(text));
+}
+
+void add_draft_tokens_option(Command& command, std::string& text) {
+  command
+      .add_option("--draft-tokens", text,
+                  "What drafts are chosen from: all tokens, the first N of the vocabulary, or auto, by the text")
+      .show_default();
 }
 
 }  // namespace fourfold::cmd

@@ -5,8 +5,10 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "cmd/arguments.h"
 #include "engine/engine.h"
 #include "model/model.h"
 
@@ -55,5 +57,8 @@ DraftFigures draft_figures(const engine::EngineStats& before, const engine::Engi
 
 // "0" .. "5" or "auto", as --draft takes it.
 int32_t parse_drafts(const std::string& text);
+// "auto", "all" or a number, as --draft-tokens takes it.
+int64_t parse_draft_tokens(const std::string& text);
+void add_draft_tokens_option(Command& command, std::string& text);
 
 }  // namespace fourfold::cmd

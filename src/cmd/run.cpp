@@ -43,7 +43,7 @@ struct Options {
   std::vector<std::string> positional;
   std::optional<std::string> prompt, system;
   std::string file, messages, tools;  // empty: none
-  std::string draft = "0";
+  std::string draft = "0", draft_tokens = "auto";
   std::vector<std::string> stop;
   DummyArgs dummy;
   BackendArgs backend;
@@ -338,6 +338,7 @@ engine::EngineOptions engine_options(const Options& options) {
   engine::EngineOptions engine;
   engine.max_sequences = 1;
   engine.drafts = parse_drafts(options.draft);
+  engine.draft_tokens = parse_draft_tokens(options.draft_tokens);
   return engine;
 }
 
@@ -611,6 +612,7 @@ void add_run(Command& app) {
   command.add_flag("--json", options->json, "With a prompt: print one JSON object");
   command.add_flag("-q,--quiet", options->quiet, "Only the answer: no thinking, no figures");
   command.add_option("--draft", options->draft, "Drafts of the model's MTP head a step: 0 (off) to 5, or auto");
+  add_draft_tokens_option(command, options->draft_tokens);
   add_backend_options(command, options->backend);
   add_memory_options(command, options->memory);
   add_dummy_options(command, options->dummy);

@@ -12,6 +12,7 @@
 #include "chat/model_directory.h"
 #include "cmd/arguments.h"
 #include "cmd/commands.h"
+#include "cmd/engine_load.h"
 #include "cmd/served_model.h"
 #include "serve/cache_events.h"
 #include "serve/server.h"
@@ -30,7 +31,7 @@ struct Options {
   int64_t queued = 256, queued_tokens = 0;
   int64_t body_mb = 32, drain_seconds = 30, stuck_seconds = 0, request_seconds = 0;
   std::string cache_events;
-  std::string reasoning_parser = "qwen3", tool_parser = "qwen3_coder", speculative;
+  std::string reasoning_parser = "qwen3", tool_parser = "qwen3_coder", speculative, draft_tokens = "auto";
   int64_t pipeline_parallel = 1;
   bool auto_tools = false, prefix_cache = false, no_prefix_cache = false, log_requests = false, no_log_requests = false;
   ServedModelArgs model{16};
@@ -106,6 +107,7 @@ void run(const Options& options) {
   if (options.queued_tokens > 0) service.engine.max_queued_tokens = options.queued_tokens;
   service.engine.prefix_cache = !options.no_prefix_cache;
   service.engine.drafts = read_drafts(options.speculative);
+  service.engine.draft_tokens = parse_draft_tokens(options.draft_tokens);
   if (!options.cache_events.empty()) {
     bool enabled = false;
     const auto events = serve::CacheEventsOptions::read(options.cache_events, enabled);
@@ -174,6 +176,7 @@ void add_serve(Command& app) {
   command.add_flag("--no-enable-prefix-caching", options->no_prefix_cache, "Compute every prompt as a whole");
   command.add_option("--speculative-config", options->speculative,
                      R"({"method": "mtp", "num_speculative_tokens": N}: drafts of the model's MTP head)");
+  add_draft_tokens_option(command, options->draft_tokens);
   command.add_option("--kv-events-config", options->cache_events,
                      R"({"endpoint": "tcp://*:5557", "topic": ""}: tells routers over ZeroMQ what is cached)");
   command.add_option("--max-queued-requests", options->queued, "Waiting requests; more get 503")

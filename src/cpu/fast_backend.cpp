@@ -23,6 +23,10 @@ std::unique_ptr<ops::Matrix> FastBackend::load_matrix(std::span<const ops::Matri
   return matrix;
 }
 
+std::unique_ptr<ops::Matrix> FastBackend::first_rows(const ops::Matrix& matrix, int64_t rows) {
+  return std::make_unique<gemm::PackedMatrix>(static_cast<const gemm::PackedMatrix&>(matrix), rows);
+}
+
 std::unique_ptr<ops::Experts> FastBackend::load_experts(int64_t count,
                                                         const std::function<ops::ExpertSource(int64_t)>& source,
                                                         const std::function<void(int64_t)>& done) {

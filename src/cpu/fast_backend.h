@@ -16,6 +16,7 @@ class FastBackend : public CpuBackend {
   FastBackend(const CpuOptions& options, Isa isa);
 
   std::unique_ptr<ops::Matrix> load_matrix(std::span<const ops::MatrixSource> parts) override;
+  std::unique_ptr<ops::Matrix> first_rows(const ops::Matrix& matrix, int64_t rows) override;
   std::unique_ptr<ops::Experts> load_experts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
                                              const std::function<void(int64_t)>& done) override;
   void reserve(const ops::ReserveLimits& limits) override;

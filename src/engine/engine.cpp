@@ -39,7 +39,8 @@ class EngineImpl final : public Engine {
         prefixes_(options_.prefix_cache ? std::make_unique<PrefixCache>(sizes_.prefixes, pages_, slots_) : nullptr),
         draft_policy_(options_.drafts, static_cast<int32_t>(sizes_.step.drafts)),
         scheduler_({sizes_.step.lanes, sizes_.step.rows, sizes_.step.logit_rows, sizes_.prefixes.recurrent}, pages_,
-                   slots_, prefixes_.get(), draft_policy_),
+                   slots_, prefixes_.get(), draft_policy_,
+                   DraftLists(sizes_.step.draft_lists, sizes_.step.vocabulary, options_.draft_tokens > 0)),
         caches_(make_caches(*model_, sizes_)),
         stepper_(model_->make_stepper(sizes_.step, caches_)) {
     lane_work_.reserve(static_cast<size_t>(sizes_.step.lanes));
@@ -296,7 +297,7 @@ bool EngineImpl::launch() {
     queued_tokens_ -= started_tokens;
   }
   publish(false);
-  next.ticket = stepper_->launch({next.copies, lane_work_});
+  next.ticket = stepper_->launch({next.copies, lane_work_, next.draft_list});
   ++in_flight_;
   if (in_flight_ == 1) supply_masks(next);
   return true;

@@ -123,6 +123,7 @@ class Refused : public Error {
 };
 
 inline constexpr int32_t kAutoDrafts = -1;
+inline constexpr int64_t kAutoDraftTokens = -1;
 
 // Told of what the prefix cache holds, for whoever sends requests to where their prompts are cached. A block is a full
 // page of tokens, named by a hash of all tokens up to its end; what has a salt (CacheHints) is not told. Called on the
@@ -151,6 +152,10 @@ struct EngineOptions {
   // Drafts of the MTP head that a step verifies: 0 .. 5, or kAutoDrafts: for each sequence what pays, by measurement.
   // Models without an MTP head: 0 or kAutoDrafts.
   int32_t drafts = 0;
+  // What drafts are chosen from: the first so many tokens of the vocabulary, 0: all, or kAutoDraftTokens: all, the
+  // first half or the first quarter, by what the sequences' own texts are made of (draft_lists.h). Of several ranks
+  // all.
+  int64_t draft_tokens = kAutoDraftTokens;
   bool prefix_cache = true;
   // Recurrent states kept for the prefix cache; 0: what an eighth of a full set of running sequences' caches would
   // take, at least 16. Pages of keys and values are kept as long as nobody else needs them.

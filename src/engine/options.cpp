@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "engine/draft_lists.h"
 
 namespace fourfold::engine {
 namespace {
@@ -45,6 +46,13 @@ EngineOptions resolve(EngineOptions options, const model::Model& model) {
     fail("engine: drafts is {}, and the model has no MTP head to make them", options.drafts);
   }
   if (!model.has_mtp()) options.drafts = 0;
+  check_limit("draft_tokens", options.draft_tokens, kAutoDraftTokens, int64_t{1} << 30);
+  const bool lists = options.drafts != 0 && model.options().shard.ranks() == 1;
+  if (!lists && options.draft_tokens > 0 && options.drafts != 0) {
+    fail("engine: drafts from the first {} tokens are for one rank, here are {}", options.draft_tokens,
+         model.options().shard.ranks());
+  }
+  if (!lists) options.draft_tokens = 0;
   const int64_t wanted = least_logit_rows(options);
   if (model.options().max_logit_rows < wanted) {
     fail("engine: the model has {} rows of logits a step, wanted {} (max_sequences {}, drafts {})",
@@ -74,6 +82,7 @@ Sizes sizes_of(const EngineOptions& resolved, const model::Model& model) {
   sizes.step.context = resolved.max_context;
   sizes.step.page_size = resolved.page_size;
   sizes.step.vocabulary = model.config().vocabulary;
+  sizes.step.draft_lists = DraftLists::of(resolved.draft_tokens, sizes.step.vocabulary);
   sizes.pages = ceil_div(resolved.cache_tokens, resolved.page_size);
   // A sequence has a slot for each row that may become its end.
   sizes.slots = resolved.max_sequences * (1 + sizes.step.drafts) + resolved.cached_states;

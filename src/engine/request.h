@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/draft_lists.h"
 #include "engine/draft_policy.h"
 #include "engine/engine.h"
 #include "engine/prefix_policy.h"
@@ -97,6 +98,7 @@ struct Active {
   int64_t cached_tokens = 0;
   int64_t drafted = 0, accepted = 0;
   Acceptance acceptance;
+  ListedText listed;
   std::vector<int32_t> drafts;  // with a constraint: those that the last settled step made
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;
   Clock::time_point submitted, first_step, first_token, last_token;

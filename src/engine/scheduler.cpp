@@ -25,17 +25,19 @@ bool erase_from(std::vector<Active*>& list, const Active* request) {
 void Flight::clear() {
   work.clear();
   copies.clear();
+  draft_list = 0;
   pages.clear();
   slots.clear();
 }
 
 Scheduler::Scheduler(const SchedulerLimits& limits, PageAllocator& pages, SlotAllocator& slots, PrefixCache* prefixes,
-                     DraftPolicy& drafts)
+                     DraftPolicy& drafts, const DraftLists& lists)
     : limits_(limits),
       pages_(pages),
       slots_(slots),
       prefixes_(prefixes),
       draft_policy_(drafts),
+      draft_lists_(lists),
       fed_pages_(static_cast<size_t>(pages.total())) {
   FF_ASSERT(limits.lanes > 0 && limits.rows >= limits.lanes && limits.logit_rows >= limits.lanes);
   FF_ASSERT(slots.total() >= limits.lanes);
@@ -266,14 +268,20 @@ void Scheduler::plan_drafts(Flight& flight) {
     return;
   }
   size_t next = 0;
+  listed_.clear();
   for (Work& work : flight.work) {
     if (next == choices_.size() || !work.chooses || work.request != choices_[next].request) continue;
     Active& request = *work.request;
     const int32_t drafts = choices_[next++].drafts;
     work.new_drafts = request.lane.asked_drafts = drafts;
+    if (drafts > 0) {
+      draft_lists_.count(request.listed, request.tokens);
+      listed_.push_back(&request.listed);
+    }
     // The drafter writes behind the last token. Where no page is left it makes fewer drafts.
     if (drafts > 1) grow(request.lane, std::min(request.position_bound() + drafts - 1, request.positions()));
   }
+  flight.draft_list = draft_lists_.choose(listed_);
 }
 
 // ---- settling

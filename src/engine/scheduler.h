@@ -21,6 +21,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/draft_lists.h"
 #include "engine/draft_policy.h"
 #include "engine/pages.h"
 #include "engine/prefix_cache.h"
@@ -62,6 +63,7 @@ struct Flight {
   ops::Ticket ticket = 0;
   std::vector<Work> work;  // those that go on first
   std::vector<ops::PageCopy> copies;
+  int32_t draft_list = 0;             // StepPlan::draft_list
   std::vector<int32_t> pages, slots;  // given back when it is settled
 
   void clear();
@@ -71,7 +73,7 @@ class Scheduler {
  public:
   // `pages` must hold one request of the largest context; `prefixes` may be null.
   Scheduler(const SchedulerLimits& limits, PageAllocator& pages, SlotAllocator& slots, PrefixCache* prefixes,
-            DraftPolicy& drafts);
+            DraftPolicy& drafts, const DraftLists& lists);
 
   // ---- requests; they are the scheduler's until they have left
   void add(std::unique_ptr<Active> request);
@@ -137,6 +139,7 @@ class Scheduler {
   SlotAllocator& slots_;
   PrefixCache* const prefixes_;
   DraftPolicy& draft_policy_;
+  const DraftLists draft_lists_;
 
   std::vector<std::unique_ptr<Active>> all_;  // in the order of submission
   std::vector<Active*> waiting_, running_;    // by priority, then age
@@ -148,6 +151,7 @@ class Scheduler {
   // Of the step that is being planned.
   std::vector<Work> chunks_;
   std::vector<DraftPolicy::Choice> choices_;
+  std::vector<const ListedText*> listed_;         // of those that draft
   std::vector<int32_t> read_pages_, read_slots_;  // that it names, and the lanes no longer hold
   std::vector<ops::PageCopy> copies_;
   int64_t rows_left_ = 0, draft_rows_left_ = 0, logits_left_ = 0;

@@ -67,6 +67,7 @@ class DecoderModel : public Model {
   // The head; every rank gets all logits.
   void score(const ops::Tensor& hidden, const ops::Tensor& logits) { score(*decoder_.head, hidden, logits); }
   void score(const ops::Matrix& head, const ops::Tensor& hidden, const ops::Tensor& logits);
+  const ops::Matrix& draft_head() const { return decoder_.mtp->head ? *decoder_.mtp->head : *decoder_.head; }
   void project(const ops::Batch& batch, const ops::Tensor& hidden, const ops::Tensor& logits);
   // The layers on `tokens` rows; their output under the final norm goes to hidden_.
   void run_trunk(int64_t tokens, Caches& caches, const LayerObserver& observer);
@@ -82,7 +83,6 @@ class DecoderModel : public Model {
   std::unique_ptr<Scratch> scratch_;
   ops::Tensor residual_, x_, delta_, hidden_, gathered_, logits_;
   ops::Tensor mtp_pair_, mtp_hidden_, mtp_logits_, draft_residual_;
-  ops::Tensor draft_logits_;  // of the tokens that may be drafted, in the memory of mtp_logits_
   int64_t token_count_ = 0, logit_count_ = 0, mtp_token_count_ = 0, mtp_logit_count_ = 0;
 };
 
@@ -102,10 +102,7 @@ DecoderModel::DecoderModel(Decoder decoder, std::shared_ptr<ops::Backend> backen
     elements = std::max(elements, decoder_.mtp->layer.token_mixer->scratch_elements(tokens));
     mtp_pair_ = allocate(tokens, 2 * hidden);
     mtp_hidden_ = allocate(tokens, hidden);
-    mtp_logits_ = draft_logits_ = allocate_floats(options_.max_logit_rows, decoder_.config.vocabulary);
-    if (const ops::Matrix* list = decoder_.mtp->head.get(); list != nullptr && options_.shard.ranks() == 1) {
-      draft_logits_.cols = draft_logits_.stride = list->rows();
-    }
+    mtp_logits_ = allocate_floats(options_.max_logit_rows, decoder_.config.vocabulary);
     draft_residual_ = allocate_floats(std::min(tokens, options_.max_logit_rows), hidden);
   }
   scratch_ = std::make_unique<Scratch>(*backend_, elements);
@@ -262,6 +259,11 @@ std::unique_ptr<ops::Stepper> DecoderModel::make_stepper(const ops::StepLimits& 
   FF_ASSERT(limits.vocabulary == decoder_.config.vocabulary);
   if (limits.drafts > 0 && !has_mtp()) fail("drafts: the model was loaded without an MTP head");
   if (limits.drafts > 0) FF_ASSERT(limits.lanes <= draft_residual_.rows);
+  for (size_t i = 0; i < limits.draft_lists.size() && limits.drafts > 0; ++i) {
+    const int64_t tokens = limits.draft_lists[i];
+    FF_ASSERT(tokens == 0 || options_.shard.ranks() == 1);
+    decoder_.mtp->lists[i] = tokens == 0 ? nullptr : backend_->first_rows(draft_head(), tokens);
+  }
   backend_->reserve({limits.rows, limits.lanes, limits.context, limits.page_size});
   return backend_->make_stepper(limits, caches.kv.get(),
                                 [this, &caches](const ops::StepShape& shape, ops::StepScope& scope) {
@@ -313,8 +315,14 @@ void DecoderModel::draft(const ops::StepShape& shape, ops::StepScope& scope, Cac
     const ops::Tensor x = x_.slice_rows(0, rows);
     backend_->rms_norm(residual, mtp.layer.input_norm, eps, x);
     run_layer(context, mtp.layer, residual, x, delta_.slice_rows(0, rows), mtp.final_norm, hidden);
-    const ops::Tensor logits = draft_logits_.slice_rows(0, rows);
-    score(mtp.head != nullptr ? *mtp.head : *decoder_.head, hidden, logits);
+    ops::Tensor logits = mtp_logits_.slice_rows(0, rows);
+    if (shape.draft_list == 0) {
+      score(draft_head(), hidden, logits);
+    } else {
+      const ops::Matrix& list = *mtp.lists[static_cast<size_t>(shape.draft_list) - 1];
+      logits.cols = logits.stride = list.rows();
+      backend_->linear(hidden, list, logits);
+    }
     scope.draft(pass, logits);
   }
 }

@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <span>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -17,7 +15,6 @@
 #include "base/env.h"
 #include "base/math.h"
 #include "base/threads.h"
-#include "model/shard.h"
 #include "nvfp4/number.h"
 #include "nvfp4/quantize.h"
 
@@ -57,34 +54,12 @@ float largest_of(const ops::MatrixSource& m, int64_t begin, int64_t end) {
   }
 }
 
-struct Wanted {
-  bool copy = true;  // in NVFP4
-  std::optional<int64_t> rows;
-};
+}  // namespace
 
-Wanted wanted_head() {
-  const auto text = env("FOURFOLD_DRAFT_HEAD");
-  if (!text || *text == "nvfp4") return {};
-  const size_t colon = text->find(':');
-  const std::string format = text->substr(0, colon);
-  Wanted wanted = {format != "stored", std::nullopt};
-  bool good = format == "stored" || format == "nvfp4";
-  if (colon != std::string::npos) {
-    int64_t rows = 0;
-    const char* const end = text->data() + text->size();
-    const auto [stop, error] = std::from_chars(text->data() + colon + 1, end, rows);
-    good = good && error == std::errc() && stop == end && rows > 0;
-    wanted.rows = rows;
-  }
-  if (!good)
-    fail("FOURFOLD_DRAFT_HEAD is '{}', wanted nvfp4 or stored, or one with a number of tokens: nvfp4:131072", *text);
-  return wanted;
-}
-
-// Whole rows of blocks of scales.
-constexpr int64_t kShortlistUnit = 128;
-
-std::optional<ops::MatrixSource> nvfp4_copy_of(const ops::MatrixSource& head, int threads) {
+std::optional<ops::MatrixSource> draft_head_of(const ops::MatrixSource& head, int threads) {
+  const std::string kept = env("FOURFOLD_DRAFT_HEAD").value_or("nvfp4");
+  if (kept != "nvfp4" && kept != "stored") fail("FOURFOLD_DRAFT_HEAD is '{}', wanted nvfp4 or stored", kept);
+  if (kept == "stored") return std::nullopt;
   const bool wide =
       head.format == ops::Format::kF32 || head.format == ops::Format::kBf16 || head.format == ops::Format::kF16;
   if (!wide || head.columns % nvfp4::kBlock != 0) return std::nullopt;
@@ -125,18 +100,6 @@ std::optional<ops::MatrixSource> nvfp4_copy_of(const ops::MatrixSource& head, in
   copy.block_scales = memory->scales.get();
   copy.owner = std::move(memory);
   return copy;
-}
-
-}  // namespace
-
-std::optional<ops::MatrixSource> draft_head_of(const ops::MatrixSource& head, int threads) {
-  const Wanted wanted = wanted_head();
-  const int64_t rows = wanted.rows ? round_up(std::min(*wanted.rows, head.rows), kShortlistUnit) : head.rows;
-  if (rows >= head.rows) return wanted.copy ? nvfp4_copy_of(head, threads) : std::nullopt;
-  ops::MatrixSource list = take_rows(head, {0, rows, rows});
-  if (std::optional<ops::MatrixSource> copy = wanted.copy ? nvfp4_copy_of(list, threads) : std::nullopt) return copy;
-  list.name = head.name + " (for drafts)";
-  return list;
 }
 
 }  // namespace fourfold::model

@@ -11,14 +11,10 @@
 
 namespace fourfold::model {
 
-// FOURFOLD_DRAFT_HEAD=nvfp4:N: with the first N rows alone, a shortlist; the tokens behind them are then never drafted.
-// A tokenizer of merges has numbered its tokens by how often they came in what it learnt from, so that most of a text's
-// tokens are among the first.
-
 // A copy of a head's rows in NVFP4, which owns its memory; without data where the head has none (a source of shapes).
 // Nothing where there is nothing to gain or no such copy: the head has a byte or less for each weight, its width is no
-// multiple of NVFP4's block, or one of its weights is not finite. FOURFOLD_DRAFT_HEAD=stored: nothing. Of a shortlist
-// only its rows, as they are stored where there would be no copy. `threads` make it; 0: the default of base/threads.h.
+// multiple of NVFP4's block, or one of its weights is not finite. FOURFOLD_DRAFT_HEAD=stored: nothing. `threads`
+// make it; 0: the default of base/threads.h.
 std::optional<ops::MatrixSource> draft_head_of(const ops::MatrixSource& head, int threads = 0);
 
 }  // namespace fourfold::model

@@ -2,12 +2,14 @@
 // dense MLP) around a residual stream. A new model family adds mixers and a builder; nothing else changes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 
 #include "model/model.h"
 #include "ops/cost.h"
 #include "ops/ops.h"
+#include "ops/step.h"
 
 namespace fourfold::model {
 
@@ -70,6 +72,8 @@ struct MtpHead {
   std::unique_ptr<ops::Matrix> fc;  // [hidden, 2 x hidden]: embedding half first
   // What drafts are chosen with, the rank's rows; null: the decoder's head (draft_head.h).
   std::unique_ptr<ops::Matrix> head;
+  // Its first rows, or the decoder's head's: the stepper's lists of tokens (StepLimits::draft_lists).
+  std::array<std::unique_ptr<ops::Matrix>, ops::kDraftLists> lists;
   Layer layer;
 };
 

@@ -247,9 +247,6 @@ class Builder {
   }
   void load_draft_head(const std::optional<MatrixSource>& copy) {
     if (!copy) return;
-    if (copy->rows != vocabulary_.size && shard_.ranks() > 1) {
-      fail("FOURFOLD_DRAFT_HEAD: a shortlist of {} tokens is for one rank, here are {}", copy->rows, shard_.ranks());
-    }
     draft_head_ = backend_.load_matrix(std::span(&*copy, 1));
   }
 

@@ -29,6 +29,7 @@ struct Batch {
   std::span<const int32_t> tokens;      // [rows]
   std::span<const Sequence> sequences;  // cover the first rows, in order, each row once
   std::span<const int32_t> logit_rows;  // rows whose logits are wanted, ascending
+  int32_t draft_list = 0;               // of a drafting pass: StepPlan::draft_list
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   // Rows of sequences. Those behind them, up to size(), are padding: embedded as token 0, whatever `tokens` has, finite

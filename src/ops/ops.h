@@ -32,6 +32,9 @@ class Buffer {
   virtual int64_t bytes() const = 0;
 };
 
+// Of Backend::first_rows(): whole panels and tiles of all backends.
+inline constexpr int64_t kFirstRows = 128;
+
 // A loaded weight matrix [rows, columns] in the backend's own layout; possibly several checkpoint matrices stacked by
 // rows, each with its own format and scale.
 class Matrix {
@@ -218,6 +221,9 @@ class Backend {
   virtual Vector load_vector(std::span<const float> values) = 0;
   // The parts are stacked by rows; all have the same number of columns.
   virtual std::unique_ptr<Matrix> load_matrix(std::span<const MatrixSource> parts) = 0;
+  // The first rows of a loaded matrix of one part, a multiple of kFirstRows, as a matrix: without a copy, so that
+  // `matrix` must outlive it.
+  virtual std::unique_ptr<Matrix> first_rows(const Matrix& matrix, int64_t rows) = 0;
   // Gate and up of a shared expert, [intermediate, columns] each, for MoeParams::shared_gate_up and nothing else: a
   // backend may keep their rows in another order.
   virtual std::unique_ptr<Matrix> load_gate_up(const MatrixSource& gate, const MatrixSource& up) {

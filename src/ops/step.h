@@ -16,6 +16,7 @@
 // called (CPU). So nothing in a body may depend on a value that changes from step to step.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -33,6 +34,8 @@ namespace fourfold::ops {
 inline constexpr int64_t kInFlight = 2;
 // Drafts of a lane in one step.
 inline constexpr int64_t kMaxDrafts = 5;
+// Lists of tokens, beside all of them, that a stepper can draft from.
+inline constexpr size_t kDraftLists = 2;
 
 // What a stepper is built for; everything is sized from it, and nothing grows afterwards.
 struct StepLimits {
@@ -43,6 +46,9 @@ struct StepLimits {
   int64_t context = 0;     // positions of one lane
   int64_t page_size = 0;
   int64_t vocabulary = 0;
+  // The first so many tokens of the vocabulary, multiples of kFirstRows, that drafts may be chosen from alone; 0: there
+  // is no such list.
+  std::array<int64_t, kDraftLists> draft_lists = {};
 };
 
 // What a lane needs to know of its request. Spans are read by launch() only.
@@ -95,6 +101,7 @@ struct PageCopy {
 struct StepPlan {
   std::span<const PageCopy> page_copies;
   std::span<const LaneWork> work;  // lanes that go on first, then those with tokens; a lane at most once
+  int32_t draft_list = 0;          // what this step drafts from: all tokens, or StepLimits::draft_lists[draft_list - 1]
 };
 
 struct LaneOutcome {
@@ -152,6 +159,7 @@ struct StepShape {
   int64_t lanes = 0;          // rows of a drafting pass
   int64_t drafts = 0;         // drafting passes
   bool feed_drafter = false;  // keep the drafter's caches up to date
+  int32_t draft_list = 0;     // StepPlan::draft_list
 
   bool operator==(const StepShape&) const = default;
 };

@@ -647,6 +647,30 @@ TEST(Engine, GoodDraftsSaveSteps) {
   }
 }
 
+TEST(Engine, DraftsMayComeFromTheFirstTokensAlone) {
+  for (const bool later : {false, true}) {
+    EngineOptions options = small_options();
+    options.drafts = 3;
+    options.draft_tokens = 100;  // 128
+    FakeOptions fake;
+    fake.mtp = true;
+    fake.draft_accuracy = 1;
+    fake.vocabulary = 300;
+    fake.tokens_later = fake.rounds_ahead = later;
+    const auto engine = fake_engine(options, fake);
+    Request request = simple_request({1, 2, 3}, 60);
+    request.sampling.temperature = 0;
+    const Outcome outcome = collect(*engine->submit(request));
+    EXPECT_EQ(outcome, alone(request, 300, 64));
+    // Every draft is the token that is chosen, unless that is behind the list.
+    const auto listed =
+        std::count_if(outcome.tokens.begin() + 1, outcome.tokens.end(), [](int32_t t) { return t < 128; });
+    EXPECT_LT(outcome.end.accepted, outcome.end.drafted);
+    EXPECT_GT(outcome.end.accepted, 0);
+    EXPECT_LE(outcome.end.accepted, listed);
+  }
+}
+
 TEST(Engine, DraftsNeedAHeadAndKeepToTheRequest) {
   EngineOptions options = small_options();
   options.drafts = 2;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -143,6 +144,7 @@ class FakeModel final : public model::Model {
     cpu::HostStepParts parts;
     parts.bind = [this](const ops::Batch& batch, cpu::StepPart, std::span<const cpu::CarriedRow>) { batch_ = batch; };
     parts.copy_page = [this](int32_t from, int32_t to) { kv_->copy_page(from, to); };
+    draft_lists_ = limits.draft_lists;
     parts.body = [this](const ops::StepShape& shape, ops::StepScope& scope) { step(shape, scope); };
     parts.pool = &pool_;
     parts.row_bucket = options_.row_bucket;
@@ -221,7 +223,9 @@ class FakeModel final : public model::Model {
       for (const ops::Sequence& sequence : batch_.sequences) {
         if (!gone(sequence)) draft(sequence, pass);
       }
-      scope.draft(pass, tensor(logits_, rows, options_.vocabulary));
+      ops::Tensor logits = tensor(logits_, rows, options_.vocabulary);
+      if (shape.draft_list > 0) logits.cols = draft_lists_.at(static_cast<size_t>(shape.draft_list) - 1);
+      scope.draft(pass, logits);
     }
   }
 
@@ -307,6 +311,7 @@ class FakeModel final : public model::Model {
   model::ModelConfig config_;
   model::ModelOptions model_options_;
   ThreadPool pool_{1};
+  std::array<int64_t, ops::kDraftLists> draft_lists_ = {};
   FakeKv* kv_ = nullptr;
   FakeStates* states_ = nullptr;
   ops::Batch batch_;

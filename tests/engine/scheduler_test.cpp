@@ -22,7 +22,8 @@ struct Bench {
         slots(limits.lanes * (1 + drafts) + cached_states),
         prefixes({true, cached_states, 1, 1}, pages, slots),
         policy(drafts, drafts),
-        scheduler(limits, pages, slots, &prefixes, policy),
+        lists({}, 1, false),
+        scheduler(limits, pages, slots, &prefixes, policy, lists),
         random(1) {}
 
   Active* add(uint64_t id, int64_t prompt, int64_t max_tokens, int64_t max_context = 1000, int32_t first = 1,
@@ -112,6 +113,7 @@ struct Bench {
   SlotAllocator slots;
   PrefixCache prefixes;
   DraftPolicy policy;
+  DraftLists lists;
   Scheduler scheduler;
   Random random;
   std::deque<UnderWay> under_way;

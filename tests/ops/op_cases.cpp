@@ -76,6 +76,36 @@ std::vector<Result> run_linear(Column& column, const std::vector<Part>& parts, i
   return results;
 }
 
+// The first rows of a matrix, and all of it behind them.
+std::vector<Result> run_first_rows(Column& column, Format format, int64_t first, int64_t rows, int64_t columns) {
+  Random random(18);
+  ops::Backend& backend = column.backend();
+  const auto owned = format == Format::kFp8 ? random_fp8(random, rows, columns, Grid::kBlocks)
+                                            : random_matrix(random, format, rows, columns);
+  const auto matrix = backend.load_matrix(std::vector{source_of(owned)});
+  const auto view = backend.first_rows(*matrix, first);
+  EXPECT_EQ(view->rows(), first);
+  EXPECT_EQ(view->columns(), columns);
+  EXPECT_LT(view->bytes(), matrix->bytes());
+  backend.reserve(limits_of(column));
+  ProductOf of{.depth = columns};
+  of.add(format);
+  std::vector<Result> results;
+  for (const int64_t tokens : column.token_counts()) {
+    const StepBatch step = plain_batch(tokens);
+    backend.begin_step(step.batch());
+    const Placed x = column.place(column.inputs(random, tokens * columns), tokens, columns);
+    for (const ops::Matrix* weight : {view.get(), matrix.get()}) {
+      const Placed out = column.empty(tokens, weight->rows(), Type::kFloat);
+      backend.linear(x.tensor, *weight, out.tensor);
+      results.push_back({fmt::format("T={} rows={}", tokens, weight->rows()), tokens, weight->rows(),
+                         column.values(out), column.product_error(of, Type::kFloat),
+                         0.05 * std::sqrt(static_cast<double>(columns))});
+    }
+  }
+  return results;
+}
+
 // A norm and the product behind it, which a backend may take as one.
 std::vector<Result> run_norm_linear(Column& column, Format format, int64_t rows, int64_t columns) {
   Random random(19);
@@ -551,6 +581,8 @@ void add_products(Cases& cases) {
               return run_linear(c, {{Format::kNvfp4, 200}, {Format::kBf16, 8}}, 512);
             })
       .nvfp4_activations = true;
+  cases.add("first_rows_nvfp4", [](Column& c) { return run_first_rows(c, Format::kNvfp4, 256, 400, 512); });
+  cases.add("first_rows_fp8", [](Column& c) { return run_first_rows(c, Format::kFp8, 128, 391, 256); });
   cases.add("norm_linear_nvfp4", [](Column& c) { return run_norm_linear(c, Format::kNvfp4, 37, 272); });
   cases.add("norm_linear_bf16", [](Column& c) { return run_norm_linear(c, Format::kBf16, 19, 1040); });
 }

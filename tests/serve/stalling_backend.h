@@ -49,6 +49,9 @@ class StallingBackend final : public ops::Backend {
   std::unique_ptr<ops::Matrix> load_matrix(std::span<const ops::MatrixSource> parts) override {
     return inner_->load_matrix(parts);
   }
+  std::unique_ptr<ops::Matrix> first_rows(const ops::Matrix& matrix, int64_t rows) override {
+    return inner_->first_rows(matrix, rows);
+  }
   std::unique_ptr<ops::Matrix> load_table(const ops::MatrixSource& source) override {
     return inner_->load_table(source);
   }

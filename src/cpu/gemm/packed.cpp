@@ -364,6 +364,23 @@ PackedMatrix::PackedMatrix(std::span<const ops::MatrixSource> parts, WeightMemor
   }
 }
 
+PackedMatrix::PackedMatrix(const PackedMatrix& of, int64_t rows)
+    : parts_(of.parts_), rows_(rows), columns_(of.columns_), panels_(rows / kPanelRows), memory_(of.memory_) {
+  FF_ASSERT(parts_.size() == 1 && rows > 0 && rows <= of.rows_ && rows % kPanelRows == 0);
+  PackedPart& part = parts_[0];
+  if (part.row_scale_step != 0) {  // segment by segment, each of all panels
+    const int64_t all = of.panels_ * kPanelRows, left = panels_ * kPanelRows;
+    const auto segments = static_cast<int64_t>(part.row_scales.size()) / all;
+    for (int64_t s = 1; s < segments; ++s) {
+      std::copy_n(part.row_scales.begin() + s * all, left, part.row_scales.begin() + s * left);
+    }
+    part.row_scales.resize(static_cast<size_t>(segments * left));
+  }
+  part.rows = rows_;
+  part.panels = panels_;
+  bytes_ = of.bytes_ / of.panels_ * panels_;
+}
+
 PackedExperts::PackedExperts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
                              const std::function<void(int64_t)>& done, WeightMemory& memory, ThreadPool& pool) {
   experts_.reserve(static_cast<size_t>(count));

@@ -69,6 +69,8 @@ class WeightMemory {
 class PackedMatrix : public ops::Matrix {
  public:
   PackedMatrix(std::span<const ops::MatrixSource> parts, WeightMemory& memory, ThreadPool& pool);
+  // The first rows of one with one part, whole panels, in the same memory.
+  PackedMatrix(const PackedMatrix& of, int64_t rows);
   int64_t rows() const override { return rows_; }
   int64_t columns() const override { return columns_; }
   int64_t bytes() const override { return bytes_; }

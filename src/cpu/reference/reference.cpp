@@ -66,6 +66,7 @@ constexpr RowKernels kRows = {.rms_norm = rms_norm, .add = add, .keep = keep};
 float sigmoid(float x) { return static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(x)))); }
 float silu(float x) { return static_cast<float>(static_cast<double>(x) / (1.0 + std::exp(-static_cast<double>(x)))); }
 
+// Stored matrices, or views of some that another one holds.
 class StackedMatrix : public ops::Matrix {
  public:
   explicit StackedMatrix(std::span<const ops::MatrixSource> sources) {
@@ -74,18 +75,30 @@ class StackedMatrix : public ops::Matrix {
       if (source.columns != sources[0].columns) {
         fail("{}: {} columns, wanted {} like {}", source.name, source.columns, sources[0].columns, sources[0].name);
       }
-      parts_.emplace_back(source);
-      rows_ += source.rows;
-      bytes_ += source.bytes();
+      stored_.emplace_back(source);
+      add(stored_.back().view());
     }
   }
+  StackedMatrix(const StackedMatrix& of, int64_t rows) {
+    FF_ASSERT(of.parts_.size() == 1 && rows > 0 && rows <= of.rows_);
+    ops::MatrixSource first = of.parts_[0];
+    first.rows = rows;
+    add(first);
+  }
   int64_t rows() const override { return rows_; }
-  int64_t columns() const override { return parts_[0].view().columns; }
+  int64_t columns() const override { return parts_[0].columns; }
   int64_t bytes() const override { return bytes_; }
-  const std::vector<StoredMatrix>& parts() const { return parts_; }
+  const std::vector<ops::MatrixSource>& parts() const { return parts_; }
 
  private:
-  std::vector<StoredMatrix> parts_;
+  void add(const ops::MatrixSource& part) {
+    parts_.push_back(part);
+    rows_ += part.rows;
+    bytes_ += part.bytes();
+  }
+
+  std::vector<StoredMatrix> stored_;
+  std::vector<ops::MatrixSource> parts_;
   int64_t rows_ = 0;
   int64_t bytes_ = 0;
 };
@@ -143,6 +156,10 @@ std::unique_ptr<ops::Matrix> ReferenceBackend::load_matrix(std::span<const ops::
   return std::make_unique<StackedMatrix>(parts);
 }
 
+std::unique_ptr<ops::Matrix> ReferenceBackend::first_rows(const ops::Matrix& matrix, int64_t rows) {
+  return std::make_unique<StackedMatrix>(static_cast<const StackedMatrix&>(matrix), rows);
+}
+
 std::unique_ptr<ops::Experts> ReferenceBackend::load_experts(int64_t count,
                                                              const std::function<ops::ExpertSource(int64_t)>& source,
                                                              const std::function<void(int64_t)>& done) {
@@ -181,8 +198,7 @@ void ReferenceBackend::linear(const ops::Tensor& x, const ops::Matrix& weight, c
   FF_ASSERT(x.rows == out.rows && x.cols == columns && out.cols == matrix.rows());
   int64_t first_row = 0;
   std::vector<float> storage(options().nvfp4_activations ? static_cast<size_t>(x.rows * columns) : 0);
-  for (const StoredMatrix& part : matrix.parts()) {
-    const ops::MatrixSource& source = part.view();
+  for (const ops::MatrixSource& source : matrix.parts()) {
     std::vector<const float*> inputs(static_cast<size_t>(x.rows));
     for (int64_t t = 0; t < x.rows; ++t) {
       inputs[static_cast<size_t>(t)] =

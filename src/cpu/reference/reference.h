@@ -13,6 +13,7 @@ class ReferenceBackend : public CpuBackend {
   explicit ReferenceBackend(const CpuOptions& options);
 
   std::unique_ptr<ops::Matrix> load_matrix(std::span<const ops::MatrixSource> parts) override;
+  std::unique_ptr<ops::Matrix> first_rows(const ops::Matrix& matrix, int64_t rows) override;
   std::unique_ptr<ops::Experts> load_experts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,
                                              const std::function<void(int64_t)>& done) override;
   void linear(const ops::Tensor& x, const ops::Matrix& weight, const ops::Tensor& out) override;

@@ -112,6 +112,9 @@ ops::Ticket HostStepper::launch(const ops::StepPlan& plan) {
   step.ticket = ticket;
   step.done = false;
   step.works = plan.work.size();
+  FF_ASSERT(plan.draft_list >= 0 && plan.draft_list <= static_cast<int32_t>(ops::kDraftLists));
+  FF_ASSERT(plan.draft_list == 0 || limits_.draft_lists[static_cast<size_t>(plan.draft_list) - 1] > 0);
+  step.draft_list = plan.draft_list;
   step.page_copies.assign(plan.page_copies.begin(), plan.page_copies.end());
   step.tokens.clear();
   step.pages.clear();

@@ -201,7 +201,7 @@ int64_t HostStepper::begin_draft_ahead(int64_t pass) {
   const auto rows = static_cast<int64_t>(sequences_.size());
   if (rows == 0) return 0;
   next_tokens_.assign(static_cast<size_t>(drafting_rows(rows)), 0);
-  parts_.bind({next_tokens_, sequences_, {}}, pass == 0 ? StepPart::kFirstDraft : StepPart::kDraft, {});
+  bind_draft(pass, {});
   parts_.carry_lanes(carried_lanes_);
   return static_cast<int64_t>(next_tokens_.size());
 }

@@ -64,6 +64,7 @@ ops::StepShape HostStepper::lay_out(Run& run) {
   shape.rows = static_cast<int64_t>(run.row_tokens.size());
   shape.logit_rows = static_cast<int64_t>(run.logit_rows.size());
   shape.lanes = drafting_rows(shape.lanes);
+  shape.draft_list = step.draft_list;
   return shape;
 }
 
@@ -416,8 +417,13 @@ int64_t HostStepper::begin_draft(int64_t pass) {
   const auto rows = static_cast<int64_t>(next_tokens_.size());
   if (rows == 0) return 0;
   next_tokens_.resize(static_cast<size_t>(drafting_rows(rows)), 0);
-  parts_.bind({next_tokens_, sequences_, {}}, pass == 0 ? StepPart::kFirstDraft : StepPart::kDraft, carried_drafts_);
+  bind_draft(pass, carried_drafts_);
   return static_cast<int64_t>(next_tokens_.size());
+}
+
+void HostStepper::bind_draft(int64_t pass, std::span<const CarriedRow> carried) {
+  parts_.bind({next_tokens_, sequences_, {}, run_->step->draft_list},
+              pass == 0 ? StepPart::kFirstDraft : StepPart::kDraft, carried);
 }
 
 void HostStepper::gather_ends(const Tensor& x, const Tensor& out) {

@@ -40,6 +40,7 @@ struct Step {
   std::vector<ops::PageCopy> page_copies;
   std::vector<Work> work;  // as many as there are lanes; `works` of them are of this plan
   size_t works = 0;
+  int32_t draft_list = 0;
   std::vector<LaneStartCopy> starts;  // by index of the work
   std::vector<int32_t> tokens, pages, states;
   std::vector<LaneOutcome> outcomes;
@@ -141,6 +142,7 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   void carry_trunk();
   void move_ahead();
   void feed_ahead();
+  void bind_draft(int64_t pass, std::span<const CarriedRow> carried);
   void list_drafters();
   void list_drafters_ahead();
   int64_t begin_draft_ahead(int64_t pass);

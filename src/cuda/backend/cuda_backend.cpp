@@ -190,6 +190,10 @@ std::unique_ptr<ops::Matrix> CudaBackend::load_matrix(std::span<const ops::Matri
   return noted(std::make_unique<Stack>(card_, parts));
 }
 
+std::unique_ptr<ops::Matrix> CudaBackend::first_rows(const ops::Matrix& matrix, int64_t rows) {
+  return noted(std::make_unique<Stack>(static_cast<const Stack&>(matrix), rows));
+}
+
 std::unique_ptr<ops::Matrix> CudaBackend::load_gate_up(const ops::MatrixSource& gate, const ops::MatrixSource& up) {
   if (!makes_pair(gate, up)) return Backend::load_gate_up(gate, up);
   return noted(std::make_unique<Stack>(card_, gate, up));

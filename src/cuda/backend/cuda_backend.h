@@ -51,6 +51,7 @@ class CudaBackend : public ops::Backend {
   std::unique_ptr<ops::Buffer> allocate(int64_t bytes) override;
   ops::Vector load_vector(std::span<const float> values) override;
   std::unique_ptr<ops::Matrix> load_matrix(std::span<const ops::MatrixSource> parts) override;
+  std::unique_ptr<ops::Matrix> first_rows(const ops::Matrix& matrix, int64_t rows) override;
   std::unique_ptr<ops::Matrix> load_gate_up(const ops::MatrixSource& gate, const ops::MatrixSource& up) override;
   std::unique_ptr<ops::Matrix> load_table(const ops::MatrixSource& source) override;
   std::unique_ptr<ops::Experts> load_experts(int64_t count, const std::function<ops::ExpertSource(int64_t)>& source,

@@ -237,6 +237,21 @@ Stack::Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> sour
   }
 }
 
+Stack::Stack(const Stack& of, int64_t rows)
+    : card_(of.card_),
+      packed_(of.packed_),
+      matrix_(of.matrix_),
+      formats_(of.formats_),
+      name_(of.name_),
+      factors_(of.factors_) {
+  FF_ASSERT(packed_.parts.size() == 1 && !paired() && rows > 0 && rows <= of.rows() && rows % gemm::kTileRows == 0);
+  PackedMatrix::Part& part = packed_.parts[0];
+  packed_.rows = rows;
+  part.rows = matrix_.parts[0].rows = static_cast<int>(rows);
+  part.tiles = packed_.tiles = matrix_.tiles = static_cast<int>(rows / gemm::kTileRows);
+  bytes_ = of.bytes_ / of.packed_.tiles * packed_.tiles;
+}
+
 void feed_part(Card& card, std::span<const ops::MatrixSource> sources, const PackedMatrix::Part& part, int units,
                uint8_t* out) {
   const ops::MatrixSource& m = sources[0];

@@ -138,6 +138,8 @@ class Stack : public ops::Matrix {
   Stack(std::shared_ptr<Card> card, std::span<const ops::MatrixSource> parts);
   // Gate and up as a pair, for products that end in SwiGLU (makes_pair()).
   Stack(std::shared_ptr<Card> card, const ops::MatrixSource& gate, const ops::MatrixSource& up);
+  // The first rows of one with one part, whole tiles, in the same memory.
+  Stack(const Stack& of, int64_t rows);
   ~Stack() override { card_->let_go(); }
   bool paired() const { return packed_.paired; }
   // Of weights: of a pair gate and up.

@@ -33,7 +33,12 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   try {
     Rehearsal rehearsal(limits.lanes);
     const auto rehearse = [&] {
-      body({limits.rows, limits.logit_rows, limits.lanes, limits.drafts, limits.drafts > 0}, rehearsal);
+      ops::StepShape shape = {limits.rows, limits.logit_rows, limits.lanes, limits.drafts, limits.drafts > 0};
+      body(shape, rehearsal);
+      for (size_t list = 0; shape.feed_drafter && list < limits.draft_lists.size(); ++list) {
+        shape.draft_list = static_cast<int32_t>(list) + 1;
+        if (limits.draft_lists[list] > 0) body(shape, rehearsal);
+      }
     };
     if (!card_->device.only_counts()) load_asked_for(rehearse);
     rehearse();
@@ -382,6 +387,7 @@ void CudaBackend::begin_part(const ops::Batch& batch, cpu::StepPart part, std::s
       options_.graphs && !key.empty() && (ranks_ == nullptr || ranks_->records())) {
     key.push_back(static_cast<int64_t>(part));
     key.push_back(static_cast<int64_t>(batch.logit_rows.size()));
+    key.push_back(batch.draft_list);
     // What is recorded may not wait for room in these.
     row_uploads_.prepare(static_cast<uint64_t>(limits_.rows) * sizeof(int));
     graphs_.begin(key);

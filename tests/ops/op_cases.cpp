@@ -80,7 +80,7 @@ std::vector<Result> run_linear(Column& column, const std::vector<Part>& parts, i
 std::vector<Result> run_first_rows(Column& column, Format format, int64_t first, int64_t rows, int64_t columns) {
   Random random(18);
   ops::Backend& backend = column.backend();
-  const auto owned = format == Format::kFp8 ? random_fp8(random, rows, columns, Grid::kBlocks)
+  const auto owned = format == Format::kFp8 ? random_fp8(random, rows, columns, Grid::kCells)
                                             : random_matrix(random, format, rows, columns);
   const auto matrix = backend.load_matrix(std::vector{source_of(owned)});
   const auto view = backend.first_rows(*matrix, first);

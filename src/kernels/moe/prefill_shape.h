@@ -12,22 +12,6 @@ inline constexpr int kPrefillProducers = 4;     // warps
 inline constexpr int kPrefillTokenStep = 16;    // tiles come in steps of this
 inline constexpr int kPrefillMostTokens = 176;  // above that two accumulators do not fit the registers
 
-// The widths that a tile of `tokens` compiles, ascending with i: 32, half, halfway from there to 24 less, 24, 16 and 8
-// less, its own. A block runs in the narrowest that holds it. They share accumulators and epilogue, so that a further
-// one costs little to compile.
-FOURFOLD_MOE_HD constexpr int prefill_width(int tokens, int i) {
-  const int half = (tokens / 2 + 7) / 8 * 8;
-  const int widths[7] = {32, half, (half + tokens - 24) / 16 * 8, tokens - 24, tokens - 16, tokens - 8, tokens};
-  // Narrow tiles have fewer: what does not ascend is left out.
-  int last = 0, at = 0;
-  for (int w : widths) {
-    if (w <= last || w < 16 || w > tokens) continue;
-    if (at++ == i) return w;
-    last = w;
-  }
-  return tokens;
-}
-
 // `Tile`: see stream_shape.h.
 template <typename Tile>
 struct PrefillShape {

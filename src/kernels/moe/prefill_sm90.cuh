@@ -239,11 +239,11 @@ __device__ __forceinline__ void multiply_item(const GemmArgs& args, u32 base, Ri
   mbarrier_arrive(empty(previous));
 }
 
-// Runs an item in the narrowest of the widths that holds it (prefill_width).
+// Runs an item in the narrowest of the widths that holds it (wgmma_width).
 template <typename Tile, int I>
 __device__ __forceinline__ void multiply_narrowest(const GemmArgs& args, u32 base, Ring& ring, int tokens,
                                                    u32 scale_base, float (&acc)[2][Tile::value.tokens / 2]) {
-  constexpr int kWidth = prefill_width(Tile::value.tokens, I);
+  constexpr int kWidth = plan::moe::wgmma_width(Tile::value.tokens, I);
   if constexpr (kWidth >= Tile::value.tokens) {
     multiply_item<Tile, Tile::value.tokens>(args, base, ring, scale_base, acc);
   } else {

@@ -32,11 +32,14 @@ double saturation(double have, double need) {
   return x / std::pow(1 + std::pow(x, 4), 0.25);
 }
 
-// wgmma m64nNk16 takes N / 2 clocks, but not fewer than about 14 + N / 4 (published latencies: N = 8 takes 18, 64 takes
-// 32, 128 takes 64).
+// wgmma m64nNk16 takes N / 2 clocks of a multiprocessor that does nothing else, but not fewer than about 14 + N / 4
+// (published latencies: N = 8 takes 18, 64 takes 32, 128 takes 64). Beside dequantisation, and against the rate that a
+// card sustains, 289 measured layers take in proportion to N + 16 columns; 0.45 clocks for each is what they take in
+// prompts (docs/plan.md).
 double matrix_efficiency(const TileConfig& t, double n) {
+  constexpr double kClocks = 0.45, kBeside = 16;
   if (row_of(t).unit != MatrixUnit::kWgmma) return 1;
-  return n / 2 / std::max(n / 2, 14 + n / 4);
+  return n / 2 / std::max(kClocks * (n + kBeside), 14 + n / 4);
 }
 
 struct Work {  // of one tile of one CTA
@@ -113,6 +116,7 @@ Prediction predict(const Problem& problem, Pass pass, const Gpu& gpu, const Cand
   if (per.token_step > 0 && !accumulate) {
     width = std::min<double>(width, token_tiles(problem, per.token_step) * per.token_step / row_tiles);
   }
+  if (row.unit == MatrixUnit::kWgmma) width = wgmma_columns(problem, t.tokens) / row_tiles;
   Work w = work_of(problem, pass, c, per, width);
   if (accumulate) w.repeat(touched);
 

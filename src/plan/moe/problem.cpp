@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <map>
 #include <vector>
 
 #include "base/check.h"
 #include "base/math.h"
+#include "plan/moe/tile.h"
 
 namespace fourfold::plan::moe {
 namespace {
@@ -66,6 +68,19 @@ class RowCounts {
       sum += term;
     }
   }
+  // E[f(rows)], f(0) = 0.
+  template <typename F>
+  double mean(const F& f) const {
+    double sum = 0, above_last = above(low_ - 1);
+    for (size_t i = 0; i < survival_.size(); ++i) {
+      const double probability = above_last - survival_[i];
+      above_last = survival_[i];
+      if (const auto rows = low_ + static_cast<int64_t>(i); rows > 0) sum += probability * f(rows);
+    }
+    return sum;
+  }
+  // mean() of wgmma_columns_of(), kept for each tile.
+  double wgmma_columns(int tile) const;
 
  private:
   RowCounts() = default;
@@ -98,7 +113,27 @@ class RowCounts {
   double p_ = 0;
   int64_t low_ = 0;
   std::vector<double> survival_;  // [i] = P(rows > low + i)
+  mutable std::map<int, double> wgmma_columns_;
 };
+
+// Columns that blocks of an expert with so many rows compute.
+double wgmma_columns_of(int64_t rows, int tile) {
+  const auto width = [&](int64_t size) {
+    for (int i = 0;; ++i) {
+      const int w = wgmma_width(tile, i);
+      if (w >= size || w == tile) return static_cast<double>(w);
+    }
+  };
+  const int64_t blocks = ceil_div(rows, int64_t{tile});
+  const int64_t size = std::min<int64_t>(round_up(ceil_div(rows, blocks), int64_t{8}), tile);
+  return static_cast<double>(blocks - 1) * width(size) + width(std::max<int64_t>(rows - (blocks - 1) * size, 1));
+}
+
+double RowCounts::wgmma_columns(int tile) const {
+  const auto [found, fresh] = wgmma_columns_.emplace(tile, 0.0);
+  if (fresh) found->second = mean([&](int64_t rows) { return wgmma_columns_of(rows, tile); });
+  return found->second;
+}
 
 }  // namespace
 
@@ -190,6 +225,12 @@ double touched_experts(const Problem& p) {
 double token_tiles(const Problem& p, int tile) {
   return RowCounts::of(p).tiles(tile) * static_cast<double>(p.experts) +
          static_cast<double>(p.shared_slices() * ceil_div(p.tokens, tile));
+}
+
+double wgmma_columns(const Problem& p, int tile) {
+  if (p.tokens == 0) return 0;
+  return RowCounts::of(p).wgmma_columns(tile) * static_cast<double>(p.experts) +
+         static_cast<double>(p.shared_slices()) * wgmma_columns_of(p.tokens, tile);
 }
 
 int64_t busiest_rows(const Problem& p) {

@@ -94,6 +94,9 @@ Problem find_shape(std::string_view name);
 double touched_experts(const Problem& problem);
 // Expected number of token tiles over all experts: experts * E[ceil(rows / tile)].
 double token_tiles(const Problem& problem, int tile);
+// Expected number of token columns that all tiles compute, where a wgmma tile's block of an expert is computed in the
+// narrowest of its widths (wgmma_width()): blocks of one expert are as equal as multiples of 8 rows allow.
+double wgmma_columns(const Problem& problem, int tile);
 // Rows that the busiest expert is expected to have (the expectation over experts of the maximum, estimated by the
 // (1 - 1/experts) quantile).
 int64_t busiest_rows(const Problem& problem);

@@ -57,6 +57,22 @@ struct TileConfig {
 
 // A streaming tile of so many compute warps takes registers from its producers for them. Its items are long enough to
 // raise flags for the next kernel: gate-up's for down, down's for the sum.
+// The widths that a wgmma tile of `tokens` compiles, ascending with i: 32, half, halfway from there to 24 less, 24, 16
+// and 8 less, its own. A block is computed in the narrowest that holds it. They share accumulators and epilogue, so
+// that a further one costs little to compile.
+FOURFOLD_PLAN_FN int wgmma_width(int tokens, int i) {
+  const int half = (tokens / 2 + 7) / 8 * 8;
+  const int widths[7] = {32, half, (half + tokens - 24) / 16 * 8, tokens - 24, tokens - 16, tokens - 8, tokens};
+  // Narrow tiles have fewer: what does not ascend is left out.
+  int last = 0, at = 0;
+  for (int w : widths) {
+    if (w <= last || w < 16 || w > tokens) continue;
+    if (at++ == i) return w;
+    last = w;
+  }
+  return tokens;
+}
+
 inline constexpr int kWideStreamingWarps = 16;
 FOURFOLD_PLAN_FN bool raises_flags(const TileConfig& t) {
   return t.family == Family::kStreaming && t.warps == kWideStreamingWarps;

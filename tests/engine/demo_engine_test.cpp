@@ -146,6 +146,7 @@ std::vector<Way> ways(const std::vector<Request>& requests, std::initializer_lis
   everything.options.prefix_cache = true;
   everything.options.cached_states = 16;
   everything.options.drafts = 3;
+  everything.options.draft_tokens = 1024;
   all.push_back(everything);
   return all;
 }

@@ -20,7 +20,7 @@ using engine::Event;
 
 std::filesystem::path demo() { return std::filesystem::path(FOURFOLD_SOURCE_DIR) / "models" / "demo"; }
 
-engine::EngineOptions engine_options(int32_t drafts = 0) {
+engine::EngineOptions engine_options(int32_t drafts = 0, int64_t draft_tokens = 0) {
   engine::EngineOptions options;
   options.max_context = 128;
   options.max_sequences = 2;
@@ -28,6 +28,7 @@ engine::EngineOptions engine_options(int32_t drafts = 0) {
   options.page_size = 16;
   options.prefix_cache = false;
   options.drafts = drafts;
+  options.draft_tokens = draft_tokens;
   return options;
 }
 
@@ -62,10 +63,11 @@ Answer read(engine::EventStream& stream) {
   return answer;
 }
 
-std::vector<Answer> answers(const model::BackendFactory& backends, int64_t ranks, int32_t drafts, int64_t tokens = 4) {
+std::vector<Answer> answers(const model::BackendFactory& backends, int64_t ranks, int32_t drafts, int64_t tokens = 4,
+                            int64_t draft_tokens = 0) {
   model::Checkpoint checkpoint(demo());
   const chat::ChatText text(demo(), checkpoint.config());
-  const engine::EngineOptions options = engine_options(drafts);
+  const engine::EngineOptions options = engine_options(drafts, draft_tokens);
   const auto engine =
       engine::make_engine(model::load_model(checkpoint, backends, {.ranks = ranks}, model_options(options)), options);
   std::vector<std::unique_ptr<engine::EventStream>> streams;
@@ -95,6 +97,7 @@ struct EngineCase {
   int32_t drafts;
   int64_t ranks = 1;
   bool ahead = false;
+  int64_t draft_tokens = 0;  // what drafts are chosen from; 0: all
 };
 
 void PrintTo(const EngineCase& c, std::ostream* out) { *out << c.name; }
@@ -111,7 +114,8 @@ TEST_P(HostEngine, AnswersAsTheCpuDoes) {
   install(c.ranks > 1 ? two_cards() : HostCard{});
   cuda::CudaOptions options = cuda_options(true, false, c.wide, c.graphs);
   options.rounds_ahead = c.ahead;
-  const std::vector<Answer> got = answers(rank_backends(false, 100000, options), c.ranks, c.drafts, tokens);
+  const std::vector<Answer> got =
+      answers(rank_backends(false, 100000, options), c.ranks, c.drafts, tokens, c.draft_tokens);
   int64_t accepted = 0;
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_EQ(got[i].error, "");
@@ -129,7 +133,7 @@ INSTANTIATE_TEST_SUITE_P(Steps, HostEngine,
                          testing::Values(EngineCase{"Wide", true, true, 0},
                                          EngineCase{"DraftsLaunchByLaunch", false, false, 2},
                                          EngineCase{"WideDrafts", true, true, 2},
-                                         EngineCase{"DraftsAhead", true, true, 2, 1, true},
+                                         EngineCase{"DraftsAhead", true, true, 2, 1, true, 1024},
                                          EngineCase{"RanksDrafts", true, true, 2, 2}),
                          [](const auto& parameter) { return parameter.param.name; });
 

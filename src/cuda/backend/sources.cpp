@@ -278,15 +278,15 @@ plan::KernelSource rows_source(const Target& arch, const RowsWay& way) {
 
 // As many stages as there is room for, up to 200 kB.
 gemm::WideTile wide_tile(const Target& arch, int formats, WideEntry entry) {
-  gemm::WideTile t = {formats, entry == kWideLeast ? 32 : entry == kWideFew ? 64 : 128, 2};
+  gemm::WideTile t = {formats, entry == kWideLeast ? gemm::kLeastRows : entry == kWideFew ? 64 : 128, 2};
   while (gemm::wide_map({t.formats, t.tokens, t.stages + 1}).total <= shared_of(arch)) ++t.stages;
   return t;
 }
 
 // About 100 kB: two have room on an SM.
 gemm::MiddleTile middle_tile(const Target& arch, int formats, int64_t rows) {
-  constexpr int kLeastRows = 32, kMostStages = 4;
-  gemm::MiddleTile t = {formats, 3, 2, rows <= kLeastRows ? kLeastRows : gemm::kMiddleRows};
+  constexpr int kMostStages = 4;
+  gemm::MiddleTile t = {formats, 3, 2, rows <= gemm::kLeastRows ? gemm::kLeastRows : gemm::kMiddleRows};
   while (t.stages < kMostStages && gemm::middle_map({formats, t.stages + 1, 2, t.rows}).total <= shared_of(arch, 2)) {
     ++t.stages;
   }
@@ -334,9 +334,10 @@ plan::KernelSource wgmma_source(const Target& arch, int formats) {
   source.text = "#include \"kernels/gemm/cluster_sm90.cuh\"\n";
   const auto middle = [&](const char* kernel, int rows) {
     const gemm::MiddleTile t = middle_tile(arch, formats, rows);
-    source.entries.push_back({fmt::format("fourfold::gemm::{}<fourfold::gemm::MiddleTileOf<{}, {}, {}{}>>", kernel,
-                                          t.formats, t.stages, t.ctas, t.rows < gemm::kMiddleRows ? ", 32" : ""),
-                              gemm::kMiddleThreads, static_cast<int64_t>(gemm::middle_map(t).total), true});
+    source.entries.push_back(
+        {fmt::format("fourfold::gemm::{}<fourfold::gemm::MiddleTileOf<{}, {}, {}{}>>", kernel, t.formats, t.stages,
+                     t.ctas, t.rows < gemm::kMiddleRows ? fmt::format(", {}", t.rows) : ""),
+         gemm::kMiddleThreads, static_cast<int64_t>(gemm::middle_map(t).total), true});
   };
   middle("gemm_middle", gemm::kMiddleRows);
   for (const WideEntry entry : {kWideFew, kWideMany, kWideLeast}) {

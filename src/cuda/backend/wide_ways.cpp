@@ -43,8 +43,7 @@ WideEntry wide_entry(const Target& arch, int formats, int64_t rows, const gemm::
   const bool wgmma = wide_by_wgmma(arch, formats);
   if (!wgmma && rows <= 32) return kMiddle;
   const int tokens = static_cast<int>(rows);
-  constexpr int64_t kLeastRows = 32;
-  const WideEntry of_few = rows <= kLeastRows ? kWideLeast : kWideFew;
+  const WideEntry of_few = rows <= gemm::kLeastRows ? kWideLeast : kWideFew;
   const auto few = [&] { return wide_time(arch, formats, of_few, matrix, tokens, sms); };
   if (wgmma && arch.most_middle_tiles > 0) {
     // Few items are dealt out evenly.

@@ -244,6 +244,7 @@ FOURFOLD_HD constexpr int wide_grid(const WideTile& t, const Matrix& m, int toke
 
 // ---- wgmma, few rows (middle_sm90.cuh): sm_90a ----------------------------------------------------------------------
 
+inline constexpr int kLeastRows = 32;       // of x: up to so many have tiles of their own
 inline constexpr int kMiddleRows = 64;      // of x, of an item; of a tile for fewer, as many as that has
 inline constexpr int kMiddleTiles = 8;      // row tiles of an item: one for each warp that multiplies
 inline constexpr int kMiddleThreads = 288;  // and one that copies

@@ -178,7 +178,8 @@ std::unique_ptr<model::Model> load(cpu::Isa isa, int64_t step_tokens, int64_t lo
 }
 
 Answers answer_once(const Way& way, cpu::Isa isa, const std::vector<Request>& requests, int64_t ranks) {
-  const EngineOptions& options = way.options;
+  EngineOptions options = way.options;
+  if (ranks > 1) options.draft_tokens = 0;  // lists are for one
   const int64_t drafts = options.drafts == kAutoDrafts ? ops::kMaxDrafts : options.drafts;
   const auto engine =
       make_engine(load(isa, options.max_step_tokens, options.max_sequences * (1 + drafts), drafts > 0, ranks), options);

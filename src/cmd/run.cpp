@@ -72,8 +72,22 @@ struct Totals {
   }
 };
 
-// `in_cache`: the weights stay in the processor's cache, and the bandwidth of memory is no measure of them.
-void print_totals(const Totals& totals, int threads, bool in_cache) {
+// Where decoding reads weights from. The bandwidth of the processor's memory, by so many threads, is a measure of
+// `kMemory` alone.
+struct WeightsIn {
+  enum class Place : uint8_t { kMemory, kCache, kGpu } place = Place::kMemory;
+  int threads = 0;
+};
+
+WeightsIn weights_of(const chat::LoadedModel& loaded, const BackendArgs& backend) {
+  using Place = WeightsIn::Place;
+  const Place place = loaded.model->backend().gpu() ? Place::kGpu
+                      : fits_in_cache(loaded)       ? Place::kCache
+                                                    : Place::kMemory;
+  return {place, chosen_threads(backend)};
+}
+
+void print_totals(const Totals& totals, const WeightsIn& weights) {
   if (totals.prompt_tokens == 0) return;
   std::string line = fmt::format("prefill {} tokens, {:.1f} tokens/s", totals.prompt_tokens,
                                  static_cast<double>(totals.prompt_tokens) / totals.prefill_seconds);
@@ -81,9 +95,11 @@ void print_totals(const Totals& totals, int threads, bool in_cache) {
     const double rate = totals.decode_bytes / totals.decode_seconds;
     line += fmt::format("; decode {} tokens, {:.1f} tokens/s, {:.2f} GB/s", totals.decode_tokens,
                         static_cast<double>(totals.decode_tokens) / totals.decode_seconds, rate / 1e9);
-    if (in_cache) {
+    if (weights.place == WeightsIn::Place::kGpu) {
+      line += " (on the GPU)";
+    } else if (weights.place == WeightsIn::Place::kCache) {
       line += " (from the processor's cache, which holds the model)";
-    } else if (const auto bandwidth = cpu::quick_read_bandwidth(threads)) {
+    } else if (const auto bandwidth = cpu::quick_read_bandwidth(weights.threads)) {
       line += fmt::format(" = {:.0f} % of the measured {:.1f} GB/s", 100 * rate / *bandwidth, *bandwidth / 1e9);
     }
   }
@@ -291,7 +307,7 @@ constexpr const char* kHelp =
     "  /help               this text\n"
     "  /quit               end (also Ctrl-D, or Ctrl-C on an empty line; Ctrl-C during an answer stops the answer)\n";
 
-void converse(Chat& chat, int threads, bool in_cache) {
+void converse(Chat& chat, const WeightsIn& weights) {
   eprint("/help lists commands, Ctrl-D ends.\n");
   LineEditor editor(history_file());
   std::string line;
@@ -317,7 +333,7 @@ void converse(Chat& chat, int threads, bool in_cache) {
       } else if (command == "/system") {
         chat.set_system(rest);
       } else if (command == "/stats") {
-        print_totals(chat.totals(), threads, in_cache);
+        print_totals(chat.totals(), weights);
       } else {
         eprint("unknown command {}\n{}", printable(command), kHelp);
       }
@@ -383,7 +399,7 @@ void run_dummy(const Options& options) {
   const int64_t vocabulary = loaded.model->config().vocabulary;
   eprint("{}, {}, loaded in {:.2f} s\n", loaded.name, loaded.model->backend().description(), loaded.seconds);
   const CostOfDecode cost(*loaded.model, context);
-  const bool in_cache = fits_in_cache(loaded);
+  const WeightsIn weights = weights_of(loaded, options.backend);
   const auto engine = start_engine(std::move(loaded.model), engine_sizes, context);
   Random random(options.sampling.seed.value_or(1));
   engine::Request request;
@@ -408,7 +424,7 @@ void run_dummy(const Options& options) {
       if (event->reason == engine::FinishReason::kError) fail("{}", event->error);
       Totals totals;
       totals.add(*event, cost);
-      print_totals(totals, chosen_threads(options.backend), in_cache);
+      print_totals(totals, weights);
       if (stopped) throw ExitStatus{130};
       return;
     }
@@ -540,21 +556,20 @@ void run(const Options& options) {
   }
   chat::LoadedModel loaded = load_checkpoint(directory, options.backend, model_options(engine_sizes));
   const CostOfDecode cost(*loaded.model, context);
-  const bool in_cache = fits_in_cache(loaded);
+  const WeightsIn weights = weights_of(loaded, options.backend);
   if (!options.quiet && !once) {
     eprint("{}, {}, loaded in {:.2f} s\n", loaded.name, loaded.model->backend().description(), loaded.seconds);
   }
   const auto engine = start_engine(std::move(loaded.model), engine_sizes, context);
   Chat chat(options, text, *engine, cost, std::move(conversation));
-  const int threads = chosen_threads(options.backend);
   if (!once) {
-    converse(chat, threads, in_cache);
-    if (!options.quiet) print_totals(chat.totals(), threads, in_cache);
+    converse(chat, weights);
+    if (!options.quiet) print_totals(chat.totals(), weights);
     return;
   }
   const Chat::Result result = chat.generate(std::move(asked), !options.json);
   if (options.json) print_json(result, loaded.seconds);
-  if (!options.quiet) print_totals(chat.totals(), threads, in_cache);
+  if (!options.quiet) print_totals(chat.totals(), weights);
   if (result.stopped) throw ExitStatus{130};
 }
 

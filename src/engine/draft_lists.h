@@ -16,12 +16,10 @@
 namespace fourfold::engine {
 
 // A sequence's tokens, as far as they were counted: the share of them that is behind each list, later ones counting
-// more. A sequence begins as if some were.
+// more. A sequence begins as if some were, of the shorter list more.
 struct ListedText {
-  static constexpr double kFirstShare = 0.05;
-
   int64_t counted = 0;
-  std::array<double, ops::kDraftLists> behind = {kFirstShare, kFirstShare};
+  std::array<double, ops::kDraftLists> behind = {0.02, 0.035};
 };
 
 class DraftLists {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -18,7 +19,7 @@ namespace fourfold::cpu {
 
 class DeferredChoices {
  public:
-  DeferredChoices(int64_t vocabulary, uint64_t seed) : sampler_(vocabulary), random_(seed) {}
+  DeferredChoices(int64_t vocabulary, uint64_t seed) : vocabulary_(vocabulary), sampler_(vocabulary), random_(seed) {}
 
   // Takes the place of the chooser in `parts`; `bind` is called with the tokens in their places.
   // `lanes`: it moves them on itself.
@@ -67,7 +68,10 @@ class DeferredChoices {
             }
             choice.counts = counts.counts();
           }
-          batch.chosen.back() = sampler_.choose(values, choice);
+          // Drafts may be chosen from the first tokens alone.
+          std::optional<Sampler> narrow;
+          if (logits.cols != vocabulary_) narrow.emplace(logits.cols);
+          batch.chosen.back() = (narrow ? *narrow : sampler_).choose(values, choice);
         } catch (const Error& error) {
           batch.errors.back() = error.what();
         }
@@ -218,6 +222,7 @@ class DeferredChoices {
     std::vector<std::string> errors;
     int looks = 0;
   };
+  const int64_t vocabulary_;
   Sampler sampler_;
   Random random_;
   std::deque<Batch> batches_;

@@ -662,6 +662,7 @@ TEST(Engine, DraftsMayComeFromTheFirstTokensAlone) {
     request.sampling.temperature = 0;
     const Outcome outcome = collect(*engine->submit(request));
     EXPECT_EQ(outcome, alone(request, 300, 64));
+    ASSERT_FALSE(outcome.tokens.empty());
     // Every draft is the token that is chosen, unless that is behind the list.
     const auto listed =
         std::count_if(outcome.tokens.begin() + 1, outcome.tokens.end(), [](int32_t t) { return t < 128; });

@@ -15,7 +15,8 @@
 namespace fourfold::engine {
 namespace {
 
-constexpr int64_t kVocabulary = 40;
+// The latter more than a list of drafts has.
+constexpr int64_t kVocabulary = 40, kLargeVocabulary = 150;
 constexpr int kParts = 20;
 
 int64_t schedules() {
@@ -106,6 +107,11 @@ class Schedule {
     fake.recurrent = !one_in(random_, 6);
     fake.mtp = one_in(random_, 2);
     if (fake.mtp) options_.drafts = static_cast<int32_t>(between(random_, -1, 5));
+    if (fake.mtp && one_in(random_, 4)) {
+      options_.draft_tokens = 100;
+      vocabulary_ = kLargeVocabulary;
+    }
+    fake.vocabulary = vocabulary_;
     fake.draft_accuracy = one_in(random_, 3) ? 1.0 : random_.uniform();
     fake.row_bucket = one_in(random_, 3) ? between(random_, 2, 8) : 1;
     fake.tokens_later = one_in(random_, 2);
@@ -115,7 +121,7 @@ class Schedule {
     engine_ = fake_engine(options_, std::move(fake));
     for (int i = 0; i < 3; ++i) {
       for (int64_t j = 0; j < options_.max_context; ++j) {
-        texts_[i].push_back(static_cast<int32_t>(random_.below(kVocabulary)));
+        texts_[i].push_back(static_cast<int32_t>(random_.below(static_cast<uint64_t>(vocabulary_))));
       }
     }
   }
@@ -129,7 +135,7 @@ class Schedule {
       prompt = before.prompt;
       if (one_in(random_, 2)) {
         Request plain = before;
-        const Outcome answer = alone(plain, kVocabulary, options_.max_context);
+        const Outcome answer = alone(plain, vocabulary_, options_.max_context);
         prompt.insert(prompt.end(), answer.tokens.begin(), answer.tokens.end());
       }
     } else {
@@ -137,7 +143,7 @@ class Schedule {
       prompt.assign(text.begin(), text.begin() + between(random_, 0, most));
     }
     for (int64_t i = between(random_, 0, 12); i > 0; --i)
-      prompt.push_back(static_cast<int32_t>(random_.below(kVocabulary)));
+      prompt.push_back(static_cast<int32_t>(random_.below(static_cast<uint64_t>(vocabulary_))));
     if (static_cast<int64_t>(prompt.size()) > most) prompt.resize(static_cast<size_t>(most));
     if (prompt.empty()) prompt.push_back(7);
     return prompt;
@@ -148,7 +154,8 @@ class Schedule {
     request.prompt = random_prompt();
     request.max_tokens = between(random_, 1, 40);
     request.sampling = random_sampling(random_);
-    if (one_in(random_, 2)) request.stop_tokens = {static_cast<int32_t>(random_.below(kVocabulary))};
+    if (one_in(random_, 2))
+      request.stop_tokens = {static_cast<int32_t>(random_.below(static_cast<uint64_t>(vocabulary_)))};
     if (one_in(random_, 4)) request.min_tokens = between(random_, 0, request.max_tokens);
     if (one_in(random_, 8)) request.ignore_eos = true;
     if (one_in(random_, 8)) request.defined_tokens = 30;
@@ -200,7 +207,7 @@ class Schedule {
       return "";
     }
     const Request& request = submitted.request;
-    const Outcome expected = alone(request, kVocabulary, options_.max_context, submitted.copy.get());
+    const Outcome expected = alone(request, vocabulary_, options_.max_context, submitted.copy.get());
     const Outcome outcome = collect(*submitted.stream, submitted.cancel_after);
     const auto is_prefix = [&] {
       return outcome.tokens.size() <= expected.tokens.size() &&
@@ -240,8 +247,8 @@ class Schedule {
   }
 
   std::string check_logprobs(const Request& request, const Outcome& outcome) {
-    cpu::Sampler sampler(kVocabulary);
-    std::vector<float> logits(kVocabulary);
+    cpu::Sampler sampler(vocabulary_);
+    std::vector<float> logits(static_cast<size_t>(vocabulary_));
     const auto equal = [](const std::vector<TokenLogprob>& a, const std::vector<TokenLogprob>& b) {
       return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const TokenLogprob& x, const TokenLogprob& y) {
         return x.token == y.token && x.logprob == y.logprob;
@@ -279,6 +286,7 @@ class Schedule {
   Seen& seen_;
   EngineOptions options_;
   bool drafts_ = false;
+  int64_t vocabulary_ = kVocabulary;
   std::promise<void> gate_;
   bool open_ = false;
   std::vector<int32_t> texts_[3];

@@ -45,6 +45,7 @@ DraftLists::DraftLists(const std::array<int64_t, ops::kDraftLists>& lists, int64
     : lists_(lists), vocabulary_(vocabulary), always_(always) {}
 
 void DraftLists::count(ListedText& text, std::span<const int32_t> tokens) const {
+  if (always_ || lists_[0] == 0) return;  // nobody asks
   const auto size = static_cast<int64_t>(tokens.size());
   for (int64_t i = std::max(text.counted, size - kMostCounted); i < size; ++i) {
     for (size_t list = 0; list < lists_.size(); ++list) {

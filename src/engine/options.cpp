@@ -47,12 +47,11 @@ EngineOptions resolve(EngineOptions options, const model::Model& model) {
   }
   if (!model.has_mtp()) options.drafts = 0;
   check_limit("draft_tokens", options.draft_tokens, kAutoDraftTokens, int64_t{1} << 30);
-  const bool lists = options.drafts != 0 && model.options().shard.ranks() == 1;
-  if (!lists && options.draft_tokens > 0 && options.drafts != 0) {
-    fail("engine: drafts from the first {} tokens are for one rank, here are {}", options.draft_tokens,
-         model.options().shard.ranks());
+  const int64_t ranks = model.options().shard.ranks();
+  if (options.drafts != 0 && ranks > 1 && options.draft_tokens > 0) {
+    fail("engine: drafts from the first {} tokens are for one rank, here are {}", options.draft_tokens, ranks);
   }
-  if (!lists) options.draft_tokens = 0;
+  if (options.drafts == 0 || ranks > 1) options.draft_tokens = 0;
   const int64_t wanted = least_logit_rows(options);
   if (model.options().max_logit_rows < wanted) {
     fail("engine: the model has {} rows of logits a step, wanted {} (max_sequences {}, drafts {})",

@@ -124,7 +124,7 @@ class Driver {
     return model_.time_forward({std::span(tokens_).first(static_cast<size_t>(count)), sequences, rows}, caches_);
   }
 
-  // Of a sequence's last token and its drafts, each with logits and a state of its own.
+  // Of a sequence's last token and its drafts, each with logits and a state of its own, or what takes its place.
   std::optional<ops::OperationTimes> time_verification(int64_t position, int64_t count) {
     std::vector<int32_t> each(static_cast<size_t>(count));
     std::iota(each.begin(), each.end(), 0);
@@ -132,6 +132,7 @@ class Driver {
     sequence.count = static_cast<int32_t>(count);
     sequence.position = static_cast<int32_t>(position);
     sequence.state_out = each;
+    sequence.puts_off = true;
     sequence.pages = std::span(pages_).first(pages_each_);
     return model_.time_forward({std::span(tokens_).first(static_cast<size_t>(count)), std::span(&sequence, 1), each},
                                caches_);

@@ -21,4 +21,13 @@ struct SequenceRows {
 };
 static_assert(sizeof(SequenceRows) == 16);
 
+// Where the state before a sequence's rows is, and how its own ones are kept (gdn/updates.h).
+struct StateUpdates {
+  int base;     // the slot of a state, to which the first `count` updates in slot `from` are to be added
+  int from;     //
+  int count;    // 0: the state is in SequenceRows::state_in
+  int put_off;  // 1: only the first row's state is stored, and updates of those behind it in the second row's slot
+};
+static_assert(sizeof(StateUpdates) == 16);
+
 }  // namespace fourfold

@@ -265,7 +265,7 @@ std::unique_ptr<ops::Stepper> DecoderModel::make_stepper(const ops::StepLimits& 
     decoder_.mtp->lists[i] = tokens == 0 ? nullptr : backend_->first_rows(draft_head(), tokens);
   }
   backend_->reserve({limits.rows, limits.lanes, limits.context, limits.page_size});
-  return backend_->make_stepper(limits, caches.kv.get(),
+  return backend_->make_stepper(limits, caches.kv.get(), caches.states.get(),
                                 [this, &caches](const ops::StepShape& shape, ops::StepScope& scope) {
                                   const std::shared_ptr<ranks::Member>& member = options_.shard.member;
                                   try {

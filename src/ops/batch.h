@@ -7,6 +7,12 @@
 
 namespace fourfold::ops {
 
+// A state that was put off: that in slot `base` with the first `count` of the updates in slot `from`.
+struct StateUpdates {
+  int32_t base = -1, from = -1;
+  int32_t count = 0;  // 0: it was not
+};
+
 struct Sequence {
   int32_t first = 0;     // row of its first token in the batch
   int32_t count = 0;     // tokens it contributes, at least 1, on consecutive rows and at consecutive positions
@@ -19,6 +25,11 @@ struct Sequence {
   std::span<const int32_t> state_out;
   // The sequence's pages of the key/value cache, in order; page p holds positions [p * page_size, (p + 1) * page_size).
   std::span<const int32_t> pages;
+
+  // Of a backend that puts states off (cpu::HostStepParts::put_off_rows). What state_in holds, and whether the `count`
+  // slots that are named get states, or only the first, and the second what each row behind the first adds to it.
+  StateUpdates updates = {};
+  bool puts_off = false;
 
   std::span<const int32_t> written_slots() const {
     return state_out.empty() ? std::span<const int32_t>(&state_in, 1) : state_out;

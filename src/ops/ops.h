@@ -304,7 +304,8 @@ class Backend {
   virtual void gather_columns(const Tensor& part, const Tensor& out);
 
   // Steps on these caches (null where the model has none), whose body is `body`. Its operations are this backend's.
-  virtual std::unique_ptr<Stepper> make_stepper(const StepLimits& limits, KvCache* kv, StepBody body) = 0;
+  virtual std::unique_ptr<Stepper> make_stepper(const StepLimits& limits, KvCache* kv, StateCache* states,
+                                                StepBody body) = 0;
 
   // Times the operations that `forward` calls after its begin_step(), which has at most 16 rows of a sequence; it is
   // called several times with the same batch. What it computes is of no use. None where the backend cannot.

@@ -106,6 +106,7 @@ class DeferredChoices {
   // Of a lane, since it was last moved.
   struct State {
     int32_t position = 0, state = 0, token = 0, row = 0, start = 0, kept = 0;
+    ops::StateUpdates updates;
     bool ended = false, gone = false;
   };
 
@@ -175,7 +176,10 @@ class DeferredChoices {
     }
     s.row = m.first + std::max(s.kept, 1) - 1;
     s.position = m.prompt ? m.position : s.start + s.kept;
-    s.state = m.prompt ? m.state : sequence.state_out[static_cast<size_t>(std::max(s.kept, 1) - 1)];
+    const int32_t last = std::max(s.kept, 1) - 1;
+    s.state = m.prompt ? m.state : sequence.state_out[static_cast<size_t>(last)];
+    s.updates = {};
+    if (m.puts_off && last > 0) s.updates = {sequence.state_out[0], sequence.state_out[1], last};
   }
 
   void carry(const CarriedLane& c) {
@@ -195,6 +199,8 @@ class DeferredChoices {
         }
         sequence->position = s.position;
         sequence->state_in = s.state;
+        FF_ASSERT(s.updates.count == 0 || sequence->updates.count > 0);
+        sequence->updates = s.updates;
         token(c.row) = s.token;
         for (int32_t i = 1; i < c.count; ++i) token(c.row + i) = drafted(i - 1);
         return;

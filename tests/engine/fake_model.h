@@ -6,6 +6,9 @@
 // Its drafter finds in the caches what it was fed: the hash of each prefix, and the token behind it. It drafts the
 // token that is the most probable one with a given probability (a hash decides), otherwise another. When what it was
 // fed is not there, the step fails.
+//
+// Where it puts states off, slots hold a hash or tokens to be added to another slot's, and the one is no good as the
+// other.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +17,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -76,8 +80,29 @@ class FakeStates final : public ops::StateCache {
   explicit FakeStates(int64_t slots) : hashes(static_cast<size_t>(slots), 0xdead) { shape_.slots = slots; }
   const ops::StateCacheShape& shape() const override { return shape_; }
   int64_t bytes() const override { return 0; }
-  void copy(int64_t from, int64_t to) override { hashes.at(to) = hashes.at(from); }
+  void copy(int64_t from, int64_t to) override {
+    hashes.at(to) = hashes.at(from);
+    updates[to] = updates[from];
+  }
+
+  uint64_t read(int32_t slot, const ops::StateUpdates& put_off) const {
+    if (put_off.count == 0) return hashes.at(static_cast<size_t>(slot));
+    uint64_t hash = hashes.at(static_cast<size_t>(put_off.base));
+    const std::vector<int32_t>& added = updates.at(put_off.from);
+    for (int32_t i = 0; i < put_off.count; ++i) hash = mix(hash, added.at(static_cast<size_t>(i)));
+    return hash;
+  }
+  void write(int32_t slot, uint64_t hash) {
+    hashes.at(static_cast<size_t>(slot)) = hash;
+    updates[slot].clear();
+  }
+  void write_updates(int32_t slot, std::span<const int32_t> tokens) {
+    hashes.at(static_cast<size_t>(slot)) = 0xdead;
+    updates[slot].assign(tokens.begin(), tokens.end());
+  }
+
   std::vector<uint64_t> hashes;
+  std::map<int64_t, std::vector<int32_t>> updates;  // tokens
 
  private:
   ops::StateCacheShape shape_;
@@ -93,6 +118,8 @@ struct FakeOptions {
   int64_t row_bucket = 1;       // rows are padded to a multiple
   bool tokens_later = false;    // chosen by the model, as on a GPU: the next step may begin before the host knows them
   bool rounds_ahead = false;    // with tokens_later: it moves lanes on itself, so that steps with drafts may, too
+  int64_t put_off_rows = 0;     // HostStepParts::put_off_rows
+  std::atomic<int64_t>* made_states = nullptr;  // counts those that were put off and had to be made
   // Called before each step, on the stepper's thread; may throw or wait.
   std::function<void(const ops::Batch&)> before_step;
   // Tokens after which the logits are not finite.
@@ -144,6 +171,11 @@ class FakeModel final : public model::Model {
     cpu::HostStepParts parts;
     parts.bind = [this](const ops::Batch& batch, cpu::StepPart, std::span<const cpu::CarriedRow>) { batch_ = batch; };
     parts.copy_page = [this](int32_t from, int32_t to) { kv_->copy_page(from, to); };
+    parts.put_off_rows = options_.put_off_rows;
+    parts.make_states = [this](std::span<const cpu::PutOffState> states) {
+      for (const cpu::PutOffState& s : states) states_->write(s.slot, states_->read(s.slot, s.updates));
+      if (options_.made_states != nullptr) *options_.made_states += static_cast<int64_t>(states.size());
+    };
     draft_lists_ = limits.draft_lists;
     parts.body = [this](const ops::StepShape& shape, ops::StepScope& scope) { step(shape, scope); };
     parts.pool = &pool_;
@@ -233,7 +265,7 @@ class FakeModel final : public model::Model {
   bool gone(const ops::Sequence& sequence) const { return later_ && later_->gone(sequence.first); }
 
   void run_trunk(const ops::Sequence& sequence) {
-    uint64_t state = sequence.position == 0 ? 0 : states_->hashes.at(static_cast<size_t>(sequence.state_in));
+    uint64_t state = sequence.position == 0 ? 0 : states_->read(sequence.state_in, sequence.updates);
     uint64_t attended = 0;
     for (int32_t p = 0; p < sequence.position; ++p) attended = mix(attended, kv_->at(sequence, p).token);
     const std::span<const int32_t> slots = sequence.written_slots();
@@ -243,9 +275,14 @@ class FakeModel final : public model::Model {
       attended = mix(attended, token);
       state = options_.recurrent ? mix(state, token) : attended;
       put(hidden_, sequence.first + i, state == attended ? state : hash_shift(state ^ attended));
-      if (slots.size() > 1) states_->hashes.at(static_cast<size_t>(slots[static_cast<size_t>(i)])) = state;
+      if (slots.size() > 1 && (i == 0 || !sequence.puts_off)) states_->write(slots[static_cast<size_t>(i)], state);
     }
-    states_->hashes.at(static_cast<size_t>(slots.back())) = state;
+    require(!sequence.puts_off || (slots.size() == static_cast<size_t>(sequence.count) && sequence.count > 1 &&
+                                   sequence.count <= options_.put_off_rows),
+            "states of these rows are not put off");
+    if (!sequence.puts_off) return states_->write(slots.back(), state);
+    for (size_t i = 1; i < slots.size(); ++i) states_->write_updates(slots[i], {});
+    states_->write_updates(slots[1], batch_.tokens.subspan(static_cast<size_t>(sequence.first) + 1, slots.size() - 1));
   }
 
   void draft(const ops::Sequence& sequence, int64_t pass) {

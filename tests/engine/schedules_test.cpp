@@ -33,6 +33,7 @@ bool one_in(Random& random, uint64_t n) { return random.below(n) == 0; }
 struct Seen {
   int64_t preemptions = 0, hits = 0, accepted = 0, drafted = 0, cancelled = 0, deadlines = 0, errors = 0, forks = 0;
   int64_t stops = 0, lengths = 0, prompt_logprobs = 0, constrained = 0;
+  std::atomic<int64_t> made_states = 0;
 };
 
 struct Submitted {
@@ -116,6 +117,8 @@ class Schedule {
     fake.row_bucket = one_in(random_, 3) ? between(random_, 2, 8) : 1;
     fake.tokens_later = one_in(random_, 2);
     fake.rounds_ahead = fake.tokens_later && one_in(random_, 2);
+    fake.put_off_rows = one_in(random_, 2) ? between(random_, 2, 6) : 0;
+    fake.made_states = &seen_.made_states;
     fake.before_step = [future = gate_.get_future().share()](const ops::Batch&) { future.wait(); };
     drafts_ = fake.mtp && options_.drafts != 0;
     engine_ = fake_engine(options_, std::move(fake));
@@ -322,6 +325,7 @@ TEST_P(Schedules, EachRequestGetsItsTokens) {
   EXPECT_GT(seen.lengths, 0);
   EXPECT_GT(seen.prompt_logprobs, 0);
   EXPECT_GT(seen.constrained, 0);
+  EXPECT_GT(seen.made_states, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Schedules, testing::Range(0, kParts));

@@ -58,6 +58,22 @@ inline std::vector<BrokenKernel> broken_kernels() {
        "gates_of(a, b, a_log, dt_bias)",
        "gates_of(a, a - b, a_log, dt_bias)",
        {"delta_recurrent"}},
+      // The second row's update where the third one's goes.
+      {"updates",
+       cuda::updates_source(arch, 128, 128).value(),
+       cuda::kDeltaFew,
+       "kernels/gdn/recurrent.cuh",
+       "(put_off ? row - 1 : 0)",
+       "(put_off ? (row == 1 ? 1 : row - 1) : 0)",
+       {"delta_recurrent", "recurrent_head"}},
+      // All but the last update.
+      {"make_states",
+       cuda::updates_source(arch, 128, 128).value(),
+       cuda::kDeltaMakeStates,
+       "kernels/gdn/make_states.cuh",
+       "i < made.count;",
+       "i + 1 < made.count;",
+       {"delta_make_states"}},
       // Squares of a warp's first lane alone.
       {"norm",
        cuda::norm_source(),

@@ -90,12 +90,13 @@ inline bool waits_for_ranks(const std::string& kernel) {
          kernel.find("comm::gather_parts") != std::string::npos;
 }
 
-// CTAs of a cluster, as the kernel says by __cluster_dims__: of some a tile's last number.
+// CTAs of a cluster, as the kernel says by __cluster_dims__: of some a tile's seventh number.
 inline int cluster_of(const std::string& kernel) {
   if (kernel.find("gemm_cluster") != std::string::npos) return gemm::kClusterCtas;
   if (kernel.find("delta_recurrent_split") == std::string::npos) return 1;
-  const size_t last = kernel.rfind(',');
-  return std::stoi(kernel.substr(last + 1));
+  size_t at = 0;
+  for (int i = 0; i < 6; ++i) at = kernel.find(',', at) + 1;
+  return std::stoi(kernel.substr(at));
 }
 
 class Card {

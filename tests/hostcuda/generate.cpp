@@ -32,6 +32,7 @@ std::vector<plan::KernelSource> all_sources() {
   for (const ModelArch& model : kModelArchs) {
     const plan::Arch& arch = plan::find_arch(model.name);
     all.push_back(cuda::delta_source(arch, 128, 128));
+    all.push_back(cuda::updates_source(arch, 128, 128).value());
     all.push_back(cuda::attention_source(arch, 256, 64, model.fp8_cache));
     all.push_back(cuda::prefill_source(arch, 256, 64, model.fp8_cache));
     for (const int formats : kStackFormats) {
@@ -57,6 +58,7 @@ std::vector<plan::KernelSource> all_sources() {
     all.push_back(cuda::choosing_source(hopper, cuda::choosing_way(hopper, formats, 256, 256)));
   }
   all.push_back(cuda::delta_source(hopper, 64, 48));
+  all.push_back(cuda::updates_source(hopper, 64, 48).value());
   all.push_back(cuda::attention_source(hopper, 128, 32, false));
   all.push_back(cuda::prefill_source(hopper, 128, 32, false));
   // In self-tests rounding shows most in small heads.

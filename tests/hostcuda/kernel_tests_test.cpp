@@ -131,10 +131,11 @@ void make_stepper(const Parts& parts, ops::Backend& backend) {
   ops::StepLimits limits;
   limits.lanes = 2;
   limits.rows = limits.logit_rows = kRows;
+  limits.drafts = parts.delta ? 1 : 0;
   limits.context = 64;
   limits.page_size = 16;
   limits.vocabulary = 256;
-  backend.make_stepper(limits, kv.get(), body);
+  backend.make_stepper(limits, kv.get(), states.get(), body);
 }
 
 void make_stepper(const Parts& parts, const cuda::LoadOptions& load, bool tests = true) {
@@ -214,7 +215,7 @@ TEST_P(HostKernelFaults, AreBlamedByNameAndReplaced) {
   }
   const Parts parts = {.products = name == "rows" || name == "middle" || name == "routing" || name == "routed",
                        .attention = name == "decode",
-                       .delta = name == "recurrent",
+                       .delta = name == "recurrent" || name == "updates" || name == "make_states",
                        .experts = name == "experts" || name == "choosing",
                        .shared = name == "choosing"};
   if (!parts.products && !parts.attention && !parts.delta && !parts.shared) {  // nothing takes its place

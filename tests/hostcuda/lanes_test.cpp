@@ -46,9 +46,10 @@ TEST(HostLanes, AreMovedOnAndCarried) {
   sequences[0] = {10, 0, 500, 0};
   std::vector<int> slots(5 * 16);
   for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int>(i);
-  const std::vector<step::MoveLane> moved = {{0, 4, 0, 4, 0, 0, 0, 0, 0, 1},   {1, 3, 4, 2, 4, 0, 0, 0, 0, 0},
-                                             {2, 2, 6, 3, 6, 0, 0, 0, 1, 1},   {3, 1, 9, 1, 9, 0, 0, 0, 0, 1},
-                                             {4, 0, 10, 2, 10, 0, 0, 0, 0, 1}, {5, -1, 12, 1, 12, 77, 66, 0, 1, 1}};
+  // States of lanes 0 and 1 were put off: the latter's is that of its first row all the same.
+  const std::vector<step::MoveLane> moved = {
+      {0, 4, 0, 4, 0, 0, 0, 0, 0, 1, 1}, {1, 3, 4, 2, 4, 0, 0, 0, 0, 0, 1},   {2, 2, 6, 3, 6, 0, 0, 0, 1, 1, 0},
+      {3, 1, 9, 1, 9, 0, 0, 0, 0, 1, 0}, {4, 0, 10, 2, 10, 0, 0, 0, 0, 1, 0}, {5, -1, 12, 1, 12, 77, 66, 0, 1, 1, 0}};
   const std::vector<int> stops = {8};
   const Buffer m = upload(device, stream, moved), s = upload(device, stream, stops), c = upload(device, stream, chosen),
                r = upload(device, stream, row_tokens), q = upload(device, stream, sequences),
@@ -69,10 +70,13 @@ TEST(HostLanes, AreMovedOnAndCarried) {
   args.move = move;
   cuda::launch(stream, kernels[0], {1}, cuda::Overlap::kNone, args);
   const auto got = states.download<LaneState>(stream, 6);
-  // position, state, token, row, start, kept, ended, gone
-  const std::vector<LaneState> want = {{103, 66, 1, 2, 100, 3, 0, 0}, {201, 48, 5, 4, 200, 1, 0, 0},
-                                       {302, 33, 8, 7, 300, 2, 1, 0}, {400, 16, 0, 9, 400, 0, 1, 0},
-                                       {0, 0, 0, 10, 0, 0, 1, 1},     {77, 66, 30, 12, 77, 1, 0, 0}};
+  // position, state, token, row, start, kept, ended, gone, updates
+  const std::vector<LaneState> want = {{103, 66, 1, 2, 100, 3, 0, 0, {64, 65, 2, 0}},
+                                       {201, 48, 5, 4, 200, 1, 0, 0, {}},
+                                       {302, 33, 8, 7, 300, 2, 1, 0, {}},
+                                       {400, 16, 0, 9, 400, 0, 1, 0, {}},
+                                       {0, 0, 0, 10, 0, 0, 1, 1, {}},
+                                       {77, 66, 30, 12, 77, 1, 0, 0, {}}};
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_EQ(std::memcmp(&got[i], &want[i], sizeof(LaneState)), 0) << "lane " << i << ", position " << got[i].position;
   }
@@ -98,7 +102,8 @@ TEST(HostLanes, AreMovedOnAndCarried) {
   sample.index = 40;
   const Buffer l = upload(device, stream, carried), tokens = upload(device, stream, std::vector<int>(13, 55)),
                tables = upload(device, stream, std::vector<SequenceRows>(7, SequenceRows{0, 3, 9, 8})),
-               samples = upload(device, stream, std::vector<step::SampleRow>{sample});
+               samples = upload(device, stream, std::vector<step::SampleRow>{sample}),
+               updates = upload(device, stream, std::vector<StateUpdates>(7, StateUpdates{-1, -1, 0, 1}));
   step::CarryLanesArgs& carry = args.carry;
   carry.lanes = l.as<step::CarryLane>();
   carry.count = static_cast<int>(carried.size());
@@ -108,6 +113,7 @@ TEST(HostLanes, AreMovedOnAndCarried) {
   carry.drafts[1] = g.as<int>();
   carry.tokens = tokens.as<int>();
   carry.sequences = tables.as<SequenceRows>();
+  carry.updates = updates.as<StateUpdates>();
   carry.samples = samples.as<step::SampleRow>();
   args.move.count = 0;
   // A table of more pieces than there are threads, under what is carried into it, and one whose copy is all there is.
@@ -131,6 +137,9 @@ TEST(HostLanes, AreMovedOnAndCarried) {
   for (size_t i = 0; i < places.size(); ++i) {
     EXPECT_EQ((std::array{rows[i].count, rows[i].position, rows[i].state_in}), places[i]) << "place " << i;
   }
+  const auto added = updates.download<StateUpdates>(stream, 7);
+  EXPECT_EQ((std::array{added[0].base, added[0].from, added[0].count, added[0].put_off}), (std::array{64, 65, 2, 1}));
+  EXPECT_EQ(added[1].count, 0);
   EXPECT_EQ(samples.download<step::SampleRow>(stream, 1)[0].index, 42);
 }
 

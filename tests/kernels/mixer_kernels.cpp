@@ -6,6 +6,7 @@
 #include "kernels/attn/prefill_prepare.cuh"
 #include "kernels/attn/prefill_sm90.cuh"
 #include "kernels/gdn/chunk_scan_sm90.cuh"
+#include "kernels/gdn/make_states.cuh"
 #include "kernels/gdn/recurrent.cuh"
 
 namespace fourfold::mixers {
@@ -14,13 +15,21 @@ namespace {
 template <int... Values>
 RecurrentKernel recurrent(const char* name) {
   using Tile = gdn::RecurrentTileOf<Values...>;
-  return {name, Tile::value, [](const gdn::DeltaArgs& args) {
-            if constexpr (Tile::value.split > 1) {
-              gdn::delta_recurrent_split<Tile>(args);
-            } else {
-              gdn::delta_recurrent<Tile>(args);
-            }
-          }};
+  RecurrentKernel kernel{name, Tile::value,
+                         [](const gdn::DeltaArgs& args) {
+                           if constexpr (Tile::value.split > 1) {
+                             gdn::delta_recurrent_split<Tile>(args);
+                           } else {
+                             gdn::delta_recurrent<Tile>(args);
+                           }
+                         },
+                         nullptr};
+  if constexpr (Tile::value.updates) {
+    kernel.make_states = [](const gdn::MakeStatesArgs& args) {
+      gdn::delta_make_states<Tile::value.key_dim, Tile::value.value_dim>(args);
+    };
+  }
+  return kernel;
 }
 
 template <int... Values>
@@ -76,7 +85,7 @@ PrefillKernel prefill(const char* name) {
 #define DECODE(...) decode<__VA_ARGS__>("decode {" #__VA_ARGS__ "}")
 
 std::vector<RecurrentKernel> recurrent_kernels() {
-  // key_dim, value_dim, rows, warps, ctas, fp32, split
+  // key_dim, value_dim, rows, warps, ctas, fp32, split, updates
   return {
       RECURRENT(128, 128, 1, 16, 2, 0),   //
       RECURRENT(128, 128, 16, 16, 1, 0),  //
@@ -84,9 +93,12 @@ std::vector<RecurrentKernel> recurrent_kernels() {
       RECURRENT(16, 48, 1, 4, 1, 0),      //
       RECURRENT(16, 48, 4, 4, 1, 0),      // odd sizes: part of a block, a pass with fewer panels
       RECURRENT(80, 16, 3, 8, 1, 1),      // more warps than panels, fp32 rows
-      RECURRENT(256, 32, 2, 2, 1, 0),    RECURRENT(128, 128, 16, 8, 2, 0, 2),  // clusters
-      RECURRENT(16, 64, 4, 4, 1, 0, 2),                                        // more warps than panels
-      RECURRENT(16, 64, 1, 2, 1, 0, 2),                                        // two panels a warp
+      RECURRENT(256, 32, 2, 2, 1, 0),         RECURRENT(128, 128, 16, 8, 2, 0, 2),  // clusters
+      RECURRENT(16, 64, 4, 4, 1, 0, 2),                                             // more warps than panels
+      RECURRENT(16, 64, 1, 2, 1, 0, 2),                                             // two panels a warp
+      RECURRENT(128, 128, 16, 8, 3, 0, 4, 1), RECURRENT(128, 128, 6, 8, 2, 0, 1, 1),
+      RECURRENT(32, 48, 6, 4, 1, 0, 1, 1),    RECURRENT(32, 48, 1, 4, 1, 0, 1, 1),  // groups of two panels
+      RECURRENT(16, 64, 5, 4, 1, 1, 2, 1),                                          // room for four updates
   };
 }
 

@@ -17,6 +17,7 @@ struct RecurrentKernel {
   std::string name;
   gdn::RecurrentTile tile;
   void (*run)(const gdn::DeltaArgs&);
+  void (*make_states)(const gdn::MakeStatesArgs&);  // of tiles with updates
 };
 std::vector<RecurrentKernel> recurrent_kernels();
 

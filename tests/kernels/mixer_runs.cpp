@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+
+#include <fmt/format.h>
 
 namespace fourfold::mixers {
 namespace {
@@ -26,6 +29,7 @@ gdn::DeltaArgs upload_delta(Device& device, const DeltaProblem& p, Slots* slots)
   gdn::DeltaArgs a = p.args();
   a.sequences = device.constant(p.sequences, "sequences");
   a.live = device.constant(std::vector<int>{p.live}, "live");
+  a.updates = device.constant(std::vector<StateUpdates>(p.sequences.size()), "updates");
   a.state_out = device.constant(p.state_out, "state_out");
   unsigned char* rows = upload(device, p.row_bytes, "rows");
   device.make_constant(rows);
@@ -76,6 +80,78 @@ std::string run_recurrent(const RecurrentKernel& kernel, const DeltaProblem& p, 
     device.launch(config, [&] { kernel.run(args); });
     if (seen != nullptr) *seen = device.seen();
     return compare_delta(p, slots.out, slots.states, slots.history, 3e-3, 2e-6);
+  } catch (const executor::Violation& v) {
+    return v.what();
+  }
+}
+
+std::string run_updates(const RecurrentKernel& kernel, const DeltaProblem& p, int accepted, bool made,
+                        const Options& options, std::set<executor::SeenSite>* seen) {
+  try {
+    Device device(options);
+    const size_t history_bytes = p.history_bytes.size(), outputs = static_cast<size_t>(p.rows * p.out_stride);
+    Slots whole{}, off{};
+    gdn::DeltaArgs args = upload_delta(device, p, &whole), off_args = args;
+    off_args.states = off.states = upload(device, p.states, "states, put off");
+    off_args.history = off.history = upload(device, p.history_bytes, "history of states that are put off");
+    off_args.out = off.out = device.alloc<unsigned short>(outputs, "out, put off");
+    const auto slot = [&](size_t sequence, int row) {
+      return p.state_out[sequence * static_cast<size_t>(p.state_out_stride) + static_cast<size_t>(row)];
+    };
+    const auto live = static_cast<size_t>(p.live);
+    const auto run = [&](const gdn::DeltaArgs& a) {
+      const gdn::RecurrentLaunch l = gdn::recurrent_launch(kernel.tile, p.shape, p.live + 2);
+      executor::LaunchConfig config = {kernel.name, {l.grid_x, l.grid_y}, static_cast<int>(l.threads), l.shared_bytes};
+      config.cluster = kernel.tile.split;
+      device.produced(a.rows);
+      device.launch(config, [&] { kernel.run(a); });
+    };
+    // Empty where outputs, inputs of the convolution and the states of these slots have the same bits.
+    const auto compare = [&](const char* when, const std::vector<int>& slots) -> std::string {
+      if (std::memcmp(off.out, whole.out, outputs * 2) != 0) return fmt::format("outputs differ {}", when);
+      if (std::memcmp(off.history, whole.history, history_bytes) != 0) return fmt::format("inputs differ {}", when);
+      for (const int s : slots) {
+        const long long at = s * p.state_stride;
+        if (std::memcmp(off.states + at, whole.states + at, static_cast<size_t>(p.shape.state_floats()) * 4) != 0) {
+          return fmt::format("the state in slot {} differs {}", s, when);
+        }
+      }
+      return "";
+    };
+    std::vector<StateUpdates> updates(p.sequences.size());
+    std::vector<int> first, last, all;
+    for (size_t s = 0; s < live; ++s) {
+      updates[s].put_off = 1;
+      first.push_back(slot(s, 0));
+      last.push_back(slot(s, accepted));
+      for (int row = 0; row < p.sequences[s].count; ++row) all.push_back(slot(s, row));
+    }
+    run(args);
+    off_args.updates = device.constant(updates, "rows that put off");
+    run(off_args);
+    if (const std::string wrong = compare("where states are put off", first); !wrong.empty()) return wrong;
+    std::vector<SequenceRows> sequences = p.sequences;
+    for (size_t s = 0; s < live; ++s) {
+      sequences[s].position += accepted + 1;
+      sequences[s].state_in = slot(s, accepted);
+      updates[s] = {slot(s, 0), slot(s, 1), made ? 0 : accepted, 0};
+    }
+    if (made) {
+      gdn::MakeStatesArgs m{};
+      m.states = off.states;
+      m.state_stride = p.state_stride;
+      for (size_t s = 0; s < live; ++s) m.made[s] = {slot(s, accepted), slot(s, 0), slot(s, 1), accepted};
+      const gdn::MakeStatesLaunch l = gdn::make_states_launch(p.shape, 1, p.live);
+      device.launch({"make states", {l.grid_x, l.grid_y, l.grid_z}, static_cast<int>(l.threads), 0},
+                    [&] { kernel.make_states(m); });
+      if (const std::string wrong = compare("once it is made", last); !wrong.empty()) return wrong;
+    }
+    args.sequences = off_args.sequences = device.constant(sequences, "sequences that go on");
+    off_args.updates = device.constant(updates, "updates of rows before");
+    run(args);
+    run(off_args);
+    if (seen != nullptr) *seen = device.seen();
+    return compare("behind them", all);
   } catch (const executor::Violation& v) {
     return v.what();
   }

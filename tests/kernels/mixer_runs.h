@@ -15,6 +15,10 @@ using SeenSites = std::set<executor::SeenSite>;
 
 std::string run_recurrent(const RecurrentKernel& kernel, const DeltaProblem& p, const executor::Options& options,
                           SeenSites* seen = nullptr);
+// Rows of a sequence that are verified, each with a slot, then as many that go on from row `accepted` of them: with
+// states that are put off, and perhaps made in between, and with states for every row. The same bits, if all is well.
+std::string run_updates(const RecurrentKernel& kernel, const DeltaProblem& p, int accepted, bool made,
+                        const executor::Options& options, SeenSites* seen = nullptr);
 // `beside`: with flags between prepare and scan.
 std::string run_chunks(const ChunkKernel& kernel, const DeltaProblem& p, const executor::Options& options,
                        double tolerance, double state_tolerance, SeenSites* seen = nullptr, bool beside = false);

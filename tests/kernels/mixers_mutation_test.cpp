@@ -147,10 +147,14 @@ TEST(MixerMutations, OfTheRecurrenceAreCaught) {
   const gdn::DeltaShape wide{1, 2, 16, 64};
   const DeltaProblem split = make_delta(wide, false, {{3, 9, 0, {1, -1, 0}}, {0, 0, 0, {}}}, 2, 5);
   const DeltaProblem split_alone = make_delta(wide, false, {{1, 9, 0, {0}}, {0, 0, 0, {}}}, 1, 6);
+  // With updates where the state that is made of them goes.
+  const DeltaProblem put_off = make_delta(wide, true, {{3, 9, 0, {1, 2, 0}}}, 3, 7);
   expect_caught(
       {check("recurrent {16, 48, 4, 4, 1, 0}", p), check("recurrent {16, 48, 1, 4, 1, 0}", alone),
-       check("recurrent {16, 64, 4, 4, 1, 0, 2}", split), check("recurrent {16, 64, 1, 2, 1, 0, 2}", split_alone)},
-      11);
+       check("recurrent {16, 64, 4, 4, 1, 0, 2}", split), check("recurrent {16, 64, 1, 2, 1, 0, 2}", split_alone),
+       [&, kernel = named(recurrent_kernels(), "recurrent {16, 64, 5, 4, 1, 1, 2, 1}")](
+           const Options& o, SeenSites* seen) { return run_updates(kernel, put_off, 1, true, o, seen); }},
+      13);
 }
 
 TEST(MixerMutations, OfTheChunksAreCaught) {

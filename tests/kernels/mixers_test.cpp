@@ -33,6 +33,33 @@ TEST(DeltaRecurrent, MatchesTokenByTokenForEveryTile) {
   }
 }
 
+TEST(DeltaRecurrent, StatesThatArePutOffHaveTheSameBits) {
+  unsigned seed = 90;
+  int tiles = 0;
+  for (const RecurrentKernel& kernel : recurrent_kernels()) {
+    const gdn::RecurrentTile& t = kernel.tile;
+    if (!t.updates || t.rows == 1) continue;
+    ++tiles;
+    const bool large = t.key_dim * t.value_dim > 8000;
+    const gdn::DeltaShape shape{1, large ? 1 : 2, t.key_dim, t.value_dim};
+    const int most = gdn::most_updates(t.key_dim);
+    for (int accepted = 0; accepted <= most; ++accepted) {
+      if (large && accepted != 1 && accepted != most) continue;
+      // Two sequences, which read one of their own slots, the first behind a fresh one.
+      std::vector<int> slots, others;
+      for (int i = 0; i <= most; ++i) slots.push_back(i), others.push_back(2 * most + 1 - i);
+      const DeltaProblem p =
+          make_delta(shape, t.float32, {{most + 1, 100, 1, slots}, {most + 1, 0, 0, others}}, 2 * most + 2, ++seed);
+      for (const Options& o : schedules(large ? 1 : 2, seed)) {
+        for (const bool made : {false, true}) {
+          EXPECT_EQ(run_updates(kernel, p, accepted, made, o), "") << kernel.name << ", accepted " << accepted;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(tiles, 4);
+}
+
 TEST(DeltaChunks, MatchTokenByTokenForEveryTile) {
   unsigned seed = 40;
   for (const ChunkKernel& kernel : chunk_kernels()) {

@@ -100,9 +100,9 @@ class StallingBackend final : public ops::Backend {
   void gather_rows(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out) override {
     inner_->gather_rows(x, rows, out);
   }
-  std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,
+  std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, ops::KvCache* kv, ops::StateCache* states,
                                              ops::StepBody body) override {
-    return inner_->make_stepper(limits, kv, std::move(body));
+    return inner_->make_stepper(limits, kv, states, std::move(body));
   }
   void read(const ops::Tensor& x, std::span<float> out) override { inner_->read(x, out); }
 

@@ -58,11 +58,15 @@ RecurrentEntry recurrent(const char* name) {
 #define RECURRENT(...) recurrent<__VA_ARGS__>("recurrent {" #__VA_ARGS__ "}")
 std::vector<RecurrentEntry> recurrent_entries() {
   return {
-      RECURRENT(128, 128, 1, 16, 1, 0),     RECURRENT(128, 128, 1, 16, 2, 0),    RECURRENT(128, 128, 1, 8, 2, 0),
-      RECURRENT(128, 128, 4, 16, 1, 0),     RECURRENT(128, 128, 4, 16, 2, 0),    RECURRENT(128, 128, 16, 16, 1, 0),
-      RECURRENT(128, 128, 1, 8, 4, 0, 4),   RECURRENT(128, 128, 1, 8, 3, 0, 2),  RECURRENT(128, 128, 16, 8, 3, 0, 4),
-      RECURRENT(128, 128, 8, 8, 3, 0, 4),   RECURRENT(128, 128, 16, 4, 4, 0, 4), RECURRENT(128, 128, 16, 8, 2, 0, 2),
-      RECURRENT(128, 128, 16, 16, 1, 0, 4),
+      RECURRENT(128, 128, 1, 16, 2, 0),       RECURRENT(128, 128, 1, 8, 2, 0),
+      RECURRENT(128, 128, 16, 16, 1, 0),      RECURRENT(128, 128, 16, 8, 3, 0, 4),
+      RECURRENT(128, 128, 16, 8, 3, 0, 2),    RECURRENT(128, 128, 1, 16, 2, 0, 1, 1),
+      RECURRENT(128, 128, 1, 8, 2, 0, 1, 1),  RECURRENT(128, 128, 16, 16, 1, 0, 1, 1),
+      RECURRENT(128, 128, 6, 16, 1, 0, 1, 1), RECURRENT(128, 128, 6, 16, 2, 0, 1, 1),
+      RECURRENT(128, 128, 6, 8, 2, 0, 1, 1),  RECURRENT(128, 128, 6, 8, 3, 0, 1, 1),
+      RECURRENT(128, 128, 6, 8, 4, 0, 1, 1),  RECURRENT(128, 128, 6, 4, 6, 0, 1, 1),
+      RECURRENT(128, 128, 6, 8, 3, 0, 2, 1),  RECURRENT(128, 128, 16, 8, 3, 0, 2, 1),
+      RECURRENT(128, 128, 6, 8, 3, 0, 4, 1),  RECURRENT(128, 128, 16, 8, 3, 0, 4, 1),
   };
 }
 void run(const RecurrentEntry& e, const gdn::DeltaArgs& args, int sequences, cudaStream_t stream) {
@@ -154,7 +158,10 @@ void time_recurrent() {
                        {32, 256, 1},
                        {32, 1, 4},
                        {32, 1, 8},
-                       {32, 16, 4}}) {
+                       {32, 4, 4},
+                       {32, 16, 4},
+                       {32, 64, 2},
+                       {32, 64, 4}}) {
     const gdn::DeltaShape shape{16, c.heads, 128, 128};
     const int layers = std::clamp(400 / (2 * c.sequences), 8, 40);
     const int slots = c.sequences * c.rows;
@@ -171,15 +178,20 @@ void time_recurrent() {
     measure::fill_floats<<<64, 256>>>(params.p, params.count, 0.5f);
     std::vector<SequenceRows> sequences;
     std::vector<int> state_out;
+    std::vector<StateUpdates> added;  // all rows before were accepted, and all are put off
     for (int i = 0; i < c.sequences; ++i) {
+      const int most = c.rows > 1 + gdn::kMostUpdates ? 0 : c.rows - 1;
+      added.push_back({i * c.rows, i * c.rows + 1, most, most > 0 ? 1 : 0});
       sequences.push_back({i * c.rows, c.rows, 100 + i, i * c.rows});
       for (int j = 0; j < c.rows; ++j) state_out.push_back(i * c.rows + j);
     }
     Device<SequenceRows> table(sequences);
     Device<int> live(std::vector<int>{c.sequences});
     Device<int> targets(state_out);
+    Device<StateUpdates> updates(added);
     gdn::DeltaArgs a{};
     a.shape = shape;
+    a.updates = updates.p;
     a.sequences = table.p;
     a.live = live.p;
     a.state_out = targets.p;
@@ -195,9 +207,10 @@ void time_recurrent() {
     a.state_stride = floats;
     a.history_stride = shape.history_elements();
     a.norm_eps = 1e-6f;
-    const double bytes = static_cast<double>(floats) * 4 * c.sequences * (1 + c.rows);
     for (const RecurrentEntry& e : recurrent_entries()) {
       if (e.tile.rows < c.rows || (c.rows == 1 && e.tile.rows > 1)) continue;
+      const double written = e.tile.updates && added[0].put_off != 0 ? 1 + 0.09 * (c.rows - 1) : c.rows;
+      const double bytes = static_cast<double>(floats) * 4 * c.sequences * (1 + written);
       double us[2];
       for (int settled = 0; settled < 2; ++settled) {
         a.settled = settled;

@@ -16,12 +16,14 @@ using mixers::DeltaProblem;
 
 struct DeltaBuffers {
   Device<SequenceRows> sequences;
+  Device<StateUpdates> updates;  // none
   Device<int> live, state_out;
   Device<unsigned char> rows, history;
   Device<float> states, conv, a_log, dt_bias, norm;
   Device<unsigned short> out;
   explicit DeltaBuffers(const DeltaProblem& p)
       : sequences(p.sequences),
+        updates(std::vector<StateUpdates>(p.sequences.size())),
         live(std::vector<int>{p.live}),
         state_out(p.state_out),
         rows(p.row_bytes),
@@ -36,6 +38,7 @@ struct DeltaBuffers {
   }
   void set(gdn::DeltaArgs* a) const {
     a->sequences = sequences.p;
+    a->updates = updates.p;
     a->live = live.p;
     a->state_out = state_out.p;
     a->rows = rows.p;

@@ -191,7 +191,7 @@ void CpuBackend::gather_columns(const ops::Tensor& part, const ops::Tensor& out)
 }
 
 std::unique_ptr<ops::Stepper> CpuBackend::make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,
-                                                       ops::StepBody body) {
+                                                       ops::StateCache*, ops::StepBody body) {
   reserve({round_up(limits.rows, options_.row_bucket), limits.lanes, limits.context, limits.page_size});
   HostStepParts parts;
   parts.bind = [this](const ops::Batch& batch, StepPart, std::span<const CarriedRow>) { begin_step(batch); };

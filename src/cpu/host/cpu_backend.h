@@ -51,7 +51,7 @@ class CpuBackend : public ops::Backend {
                            const ops::Tensor& out, ops::Residual left) override;
   void gather_columns(const ops::Tensor& part, const ops::Tensor& out) override;
   void read(const ops::Tensor& x, std::span<float> out) override;
-  std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,
+  std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, ops::KvCache* kv, ops::StateCache* states,
                                              ops::StepBody body) override;
 
   Isa isa() const { return isa_; }

@@ -284,6 +284,7 @@ void HostStepper::begin(Run& run, Step& step) {
     for (const ops::PageCopy& copy : step.page_copies) parts_.copy_page(copy.from, copy.to);
     start_lanes(step);
     const ops::StepShape shape = lay_out(run);
+    if (parts_.put_off_rows > 0) make_states(run);
     run.needs_tokens = shape.feed_drafter || shape.drafts > 0;
     if (shape.rows > 0) parts_.body(shape, *this);
     parts_.end(false);
@@ -367,7 +368,10 @@ void HostStepper::start_lanes(Step& step) {
   for (size_t i = 0; i < step.works; ++i) {
     const Step::Work& work = step.work[i];
     Lane& lane = lanes_[static_cast<size_t>(work.plan.lane)];
-    if (work.starts) lane.start(step.starts[i], limits_.vocabulary);
+    if (work.starts) {
+      if (lane.updates.count > 0) put_off_.push_back({lane.state, lane.updates});  // somebody may have kept it
+      lane.start(step.starts[i], limits_.vocabulary);
+    }
     const auto first = static_cast<size_t>(work.plan.first_page);
     const std::span<const int32_t> pages = step.pages_of(work);
     if (!pages.empty()) {
@@ -376,6 +380,47 @@ void HostStepper::start_lanes(Step& step) {
       std::copy(pages.begin(), pages.end(), lane.pages.begin() + static_cast<std::ptrdiff_t>(first));
     }
   }
+}
+
+// The slots that a step's rows write.
+std::span<const int32_t> HostStepper::slots_of(const Run& run, const Entry& entry) const {
+  const Step::Work& work = run.step->work[entry.work];
+  const std::span<const int32_t> out = run.step->states_of(work);
+  const bool each = out.size() > 1 && work.token_count == 0;
+  return out.first(each ? static_cast<size_t>(entry.count) : 1);
+}
+
+// States that were put off, and are read by who does not know of it, or whose updates are about to be overwritten, are
+// made. A lane that goes on reads its own before anything is written.
+void HostStepper::make_states(const Run& run) {
+  written_.clear();
+  read_.clear();
+  for (const Entry& entry : run.entries) {
+    const std::span<const int32_t> slots = slots_of(run, entry);
+    written_.insert(written_.end(), slots.begin(), slots.end());
+    if (!entry.goes_on && entry.position > 0) read_.push_back(entry.state_in);
+  }
+  std::sort(written_.begin(), written_.end());
+  std::sort(read_.begin(), read_.end());
+  to_make_.clear();
+  // Whether it is one no longer.
+  const auto settle = [&](const PutOffState& state) {
+    const auto in = [](const std::vector<int32_t>& slots, int32_t slot) {
+      return std::binary_search(slots.begin(), slots.end(), slot);
+    };
+    const bool read = in(read_, state.slot), overwritten = in(written_, state.slot);
+    const bool lost = in(written_, state.updates.base) || in(written_, state.updates.from);
+    if (read || (lost && !overwritten)) to_make_.push_back(state);
+    return read || lost || overwritten;
+  };
+  std::erase_if(put_off_, settle);
+  for (const Entry& entry : run.entries) entry.lane->takes_own = entry.goes_on;
+  for (Lane& lane : lanes_) {
+    if (!std::exchange(lane.takes_own, false) && lane.updates.count > 0 && settle({lane.state, lane.updates})) {
+      lane.updates = {};
+    }
+  }
+  if (!to_make_.empty()) parts_.make_states(to_make_);
 }
 
 }  // namespace stepping

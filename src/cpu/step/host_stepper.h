@@ -72,7 +72,8 @@ struct MovedLane {
   int32_t choice = 0;    // of the first of them
   bool prompt = false;   // it stands at `position` then, with its state in `state`; otherwise where its rows lead
   int32_t position = 0, state = 0;
-  bool counted = false;  // its tokens are counted (CountedTokens): with these from here on
+  bool puts_off = false;  // ops::Sequence::puts_off of its rows
+  bool counted = false;   // its tokens are counted (CountedTokens): with these from here on
   std::span<const int32_t> stop_tokens;
 };
 
@@ -80,7 +81,8 @@ struct MovedLane {
 // batch says, or beside it. Where the lane has ended the sequence has no rows, and leaves no trace.
 struct CarriedLane {
   enum class As {
-    kGoesOn,  // trunk: token, position and state of the lane, then the drafts of `drafter`, `count` rows from `row` on
+    kGoesOn,  // trunk: token, position and state of the lane, then the drafts of `drafter`, `count` rows from `row` on;
+              // and the state's updates, where the batch says that there may be some (ops::StateUpdates::count not 0)
     kFed,     // feeding the drafter: `count` chosen tokens from `choice` on, for its rows from `row` on; position and
               // whether it has rows at all as in the trunk
     kDrafts,  // drafting pass number `pass`: position, and token of the lane (0), or `drafter`'s last draft
@@ -92,6 +94,12 @@ struct CarriedLane {
   int32_t choice = 0;
   int32_t drafter = 0;  // its row in the drafting passes since the last move
   int32_t pass = 0;
+};
+
+// A slot whose state was put off.
+struct PutOffState {
+  int32_t slot = -1;
+  ops::StateUpdates updates;
 };
 
 // Parts of a body: one ends where the next begins, or where the host has to know tokens. Within a part the operations
@@ -132,6 +140,11 @@ struct HostStepParts {
   std::function<bool()> prepared;
   // Copies a page of keys and values, all layers.
   std::function<void(int32_t from, int32_t to)> copy_page;
+  // Where not 0, verification of up to so many rows, the token's included, puts states off: its sequences have
+  // ops::Sequence::puts_off. What reads or overwrites slots otherwise finds states there, which the stepper sees to:
+  // make_states() writes them for slots whose states were put off, ahead of what is bound next.
+  int64_t put_off_rows = 0;
+  std::function<void(std::span<const PutOffState>)> make_states;
   // out[i] = x[rows[i]], tensors of the backend. The rows stay valid until the next call. Null: they are in host
   // memory.
   std::function<void(const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out)> gather;

@@ -35,11 +35,13 @@ void Lane::start(LaneStartCopy& start, int64_t vocabulary) {
   last_token = 0;
   position = 0;
   state = -1;
+  updates = {};
   draft_count = 0;
   wanted_drafts = 0;
   drafts_end = false;
   unknown = 0;
   open_tokens = open_rows = open_drafts = open_drafter = 0;
+  open_puts_off = false;
   pages.clear();
   counts.clear();
   counted = open_counted = false;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/sample/sampler.h"
+#include "ops/batch.h"
 #include "ops/step.h"
 
 namespace fourfold::cpu {
@@ -33,8 +34,10 @@ struct Lane {
   bool ended = true;
   bool ends_open = false;  // it will have ended when the tokens that its open step chose are taken
   int32_t last_token = 0;
-  int32_t position = 0;  // of its last token, once there is one: what comes before it is in the caches
-  int32_t state = -1;    // the slot of the state at `position`
+  int32_t position = 0;       // of its last token, once there is one: what comes before it is in the caches
+  int32_t state = -1;         // the slot of the state at `position`
+  ops::StateUpdates updates;  // which was put off
+  bool takes_own = false;     // the step that begins goes on from it
   std::array<int32_t, ops::kMaxDrafts> drafts{};
   int32_t draft_count = 0;
   int32_t wanted_drafts = 0;  // of the running step
@@ -44,6 +47,7 @@ struct Lane {
   // Where the backend moves lanes on, `outputs` and `position` are those before these steps. Of the last one: tokens
   // that it chooses at most, rows that it moves on by at most, drafts that it makes, and which row these have.
   int32_t open_tokens = 0, open_rows = 0, open_drafts = 0, open_drafter = 0;
+  bool open_puts_off = false;  // and whether states of its rows were put off
   std::vector<int32_t> pages;
   TokenCounts counts;
   // Where the backend counts as well: whether it has begun, tokens that it was not told of yet, and whether it has

@@ -122,6 +122,7 @@ void HostStepper::move_ahead() {
     moved.prompt = !goes_on;
     moved.position = entry.end_position;
     moved.state = entry.end_state;
+    moved.puts_off = entry.puts_off;
     moved.counted = lane.counted;
     moved.stop_tokens = lane.request.stop_tokens;
     moved_.push_back(moved);
@@ -130,6 +131,7 @@ void HostStepper::move_ahead() {
     lane.open_tokens = moved.count;
     lane.open_rows = goes_on ? entry.count : 0;
     lane.open_drafts = entry.drafts;
+    lane.open_puts_off = entry.puts_off;
   }
   if (!moved_.empty()) parts_.move_lanes(moved_);
 }

@@ -25,6 +25,7 @@ ops::StepShape HostStepper::lay_out(Run& run) {
     entry.first_logit = static_cast<int32_t>(run.logit_rows.size());
     entry.state_in = work.plan.state_in >= 0 ? work.plan.state_in : lane.state;
     const std::span<const int32_t> tokens = step.tokens_of(work);
+    entry.goes_on = tokens.empty() && entry.state_in == lane.state;
     if (tokens.empty() && lane.open_tokens > 0) {
       carry_entry(work, entry);
       run.row_tokens.resize(run.row_tokens.size() + static_cast<size_t>(entry.count), 0);
@@ -50,6 +51,7 @@ ops::StepShape HostStepper::lay_out(Run& run) {
       run.logit_rows.push_back(entry.first + row);
     FF_ASSERT(entry.position + entry.count <= static_cast<int64_t>(lane.pages.size()) * limits_.page_size);
     FF_ASSERT(entry.position == 0 || entry.state_in >= 0);
+    entry.puts_off = entry.count > 1 && slots_of(run, entry).size() > 1 && entry.count <= parts_.put_off_rows;
     if (work.plan.feed_drafter) shape.feed_drafter = true;
     if (entry.chooses && work.plan.new_drafts > 0) {
       ++shape.lanes;
@@ -71,12 +73,11 @@ ops::StepShape HostStepper::lay_out(Run& run) {
 void HostStepper::begin_trunk() {
   sequences_.clear();
   for (const Entry& entry : run_->entries) {
-    const Step::Work& work = run_->step->work[entry.work];
-    const std::span<const int32_t> out = run_->step->states_of(work);
-    const bool each = out.size() > 1 && work.token_count == 0;
-    const size_t slots = each ? static_cast<size_t>(entry.count) : 1;
-    sequences_.push_back(
-        {entry.first, entry.count, entry.position, entry.state_in, out.first(slots), entry.lane->pages});
+    ops::StateUpdates updates;
+    if (entry.goes_on) updates = entry.lane->updates;
+    if (entry.carried) updates = {.count = entry.lane->open_puts_off ? 1 : 0};  // the backend knows how many
+    sequences_.push_back({entry.first, entry.count, entry.position, entry.state_in, slots_of(*run_, entry),
+                          entry.lane->pages, updates, entry.puts_off});
   }
   parts_.bind({run_->row_tokens, sequences_, run_->logit_rows}, StepPart::kTrunk, run_->carried);
   carry_trunk();
@@ -259,6 +260,7 @@ void HostStepper::take_choices(Run& run) {
     } else if (lane.ended) {  // the next step has moved on for nothing
       lane.position = entry.end_position;
       lane.state = entry.end_state;
+      lane.updates = entry.end_updates;
     }
   }
   if (run.ahead) take_drafts(run);
@@ -271,7 +273,11 @@ void HostStepper::move_on(const Step& step, Entry& entry) {
   const bool goes_on = step.work[entry.work].token_count == 0;
   const size_t rows = goes_on ? std::max<size_t>(chosen, 1) : static_cast<size_t>(entry.count);
   entry.lane->position = entry.end_position = entry.position + static_cast<int32_t>(rows);
-  entry.lane->state = entry.end_state = slots[std::min(rows, slots.size()) - 1];
+  const size_t last = std::min(rows, slots.size()) - 1;
+  entry.lane->state = entry.end_state = slots[last];
+  entry.end_updates = {};
+  if (entry.puts_off && last > 0) entry.end_updates = {slots[0], slots[1], static_cast<int32_t>(last)};
+  entry.lane->updates = entry.end_updates;
   entry.lane->draft_count = 0;
 }
 

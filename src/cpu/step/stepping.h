@@ -61,10 +61,13 @@ struct Entry {
   int32_t position = 0;                 // of the first row
   int32_t state_in = 0;
   bool chooses = false;
-  bool carried = false;  // it begins where the backend's lane is: `position` is the furthest that this may be
-  int32_t verified = 0;  // drafts on its rows
-  int32_t drafts = 0;    // passes made for it, where they are made before its tokens are known
+  bool goes_on = false;   // from the lane's own state
+  bool puts_off = false;  // ops::Sequence has it
+  bool carried = false;   // it begins where the backend's lane is: `position` is the furthest that this may be
+  int32_t verified = 0;   // drafts on its rows
+  int32_t drafts = 0;     // passes made for it, where they are made before its tokens are known
   int32_t end_position = 0, end_state = 0;  // of the lane, after the step
+  ops::StateUpdates end_updates;
 };
 
 // A step that was begun.
@@ -117,6 +120,8 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   void finish(Run& run);
   void end(Run& run);
   void start_lanes(Step& step);
+  std::span<const int32_t> slots_of(const Run& run, const Entry& entry) const;
+  void make_states(const Run& run);
   ops::StepShape lay_out(Run& run);
   void wait_for_masks(const Entry& entry);
   // chosen(i): from the lane's i-th row; `counted`: the backend has counted those that are taken.
@@ -172,6 +177,9 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   std::vector<Chosen> chosen_;
   std::vector<std::string> errors_;
   std::vector<ops::Sequence> sequences_;
+  std::vector<PutOffState> put_off_;  // states of lanes that have begun anew since
+  std::vector<PutOffState> to_make_;
+  std::vector<int32_t> written_, read_;  // slots, by a step
 
   // Shared.
   std::mutex mutex_;

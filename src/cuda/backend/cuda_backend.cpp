@@ -131,6 +131,7 @@ void CudaBackend::load_asked_for(const std::function<void()>& rehearse) {
   attention_.clear();
   prefill_.clear();
   delta_.clear();
+  updates_.clear();
   unpack_ = routed_kernels_ = nullptr;
   card_->loader.load(sources);  // in parallel
 }
@@ -234,6 +235,7 @@ std::unique_ptr<ops::StateCache> CudaBackend::make_state_cache(const ops::StateC
   card_->settle_weights();
   state_shape_ = shape;
   known_loaded_ = false;
+  put_off_rows_ = -1;
   return std::make_unique<CardStateCache>(card_, shape);
 }
 
@@ -245,8 +247,8 @@ void CudaBackend::reserve(const ops::ReserveLimits& limits) {
   row_uploads_.prepare(static_cast<uint64_t>(limits.rows) * sizeof(int));
   const int64_t places = limits.sequences + 2 * ceil_div(limits.rows, kMostRows) + 1;
   const int64_t stride = limits.page_size > 0 ? ceil_div(limits.context, limits.page_size) + 1 : 1;
-  step_uploads_.prepare(
-      static_cast<uint64_t>(limits.rows * 4 + places * (16 + 64 + 4 + 16) + limits.sequences * stride * 4 + 16 * 128));
+  step_uploads_.prepare(static_cast<uint64_t>(limits.rows * 4 + places * (16 + 16 + 64 + 4 + 16) +
+                                              limits.sequences * stride * 4 + 17 * 128));
 }
 
 // ---- rows
@@ -269,8 +271,16 @@ void CudaBackend::build_tables(const ops::Batch& batch) {
   const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
   const auto chunks = state_shape_.layers > 0 ? chunk_tile(arch_, key_dim, value_dim) : std::nullopt;
   copies_.add(tables_.build(batch, kv_shape_.layers > 0 ? kv_shape_.page_size : 0,
-                            std::max<int64_t>(limits_.context, 1), chunks ? chunks->chunk : 0, step_uploads_));
+                            std::max<int64_t>(limits_.context, 1), chunks ? chunks->chunk : 0, put_off_rows(),
+                            step_uploads_));
   block_group_ = 0;
+}
+
+int CudaBackend::put_off_rows() {
+  if (put_off_rows_ >= 0) return put_off_rows_;
+  const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
+  const bool can = state_shape_.layers > 0 && updates_source(arch_, key_dim, value_dim).has_value();
+  return put_off_rows_ = can ? 1 + gdn::most_updates(key_dim) : 0;
 }
 
 void CudaBackend::send_tables() {

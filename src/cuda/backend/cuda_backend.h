@@ -86,7 +86,7 @@ class CudaBackend : public ops::Backend {
   void reduce_add_rms_norm(const ops::Tensor& residual, const ops::Tensor& delta, const ops::Vector& weight, float eps,
                            const ops::Tensor& out, ops::Residual left) override;
   void gather_columns(const ops::Tensor& part, const ops::Tensor& out) override;
-  std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,
+  std::unique_ptr<ops::Stepper> make_stepper(const ops::StepLimits& limits, ops::KvCache* kv, ops::StateCache* states,
                                              ops::StepBody body) override;
   std::optional<ops::OperationTimes> time_operations(const std::function<void()>& forward) override;
   CardTimeline timeline(const std::function<void()>& forward);
@@ -282,6 +282,10 @@ class CudaBackend : public ops::Backend {
   void meet_ranks(int64_t columns);
   void check_sums();  // behind a step
   void build_tables(const ops::Batch& batch);
+  // Of a sequence, whose states can be put off; 0: they cannot.
+  int put_off_rows();
+  const std::vector<Kernel>& updates_kernels(int64_t key_dim, int64_t value_dim);
+  void make_states(const CardStateCache& states, std::span<const cpu::PutOffState> made);
   // Launches from here on find their tables: at once, or when the part's graph is launched.
   void send_tables();
   void flush_tables() {
@@ -340,6 +344,8 @@ class CudaBackend : public ops::Backend {
   bool planning_ = false;
   bool stepping_ = false;  // what runs was planned
   bool drafting_ = false;  // the part that runs is a drafting pass
+  bool drafts_ = false;    // the stepper's lanes may have drafts
+  int put_off_rows_ = -1;  // put_off_rows(), once it was asked for
   bool known_loaded_ = false;
   std::vector<plan::KernelSource>* asked_for_ = nullptr;  // not null: sources are noted here instead of loaded
 
@@ -352,7 +358,7 @@ class CudaBackend : public ops::Backend {
   std::map<RowsWay, const std::vector<Kernel>*> choosing_;
   std::map<std::pair<RowsWay, int>, const std::vector<Kernel>*> routing_;  // by how many columns a thread has
   std::set<RowsWay> gated_;                                                // of products with gated row tiles
-  std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, prefill_, delta_;
+  std::map<std::pair<int64_t, int64_t>, const std::vector<Kernel>*> attention_, prefill_, delta_, updates_;
   std::map<std::array<int64_t, 5>, ExpertSet> experts_;  // by count, choices, sizes, slices of the shared one
   std::map<std::pair<float, int64_t>, cuda::Buffer> frequencies_;
   std::vector<std::unique_ptr<std::vector<Kernel>>> owned_;

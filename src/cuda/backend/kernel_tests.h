@@ -35,6 +35,7 @@ class KernelTests {
   std::vector<KernelCase> run(const RowsWay& way);
 
   static constexpr int kSms = 3;  // so few that a CTA has several items in turn
+  static constexpr int64_t kPage = 16;
 
  private:
   // Cases of some kernels, with a name that says of which.
@@ -53,6 +54,7 @@ class KernelTests {
     int64_t columns;
   };
   struct TestRoute;
+  struct Recurrent;
   CudaBackend& on(const RowsWay* way = nullptr, int most_middle_tiles = 256, bool all_by_clusters = false);
   void note(const std::string& wrong);
   void products(const RowsWay& way);
@@ -68,7 +70,7 @@ class KernelTests {
   void choosing_product(const RowsWay& way);
   void routing_product(const RowsWay& way, int route);
   void attention(int64_t head_dim, int64_t rotary_dim);
-  void delta_rule(int64_t key_dim, int64_t value_dim);
+  void delta_rule(int64_t key_dim, int64_t value_dim, bool updates = false);
   void repacking();
   void plain_experts(int gate_up_formats, int down_formats);
   void choices();

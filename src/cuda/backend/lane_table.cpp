@@ -34,7 +34,7 @@ void LaneTable::move(std::span<const cpu::MovedLane> lanes, const StepTables& ta
     FF_ASSERT(m.count <= step::kMostChosen);
     moved_.push_back({m.lane, m.prompt ? -1 : tables.place_of_sequence(m.sequence), m.first, m.count, m.choice,
                       m.position, m.state, static_cast<int>(stops_.size()), static_cast<int>(m.stop_tokens.size()),
-                      m.counted ? 1 : 0});
+                      m.counted ? 1 : 0, m.puts_off ? 1 : 0});
     stops_.insert(stops_.end(), m.stop_tokens.begin(), m.stop_tokens.end());
   }
   const size_t bytes = moved_.size() * sizeof(moved_[0]), stop_bytes = stops_.size() * sizeof(int);
@@ -65,6 +65,7 @@ void LaneTable::carry(std::span<const cpu::CarriedLane> lanes, const StepTables&
   using As = cpu::CarriedLane::As;
   args_.carry.tokens = device_pointer<int>(tables.tokens);
   args_.carry.sequences = device_pointer<SequenceRows>(tables.sequences);
+  args_.carry.updates = device_pointer<StateUpdates>(tables.updates);
   for (const cpu::CarriedLane& c : lanes) {
     FF_ASSERT(c.as == As::kDrafts || c.count <= step::kMostChosen);
     const auto read = static_cast<size_t>(c.as == As::kGoesOn ? c.count - 1 : c.as == As::kDrafts ? c.pass : 0);

@@ -283,6 +283,35 @@ void CudaBackend::attend_whole(const attn::AttentionArgs& shared, const ops::Att
   launch(card_->stream, kernels[kPrefill], {attend.grid_x, attend.grid_y}, overlap_, args);
 }
 
+const std::vector<Kernel>& CudaBackend::updates_kernels(int64_t key_dim, int64_t value_dim) {
+  const std::vector<Kernel>*& found = updates_[{key_dim, value_dim}];
+  if (found == nullptr) {
+    found = &loaded(updates_source(arch_, static_cast<int>(key_dim), static_cast<int>(value_dim)).value());
+  }
+  return *found;
+}
+
+// Ahead of all that is launched from here on, and behind all that was.
+void CudaBackend::make_states(const CardStateCache& states, std::span<const cpu::PutOffState> made) {
+  const ops::StateCacheShape& shape = states.shape();
+  const gdn::DeltaShape delta = delta_shape(shape);
+  const Kernel& kernel = updates_kernels(shape.key_dim, shape.value_dim)[kDeltaMakeStates];
+  for (size_t first = 0; first < made.size(); first += gdn::kMostMadeStates) {
+    const auto some = made.subspan(first, std::min<size_t>(made.size() - first, gdn::kMostMadeStates));
+    gdn::MakeStatesArgs args = {};
+    args.states = states.states(0);
+    args.state_stride = states.state_stride();
+    args.layer_stride = delta.state_floats();
+    for (size_t i = 0; i < some.size(); ++i) {
+      args.made[i] = {some[i].slot, some[i].updates.base, some[i].updates.from, some[i].updates.count};
+    }
+    const gdn::MakeStatesLaunch l =
+        gdn::make_states_launch(delta, static_cast<int>(shape.layers), static_cast<int>(some.size()));
+    launch(card_->stream, kernel, {l.grid_x, l.grid_y, l.grid_z}, Overlap::kNone, args);
+  }
+  card_->stream.end_overlap();
+}
+
 void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor& qkv, const ops::Tensor& z,
                             const ops::Tensor& b, const ops::Tensor& a, ops::StateCache& states, int64_t layer,
                             const ops::Tensor& out) {
@@ -291,6 +320,8 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
   const int key_dim = static_cast<int>(params.key_dim), value_dim = static_cast<int>(params.value_dim);
   const std::vector<Kernel>*& found = delta_[{params.key_dim, params.value_dim}];
   if (found == nullptr) found = &loaded(delta_source(arch_, key_dim, value_dim));
+  const bool updates = (planning_ ? drafts_ : tables_.put_off) && put_off_rows() > 0;
+  const std::vector<Kernel>& recurrent = updates ? updates_kernels(params.key_dim, params.value_dim) : *found;
   auto& cache = static_cast<CardStateCache&>(states);
   const gdn::DeltaShape shape = delta_shape(cache.shape());
   FF_ASSERT(layer >= 0 && layer < cache.shape().layers && shape.key_dim == key_dim && shape.value_dim == value_dim &&
@@ -319,7 +350,8 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
                 .rows = tables_.rows,
                 .sequences = tables_.sequence_count,
                 .heads = params.value_heads,
-                .whole = tables_.whole.chunks > 0})) {
+                .whole = tables_.whole.chunks > 0,
+                .put_off = tables_.put_off})) {
     return;
   }
   gdn::DeltaArgs args = {};
@@ -342,26 +374,30 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
   const auto* lives = device_pointer<const int>(tables_.lives);
   const int early = overlap_ == Overlap::kProgrammatic ? 1 : 0;
   // As many CTAs for a head as all have an SM each.
-  const auto few_rows = [&](int places) {
+  const auto few_rows = [&](int places, int most_rows) {
+    const int sms = card_->device.info().sms;
     for (const DeltaEntry entry : {kDeltaSplit4, kDeltaSplit2}) {
-      const int split = recurrent_tile(arch_, key_dim, value_dim, entry).split;
-      if (split > 1 && params.value_heads * split * places <= sms_) return entry;
+      const int split = recurrent_tile(arch_, key_dim, value_dim, entry, updates).split;
+      if (split > 1 && params.value_heads * split * places <= sms) return entry;
     }
-    return kDeltaFew;
+    // Smaller CTAs, where there are more than SMs: their reads and writes overlap.
+    const bool many = updates && most_rows <= 1 + gdn::kMostUpdates && params.value_heads * places > sms;
+    return many ? kDeltaVerify : kDeltaFew;
   };
   for (const StepTables::Round& round : tables_.rounds) {
     if (round.part && tables_.whole.chunks > 0) continue;
-    const DeltaEntry entry = round.most_rows > 1 || round.part ? few_rows(round.places)
+    const DeltaEntry entry = round.most_rows > 1 || round.part ? few_rows(round.places, round.most_rows)
                              : round.places >= kManySequences  ? kDeltaBatch
                                                                : kDeltaOne;
     args.sequences = sequences + round.first;
     args.live = lives + round.live;
+    args.updates = device_pointer<const StateUpdates>(tables_.updates) + round.first;
     args.state_out = device_pointer<const int>(tables_.state_out) + int64_t{round.first} * kMostRows;
     args.state_out_stride = kMostRows;
     args.settled = round.follows ? 0 : early;
     const gdn::RecurrentLaunch l =
-        gdn::recurrent_launch(recurrent_tile(arch_, key_dim, value_dim, entry), shape, round.places);
-    launch(card_->stream, (*found)[entry], {l.grid_x, l.grid_y}, overlap_, args);
+        gdn::recurrent_launch(recurrent_tile(arch_, key_dim, value_dim, entry, updates), shape, round.places);
+    launch(card_->stream, recurrent[entry], {l.grid_x, l.grid_y}, overlap_, args);
   }
   if (const StepTables::Whole& c = tables_.whole; c.chunks > 0) {
     gdn::ChunkArgs chunks = {};

@@ -541,9 +541,9 @@ std::string prefill_expression(const attn::PrefillTile& t) {
 
 std::string recurrent_expression(const gdn::RecurrentTile& t) {
   const bool split = t.split > 1;
-  return fmt::format("fourfold::gdn::delta_recurrent{}<fourfold::gdn::RecurrentTileOf<{}, {}, {}, {}, {}, {}{}>>",
+  return fmt::format("fourfold::gdn::delta_recurrent{}<fourfold::gdn::RecurrentTileOf<{}, {}, {}, {}, {}, {}{}{}>>",
                      split ? "_split" : "", t.key_dim, t.value_dim, t.rows, t.warps, t.ctas, t.float32,
-                     split ? fmt::format(", {}", t.split) : "");
+                     split || t.updates ? fmt::format(", {}", t.split) : "", t.updates ? ", true" : "");
 }
 
 // Of preparing, scanning and scaling; and of preparing beside the scan.
@@ -666,9 +666,16 @@ plan::KernelSource prefill_source(const Target& arch, int head_dim, int rotary_d
   return source;
 }
 
-gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim, DeltaEntry entry) {
+namespace {
+
+constexpr DeltaEntry kRecurrentEntries[] = {kDeltaOne, kDeltaFew, kDeltaSplit2, kDeltaSplit4, kDeltaBatch};
+constexpr DeltaEntry kUpdatesEntries[] = {kDeltaOne, kDeltaFew, kDeltaSplit2, kDeltaSplit4, kDeltaBatch, kDeltaVerify};
+
+// The first that is right; none, if all are wrong.
+std::optional<gdn::RecurrentTile> right_recurrent_tile(const Target& arch, int key_dim, int value_dim, DeltaEntry entry,
+                                                       bool updates) {
   const auto tile = [&](int rows, int warps, int ctas, int split = 1) {
-    return gdn::RecurrentTile{key_dim, value_dim, rows, warps, ctas, false, split};
+    return gdn::RecurrentTile{key_dim, value_dim, rows, warps, ctas, false, split, updates};
   };
   std::vector<gdn::RecurrentTile> tiles;
   if (entry == kDeltaOne) {
@@ -677,6 +684,8 @@ gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim
   } else if (entry == kDeltaBatch) {
     // Two panels a warp, one after the other: reads and writes of a CTA overlap.
     tiles = {tile(1, 8, 2), tile(1, 16, arch.wgmma ? 2 : 1)};
+  } else if (entry == kDeltaVerify) {
+    tiles = {tile(1 + gdn::kMostUpdates, 8, arch.wgmma ? 3 : 2), tile(gdn::kRecurrentRows, 16, 1)};
   } else {
     tiles = {tile(gdn::kRecurrentRows, 16, 1)};
     // Small CTAs begin beside the projection; heads of a sequence alone leave most SMs idle, and one takes long to
@@ -687,10 +696,37 @@ gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim
   const auto all = [](const gdn::RecurrentTile&) { return true; };
   const auto expressions = [](const gdn::RecurrentTile& t) { return std::vector{recurrent_expression(t)}; };
   const auto found = first_fit(arch, tiles, all, expressions);
-  if (!found && !arch.wrong.empty()) {
-    fail("delta rule: every kernel is wrong, the last one {}", recurrent_expression(tiles.back()));
+  if (found || !arch.wrong.empty()) return found;
+  return tiles.front();  // that it is legal is for whoever makes a source of it
+}
+
+plan::KernelEntry recurrent_entry(const gdn::RecurrentTile& t) {
+  return {recurrent_expression(t), static_cast<unsigned>(t.threads()),
+          static_cast<int64_t>(gdn::recurrent_map(t).total)};
+}
+
+}  // namespace
+
+gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim, DeltaEntry entry, bool updates) {
+  const auto found = right_recurrent_tile(arch, key_dim, value_dim, entry, updates);
+  if (!found) fail("delta rule: every kernel for heads of {} keys and {} values is wrong", key_dim, value_dim);
+  return *found;
+}
+
+std::optional<plan::KernelSource> updates_source(const Target& arch, int key_dim, int value_dim) {
+  plan::KernelSource source;
+  source.name = fmt::format("delta_updates_{}_{}", key_dim, value_dim);
+  source.text = "#include \"kernels/gdn/make_states.cuh\"\n#include \"kernels/gdn/recurrent.cuh\"\n";
+  for (const DeltaEntry entry : kUpdatesEntries) {
+    const auto t = right_recurrent_tile(arch, key_dim, value_dim, entry, true);
+    if (!t || !t->legal() || gdn::recurrent_map(*t).total > shared_of(arch)) return std::nullopt;
+    source.entries.push_back(recurrent_entry(*t));
   }
-  return found.value_or(tiles.front());  // that it is legal is for whoever makes a source of it
+  const std::string make_states = fmt::format("fourfold::gdn::delta_make_states<{}, {}>", key_dim, value_dim);
+  if (!right(arch, make_states)) return std::nullopt;
+  source.entries.push_back({make_states, 32U * static_cast<unsigned>(gdn::update_group(value_dim))});
+  name_apart(arch, source);
+  return source;
 }
 
 std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int value_dim) {
@@ -715,14 +751,13 @@ plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim) 
   plan::KernelSource source;
   source.name = fmt::format("delta_{}_{}", key_dim, value_dim);
   source.text = "#include \"kernels/gdn/recurrent.cuh\"\n";
-  for (const DeltaEntry entry : {kDeltaOne, kDeltaFew, kDeltaSplit2, kDeltaSplit4, kDeltaBatch}) {
+  for (const DeltaEntry entry : kRecurrentEntries) {
     const gdn::RecurrentTile t = recurrent_tile(arch, key_dim, value_dim, entry);
     if (!t.legal()) {
       fail("delta rule: heads of {} keys and {} values; wanted multiples of 16 up to {}", key_dim, value_dim,
            gdn::kMostDim);
     }
-    source.entries.push_back({recurrent_expression(t), static_cast<unsigned>(t.threads()),
-                              static_cast<int64_t>(gdn::recurrent_map(t).total)});
+    source.entries.push_back(recurrent_entry(t));
   }
   if (const std::optional<gdn::ChunkTile> t = chunk_tile(arch, key_dim, value_dim)) {
     source.text += fmt::format("#include \"kernels/gdn/chunk_scan{}.cuh\"\n", t->wgmma ? "_sm90" : "");

@@ -254,13 +254,20 @@ enum DeltaEntry {
   kDeltaSplit2,
   kDeltaSplit4,
   kDeltaBatch,
-  kDeltaPrepare,
+  kDeltaVerify,  // of up to 1 + kMostUpdates rows of many sequences; with updates only
+  kDeltaPrepare = kDeltaVerify,
   kDeltaScan,
   kDeltaScale,
   kDeltaBeside  // prepare with the scan beside it; where there is wgmma
 };
-gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim, DeltaEntry entry);
+// `updates`: of those that know updates of states (kernels/gdn/updates.h).
+gdn::RecurrentTile recurrent_tile(const Target& arch, int key_dim, int value_dim, DeltaEntry entry,
+                                  bool updates = false);
 std::optional<gdn::ChunkTile> chunk_tile(const Target& arch, int key_dim, int value_dim);
 plan::KernelSource delta_source(const Target& arch, int key_dim, int value_dim);
+// The recurrent ones with updates, in place of delta_source()'s first entries, and behind them delta_make_states. None:
+// there are none for such heads, or one of them is wrong.
+inline constexpr int kDeltaMakeStates = kDeltaVerify + 1;
+std::optional<plan::KernelSource> updates_source(const Target& arch, int key_dim, int value_dim);
 
 }  // namespace fourfold::cuda

@@ -26,7 +26,7 @@ int StepTables::add_pages(const ops::Sequence& sequence) {
 }
 
 // Of sequences that have at most kRows rows.
-void StepTables::add_round(std::span<const ops::Sequence> batch, const std::vector<int>& members) {
+void StepTables::add_round(std::span<const ops::Sequence> batch, const std::vector<int>& members, int put_off_rows) {
   if (members.empty()) return;
   Round round;
   round.first = static_cast<int>(places_.size());
@@ -40,6 +40,11 @@ void StepTables::add_round(std::span<const ops::Sequence> batch, const std::vect
     places_.push_back({s.first, s.count, s.position, s.state_in});
     slots_.resize(places_.size() * kRows, -1);
     const std::span<const int32_t> slots = s.written_slots();
+    const bool puts_off = s.puts_off && s.count > 1 && s.count <= put_off_rows;
+    FF_ASSERT(!puts_off || slots.size() == static_cast<size_t>(s.count));
+    put_off = put_off || puts_off || s.updates.count > 0;
+    updates_.resize(places_.size() - 1);
+    updates_.push_back({s.updates.base, s.updates.from, s.updates.count, puts_off ? 1 : 0});
     for (size_t k = 0; k < slots.size(); ++k) {
       const size_t at = slots.size() == 1 ? static_cast<size_t>(s.count) - 1 : k;
       slots_[(places_.size() - 1) * kRows + at] = slots[k];
@@ -91,15 +96,17 @@ int64_t StepTables::reached() const {
 
 std::vector<int64_t> StepTables::shape() const {
   if (whole.places > 0) return {};
-  std::vector<int64_t> all = {size, rows, page_stride, static_cast<int64_t>(tokens)};
+  std::vector<int64_t> all = {size, rows, page_stride, static_cast<int64_t>(tokens), put_off ? 1 : 0};
   for (const Round& r : rounds) all.insert(all.end(), {r.first, r.places, r.page_row, r.most_rows, r.longest, r.live});
   return all;
 }
 
 step::TableCopy StepTables::build(const ops::Batch& batch, int64_t page_size, int64_t context, int chunk,
-                                  Uploads& uploads) {
+                                  int put_off_rows, Uploads& uploads) {
   rounds.clear();
   places_.clear();
+  updates_.clear();
+  put_off = false;
   slots_.clear();
   pages_.clear();
   lives_.clear();
@@ -130,13 +137,14 @@ step::TableCopy StepTables::build(const ops::Batch& batch, int64_t page_size, in
         std::max(value, std::min(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(value))), most)));
   };
   if (page_size > 0) page_stride = tier(page_stride, ceil_div(context, page_size) + 1);
-  add_round(batch.sequences, singles_);
-  add_round(batch.sequences, few_);
+  add_round(batch.sequences, singles_, put_off_rows);
+  add_round(batch.sequences, few_, put_off_rows);
   for (const int i : many_) {
     const ops::Sequence& s = batch.sequences[static_cast<size_t>(i)];
     const std::span<const int32_t> slots = s.written_slots();
     const int page_row = add_pages(s);
     if (i == many_.front()) whole.page_row = page_row;
+    FF_ASSERT(s.updates.count == 0);
     int state_in = s.state_in;
     for (int at = 0; at < s.count; at += kRows) {
       Round round;
@@ -181,6 +189,7 @@ step::TableCopy StepTables::build(const ops::Batch& batch, int64_t page_size, in
     for (int j = 0; j * chunk < s.count; ++j) chunks_.push_back({place, j});
     whole.chunks = static_cast<int>(chunks_.size());
   }
+  updates_.resize(places_.size());  // of long ones there are none
 
   uint64_t total = 0;
   const auto place = [&total](uint64_t bytes) {
@@ -191,6 +200,7 @@ step::TableCopy StepTables::build(const ops::Batch& batch, int64_t page_size, in
   const uint64_t at_tokens = place(static_cast<uint64_t>(batch.size()) * sizeof(int));
   const uint64_t at_lives = place(lives_.size() * sizeof(int));
   const uint64_t at_places = place(places_.size() * sizeof(SequenceRows));
+  const uint64_t at_updates = place(updates_.size() * sizeof(StateUpdates));
   const uint64_t at_slots = place(slots_.size() * sizeof(int));
   const uint64_t at_pages = place(pages_.size() * sizeof(int));
   const uint64_t at_chunks = place(chunks_.size() * sizeof(gdn::ChunkPlace));
@@ -206,6 +216,7 @@ step::TableCopy StepTables::build(const ops::Batch& batch, int64_t page_size, in
   };
   write(at_lives, lives_);
   write(at_places, places_);
+  write(at_updates, updates_);
   write(at_slots, slots_);
   write(at_pages, pages_);
   write(at_chunks, chunks_);
@@ -215,6 +226,7 @@ step::TableCopy StepTables::build(const ops::Batch& batch, int64_t page_size, in
   tokens = base + at_tokens;
   lives = base + at_lives;
   sequences = base + at_places;
+  updates = base + at_updates;
   state_out = base + at_slots;
   pages = base + at_pages;
   chunk_places = base + at_chunks;

@@ -43,9 +43,10 @@ struct StepTables {
 
   // page_size: 0 where there is no cache. `chunk`: tokens of a chunk of the delta rule, 0 without its kernels.
   // `context`: positions of a sequence at most. Lengths that launches depend on are rounded up to a power of two, so
-  // that steps of growing sequences are alike.
+  // that steps of growing sequences are alike. put_off_rows: states of up to so many rows can be put off.
   // Returns what is to be copied.
-  step::TableCopy build(const ops::Batch& batch, int64_t page_size, int64_t context, int chunk, Uploads& uploads);
+  step::TableCopy build(const ops::Batch& batch, int64_t page_size, int64_t context, int chunk, int put_off_rows,
+                        Uploads& uploads);
   // The place of a sequence whose only row is `row`.
   int place_of(int row) const;
   // The place of a sequence of the batch that has at most 16 rows.
@@ -68,17 +69,19 @@ struct StepTables {
   int64_t size = 0;  // with padding
   int64_t sequence_count = 0;
   int page_stride = 1;
+  bool put_off = false;  // states of some sequences are, or may have been
 
   // On the device.
-  DeviceAddress tokens = 0, lives = 0, sequences = 0, state_out = 0, pages = 0;
+  DeviceAddress tokens = 0, lives = 0, sequences = 0, updates = 0, state_out = 0, pages = 0;
   DeviceAddress chunk_places = 0, first_chunk = 0, chunk_state_out = 0;
 
  private:
-  void add_round(std::span<const ops::Sequence> batch, const std::vector<int>& members);
+  void add_round(std::span<const ops::Sequence> batch, const std::vector<int>& members, int put_off_rows);
   int add_pages(const ops::Sequence& sequence);
 
   std::vector<int> singles_, few_, many_;
   std::vector<SequenceRows> places_;
+  std::vector<StateUpdates> updates_;  // of each place
   std::vector<int> slots_, pages_, lives_, chunk_slots_, first_chunks_;
   std::vector<gdn::ChunkPlace> chunks_;
 };

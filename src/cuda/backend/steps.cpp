@@ -26,9 +26,10 @@ struct CudaBackend::Rehearsal : ops::StepScope {
 };
 
 std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& limits, ops::KvCache* kv,
-                                                        ops::StepBody body) {
+                                                        ops::StateCache* states, ops::StepBody body) {
   reserve({limits.rows, limits.lanes, limits.context, limits.page_size});
   planning_ = true;
+  drafts_ = limits.drafts > 0;
   rank_choice_.reset();
   try {
     Rehearsal rehearsal(limits.lanes);
@@ -81,6 +82,12 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   parts.copy_page = [kv](int32_t from, int32_t to) {
     if (kv != nullptr) kv->copy_page(from, to);
   };
+  if (drafts_ && states != nullptr && states->shape().layers > 0) {
+    parts.put_off_rows = put_off_rows();
+    parts.make_states = [this, states](std::span<const cpu::PutOffState> made) {
+      make_states(static_cast<const CardStateCache&>(*states), made);
+    };
+  }
   parts.gather = [this](const ops::Tensor& x, std::span<const int32_t> rows, const ops::Tensor& out) {
     gather_rows(x, rows, out);
   };

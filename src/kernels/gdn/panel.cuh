@@ -140,7 +140,7 @@ __device__ __forceinline__ void sum_columns(const float (&m)[4], const float (&p
 
 // A warp's panel of the state moves on by a row, and is stored at `to` if it is kept. The state is multiplied
 // with k and q at once: with S' = g S + k d, d = beta (v - g S^T k), the output S'^T q is g S^T q + (k . q) d.
-// `keys`, `sums`, `gate`: of the row; `values`: of the panel's columns, whose outputs put(column, output) takes.
+// `keys`, `sums`, `gate`: of the row; `values`: of the panel's columns, whose outputs put(column, output, step) takes.
 template <typename Tile, int Keys, typename Put>
 __device__ __forceinline__ void advance_panel(float4 (&state)[Keys], const float2* keys, const float* values,
                                               const float4* sums, const float2& gate, int lane, const Put& put,
@@ -172,7 +172,7 @@ __device__ __forceinline__ void advance_panel(float4 (&state)[Keys], const float
   const float d1 = __shfl_sync(kAll, step, from | 8);
   const float d2 = __shfl_sync(kAll, step, from | 16);
   const float d3 = __shfl_sync(kAll, step, from | 24);
-  if ((lane & 6) == 0) put(column, f.norm_q * fmaf(f.decay, sum_p, f.dot * step));
+  if ((lane & 6) == 0) put(column, f.norm_q * fmaf(f.decay, sum_p, f.dot * step), step);
   const auto update = [&](int j) {
     const float k = kq[j * 16].x;
     state[j].x = fmaf(f.decay, state[j].x, k * d0);
@@ -189,6 +189,22 @@ __device__ __forceinline__ void advance_panel(float4 (&state)[Keys], const float
   } else {
 #pragma unroll
     for (int j = 0; j < Keys; ++j) update(j);
+  }
+}
+
+// An update (updates.h) is added to a warp's panel of the state, as advance_panel does. `keys`: [key_dim]; `steps`: of
+// the panel's columns, and the decay behind them.
+template <int Keys>
+__device__ __forceinline__ void add_update(float4 (&state)[Keys], const float* keys, const float* steps, int lane) {
+  const float4 d = *reinterpret_cast<const float4*>(steps + lane % 2 * 4);
+  const float decay = steps[kPanel];
+#pragma unroll
+  for (int j = 0; j < Keys; ++j) {
+    const float k = keys[lane / 2 + j * 16];
+    state[j].x = fmaf(decay, state[j].x, k * d.x);
+    state[j].y = fmaf(decay, state[j].y, k * d.y);
+    state[j].z = fmaf(decay, state[j].z, k * d.z);
+    state[j].w = fmaf(decay, state[j].w, k * d.w);
   }
 }
 

@@ -38,6 +38,8 @@ __device__ __forceinline__ void recurrent_head(const DeltaArgs& args) {
   const int* slots = args.state_out + static_cast<long long>(place) * args.state_out_stride;
   const int kept = kAlone ? slots[0] : lane < T.rows && lane < args.state_out_stride ? slots[lane] : -1;
   const auto slot_of = [&](int row) { return __shfl_sync(0xffffffffu, kept, row); };
+  StateUpdates updates = {};
+  if constexpr (T.updates) updates = args.updates[place];
   if (place >= *args.live) sequence.count = 0;
   const int count = kAlone || sequence.count > T.rows ? T.rows : sequence.count;
   if (sequence.first < 0 || sequence.count <= 0) {
@@ -49,9 +51,10 @@ __device__ __forceinline__ void recurrent_head(const DeltaArgs& args) {
 
   float4 state[kKeys];
   const int state_at = head * (T.key_dim * T.value_dim) + part * (T.panels() * T.key_dim * kPanel) + lane * 4;
+  const int base = T.updates && updates.count > 0 ? updates.base : sequence.state_in;
   const auto load_state = [&](int panel) {
-    const float4* from = reinterpret_cast<const float4*>(args.states + sequence.state_in * args.state_stride +
-                                                         state_at + panel * (T.key_dim * kPanel));
+    const float4* from = reinterpret_cast<const float4*>(args.states + base * args.state_stride + state_at +
+                                                         panel * (T.key_dim * kPanel));
 #pragma unroll
     for (int j = 0; j < kKeys; ++j) {
       state[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -82,6 +85,24 @@ __device__ __forceinline__ void recurrent_head(const DeltaArgs& args) {
   each<T.threads(), T.channels()>(tid, [&](int c) { copy16(weights + c, args.conv + column_of(c) * kTaps); });
   each<T.threads(), T.value_dim>(
       tid, [&](int c) { ptx::async_copy4(ptx::shared_address(smem + kMap.norm + c * 4), args.norm + c); });
+  // All that is read of the slot of updates, before anything is written to it.
+  float* update_keys = reinterpret_cast<float*>(smem + kMap.update_keys);
+  float* update_steps = reinterpret_cast<float*>(smem + kMap.update_steps);
+  if constexpr (T.updates) {
+    constexpr int kKeyPieces = T.key_dim / 4, kStepPieces = kUpdateSteps / 4;
+    const float* from = args.states + updates.from * args.state_stride + state_at - lane * 4;
+#pragma unroll 1
+    for (int i = tid; i < updates.count * kKeyPieces; i += T.threads()) {
+      copy16(update_keys + i * 4, from + i / kKeyPieces * update_floats(T.key_dim) + i % kKeyPieces * 4);
+    }
+#pragma unroll 1
+    for (int i = tid; i < updates.count * (T.panels() * kStepPieces); i += T.threads()) {
+      const int panel = i / kStepPieces % T.panels();
+      copy16(update_steps + i * 4, from + panel * (T.key_dim * kPanel) +
+                                       i / (T.panels() * kStepPieces) * update_floats(T.key_dim) + T.key_dim +
+                                       i % kStepPieces * 4);
+    }
+  }
   const float a_log = args.a_log[head];
   const float dt_bias = args.dt_bias[head];
 
@@ -203,21 +224,40 @@ __device__ __forceinline__ void recurrent_head(const DeltaArgs& args) {
     const int panel = pass * T.warps + warp;
     if (panel >= T.panels()) break;
     if (pass > 0) load_state(panel);
+    if constexpr (T.updates) {
+#pragma unroll 1
+      for (int i = 0; i < updates.count; ++i) {
+        add_update(state, update_keys + i * T.key_dim, update_steps + (i * T.panels() + panel) * kUpdateSteps, lane);
+      }
+    }
 #pragma unroll 1
     for (int row = 0; row < count; ++row) {
-      const int slot = slot_of(row);
+      const bool put_off = T.updates && row > 0 && updates.put_off != 0;
+      const int slot = slot_of(put_off ? 1 : row);
       float4* to =
           reinterpret_cast<float4*>(args.states + slot * args.state_stride + state_at + panel * (T.key_dim * kPanel));
+      float* update =
+          reinterpret_cast<float*>(to) - lane * 4 + (put_off ? row - 1 : 0) * update_floats(T.key_dim) + T.key_dim;
       const int at = row * T.value_dim + part * T.columns() + panel * kPanel;
-      const auto put = [&](int column, float output) {
+      const auto put = [&](int column, float output, float step) {
         if constexpr (T.split > 1) {
           ptx::cluster_store(ptx::shared_address(outputs + at + column), static_cast<u32>(row % T.split), output);
         } else {
           outputs[at + column] = output;
         }
+        if constexpr (T.updates) {
+          if (put_off) update[column] = step;
+        }
       };
       advance_panel<Tile>(state, keys + row * T.key_dim, values + at, sums + row * T.key_blocks(), gates[row], lane,
-                          put, slot >= 0, to);
+                          put, slot >= 0 && !put_off, to);
+      if constexpr (T.updates) {
+        if (put_off && lane == 0) update[kPanel] = gates[row].x;
+        if (put_off && panel % update_group(T.value_dim) == 0) {
+#pragma unroll 1
+          for (int i = lane; i < T.key_dim; i += 32) update[i - T.key_dim] = keys[row * T.key_dim + i].x;
+        }
+      }
     }
   }
   if constexpr (T.split > 1) {

@@ -45,7 +45,8 @@ struct DeltaShape {
 struct DeltaArgs {
   DeltaShape shape;
   const SequenceRows* sequences;
-  const int* live;           // how many of them are there
+  const int* live;              // how many of them are there
+  const StateUpdates* updates;  // of each place; read by tiles with updates only
   const int* state_out;      // recurrent: [sequence][state_out_stride], slot of the state after row i of the sequence,
                              // for every place of the bucket; chunked: entry 0, after the last row. -1: not kept. May
                              // be state_in.

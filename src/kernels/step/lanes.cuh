@@ -58,7 +58,10 @@ __device__ __forceinline__ void move_lane(const MoveArgs& args, int at) {
   }
   const int end = kept > 0 ? kept - 1 : 0;  // the row of the last one
   state.position = prompt ? lane.position : start + kept;
-  state.state = prompt ? lane.state : args.slots[lane.place * args.slot_stride + end];
+  const int* slots = args.slots + (prompt ? 0 : lane.place * args.slot_stride);
+  state.state = prompt ? lane.state : slots[end];
+  state.updates = {};
+  if (!prompt && lane.put_off != 0 && end > 0) state.updates = {slots[0], slots[1], end, 0};
   state.token = last;
   state.row = lane.first + end;
   state.start = start;
@@ -100,6 +103,10 @@ __device__ __forceinline__ void carry_lane(const CarryLanesArgs& args, const Car
       }
       sequence.position = lane.position;
       sequence.state_in = lane.state;
+      StateUpdates& updates = args.updates[carry.place];
+      updates.base = lane.updates.base;
+      updates.from = lane.updates.from;
+      updates.count = lane.updates.count;
       args.tokens[carry.row] = lane.token;
 #pragma unroll
       for (int i = 1; i < kMostChosen; ++i) {

@@ -13,14 +13,15 @@ inline constexpr int kMostChosen = 1 + kMostPasses;  // tokens for a lane in a s
 
 // Since its last move.
 struct LaneState {
-  int position;  // of its last token: what comes before it is in the caches
-  int state;     // the slot of the recurrent state there
-  int token;     // its last
-  int row;       // the last accepted one, of the rows that it had
-  int start;     // the position of the first of them
-  int kept;      // tokens that were accepted of those chosen
-  int ended;     // 1: with a stop token, for want of a token, or before
-  int gone;      // 1: before those rows: they were computed for nobody
+  int position;          // of its last token: what comes before it is in the caches
+  int state;             // the slot of the recurrent state there
+  int token;             // its last
+  int row;               // the last accepted one, of the rows that it had
+  int start;             // the position of the first of them
+  int kept;              // tokens that were accepted of those chosen
+  int ended;             // 1: with a stop token, for want of a token, or before
+  int gone;              // 1: before those rows: they were computed for nobody
+  StateUpdates updates;  // of the state, without put_off
 };
 
 // A lane whose tokens were chosen: `count` of them from `choice` on, for its rows from `first` on, which stood at
@@ -33,6 +34,7 @@ struct MoveLane {
   int position, state;
   int stop_first, stop_count;  // of MoveArgs::stops
   int counted;                 // 1: MoveArgs::counts has its tokens
+  int put_off;                 // 1: its rows' states were put off
 };
 struct MoveArgs {
   const MoveLane* lanes;
@@ -50,7 +52,7 @@ struct MoveArgs {
 
 // What a table takes from a lane.
 enum class Carry : int {
-  kGoesOn,  // the sequence at `place`: token, position, state; drafts of `drafter` on the rows behind it
+  kGoesOn,  // the sequence at `place`: token, position, state, updates; drafts of `drafter` on the rows behind it
   kFed,     // rows: chosen tokens from `choice` on; the sequence at `place`, if there is one, stands where it did
   kDrafts,  // the sequence at `place`, one row: the lane's token, or the draft of the pass before
   kEnd,     // CarryLanesArgs::ends[row]: the lane's last accepted row
@@ -73,6 +75,7 @@ struct CarryLanesArgs {
   const int* drafts[kMostPasses];  // chosen in each pass since then
   int* tokens;
   SequenceRows* sequences;
+  StateUpdates* updates;  // of each place
   int* ends;
   SampleRow* samples;
 };

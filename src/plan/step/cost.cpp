@@ -203,10 +203,12 @@ double delta_us(const Work& work, const Rates& r, double nodes) {
     return beside ? std::min(apart, 12 + 0.0394 * tokens * r.slower) : apart;
   }
   // States are read and written in place: from 17 sequences on at 0.81 of plain reads, otherwise a CTA reads all of its
-  // state and then writes it. Rows of a sequence follow each other, and write a state each.
+  // state and then writes it. Rows of a sequence follow each other, and write a state each, or put it off.
   const double sequences = number(std::max<int64_t>(e.sequences, 1)), each = tokens / sequences;
   const double rate = r.bytes * (sequences >= 17 ? 0.81 : 0.72);
-  const double memory = work.bytes * (1 + each) / 2 / rate;
+  // One that is put off is a twentieth of it.
+  const double written = 1 + (e.put_off ? 0.05 : 1) * (each - 1);
+  const double memory = work.bytes * (1 + written) / 2 / rate;
   const double serial = work.bytes / sequences / rate + 0.95 * (each - 1) * r.slower;
   return nodes * r.start + (sequences >= 17 ? 1.5 : 0) * r.slower + std::max(memory, serial);
 }

@@ -36,6 +36,7 @@ struct Extent {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   bool whole = false;                     // pieces of more than 16 rows by the kernels for many rows
+  bool put_off = false;                   // states of the delta rule, of all rows of a sequence but the first
   bool fp8_cache = false;                 // keys and values
   bool norm_in_front = false;             // of a product, or of the router's choice
   int64_t routed = 0;                     // of a product: columns of a router that it takes along

@@ -64,7 +64,7 @@ for part in ${PARTS:-comm demo ways shared load 35B 397B}; do
       [ -n "$asked" ] || unset FOURFOLD_SUMS
       ;;
     check)
-      run check 30 "$fourfold" eval $split --parallel 32 --limit 20
+      run check 60 "$fourfold" eval $split --parallel 32 --limit 20
       run check_drafts 30 "$fourfold" eval $split --parallel 32 --limit 10 --draft 3
       ;;
     load)

@@ -682,8 +682,10 @@ std::optional<gdn::RecurrentTile> right_recurrent_tile(const Target& arch, int k
     // Two CTAs of an SM, or one beside one of the projection, have 64 registers for a thread.
     tiles = {tile(1, 16, arch.wgmma ? 2 : 1), tile(1, 8, 2)};
   } else if (entry == kDeltaBatch) {
-    // Two panels a warp, one after the other: reads and writes of a CTA overlap.
-    tiles = {tile(1, 8, 2), tile(1, 16, arch.wgmma ? 2 : 1)};
+    // Two panels a warp, one after the other: reads and writes of a CTA overlap, and those of four on an SM.
+    if (arch.wgmma) tiles.push_back(tile(1, 8, 4));
+    tiles.push_back(tile(1, 8, 2));
+    tiles.push_back(tile(1, 16, arch.wgmma ? 2 : 1));
   } else if (entry == kDeltaVerify) {
     tiles = {tile(1 + gdn::kMostUpdates, 8, arch.wgmma ? 3 : 2), tile(gdn::kRecurrentRows, 16, 1)};
   } else {

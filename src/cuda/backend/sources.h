@@ -219,7 +219,7 @@ enum RankSampleEntry {
 plan::KernelSource rank_sample_source();
 
 // Sequences of one row at a time from which on the delta rule takes the tile for many of them.
-inline constexpr int kManySequences = 17;
+inline constexpr int kManySequences = 16;
 // CTAs of the sum over attention's splits that an SM has room for: where one for each head and row needs more, warps
 // have them.
 inline constexpr int kCombineCtas = 4;

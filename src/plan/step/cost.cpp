@@ -202,15 +202,16 @@ double delta_us(const Work& work, const Rates& r, double nodes) {
     const bool beside = 4 * heads * number(std::max<int64_t>(e.sequences, 1)) <= r.sms;
     return beside ? std::min(apart, 12 + 0.0394 * tokens * r.slower) : apart;
   }
-  // States are read and written in place: from 17 sequences on at 0.81 of plain reads, otherwise a CTA reads all of its
-  // state and then writes it. Rows of a sequence follow each other, and write a state each, or put it off.
+  // States are read and written in place: from 16 sequences on at 0.81 of plain reads, otherwise a CTA reads all of its
+  // state and then writes it. Rows of a sequence follow each other, and write a state each; or put it off, which is a
+  // twentieth of it and keeps an SM from the next one for as long as the row takes.
   const double sequences = number(std::max<int64_t>(e.sequences, 1)), each = tokens / sequences;
-  const double rate = r.bytes * (sequences >= 17 ? 0.81 : 0.72);
-  // One that is put off is a twentieth of it.
+  const double rate = r.bytes * (sequences >= 16 ? 0.81 : 0.72);
   const double written = 1 + (e.put_off ? 0.05 : 1) * (each - 1);
-  const double memory = work.bytes * (1 + written) / 2 / rate;
+  double memory = work.bytes * (1 + written) / 2 / rate;
+  if (e.put_off) memory += 0.7 * (tokens - sequences) * heads / r.sms * r.slower;
   const double serial = work.bytes / sequences / rate + 0.95 * (each - 1) * r.slower;
-  return nodes * r.start + (sequences >= 17 ? 1.5 : 0) * r.slower + std::max(memory, serial);
+  return nodes * r.start + (sequences >= 16 ? 1.5 : 0) * r.slower + std::max(memory, serial);
 }
 
 // One shot, every rank sends its part to each other one; or two, to the owners of rows, who send what comes of them.

@@ -188,6 +188,7 @@ TEST_P(BackendKernels, CompileWithoutSpillsAndFit) {
     for (const int formats : {5, 10}) sources.push_back(rows_source(arch, rows_way(arch, formats, 12352, 2048)));
     sources.push_back(attention_source(arch, 256, 64, false));
     sources.push_back(delta_source(arch, 128, 128));
+    sources.push_back(updates_source(arch, 128, 128).value());
   }
   std::vector<jit::KernelRequest> requests;
   for (const plan::KernelSource& source : sources) {

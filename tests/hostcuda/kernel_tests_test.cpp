@@ -260,13 +260,13 @@ TEST(HostKernelReport, NamesWhatIsWrongOfAModelThatIsNotLoaded) {
   install(card);
   cuda::CudaOptions options = cuda_options();
   const auto counting = cuda::make_counting_backend(options, device_info(card), uint64_t{1} << 40);
-  make_stepper({.delta = true}, *counting);
+  make_stepper({.products = true}, *counting);
   const cuda::KernelReport sound = cuda::test_kernels_of(*counting, options);
   EXPECT_EQ(sound.device, card.name);
   EXPECT_GE(sound.kernels, 20);
   EXPECT_TRUE(sound.wrong.empty());
   cuda::LoadOptions load;
-  const BrokenKernel broken = broken_kernels()[3];
+  const BrokenKernel broken = broken_kernels()[0];
   load.rewrite = rewriting(broken);
   cuda::CudaBackend backend(options, std::make_shared<cuda::Card>(0, kernel_store(), load));
   const cuda::KernelReport report =

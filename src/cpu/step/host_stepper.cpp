@@ -72,6 +72,11 @@ HostStepper::HostStepper(const ops::StepLimits& limits, HostStepParts parts)
   carried_lanes_.reserve(lanes);
   uncollected_.reserve(kChoicesUnderWay);
   sequences_.reserve(lanes);
+  left_.reserve(lanes);
+  read_.reserve(lanes);
+  written_.reserve(lanes * static_cast<size_t>(1 + limits_.drafts));
+  to_make_.reserve(2 * lanes);
+  put_off_.reserve(2 * lanes);
   next_tokens_.reserve(rows);
   chosen_.resize(static_cast<size_t>(limits_.logit_rows));
   errors_.resize(static_cast<size_t>(limits_.logit_rows));
@@ -393,6 +398,12 @@ std::span<const int32_t> HostStepper::slots_of(const Run& run, const Entry& entr
 // States that were put off, and are read by who does not know of it, or whose updates are about to be overwritten, are
 // made. A lane that goes on reads its own before anything is written.
 void HostStepper::make_states(const Run& run) {
+  for (const Entry& entry : run.entries) entry.lane->takes_own = entry.goes_on;
+  left_.clear();
+  for (Lane& lane : lanes_) {
+    if (!std::exchange(lane.takes_own, false) && lane.updates.count > 0) left_.push_back(&lane);
+  }
+  if (left_.empty() && put_off_.empty()) return;
   written_.clear();
   read_.clear();
   for (const Entry& entry : run.entries) {
@@ -414,11 +425,8 @@ void HostStepper::make_states(const Run& run) {
     return read || lost || overwritten;
   };
   std::erase_if(put_off_, settle);
-  for (const Entry& entry : run.entries) entry.lane->takes_own = entry.goes_on;
-  for (Lane& lane : lanes_) {
-    if (!std::exchange(lane.takes_own, false) && lane.updates.count > 0 && settle({lane.state, lane.updates})) {
-      lane.updates = {};
-    }
+  for (Lane* lane : left_) {
+    if (settle({lane->state, lane->updates})) lane->updates = {};
   }
   if (!to_make_.empty()) parts_.make_states(to_make_);
 }

@@ -179,6 +179,7 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   std::vector<ops::Sequence> sequences_;
   std::vector<PutOffState> put_off_;  // states of lanes that have begun anew since
   std::vector<PutOffState> to_make_;
+  std::vector<Lane*> left_;              // whose states were put off, and which the step does not go on from
   std::vector<int32_t> written_, read_;  // slots, by a step
 
   // Shared.

@@ -414,19 +414,19 @@ void HostStepper::make_states(const Run& run) {
   std::sort(written_.begin(), written_.end());
   std::sort(read_.begin(), read_.end());
   to_make_.clear();
-  // Whether it is one no longer.
-  const auto settle = [&](const PutOffState& state) {
-    const auto in = [](const std::vector<int32_t>& slots, int32_t slot) {
-      return std::binary_search(slots.begin(), slots.end(), slot);
-    };
+  const auto in = [](const std::vector<int32_t>& slots, int32_t slot) {
+    return std::binary_search(slots.begin(), slots.end(), slot);
+  };
+  // Whether the state is one that was put off no longer: it is made, or written anew.
+  const auto is_over = [&](const PutOffState& state) {
     const bool read = in(read_, state.slot), overwritten = in(written_, state.slot);
     const bool lost = in(written_, state.updates.base) || in(written_, state.updates.from);
     if (read || (lost && !overwritten)) to_make_.push_back(state);
     return read || lost || overwritten;
   };
-  std::erase_if(put_off_, settle);
+  std::erase_if(put_off_, is_over);
   for (Lane* lane : left_) {
-    if (settle({lane->state, lane->updates})) lane->updates = {};
+    if (is_over({lane->state, lane->updates})) lane->updates = {};
   }
   if (!to_make_.empty()) parts_.make_states(to_make_);
 }

@@ -31,6 +31,27 @@ struct OneTables {
 };
 static_assert(plan::align_up(sizeof(OneTables), plan::kVectorAlign) == plan::moe::kOneTableBytes);
 
+// Items of a CTA, one after the other: whole ones are kRowTiles row tiles of an expert. Those of a last round that has
+// few are dealt out tile by tile, so that no CTA has a whole one when most have none.
+template <int RowTiles>
+struct OneItems {
+  int whole;  // items before them are whole
+  int count;
+
+  __device__ __forceinline__ OneItems(int items, int ctas) : whole(items), count(items) {
+    if constexpr (RowTiles > 1) {
+      const int last = items % ctas;
+      if (last * RowTiles > ctas) return;
+      whole = items - last;
+      count = whole + last * RowTiles;
+    }
+  }
+  __device__ __forceinline__ bool single(int item) const { return RowTiles > 1 && item >= whole; }
+  // The whole item that it is, or is of, and its first tile there.
+  __device__ __forceinline__ int of(int item) const { return single(item) ? whole + (item - whole) / RowTiles : item; }
+  __device__ __forceinline__ int tile(int item) const { return single(item) ? (item - whole) % RowTiles : 0; }
+};
+
 }  // namespace stream_detail
 
 // `Tile`: see stream_shape.h.
@@ -72,7 +93,8 @@ __global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>:
 
   const int row_groups = (args.row_tiles + kRowTiles - 1) / kRowTiles;
   const int chunks = (args.units + T::ku - 1) / T::ku;
-  const int items = T::gate_up ? row_groups * count : row_groups;
+  const OneItems<T::gate_up ? kRowTiles : 1> items(T::gate_up ? row_groups * count : row_groups,
+                                                   static_cast<int>(gridDim.x));
   const int first_item = static_cast<int>(blockIdx.x);
   const int step = static_cast<int>(gridDim.x);
   const int length = T::gate_up ? chunks : count * chunks;  // stages of an item
@@ -139,11 +161,12 @@ __global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>:
     int brought = 0;
     int stage = 0;
     u32 parity = 1;
-    for (int item = first_item; item < items; item += step) {
-      int b = T::gate_up ? item / row_groups : 0;
-      const int group = item - b * row_groups;
-      const int left = args.row_tiles - group * kRowTiles;
-      const int tiles = left < kRowTiles ? left : kRowTiles;
+    for (int item = first_item; item < items.count; item += step) {
+      int b = T::gate_up ? items.of(item) / row_groups : 0;
+      const int first_tile = (items.of(item) - b * row_groups) * kRowTiles + items.tile(item);
+      const int most = items.single(item) ? 1 : kRowTiles;
+      const int left = args.row_tiles - first_tile;
+      const int tiles = left < 0 ? 0 : left < most ? left : most;
       int chunk = 0;
       for (int j = 0; j < rounds * T::ws; ++j) {
         mbarrier_wait(bars.empty(stage), parity);
@@ -155,7 +178,7 @@ __global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>:
           const int units = args.units - chunk * T::ku;
           const u32 bytes = static_cast<u32>(units < T::ku ? units : T::ku) * kUnitBytes;
           const u8* source = args.weights + static_cast<u64>(present) * args.expert_bytes +
-                             (static_cast<u64>(group * kRowTiles + lane) * args.units + chunk * T::ku) * kUnitBytes;
+                             (static_cast<u64>(first_tile + lane) * args.units + chunk * T::ku) * kUnitBytes;
           if (lane == 0) mbarrier_arrive_expect(bars.full(stage), bytes * static_cast<u32>(tiles));
           if (lane < tiles) {
             bulk_copy(base + T::kWeights + static_cast<u32>(stage) * T::kWeightStride +
@@ -187,9 +210,10 @@ __global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>:
     __syncwarp();  // the factors are there
     int half = 0;
     u32 parity = 0;
-    for (int item = first_item; item < items; item += step) {
+    for (int item = first_item; item < items.count; item += step) {
       mbarrier_wait(bars.summed(half), parity);
-      const int block = item / row_groups;
+      const int block = items.of(item) / row_groups;
+      const int first_tile = (items.of(item) - block * row_groups) * kRowTiles + items.tile(item);
       float2 sums[kRowTiles];
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) sums[m] = total(half, m);
@@ -197,7 +221,7 @@ __global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>:
       if (lane == 0) mbarrier_arrive(bars.taken(half));
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        finish(block, (item - block * row_groups) * kRowTiles + m, sums[m].x, sums[m].y);
+        if (m == 0 || !items.single(item)) finish(block, first_tile + m, sums[m].x, sums[m].y);
       }
       half ^= 1;
       if (half == 0) parity ^= 1u;
@@ -258,7 +282,7 @@ __global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>:
     int half = 0;  // of the partial sums
     u32 taken_parity = 1;
 
-    for (int item = first_item; item < items; item += step) {
+    for (int item = first_item; item < items.count; item += step) {
       float sums[T::mt][2] = {};
       for (int r = 0; r < rounds; ++r) {
         // One stage ahead; after an item's last stage comes the first of the next, of the same row.
@@ -295,10 +319,17 @@ __global__ void __launch_bounds__(StreamShape<Tile>::threads, StreamShape<Tile>:
           }
           const u32 weights = base + T::kWeights + stage * T::kWeightStride;
           const int left = args.units - chunk * T::ku;
-          if (left >= T::ku) {
-            multiply_one<Tile, true>(sums, weights, x, masks, first_unit, left, lane, scale_base);
+          const auto multiply = [&]<int Tiles>() {
+            if (left >= T::ku) {
+              multiply_one<Tile, true, Tiles>(sums, weights, x, masks, first_unit, left, lane, scale_base);
+            } else {
+              multiply_one<Tile, false, Tiles>(sums, weights, x, masks, first_unit, left, lane, scale_base);
+            }
+          };
+          if (T::gate_up && items.single(item)) {
+            multiply.template operator()<1>();
           } else {
-            multiply_one<Tile, false>(sums, weights, x, masks, first_unit, left, lane, scale_base);
+            multiply.template operator()<T::mt>();
           }
         }
         __syncwarp();

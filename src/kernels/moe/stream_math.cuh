@@ -71,9 +71,9 @@ __device__ __forceinline__ void multiply_units(float (&acc)[Sets][StreamShape<Ti
 // eight: elements 2l, 2l + 1 and 2l + 8, 2l + 9, where l = lane % 4; times 2^80. Even and odd blocks have accumulators
 // of their own, so that column g may hold its row in the multiplication of block g ^ 1 too: what comes of it lands
 // where nobody looks. masks[q]: all ones in lanes of blocks 2q and 2q + 1. sum[m][h] += this lane's columns of row g +
-// 8 h, times 2^-20 x kOneTokenScale. `Whole`: all units are there; then nothing branches, and the compiler may load
-// ahead of the multiplications.
-template <typename Tile, bool Whole>
+// 8 h, times 2^-20 x kOneTokenScale, for row tiles m < Tiles. `Whole`: all units are there; then nothing branches, and
+// the compiler may load ahead of the multiplications.
+template <typename Tile, bool Whole, int Tiles = StreamShape<Tile>::mt>
 __device__ __forceinline__ void multiply_one(float (&sum)[StreamShape<Tile>::mt][2], u32 weights,
                                              const u32 (&x)[StreamShape<Tile>::pairs][2], const u32 (&masks)[4],
                                              int first, int left, int lane, u32 scale_base) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void multiply_one(float (&sum)[StreamShape<Tile>::mt]
     const int u = first + uu;
     if (!Whole && u >= left) break;
     const bool both = uu + 1 < kUnits && (Whole || u + 1 < left);
-    float acc[2][T::mt][4] = {};  // even, odd blocks
+    float acc[2][Tiles][4] = {};  // even, odd blocks
 #pragma unroll
     for (int h = 0; h < (kUnits > 1 ? 2 : 1); ++h) {
       if (h == 1 && !both) break;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void multiply_one(float (&sum)[StreamShape<Tile>::mt]
 #pragma unroll
       for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = x[uu / 2][i % 2] & masks[2 * h + i / 2];
 #pragma unroll
-      for (int m = 0; m < T::mt; ++m) {
+      for (int m = 0; m < Tiles; ++m) {
         const Vec4 codes = load_shared4(weights + static_cast<u32>(m) * (T::ku * kUnitBytes) +
                                         static_cast<u32>(u + h) * kUnitBytes + static_cast<u32>(lane) * 16u);
         const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
@@ -110,7 +110,7 @@ __device__ __forceinline__ void multiply_one(float (&sum)[StreamShape<Tile>::mt]
     const u32 scales = weights + kUnitCodeBytes + static_cast<u32>(u + (both ? l / 2 : 0)) * kUnitBytes +
                        static_cast<u32>(g) * 8u + static_cast<u32>(l % 2) * 4u;
 #pragma unroll
-    for (int m = 0; m < T::mt; ++m) {
+    for (int m = 0; m < Tiles; ++m) {
       const u32 word = load_shared1(scales + static_cast<u32>(m) * (T::ku * kUnitBytes));
       const u32 even = scale_pair(word, false, scale_base);
       const u32 odd = scale_pair(word, true, scale_base);

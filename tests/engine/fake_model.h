@@ -118,7 +118,7 @@ struct FakeOptions {
   int64_t row_bucket = 1;       // rows are padded to a multiple
   bool tokens_later = false;    // chosen by the model, as on a GPU: the next step may begin before the host knows them
   bool rounds_ahead = false;    // with tokens_later: it moves lanes on itself, so that steps with drafts may, too
-  int64_t put_off_rows = 0, put_off_sequences = 1;  // of HostStepParts
+  int64_t put_off_rows = 0;  // of HostStepParts
   std::atomic<int64_t>* made_states = nullptr;      // counts those that were put off and had to be made
   // Called before each step, on the stepper's thread; may throw or wait.
   std::function<void(const ops::Batch&)> before_step;
@@ -172,7 +172,6 @@ class FakeModel final : public model::Model {
     parts.bind = [this](const ops::Batch& batch, cpu::StepPart, std::span<const cpu::CarriedRow>) { batch_ = batch; };
     parts.copy_page = [this](int32_t from, int32_t to) { kv_->copy_page(from, to); };
     parts.put_off_rows = options_.put_off_rows;
-    parts.put_off_sequences = options_.put_off_sequences;
     parts.make_states = [this](std::span<const cpu::PutOffState> states) {
       for (const cpu::PutOffState& s : states) states_->write(s.slot, states_->read(s.slot, s.updates));
       if (options_.made_states != nullptr) *options_.made_states += static_cast<int64_t>(states.size());

@@ -118,7 +118,6 @@ class Schedule {
     fake.tokens_later = one_in(random_, 2);
     fake.rounds_ahead = fake.tokens_later && one_in(random_, 2);
     fake.put_off_rows = one_in(random_, 2) ? between(random_, 2, 6) : 0;
-    fake.put_off_sequences = between(random_, 1, 2);
     fake.made_states = &seen_.made_states;
     fake.before_step = [future = gate_.get_future().share()](const ops::Batch&) { future.wait(); };
     drafts_ = fake.mtp && options_.drafts != 0;

@@ -51,7 +51,6 @@ inline cuda::CudaOptions cuda_options(bool overlap = true, bool fp8_cache = fals
   options.wide = wide;
   options.graphs = graphs;
   options.threads = 2;
-  options.put_off_heads = 1;  // models are small here
   options.step_deadline = kEmulatedStep;
   return options;
 }

@@ -143,8 +143,7 @@ struct HostStepParts {
   // Where not 0, verification of up to so many rows, the token's included, puts states off: its sequences have
   // ops::Sequence::puts_off. What reads or overwrites slots otherwise finds states there, which the stepper sees to:
   // make_states() writes them for slots whose states were put off, ahead of what is bound next.
-  // Only where a step has at least put_off_sequences such sequences.
-  int64_t put_off_rows = 0, put_off_sequences = 1;
+  int64_t put_off_rows = 0;
   std::function<void(std::span<const PutOffState>)> make_states;
   // out[i] = x[rows[i]], tensors of the backend. The rows stay valid until the next call. Null: they are in host
   // memory.

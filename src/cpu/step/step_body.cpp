@@ -14,7 +14,6 @@ ops::StepShape HostStepper::lay_out(Run& run) {
   run.logit_rows.clear();
   run.carried.clear();
   ops::StepShape shape;
-  int64_t verifying = 0;  // sequences whose states can be put off
   for (size_t i = 0; i < step.works; ++i) {
     const Step::Work& work = step.work[i];
     Lane& lane = lanes_[static_cast<size_t>(work.plan.lane)];
@@ -53,16 +52,12 @@ ops::StepShape HostStepper::lay_out(Run& run) {
     FF_ASSERT(entry.position + entry.count <= static_cast<int64_t>(lane.pages.size()) * limits_.page_size);
     FF_ASSERT(entry.position == 0 || entry.state_in >= 0);
     entry.puts_off = entry.count > 1 && slots_of(run, entry).size() > 1 && entry.count <= parts_.put_off_rows;
-    verifying += entry.puts_off ? 1 : 0;
     if (work.plan.feed_drafter) shape.feed_drafter = true;
     if (entry.chooses && work.plan.new_drafts > 0) {
       ++shape.lanes;
       shape.drafts = std::max<int64_t>(shape.drafts, work.plan.new_drafts);
     }
     run.entries.push_back(entry);
-  }
-  if (verifying < parts_.put_off_sequences) {
-    for (Entry& entry : run.entries) entry.puts_off = false;
   }
   FF_ASSERT(static_cast<int64_t>(run.row_tokens.size()) <= limits_.rows);
   FF_ASSERT(static_cast<int64_t>(run.logit_rows.size()) <= limits_.logit_rows);

@@ -49,9 +49,6 @@ struct CudaOptions {
   // Steps of lanes with drafts begin before the host knows the tokens of the one before: the card verifies, feeds the
   // drafter and drafts without it. Of a model that is whole.
   bool rounds_ahead = true;
-  // States of verified rows are put off (kernels/gdn/updates.h) where a step has so many value heads of them, sequences
-  // times heads: fewer write their states in less time than updates take to be left and added.
-  int64_t put_off_heads = 32;
   // Of a kernel, for another rank. Less than what the ranks' threads have for each other (ranks::kPatience), so that
   // who did not come is said by whom waited.
   std::chrono::nanoseconds patience = std::chrono::seconds(5);

@@ -77,7 +77,6 @@ CudaBackend& KernelTests::on(const RowsWay* way, int most_middle_tiles, bool all
   options.self_test = options.test_kernels = options.graphs = false;
   options.measured_ways = false;
   options.member = nullptr;
-  options.put_off_heads = 1;
   options.threads = 1;
   if (options.library_rows > 0) options.library_rows = 100;  // of the rows that are tested, the most
   Target target = of_.arch_;

@@ -377,8 +377,8 @@ void CudaBackend::delta_net(const ops::DeltaNetParams& params, const ops::Tensor
   const auto few_rows = [&](int places, int most_rows) {
     const int sms = card_->device.info().sms;
     for (const DeltaEntry entry : {kDeltaSplit4, kDeltaSplit2}) {
-      const int split = recurrent_tile(arch_, key_dim, value_dim, entry, updates).split;
-      if (split > 1 && params.value_heads * split * places <= sms) return entry;
+      const gdn::RecurrentTile few = recurrent_tile(arch_, key_dim, value_dim, entry, updates);
+      if (few.split > 1 && most_rows <= few.rows && params.value_heads * few.split * places <= sms) return entry;
     }
     // Smaller CTAs, where there are more than SMs: their reads and writes overlap.
     const bool many = updates && most_rows <= 1 + gdn::kMostUpdates && params.value_heads * places > sms;

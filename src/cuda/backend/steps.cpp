@@ -84,7 +84,6 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
   };
   if (drafts_ && states != nullptr && states->shape().layers > 0) {
     parts.put_off_rows = put_off_rows();
-    parts.put_off_sequences = ceil_div(options_.put_off_heads, states->shape().value_heads);
     parts.make_states = [this, states](std::span<const cpu::PutOffState> made) {
       make_states(static_cast<const CardStateCache&>(*states), made);
     };

@@ -60,6 +60,14 @@ unsigned shared_of(const plan::Arch& arch, int ctas) {
 
 namespace {
 
+// Warps of a strip where the same product has kernels of gemm_rows for more than 8 rows of x, too.
+constexpr int kLeastStripWarps = 4;
+// So many rows that gemm_wide takes more than 8 rows of x.
+bool is_head(const Target& arch, int formats, int64_t rows) {
+  constexpr int64_t kHeadRows = 32768;
+  return arch.wgmma && rows >= kHeadRows && (formats & gemm::kCells) == 0;
+}
+
 RowsWay first_way(const Target& arch, int formats, int64_t rows, int64_t columns) {
   constexpr int kBf16 = 1 << static_cast<int>(gemm::Weights::kBf16), kFp8 = 1 << static_cast<int>(gemm::Weights::kFp8);
   const int pieces = norm::norm_pieces(static_cast<int>(columns));
@@ -87,6 +95,8 @@ RowsWay first_way(const Target& arch, int formats, int64_t rows, int64_t columns
   if (fp8 && columns >= 4096 && rows <= 8192) return {formats, 8, 1, 5, 1, norm, 6};
   if (fp8) return {formats, 4, 2, 6, 1, norm, 6};
   if (rows * columns <= 2 * kUnderWay) return {formats, 4, 2, 4, 1, norm, 4};  // a weight is half a byte
+  // What a warp does for each row tile besides is a ninth of its instructions where it has two steps of one.
+  if (is_head(arch, formats, rows) && columns <= 3072) return {formats, 2, 4, 3, 2, norm, 4};
   return {formats, 4, 2, 3, 2, norm, 4};
 }
 
@@ -131,9 +141,12 @@ bool way_fits(const plan::Arch& arch, const RowsWay& way, int64_t columns) {
 std::vector<RowsWay> way_candidates(const Target& arch, const MatrixShape& matrix) {
   const RowsWay first = first_way(arch, matrix.formats, matrix.rows, matrix.columns);
   std::vector<RowsWay> all = {first};
-  for (const int strip_warps : {8, 4}) {
+  const bool head = is_head(arch, matrix.formats, matrix.rows);
+  for (const int strip_warps : {8, 4, 2}) {
+    if (strip_warps < kLeastStripWarps && !head) continue;
     for (const int slots : {2, 3, 4, 5, 6, 8}) {
-      for (const int ctas : {1, 2}) {
+      for (const int ctas : {1, 2, 3}) {
+        if (ctas > 2 && !head) continue;
         const RowsWay way = {matrix.formats, strip_warps,       8 / strip_warps,  slots,
                              ctas,           first.norm_pieces, first.slots_of_16};
         if (way != first && way_fits(arch, way, matrix.columns)) all.push_back(way);
@@ -144,10 +157,12 @@ std::vector<RowsWay> way_candidates(const Target& arch, const MatrixShape& matri
 }
 
 gemm::RowsTile rows_tile(const RowsWay& way, RowsEntry entry) {
+  // A CTA's threads finish two row tiles of 16 rows at most.
+  const int strip_warps = entry == kRows16 ? std::max(way.strip_warps, kLeastStripWarps) : way.strip_warps;
   return {way.formats,
           entry == kRows16 ? 2 : 1,
-          way.strip_warps,
-          way.teams,
+          strip_warps,
+          way.strip_warps * way.teams / strip_warps,
           entry == kRows16 ? way.slots_of_16 : way.slots,
           entry == kRows16 ? 1 : way.ctas,  // two of an SM do not have room for 16 rows
           entry == kRowsNorm || entry == kRowsShare ? way.norm_pieces : 0,
@@ -692,7 +707,8 @@ std::optional<gdn::RecurrentTile> right_recurrent_tile(const Target& arch, int k
     tiles = {tile(gdn::kRecurrentRows, 16, 1)};
     // Small CTAs begin beside the projection; heads of a sequence alone leave most SMs idle, and one takes long to
     // write a head's states.
-    const gdn::RecurrentTile split = tile(gdn::kRecurrentRows, 8, 3, entry == kDeltaSplit4 ? 4 : 2);
+    const gdn::RecurrentTile split =
+        tile(updates ? 1 + gdn::kMostUpdates : gdn::kRecurrentRows, 8, 3, entry == kDeltaSplit4 ? 4 : 2);
     if (entry != kDeltaFew && arch.wgmma && split.legal()) tiles.insert(tiles.begin(), split);
   }
   const auto all = [](const gdn::RecurrentTile&) { return true; };

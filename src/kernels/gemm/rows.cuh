@@ -119,21 +119,20 @@ struct Requests {
     if (walk.tile < walk.tiles) {
       const u32 to = ring + slot;
       with_format<Tile>(walk.format, [&]<Weights F>() {
-        constexpr int kPieces = step_bytes(F) / 16;
-        const u8* from = strip + static_cast<u32>(step) * static_cast<u32>(step_bytes(F));
-        const int left = units - step * step_units(F);  // units from here to the strip's end
-        if (left >= step_units(F)) {
+        constexpr int kPieces = step_bytes(F) / 16, kWhole = kPieces / 32;
+        const u8* from = strip + static_cast<u64>(static_cast<u32>(step)) * static_cast<u32>(step_bytes(F));
+        if (step < units / step_units(F)) {
 #pragma unroll
-          for (int i = 0; i < kPieces / 32; ++i) async_copy16(to + 512u * i, from + 512 * i);
-          if (kPieces % 32 != 0 && lane < kPieces % 32) {
-            async_copy16(to + kPieces / 32 * 512u, from + kPieces / 32 * 512);
-          }
+          for (int i = 0; i < kWhole; ++i) async_copy16(to + 512u * i, from + 512 * i);
+          if (kPieces % 32 != 0) async_copy16_if(lane < kPieces % 32, to + 512u * kWhole, from + 512 * kWhole);
         } else {
+          const int left = units - step * step_units(F);  // units from here to the strip's end
 #pragma unroll 1
           for (int i = 0; i * 32 + lane < left * (unit_bytes(F) / 16); ++i) async_copy16(to + 512u * i, from + 512 * i);
         }
         if constexpr (F == Weights::kFp8 && T.cells()) {
-          if (cells != nullptr && lane < 4 && lane / 2 < left) {  // of both units: rows 0 to 7 and 8 to 15
+          if (cells != nullptr && lane < 4 &&
+              lane / 2 < units - step * step_units(F)) {  // of both units: rows 0 to 7 and 8 to 15
             const u32 unit = static_cast<u32>(step * 2 + lane / 2);
             async_copy4(to + 2048u - static_cast<u32>(lane) * 12u, cells + (unit * cell_of >> 16) * 2u);
           }
@@ -456,10 +455,16 @@ struct Multiplier {
       Vec2 scales[kUnits];
       const u32 scales_at = slot + moe::kUnitCodeBytes + static_cast<u32>(lane / 4) * 8u;
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        codes[u] = load_shared4(at + static_cast<u32>(u) * moe::kUnitBytes);
-        scales[u] = {0u, 0u};
-        if (u < left) scales[u] = load_shared2(scales_at + static_cast<u32>(u) * moe::kUnitBytes);
+      for (int u = 0; u < kUnits; ++u) codes[u] = load_shared4(at + static_cast<u32>(u) * moe::kUnitBytes);
+      if (left >= kUnits) {
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u) scales[u] = load_shared2(scales_at + static_cast<u32>(u) * moe::kUnitBytes);
+      } else {
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u) {
+          scales[u] = {0u, 0u};
+          if (u < left) scales[u] = load_shared2(scales_at + static_cast<u32>(u) * moe::kUnitBytes);
+        }
       }
       taken();
 #pragma unroll

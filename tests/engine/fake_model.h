@@ -118,8 +118,8 @@ struct FakeOptions {
   int64_t row_bucket = 1;       // rows are padded to a multiple
   bool tokens_later = false;    // chosen by the model, as on a GPU: the next step may begin before the host knows them
   bool rounds_ahead = false;    // with tokens_later: it moves lanes on itself, so that steps with drafts may, too
-  int64_t put_off_rows = 0;  // of HostStepParts
-  std::atomic<int64_t>* made_states = nullptr;      // counts those that were put off and had to be made
+  int64_t put_off_rows = 0;     // of HostStepParts
+  std::atomic<int64_t>* made_states = nullptr;  // counts those that were put off and had to be made
   // Called before each step, on the stepper's thread; may throw or wait.
   std::function<void(const ops::Batch&)> before_step;
   // Tokens after which the logits are not finite.

@@ -463,6 +463,9 @@ void async_copy(u32 destination, const void* source, u32 bytes, Site site, const
 void async_copy16(u32 destination, const void* source, Site site) {
   async_copy(destination, source, 16, site, "async_copy16");
 }
+void async_copy8(u32 destination, const void* source, Site site) {
+  async_copy(destination, source, 8, site, "async_copy8");
+}
 void async_copy4(u32 destination, const void* source, Site site) {
   async_copy(destination, source, 4, site, "async_copy4");
 }

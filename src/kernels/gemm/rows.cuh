@@ -120,19 +120,22 @@ struct Requests {
       const u32 to = ring + slot;
       with_format<Tile>(walk.format, [&]<Weights F>() {
         constexpr int kPieces = step_bytes(F) / 16, kWhole = kPieces / 32;
-        const u8* from = strip + static_cast<u64>(static_cast<u32>(step)) * static_cast<u32>(step_bytes(F));
-        if (step < units / step_units(F)) {
+        const u8* from = strip + static_cast<u32>(step) * static_cast<u32>(step_bytes(F));
+        const int left = units - step * step_units(F);  // units from here to the strip's end
+        if (left >= step_units(F)) {
 #pragma unroll
           for (int i = 0; i < kWhole; ++i) async_copy16(to + 512u * i, from + 512 * i);
-          if (kPieces % 32 != 0) async_copy16_if(lane < kPieces % 32, to + 512u * kWhole, from + 512 * kWhole);
+          if constexpr (kPieces % 32 != 0) {
+            // The last 256 bytes, 8 a lane, which is less than a branch for half of the lanes.
+            static_assert(kPieces % 32 == 16);
+            async_copy8(to + 512u * kWhole - 8u * static_cast<u32>(lane), from + (512 * kWhole - 8 * lane));
+          }
         } else {
-          const int left = units - step * step_units(F);  // units from here to the strip's end
 #pragma unroll 1
           for (int i = 0; i * 32 + lane < left * (unit_bytes(F) / 16); ++i) async_copy16(to + 512u * i, from + 512 * i);
         }
         if constexpr (F == Weights::kFp8 && T.cells()) {
-          if (cells != nullptr && lane < 4 &&
-              lane / 2 < units - step * step_units(F)) {  // of both units: rows 0 to 7 and 8 to 15
+          if (cells != nullptr && lane < 4 && lane / 2 < left) {  // of both units: rows 0 to 7 and 8 to 15
             const u32 unit = static_cast<u32>(step * 2 + lane / 2);
             async_copy4(to + 2048u - static_cast<u32>(lane) * 12u, cells + (unit * cell_of >> 16) * 2u);
           }

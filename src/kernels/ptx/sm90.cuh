@@ -163,14 +163,10 @@ __device__ __forceinline__ void bulk_store_wait() { asm volatile("cp.async.bulk.
 __device__ __forceinline__ void async_copy16(u32 destination, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
 }
-// The same if `wanted`, without a branch.
-__device__ __forceinline__ void async_copy16_if(bool wanted, u32 destination, const void* source) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(destination),
-      "l"(source), "r"(static_cast<u32>(wanted))
-      : "memory");
+// 8 bytes, both addresses multiples of 8; 4 bytes, of 4.
+__device__ __forceinline__ void async_copy8(u32 destination, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(destination), "l"(source) : "memory");
 }
-// 4 bytes, both addresses multiples of 4.
 __device__ __forceinline__ void async_copy4(u32 destination, const void* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
 }

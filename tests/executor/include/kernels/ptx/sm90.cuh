@@ -55,9 +55,7 @@ void bulk_store_wait_read(Site site = Site::here());
 void bulk_store_wait(Site site = Site::here());
 
 void async_copy16(u32 destination, const void* source, Site site = Site::here());
-inline void async_copy16_if(bool wanted, u32 destination, const void* source, Site site = Site::here()) {
-  if (wanted) async_copy16(destination, source, site);
-}
+void async_copy8(u32 destination, const void* source, Site site = Site::here());
 void async_copy4(u32 destination, const void* source, Site site = Site::here());
 void async_copy_commit(Site site = Site::here());
 void async_copy_wait_groups(int pending, Site site);

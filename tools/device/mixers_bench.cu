@@ -436,7 +436,7 @@ std::vector<NarrowEntry> narrow_entries() {
 }
 // One sequence: all CTAs have room at once. `splits`: narrow_most_splits().
 void run(const NarrowEntry& e, const attn::AttentionArgs& args, cudaStream_t stream) {
-  const attn::DecodeLaunch l = attn::narrow_launch(e.tile, args.shape, args.parts, args.splits, 1);
+  const attn::DecodeLaunch l = attn::narrow_launch(e.tile, args.shape, args.parts, args.splits, args.most_rows, 1);
   launch(e.kernel, dim3(l.grid_x, l.grid_y, l.grid_z), l.threads, l.shared_bytes, stream, args);
 }
 

@@ -193,8 +193,11 @@ void CudaBackend::attention(const ops::AttentionParams& params, const ops::Tenso
                 narrow_words_.bytes());
       args.words = narrow_words_.as<unsigned>();
       take_places(args, round.first, round.live, round.page_row);
-      const attn::DecodeLaunch l = attn::narrow_launch(*narrow, shape, parts, args.splits, round.places);
-      launch(card_->stream, kernels[kAttendNarrow], {l.grid_x, l.grid_y, l.grid_z}, overlap_, args);
+      const attn::DecodeLaunch l =
+          attn::narrow_launch(*narrow, shape, parts, args.splits, round.most_rows, round.places);
+      Kernel kernel = kernels[kAttendNarrow];
+      kernel.smem_bytes = l.shared_bytes;
+      launch(card_->stream, kernel, {l.grid_x, l.grid_y, l.grid_z}, overlap_, args);
       continue;
     }
     args.splits = attn::most_splits(round.longest);

@@ -84,10 +84,10 @@ struct NarrowMap {
   unsigned ring;      // [warp][unit]; later the outputs [warp][8 rows][output_stride] fp32
   unsigned queries;   // [8][head_dim], 16 bits
   unsigned rotation;  // [8][rotary_dim / 2] {cos, sin}
-  unsigned news;      // [8]{key, value} of this step's rows, as the cache holds them
   unsigned sums;      // [warp][8] {largest, sum}
   unsigned barriers;  // [warp][unit]: it is there
-  unsigned total;
+  unsigned news;      // {key, value} of each of this step's rows, as the cache holds them
+  unsigned total;     // with 8 of them
 };
 
 FOURFOLD_MIXER_FN NarrowMap narrow_map(const NarrowTile& t) {
@@ -103,11 +103,16 @@ FOURFOLD_MIXER_FN NarrowMap narrow_map(const NarrowTile& t) {
   m.ring = take(ring > outputs ? ring : outputs);
   m.queries = take(kNarrowRows * t.head_dim * 2);
   m.rotation = take(kNarrowRows * t.rotary_dim / 2 * 8);
-  m.news = take(kNarrowRows * 2 * t.row_bytes());
   m.sums = take(t.warps * kNarrowRows * 8);
   m.barriers = take(t.warps * t.units * 8);
+  m.news = take(kNarrowRows * 2 * t.row_bytes());
   m.total = at;
   return m;
+}
+// What a launch for sequences of at most so many rows needs of it: for one row little enough to have room beside a CTA
+// of an FP8 product of 2,048 columns.
+FOURFOLD_MIXER_FN unsigned narrow_bytes(const NarrowTile& t, int most_rows) {
+  return narrow_map(t).news + static_cast<unsigned>(most_rows * 2 * t.row_bytes());
 }
 
 template <int HeadDim, int RotaryDim, int Warps, int Blocks, int Units, bool Fp8>
@@ -118,9 +123,9 @@ struct NarrowTileOf {
 
 // `splits`: narrow_most_splits() of the longest context of the bucket. `parts`: narrow_parts(), not 0.
 FOURFOLD_MIXER_FN DecodeLaunch narrow_launch(const NarrowTile& t, const AttentionShape& shape, int parts, int splits,
-                                             int sequences) {
+                                             int most_rows, int sequences) {
   return {static_cast<unsigned>(splits), static_cast<unsigned>(shape.kv_heads * parts),
-          static_cast<unsigned>(sequences), static_cast<unsigned>(t.threads()), narrow_map(t).total};
+          static_cast<unsigned>(sequences), static_cast<unsigned>(t.threads()), narrow_bytes(t, most_rows)};
 }
 
 }  // namespace fourfold::attn

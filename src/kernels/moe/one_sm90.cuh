@@ -31,8 +31,8 @@ struct OneTables {
 };
 static_assert(plan::align_up(sizeof(OneTables), plan::kVectorAlign) == plan::moe::kOneTableBytes);
 
-// Items of a CTA, one after the other: whole ones are kRowTiles row tiles of an expert. Those of a last round that has
-// few are dealt out tile by tile, so that no CTA has a whole one when most have none.
+// Items, of which a CTA has every so-manieth: whole ones are RowTiles row tiles of an expert. Where the last round has
+// few, these are dealt out tile by tile, so that no CTA has a whole one when most have none.
 template <int RowTiles>
 struct OneItems {
   int whole;  // items before them are whole

@@ -27,6 +27,7 @@ std::vector<RowsKernel> rows_kernels() {
       ROWS(15, 1, 8, 1, 2, 1, 1),                  // normalised first
       ROWS(10, 1, 8, 1, 4, 2, 0),                  // FP8 alone
       ROWS(4, 1, 4, 2, 2, 2, 0),                   // NVFP4 alone, sums of 32 row tiles meet at a time
+      ROWS(4, 1, 2, 4, 3, 2, 0),                   // the same, strips of two warps
       ROWS(3, 1, 8, 1, 2, 1, 0, true),             // beside the router's choice
       ROWS(15, 1, 8, 1, 2, 1, 1, false, true),     // a share first
       ROWS(3, 1, 8, 1, 2, 1, 0, false, false, 2),  // a router behind it

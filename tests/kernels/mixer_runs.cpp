@@ -310,7 +310,8 @@ CacheRun run_narrow(const NarrowKernel& kernel, const AttentionProblem& p, const
     constexpr unsigned kNotThere = 0xffffffffu;
     a.words = device.alloc<unsigned>(words, "words");
     std::fill_n(a.words, words, kNotThere);
-    const attn::DecodeLaunch launch = attn::narrow_launch(kernel.tile, p.shape, a.parts, a.splits, a.most_rows, sequences);
+    const attn::DecodeLaunch launch =
+        attn::narrow_launch(kernel.tile, p.shape, a.parts, a.splits, a.most_rows, sequences);
     executor::LaunchConfig config{kernel.name,
                                   {launch.grid_x, launch.grid_y, launch.grid_z},
                                   static_cast<int>(launch.threads),

@@ -62,10 +62,9 @@ namespace {
 
 // Warps of a strip where the same product has kernels of gemm_rows for more than 8 rows of x, too.
 constexpr int kLeastStripWarps = 4;
-// So many rows that gemm_wide takes more than 8 rows of x.
-bool is_head(const Target& arch, int formats, int64_t rows) {
-  constexpr int64_t kHeadRows = 32768;
-  return arch.wgmma && rows >= kHeadRows && (formats & gemm::kCells) == 0;
+// So large that gemm_wide takes more than 8 rows of x.
+bool is_head(const Target& arch, int formats, int64_t rows, int64_t columns) {
+  return arch.wgmma && rows >= 32768 && columns >= 2048 && (formats & gemm::kCells) == 0;
 }
 
 RowsWay first_way(const Target& arch, int formats, int64_t rows, int64_t columns) {
@@ -96,7 +95,7 @@ RowsWay first_way(const Target& arch, int formats, int64_t rows, int64_t columns
   if (fp8) return {formats, 4, 2, 6, 1, norm, 6};
   if (rows * columns <= 2 * kUnderWay) return {formats, 4, 2, 4, 1, norm, 4};  // a weight is half a byte
   // What a warp does for each row tile besides is a ninth of its instructions where it has two steps of one.
-  if (is_head(arch, formats, rows) && columns <= 3072) return {formats, 2, 4, 3, 2, norm, 4};
+  if (is_head(arch, formats, rows, columns) && columns <= 3072) return {formats, 2, 4, 3, 2, norm, 4};
   return {formats, 4, 2, 3, 2, norm, 4};
 }
 
@@ -141,7 +140,7 @@ bool way_fits(const plan::Arch& arch, const RowsWay& way, int64_t columns) {
 std::vector<RowsWay> way_candidates(const Target& arch, const MatrixShape& matrix) {
   const RowsWay first = first_way(arch, matrix.formats, matrix.rows, matrix.columns);
   std::vector<RowsWay> all = {first};
-  const bool head = is_head(arch, matrix.formats, matrix.rows);
+  const bool head = is_head(arch, matrix.formats, matrix.rows, matrix.columns);
   for (const int strip_warps : {8, 4, 2}) {
     if (strip_warps < kLeastStripWarps && !head) continue;
     for (const int slots : {2, 3, 4, 5, 6, 8}) {

@@ -53,7 +53,7 @@ double rows_us(const Work& work, const Rates& r) {
   constexpr double kOther = 0.5;
   constexpr double kFurtherRow = 0.05, kFurtherBf16 = 0.015, kSecondTile = 1.06, kFurtherNvfp4 = 0.01;
   constexpr double kNvfp4Rate = 4.13e6;  // bytes per us of an H200's instructions
-  constexpr double kRowBytes = 55e3;    // of x to an SM, per us
+  constexpr double kRowBytes = 55e3;     // of x to an SM, per us
   const bool codes = each < 1.8, nvfp4 = each < 0.8;
   const bool second = rows > 8;
   const double more =

@@ -61,7 +61,7 @@ std::vector<RecurrentEntry> recurrent_entries() {
       RECURRENT(128, 128, 1, 16, 2, 0),        RECURRENT(128, 128, 1, 8, 4, 0),
       RECURRENT(128, 128, 16, 16, 1, 0),       RECURRENT(128, 128, 16, 8, 3, 0, 4),
       RECURRENT(128, 128, 1, 16, 2, 0, 1, 1),  RECURRENT(128, 128, 1, 8, 4, 0, 1, 1),
-      RECURRENT(128, 128, 16, 16, 1, 0, 1, 1), RECURRENT(128, 128, 16, 8, 3, 0, 4, 1),
+      RECURRENT(128, 128, 16, 16, 1, 0, 1, 1), RECURRENT(128, 128, 6, 8, 3, 0, 4, 1),
       RECURRENT(128, 128, 6, 8, 3, 0, 1, 1),
   };
 }

@@ -270,10 +270,9 @@ void CudaBackend::build_tables(const ops::Batch& batch) {
   load_known();
   const int key_dim = static_cast<int>(state_shape_.key_dim), value_dim = static_cast<int>(state_shape_.value_dim);
   const auto chunks = state_shape_.layers > 0 ? chunk_tile(arch_, key_dim, value_dim) : std::nullopt;
-  const bool puts_off = std::ranges::any_of(batch.sequences, &ops::Sequence::puts_off);
   copies_.add(tables_.build(batch, kv_shape_.layers > 0 ? kv_shape_.page_size : 0,
-                            std::max<int64_t>(limits_.context, 1), chunks ? chunks->chunk : 0,
-                            puts_off ? put_off_rows() : 0, step_uploads_));
+                            std::max<int64_t>(limits_.context, 1), chunks ? chunks->chunk : 0, put_off_rows(),
+                            step_uploads_));
   block_group_ = 0;
 }
 

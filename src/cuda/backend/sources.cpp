@@ -94,7 +94,7 @@ RowsWay first_way(const Target& arch, int formats, int64_t rows, int64_t columns
   if (fp8 && columns >= 4096 && rows <= 8192) return {formats, 8, 1, 5, 1, norm, 6};
   if (fp8) return {formats, 4, 2, 6, 1, norm, 6};
   if (rows * columns <= 2 * kUnderWay) return {formats, 4, 2, 4, 1, norm, 4};  // a weight is half a byte
-  // What a warp does for each row tile besides is a ninth of its instructions where it has two steps of one.
+  // What a warp does for each row tile besides is an eighth of its instructions where it has two steps of one.
   if (is_head(arch, formats, rows, columns) && columns <= 3072) return {formats, 2, 4, 3, 2, norm, 4};
   return {formats, 4, 2, 3, 2, norm, 4};
 }
@@ -140,12 +140,10 @@ bool way_fits(const plan::Arch& arch, const RowsWay& way, int64_t columns) {
 std::vector<RowsWay> way_candidates(const Target& arch, const MatrixShape& matrix) {
   const RowsWay first = first_way(arch, matrix.formats, matrix.rows, matrix.columns);
   std::vector<RowsWay> all = {first};
-  const bool head = is_head(arch, matrix.formats, matrix.rows, matrix.columns);
   for (const int strip_warps : {8, 4, 2}) {
-    if (strip_warps < kLeastStripWarps && !head) continue;
+    if (strip_warps < kLeastStripWarps && !is_head(arch, matrix.formats, matrix.rows, matrix.columns)) continue;
     for (const int slots : {2, 3, 4, 5, 6, 8}) {
-      for (const int ctas : {1, 2, 3}) {
-        if (ctas > 2 && !head) continue;
+      for (const int ctas : {1, 2}) {
         const RowsWay way = {matrix.formats, strip_warps,       8 / strip_warps,  slots,
                              ctas,           first.norm_pieces, first.slots_of_16};
         if (way != first && way_fits(arch, way, matrix.columns)) all.push_back(way);

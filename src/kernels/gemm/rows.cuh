@@ -9,7 +9,7 @@
 // memory: a row tile is as little as one step of a warp, so that a barrier for each would take longer than its weights.
 //
 // Every column of the multiplication is one row of x and the split of K is fixed, so that a row's result has the same
-// bits in every batch of 1 to 16.
+// bits in every batch of 1 to 16, of 1 to 8 where strips have other warps for more.
 #pragma once
 
 #include "kernels/gemm/fragments.cuh"

@@ -22,8 +22,8 @@ constexpr EnvVariable kVariables[] = {
      "how ranks on GPUs add up: words, flags, two-shot, nccl or host, or several with the bytes from which on, "
      "words,two-shot:4M (default: as measured)"},
     {"FOURFOLD_CHOICE",
-     "how GPUs choose tokens: gathered, from all logits (default of one GPU), or parts, from what each rank, or each "
-     "SM of one GPU, finds in its own columns (default of several)"},
+     "how ranks on GPUs choose tokens: parts, from what each finds in its own columns (default), or gathered, from all "
+     "logits"},
     {"FOURFOLD_PRODUCTS",
      "products of many rows on GPUs: own (default), library, by cuBLASLt from 4,096 rows on, or library:N, from N on"},
     {"FOURFOLD_CUBLASLT", "file of cuBLASLt (default: searched for)"},

@@ -165,6 +165,7 @@ float atomicAdd(float* address, float value, Site site = Site::here());
 unsigned atomicOr(unsigned* address, unsigned value, Site site = Site::here());
 int atomicMax(int* address, int value, Site site = Site::here());
 unsigned atomicMax(unsigned* address, unsigned value, Site site = Site::here());
+unsigned long long atomicMax(unsigned long long* address, unsigned long long value, Site site = Site::here());
 int atomicExch(int* address, int value, Site site = Site::here());
 int atomicCAS(int* address, int expected, int value, Site site = Site::here());
 

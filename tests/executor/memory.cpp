@@ -567,6 +567,9 @@ int atomicMax(int* p, int v, Site site) {
 unsigned atomicMax(unsigned* p, unsigned v, Site site) {
   return atomic(p, site, [&](unsigned old) { return std::max(old, v); });
 }
+unsigned long long atomicMax(unsigned long long* p, unsigned long long v, Site site) {
+  return atomic(p, site, [&](unsigned long long old) { return std::max(old, v); });
+}
 int atomicExch(int* p, int v, Site site) {
   return atomic(p, site, [&](int) { return v; });
 }

@@ -85,11 +85,11 @@ inline std::vector<BrokenKernel> broken_kernels() {
       // A draw from the first half.
       {"choose",
        cuda::sample_source(),
-       cuda::kSampleChoose,
+       cuda::kSampleTokens,
        "kernels/step/sample.cuh",
-       "static_cast<u64>(uniform * static_cast<double>(total))",
-       "static_cast<u64>(uniform * 0.5 * static_cast<double>(total))",
-       {"sample_detail", "sample_prepare", "sample_choose", "sample_count"}},
+       "if (left >= below && left < below + mine)",
+       "if (left / 2 >= below && left / 2 < below + mine)",
+       {"sample_detail", "sample_tokens", "sample_count"}},
       // Units of columns two by two the same.
       {"repack",
        cuda::step_source(),

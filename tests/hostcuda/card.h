@@ -273,7 +273,8 @@ class Card {
     how.shared_bytes = config.smem_bytes;
     // Its CTAs wait for each other: all have room on the card.
     if (kernel.expression.find("gemm_middle") != std::string::npos) how.resident = static_cast<int>(grid[0]);
-    if (kernel.expression.find("attention_narrow") != std::string::npos) {
+    if (kernel.expression.find("attention_narrow") != std::string::npos ||
+        (kernel.expression.find("sample_tokens") != std::string::npos && grid[0] > 1)) {
       how.resident = static_cast<int>(grid[0] * grid[1] * grid[2]);
     }
     how.cluster = cluster_of(kernel.expression);

@@ -276,70 +276,65 @@ TEST(HostRanksFaults, StepsGoOnWithoutPeerMemory) {
   EXPECT_EQ(gathers[3], 0);
 }
 
-// From what each rank finds in its own columns, or each SM of one card: the tokens that come of all logits, whatever
-// else is in the step.
+// From what each rank finds in its own columns: the tokens that come of all logits, whatever else is in the step.
 TEST(HostRanksFaults, TokensAreTheSameWithoutGatheringLogits) {
   if (!executor::Device::checks_plain_accesses()) GTEST_SKIP() << "sanitizers see the kernels' accesses here";
   const auto weights = model::make_random_weights(one_layer_of_each_kind(), 1);
   const engine::EngineOptions options = engine_options();
-  for (const int ranks : {2, 1}) {
-    std::vector<std::vector<int32_t>> want;
-    std::vector<std::pair<int32_t, float>> want_logprobs;
-    for (const bool parts : {false, true}) {
-      install(ranks > 1 ? two_cards() : HostCard{});
-      cuda::CudaOptions base = cuda_options();
-      base.choose_by_parts = parts;
-      {
-        const auto engine = engine::make_engine(
-            model::load_model(*weights, rank_backends(false, 100000, base), {.ranks = ranks}, model_options(options)),
-            options);
-        std::vector<std::vector<int32_t>> got;
-        std::vector<std::pair<int32_t, float>> logprobs;
-        const auto ask = [&](std::vector<engine::Request> requests) {
-          std::vector<std::unique_ptr<engine::EventStream>> streams;
-          for (engine::Request& request : requests) {
-            request.max_tokens = 2;
-            streams.push_back(engine->submit(std::move(request)));
-          }
-          for (const auto& stream : streams) {
-            const Answer answer = read(*stream);
-            EXPECT_EQ(answer.error, "");
-            EXPECT_EQ(answer.tokens.size(), 2u);
-            got.push_back(answer.tokens);
-            logprobs.insert(logprobs.end(), answer.logprobs.begin(), answer.logprobs.end());
-          }
-        };
-        engine::Request biased = request_of(2), drawn = request_of(2), asked = request_of(2), counted = request_of(2);
-        for (int32_t token = 0; token < 2048; token += 3) biased.banned_tokens.push_back(token);
-        biased.sampling.logit_bias = {{1999, 3.0f}};
-        drawn.sampling.temperature = 1;
-        drawn.sampling.seed = 5;
-        asked.sampling = drawn.sampling;
-        asked.sampling.logprobs = 2;
-        engine::Request narrow = biased;
-        narrow.sampling.temperature = 0.8f;
-        narrow.sampling.top_k = 50;
-        narrow.sampling.top_p = 0.9f;
-        narrow.sampling.seed = 6;
-        counted.sampling.presence_penalty = 1;
-        engine::Request greedy = request_of(2);
-        greedy.sampling.logprobs = 3;
-        // One at a time: two that are submitted together may begin in one step or in two, which round differently.
-        ask({drawn});
-        ask({narrow});
-        ask({asked});
-        ask({greedy});
-        if (ranks > 1) {
-          ask({request_of(3), biased});
-          ask({counted});
+  std::vector<std::vector<int32_t>> want;
+  std::vector<std::pair<int32_t, float>> want_logprobs;
+  for (const bool parts : {false, true}) {
+    install(two_cards());
+    cuda::CudaOptions base = cuda_options();
+    base.choose_by_parts = parts;
+    {
+      const auto engine = engine::make_engine(
+          model::load_model(*weights, rank_backends(false, 100000, base), {.ranks = 2}, model_options(options)),
+          options);
+      std::vector<std::vector<int32_t>> got;
+      std::vector<std::pair<int32_t, float>> logprobs;
+      const auto ask = [&](std::vector<engine::Request> requests) {
+        std::vector<std::unique_ptr<engine::EventStream>> streams;
+        for (engine::Request& request : requests) {
+          request.max_tokens = 2;
+          streams.push_back(engine->submit(std::move(request)));
         }
-        EXPECT_EQ(logprobs.size(), 2u * (1 + 2) + 2 * (1 + 3));
-        if (want.empty()) want = got, want_logprobs = logprobs;
-        EXPECT_EQ(got, want);
-        EXPECT_EQ(logprobs, want_logprobs);
-      }
-      EXPECT_EQ(live(), Live{});
+        for (const auto& stream : streams) {
+          const Answer answer = read(*stream);
+          EXPECT_EQ(answer.error, "");
+          EXPECT_EQ(answer.tokens.size(), 2u);
+          got.push_back(answer.tokens);
+          logprobs.insert(logprobs.end(), answer.logprobs.begin(), answer.logprobs.end());
+        }
+      };
+      engine::Request biased = request_of(2), drawn = request_of(2), asked = request_of(2), counted = request_of(2);
+      for (int32_t token = 0; token < 2048; token += 3) biased.banned_tokens.push_back(token);
+      biased.sampling.logit_bias = {{1999, 3.0f}};
+      drawn.sampling.temperature = 1;
+      drawn.sampling.seed = 5;
+      asked.sampling = drawn.sampling;
+      asked.sampling.logprobs = 2;
+      engine::Request narrow = biased;
+      narrow.sampling.temperature = 0.8f;
+      narrow.sampling.top_k = 50;
+      narrow.sampling.top_p = 0.9f;
+      narrow.sampling.seed = 6;
+      counted.sampling.presence_penalty = 1;
+      engine::Request greedy = request_of(2);
+      greedy.sampling.logprobs = 3;
+      // One at a time: two that are submitted together may begin in one step or in two, which round differently.
+      ask({drawn});
+      ask({narrow});
+      ask({asked});
+      ask({greedy});
+      ask({request_of(3), biased});
+      ask({counted});
+      EXPECT_EQ(logprobs.size(), 2u * (1 + 2) + 2 * (1 + 3));
+      if (want.empty()) want = got, want_logprobs = logprobs;
+      EXPECT_EQ(got, want);
+      EXPECT_EQ(logprobs, want_logprobs);
     }
+    EXPECT_EQ(live(), Live{});
   }
 }
 

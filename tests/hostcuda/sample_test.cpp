@@ -65,42 +65,44 @@ struct DeviceSampler {
   std::vector<cuda::Kernel> kernels = loader.load(cuda::sample_source());
   std::vector<cuda::Kernel> rank_kernels = loader.load(cuda::rank_sample_source());
 
-  Chosen choose(const Problem& p, int sms = 3) {
+  // `splits`: CTAs of a row, of which as many rows are chosen at once as there is room for.
+  Chosen choose(const Problem& p, int splits = 3) {
     const auto rows = static_cast<int>(p.rows.size());
     std::vector<SampleRow> numbered = p.rows;
     for (int i = 0; i < rows; ++i) numbered[static_cast<size_t>(i)].row = i;
     const auto n = static_cast<size_t>(rows);
-    step::SampleArgs args = {};
-    args.stride = p.vocabulary;
-    args.rows = rows;
-    args.splits = step::sample_splits(p.vocabulary, rows, sms * rows);
-    args.mask_words = p.words();
-    args.counts_stride = p.vocabulary;
-    const Buffer logits = upload(device, stream, p.logits, "logits"),
-                 samples = upload(device, stream, numbered, "rows"),
+    Buffer logits = upload(device, stream, p.logits, "logits");
+    const Buffer samples = upload(device, stream, numbered, "rows"),
                  biases = upload(device, stream, p.biases, "biases"),
                  banned = upload(device, stream, p.banned, "banned"), masks = upload(device, stream, p.masks, "masks"),
                  counts = upload(device, stream, p.counts, "counts"),
-                 drafts = upload(device, stream, p.drafts, "drafts");
-    const Buffer adjusted(device, p.logits.size() * 4, "adjusted"),
-        parts(device, n * static_cast<size_t>(args.splits) * sizeof(step::SamplePart), "parts"),
-        tokens(device, n * 4, "tokens"), logprobs(device, n * 21 * 4, "logprobs"), ids(device, n * 21 * 4, "ids");
+                 drafts = upload(device, stream, p.drafts, "drafts"), tokens(device, n * 4, "tokens"),
+                 logprobs(device, n * 21 * 4, "logprobs"), ids(device, n * 21 * 4, "ids");
+    const int at_once = std::min(splits > 1 ? device.info().sms / splits : rows, rows);
+    Buffer states(device, static_cast<size_t>(at_once) * sizeof(step::SampleState), "states");
+    states.fill(stream, 0);
+    step::SampleArgs args = {};
     args.logits = logits.as<float>();
-    args.adjusted = adjusted.as<float>();
-    args.samples = samples.as<SampleRow>();
+    args.stride = p.vocabulary;
+    args.splits = splits;
     args.biases = biases.as<step::Bias>();
     args.banned = banned.as<int>();
     args.masks = masks.as<unsigned>();
+    args.mask_words = p.words();
     args.counts = counts.as<int>();
+    args.counts_stride = p.vocabulary;
     args.drafts = drafts.as<int>();
-    args.parts = parts.as<step::SamplePart>();
-    args.tokens = tokens.as<int>();
-    args.logprob_tokens = ids.as<int>();
-    args.logprobs = logprobs.as<float>();
-    cuda::launch(stream, kernels[cuda::kSamplePrepare],
-                 {static_cast<unsigned>(args.splits), static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic, args);
-    cuda::launch(stream, kernels[cuda::kSampleChoose], {static_cast<unsigned>(rows)}, cuda::Overlap::kProgrammatic,
-                 args);
+    args.states = states.as<step::SampleState>();
+    for (int first = 0; first < rows; first += at_once) {
+      args.rows = std::min(at_once, rows - first);
+      args.samples = samples.as<SampleRow>() + first;
+      args.tokens = tokens.as<int>() + first;
+      args.logprob_tokens = ids.as<int>() + 21 * first;
+      args.logprobs = logprobs.as<float>() + 21 * first;
+      cuda::launch(stream, kernels[cuda::kSampleTokens],
+                   {static_cast<unsigned>(splits), static_cast<unsigned>(args.rows)}, cuda::Overlap::kProgrammatic,
+                   args);
+    }
     return {tokens.download<int>(stream, n), ids.download<int>(stream, n * 21),
             logprobs.download<float>(stream, n * 21)};
   }
@@ -140,7 +142,7 @@ std::vector<Chosen> choose_by_ranks(DeviceSampler& sampler, const Problem& p, co
                  asked = upload(sampler.device, stream, reported, "reported"), tokens(sampler.device, n * 4, "tokens"),
                  logprobs(sampler.device, n * 21 * 4, "logprobs"), ids(sampler.device, n * 21 * 4, "ids");
     step::SampleArgs args = {};
-    args.logits = args.adjusted = logits.as<float>();
+    args.logits = logits.as<float>();
     args.stride = p.vocabulary;
     args.rows = static_cast<int>(n);
     args.samples = samples.as<SampleRow>();
@@ -169,8 +171,7 @@ std::vector<Chosen> choose_by_ranks(DeviceSampler& sampler, const Problem& p, co
       here.arrive_and_wait();
     };
     choice.choose(args, edges[rank], edges[rank + 1] - edges[rank],
-                  {rows, drawn, numbers.as<int>(), reported, asked.as<int>()}, sampler.kernels[cuda::kSampleChoose],
-                  exchange, cuda::Overlap::kProgrammatic);
+                  {rows, drawn, numbers.as<int>(), reported, asked.as<int>()}, exchange, cuda::Overlap::kProgrammatic);
     found[rank] = {tokens.download<int>(stream, n), ids.download<int>(stream, n * 21),
                    logprobs.download<float>(stream, n * 21)};
   };
@@ -367,7 +368,8 @@ TEST_F(HostSampling, DoesNotDependOnSplitsOrOtherRows) {
   DeviceSampler sampler;
   const Problem p = mixed_problem(3, 6000, 6, true);
   const std::vector<int> tokens = sampler.choose(p, 1).tokens;
-  EXPECT_EQ(sampler.choose(p, 132).tokens, tokens);
+  EXPECT_EQ(sampler.choose(p, 2).tokens, tokens);
+  EXPECT_EQ(sampler.choose(p, 16).tokens, tokens);
   for (size_t row = 0; row < p.rows.size(); ++row) {
     Problem alone = p;
     alone.rows = {p.rows[row]};
@@ -375,6 +377,65 @@ TEST_F(HostSampling, DoesNotDependOnSplitsOrOtherRows) {
     alone.logits.assign(begin, begin + p.vocabulary);
     EXPECT_EQ(sampler.choose(alone).tokens[0], tokens[row]);
   }
+}
+
+// Limits that leave more tokens than are sorted at once, among logits of all sizes, and among few that many tokens
+// have: the search goes on to single keys, and ties over the edges of CTAs' columns count in the order of tokens.
+TEST_F(HostSampling, ManyTokensAreLeft) {
+  DeviceSampler sampler;
+  constexpr int kVocabulary = 4100;
+  Random random(31);
+  Problem p;
+  p.vocabulary = kVocabulary;
+  const auto add = [&](float top_p, int top_k, float min_p, const auto& logit) {
+    for (int i = 0; i < kVocabulary; ++i) p.logits.push_back(static_cast<float>(logit()));
+    p.rows.push_back(p.plain());
+    SampleRow& s = p.rows.back();
+    s.top_p = top_p;
+    s.top_k = top_k;
+    s.min_p = min_p;
+    s.seed = random.next();
+    s.temperature = 2;
+  };
+  const auto flat = [&] { return random.uniform(1.0, 1.5); };
+  const auto wide = [&] { return random.normal() * std::exp(random.uniform(-20, 3)); };  // zeros nearly, both signs
+  const auto few = [&] { return static_cast<double>(random.below(3)) - 1; };
+  const auto same = [] { return -0.25; };
+  for (int i = 0; i < 2; ++i) {
+    add(0.9f, 0, 0, flat);
+    add(0.7f, 3000, 0, flat);
+    add(1, 0, 0.9f, flat);
+    add(1, 0, 0, wide);
+    add(0.8f, 0, 0, wide);
+    add(0.95f, 2500, 0, wide);
+    add(0.9f, 0, 0.1f, few);
+    add(0.5f, 3001, 0, few);
+    add(1, 1500, 0, same);
+    add(0.3f, 0, 0, same);
+  }
+  for (size_t row = 10; row < 20; ++row) p.rows[row].logprobs = row % 3 == 0 ? 20 : 3;
+  const Chosen got = sampler.choose(p), alone = sampler.choose(p, 1);
+  EXPECT_EQ(got.tokens, alone.tokens);
+  EXPECT_EQ(sampler.choose(p, 5).tokens, alone.tokens);
+  int close = 0;
+  for (size_t row = 0; row < p.rows.size(); ++row) {
+    double margin = 0;
+    const int want = literal_choice(p, row, &margin);
+    if (margin < 1e-6) {
+      ++close;
+    } else {
+      EXPECT_EQ(got.tokens[row], want) << row << ", margin " << margin;
+    }
+    const float* x = &p.logits[row * kVocabulary];
+    std::vector<int> order(kVocabulary);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return x[a] > x[b]; });
+    for (size_t i = 0; i < static_cast<size_t>(std::max(p.rows[row].logprobs, 0)); ++i) {
+      EXPECT_EQ(got.logprob_tokens[row * 21 + 1 + i], order[i]) << row << ", " << i;
+      EXPECT_EQ(alone.logprob_tokens[row * 21 + 1 + i], order[i]) << row << ", " << i;
+    }
+  }
+  EXPECT_LT(close, 4);
 }
 
 // Ranks with columns of their own: most probable tokens, ties over an edge, masks and biases, a rank without any token
@@ -459,7 +520,11 @@ TEST_F(HostSampling, RanksDrawFromTheirOwnColumns) {
 TEST_F(HostSampling, LogProbabilitiesAreOfTheModelsOwnDistribution) {
   DeviceSampler sampler;
   Problem p = mixed_problem(9, 900, 12, true);
-  for (size_t i = 0; i < p.rows.size(); ++i) p.rows[i].logprobs = i == 0 ? 0 : static_cast<int>(i * 20 / 11);
+  for (size_t i = 0; i < p.rows.size(); ++i) {
+    p.rows[i].logprobs = i == 0 ? 0 : static_cast<int>(i * 20 / 11);
+    p.rows[i].bias_count = p.rows[i].banned_count = 0;
+    p.rows[i].mask = p.rows[i].counts = -1;
+  }
   const Chosen got = sampler.choose(p);
   for (size_t row = 0; row < p.rows.size(); ++row) {
     const SampleRow& s = p.rows[row];

@@ -42,10 +42,10 @@ struct CudaOptions {
   uint64_t exchange_bytes = 0;  // that each rank has for the others' parts of sums; 0: by their number
   int64_t check_sums = 0;       // not 0: steps from one comparison of the ranks' sums to the next
   SumTable sums;                // how they get from card to card
-  // Tokens are chosen from what each rank finds in its own columns of the logits, or each SM of one card; where more is
-  // needed than that (log-probabilities of rows with biases, masks, banned tokens or penalties), columns are brought
-  // together as they are without this. Not said: where the model is split.
-  std::optional<bool> choose_by_parts;
+  // Tokens are chosen from what each rank finds in its own columns of the logits; where more is needed than that
+  // (log-probabilities of rows with biases, masks, banned tokens or penalties), columns are brought together as they
+  // are without this.
+  bool choose_by_parts = true;
   // Steps of lanes with drafts begin before the host knows the tokens of the one before: the card verifies, feeds the
   // drafter and drafts without it. Of a model that is whole.
   bool rounds_ahead = true;

@@ -386,7 +386,7 @@ class CudaBackend : public ops::Backend {
   PinnedBuffer fetched_;
   std::array<Choices, cpu::kChoicesUnderWay> choices_;
   uint64_t chosen_ = 0, collected_ = 0;  // how many choices were begun, and how many are known
-  cuda::Buffer sample_parts_, counts_;
+  cuda::Buffer sample_states_, counts_;
   // With by_parts_: logits of this step that ranks have in parts, until it is known who needs them. `out` without
   // data: there are none.
   struct OpenGather {

@@ -31,7 +31,7 @@ RankChoice::RankChoice(const Device& device, const Stream& stream, const std::ve
   FF_ASSERT(ranks_ * splits_ <= step::kSampleThreads);
   const int64_t drawn = std::min(rows, kDrawnAtOnce);
   bins_ = room<step::RankBins>(device, drawn * ranks);
-  shares_ = room<step::RankShare>(device, drawn * ranks * splits_);
+  shares_ = room<step::SampleShare>(device, drawn * ranks * splits_);
   taken_ = room<step::RankTaken>(device, drawn * ranks);
   reports_ = room<step::RankReport>(device, drawn * ranks * splits_);
   bins_.fill(stream, 0);
@@ -42,7 +42,6 @@ std::vector<int64_t> RankChoice::exchanged() const {
 }
 
 void RankChoice::share(const Buffer& buffer, int64_t rows, int64_t words, const Exchange& exchange) const {
-  if (ranks_ == 1) return;
   ops::Tensor all;
   all.data = buffer.as<void>();
   all.dtype = ops::DType::kF32;
@@ -52,10 +51,10 @@ void RankChoice::share(const Buffer& buffer, int64_t rows, int64_t words, const 
 }
 
 void RankChoice::choose(const step::SampleArgs& args, int64_t first, int64_t columns, const Rows& rows,
-                        const Kernel& greedy, const Exchange& exchange, Overlap overlap) const {
+                        const Exchange& exchange, Overlap overlap) const {
   const auto count = static_cast<unsigned>(args.rows), splits = static_cast<unsigned>(splits_);
   step::RankSampleArgs mine = {};
-  mine.logits = args.adjusted;
+  mine.logits = args.logits;
   mine.stride = args.stride;
   mine.first = static_cast<int>(first);
   mine.last = static_cast<int>(first + columns);
@@ -74,20 +73,13 @@ void RankChoice::choose(const step::SampleArgs& args, int64_t first, int64_t col
   mine.tokens = args.tokens;
   mine.draws = draws_.as<step::RankDraw>();
   mine.bins = bins_.as<step::RankBins>();
-  mine.shares = shares_.as<step::RankShare>();
+  mine.shares = shares_.as<step::SampleShare>();
   mine.taken = taken_.as<step::RankTaken>();
   mine.reports = reports_.as<step::RankReport>();
   mine.logprob_tokens = args.logprob_tokens;
   mine.logprobs = args.logprobs;
   launch(stream_, kernels_[kSampleOwnColumns], {splits, count}, overlap, mine);
   share(parts_, args.rows, splits_ * step::kWordsOfPart, exchange);
-  if (rows.drawn.empty() && rows.reported.empty()) {
-    step::SampleArgs all = args;
-    all.splits = ranks_ * splits_;
-    all.parts = mine.parts;
-    launch(stream_, greedy, {count}, overlap, all);
-    return;
-  }
   launch(stream_, kernels_[kSampleJoin], {count}, overlap, mine);
   for (size_t at = 0; at < rows.drawn.size(); at += kDrawnAtOnce) {
     const size_t some = std::min<size_t>(kDrawnAtOnce, rows.drawn.size() - at);

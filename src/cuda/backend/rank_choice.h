@@ -1,6 +1,5 @@
 // Choosing tokens from logits of which each rank has columns of its own, without bringing them together
-// (kernels/step/sample_ranks.cuh): launches, and what ranks tell each other between them. With one rank the columns are
-// all there are, and the SMs of its card share them.
+// (kernels/step/sample_ranks.cuh): launches, and what ranks tell each other between them.
 #pragma once
 
 #include <functional>
@@ -34,11 +33,11 @@ class RankChoice {
     std::span<const int> reported;
     const int* reported_there;
   };
-  // As sample_prepare and sample_choose: args.tokens and log-probabilities of rows of whose logits this rank has
+  // As sample_tokens: args.tokens and log-probabilities of rows of whose logits this rank has
   // `columns` from `first` on; these may be adjusted in place. Rows that ask for log-probabilities have no biases,
-  // banned tokens, masks or penalties. `greedy`: sample_choose.
-  void choose(const step::SampleArgs& args, int64_t first, int64_t columns, const Rows& rows, const Kernel& greedy,
-              const Exchange& exchange, Overlap overlap) const;
+  // banned tokens, masks or penalties.
+  void choose(const step::SampleArgs& args, int64_t first, int64_t columns, const Rows& rows, const Exchange& exchange,
+              Overlap overlap) const;
 
  private:
   void draw(step::RankSampleArgs mine, const Rows& rows, const Exchange& exchange, Overlap overlap) const;
@@ -51,7 +50,7 @@ class RankChoice {
   Buffer parts_;    // [rows][ranks][splits] of step::SamplePart
   Buffer draws_;    // [rows] of step::RankDraw
   Buffer bins_;     // [kDrawnAtOnce][ranks] of step::RankBins
-  Buffer shares_;   // [kDrawnAtOnce][ranks][splits] of step::RankShare
+  Buffer shares_;   // [kDrawnAtOnce][ranks][splits] of step::SampleShare
   Buffer taken_;    // [kDrawnAtOnce][ranks] of step::RankTaken
   Buffer reports_;  // [kDrawnAtOnce][ranks][splits] of step::RankReport
 };

@@ -510,8 +510,7 @@ plan::KernelSource stamp_source() {
 plan::KernelSource sample_source() {
   return {"sample",
           "#include \"kernels/step/sample.cuh\"\n",
-          {{"fourfold::step::sample_prepare", step::kSampleThreads},
-           {"fourfold::step::sample_choose", step::kSampleThreads},
+          {{"fourfold::step::sample_tokens", step::kSampleThreads, step::kSampleSmem},
            {"fourfold::step::sample_count", step::kCountThreads}}};
 }
 
@@ -529,7 +528,7 @@ plan::KernelSource rank_sample_source() {
            {"fourfold::step::sample_shares", step::kSampleThreads},
            {"fourfold::step::sample_take", step::kSampleThreads},
            {"fourfold::step::sample_end", step::kRankJoinThreads},
-           {"fourfold::step::sample_report", step::kSampleThreads},
+           {"fourfold::step::sample_report", step::kSampleThreads, step::kReportSmem},
            {"fourfold::step::sample_tell", step::kSampleThreads}}};
 }
 

@@ -200,7 +200,7 @@ plan::KernelSource step_source();
 plan::KernelSource stamp_source();  // of timelines
 
 // Choosing tokens.
-enum SampleEntry { kSamplePrepare, kSampleChoose, kSampleCount };
+enum SampleEntry { kSampleTokens, kSampleCount };
 plan::KernelSource sample_source();
 // Lanes that the device moves on itself.
 plan::KernelSource lanes_source();

@@ -128,7 +128,6 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   if (by_parts_) sample_bytes_ += 2 * rows * sizeof(int);
   sample_uploads_.prepare(sample_bytes_);
   carry_uploads_.prepare(static_cast<uint64_t>(limits.lanes) * (sizeof(step::CarriedToken) + 8 * sizeof(int)));
-  const auto parts = rows + static_cast<uint64_t>(sms_);
   // And tokens that come to counts: those of each lane that the device did not know.
   sample_bytes_ += static_cast<uint64_t>(limits.lanes) * (sizeof(step::CountedLane) + 32 * sizeof(int));
   {
@@ -136,7 +135,10 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
     counts_ = cuda::Buffer(card_->device, static_cast<uint64_t>(limits.lanes * limits.vocabulary) * sizeof(int),
                            "counts of tokens");
   }
-  sample_parts_ = cuda::Buffer(card_->device, parts * sizeof(step::SamplePart), "choices of tokens");
+  // Of rows that have several CTAs.
+  const uint64_t split = std::min(rows, static_cast<uint64_t>(sms_));
+  sample_states_ = cuda::Buffer(card_->device, split * sizeof(step::SampleState), "choices of tokens");
+  sample_states_.fill(card_->stream, 0);
   const uint64_t results = rows * (1 + 2 * (1 + step::kMostLogprobs)) * sizeof(int);
   for (Choices& choices : choices_) {
     choices.results = PinnedBuffer(card_->device, results, "chosen tokens");
@@ -146,11 +148,8 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
 }
 
 void CudaBackend::reserve_parts(const ops::StepLimits& limits) {
-  const bool alone = ranks_ == nullptr;
   rank_choice_ = std::make_unique<RankChoice>(card_->device, card_->stream, loaded(rank_sample_source()),
-                                              alone ? 0 : ranks_->rank(), alone ? 1 : ranks_->count(),
-                                              limits.logit_rows, limits.vocabulary);
-  if (alone) return;
+                                              ranks_->rank(), ranks_->count(), limits.logit_rows, limits.vocabulary);
   for (const int64_t words : rank_choice_->exchanged()) ranks_->columns_of(words, ranks_->count() * words);
 }
 
@@ -208,9 +207,8 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     samples.push_back(s);
   }
   const bool asked = !reported.empty();
-  // Of a card by itself rows have an advantage that are drawn or ask for log-probabilities.
   const bool open = open_gather_.out.data != nullptr && open_gather_.out.data == logits.data;
-  const bool by_parts = rank_choice_ != nullptr && (ranks_ == nullptr ? !drawn.empty() || asked : open);
+  const bool by_parts = rank_choice_ != nullptr && open;
   if (!by_parts) drawn.clear(), reported.clear();
   uint64_t total = 0;
   const auto place = [&total](const auto& values) {
@@ -252,7 +250,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     }
     const DeviceAddress tables = sample_uploads_.place();
     step::SampleArgs args = {};
-    args.logits = args.adjusted = const_cast<float*>(logits.f32());
+    args.logits = const_cast<float*>(logits.f32());
     args.stride = logits.stride;
     args.rows = static_cast<int>(count);
     args.splits = step::sample_splits(vocabulary, args.rows, sms_);
@@ -264,7 +262,8 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     args.counts = counts_.as<int>();
     args.counts_stride = vocabulary;
     args.drafts = device_pointer<const int>(tables_.tokens);
-    args.parts = sample_parts_.as<step::SamplePart>();
+    FF_ASSERT(args.splits == 1 || count * sizeof(step::SampleState) <= sample_states_.bytes());
+    args.states = sample_states_.as<step::SampleState>();
     args.tokens = reinterpret_cast<int*>(choices.results.data());
     args.logprob_tokens = asked ? args.tokens + count : nullptr;
     args.logprobs = asked ? reinterpret_cast<float*>(args.tokens + count * (2 + step::kMostLogprobs)) : nullptr;
@@ -288,10 +287,9 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
       rank_choice_->choose(args, own.f32() - logits.f32(), own.cols,
                            {samples, drawn, device_pointer<const int>(tables + at_drawn), reported,
                             device_pointer<const int>(tables + at_reported)},
-                           (*sample_)[kSampleChoose], exchange, overlap_);
+                           exchange, overlap_);
     } else {
-      launch(card_->stream, (*sample_)[kSamplePrepare], {static_cast<unsigned>(args.splits), count}, overlap_, args);
-      launch(card_->stream, (*sample_)[kSampleChoose], {count}, overlap_, args);
+      launch(card_->stream, (*sample_)[kSampleTokens], {static_cast<unsigned>(args.splits), count}, overlap_, args);
     }
   }
   choices.there->record(card_->stream);

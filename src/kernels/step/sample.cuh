@@ -1,279 +1,9 @@
 // Choosing tokens from logits (sample_args.h). The order of steps is that of ops/sampling.h.
 #pragma once
 
-#include "kernels/moe/choice.cuh"
-#include "kernels/step/sample_args.h"
+#include "kernels/step/sample_search.cuh"
 
 namespace fourfold::step {
-
-namespace sample_detail {
-
-using u32 = unsigned;
-using u64 = unsigned long long;
-
-constexpr u32 kAll = 0xffffffffu;
-constexpr int kBins = 256;
-constexpr float kLargest = 3.402823466e38f;
-constexpr float kLowestExponent = -88.0f;
-constexpr float kUnit = 1099511627776.0f;  // 2^40: of a weight of 1
-
-__device__ __forceinline__ float masked_logit() { return __uint_as_float(0xff800000u); }
-__device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
-__device__ __forceinline__ float clamp_finite(float x) { return fminf(fmaxf(x, -kLargest), kLargest); }
-
-// SplitMix64, as base/random.h has it, and the number that draws an output token (ops::draw_at).
-__device__ __forceinline__ u64 mixed(u64 state) {
-  u64 z = state + 0x9e3779b97f4a7c15ull;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
-}
-__device__ __forceinline__ double draw_at(u64 seed, u64 index) {
-  const u64 start = mixed(seed ^ 0x6a09e667f3bcc909ull);
-  return static_cast<double>(mixed(start ^ mixed(index)) >> 11) * 0x1p-53;
-}
-
-__device__ __forceinline__ u64 warp_sum(u64 x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(kAll, x, d);
-  return x;
-}
-__device__ __forceinline__ u32 warp_sum(u32 x) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(kAll, x, d);
-  return x;
-}
-
-// The better of two (value, token): the larger value, ties to the lower token.
-__device__ __forceinline__ void take_better(float& value, int& token, float other, int other_token) {
-  const bool better = other > value || (other == value && other_token < token);
-  value = better ? other : value;
-  token = better ? other_token : token;
-}
-
-// Tokens of a row that a choice is made from: those with a key above `key`, and of those that have it the first `ties`.
-struct Cut {
-  u32 key;
-  u32 ties;
-};
-
-struct Shared {
-  u64 mass[kBins];
-  u32 count[kBins];
-  u64 warp_mass[kSampleWarps];
-  u32 warp_ties[kSampleWarps];
-  u64 above;  // of what the search has left behind
-  u32 above_count;
-  u32 prefix;
-  float values[kMostLogprobs];
-  int tokens[kMostLogprobs];
-  u32 found;
-};
-
-// The part of a row that a warp looks at, so that ties are counted in the order of tokens.
-struct Segment {
-  int begin, end;
-};
-__device__ __forceinline__ Segment segment_of(int warp, int count) {
-  const int length = (count + kSampleWarps * 32 - 1) / (kSampleWarps * 32) * 32;
-  const int begin = warp * length;
-  return {begin < count ? begin : count, begin + length < count ? begin + length : count};
-}
-
-struct Row {
-  const float* logits;
-  int count;
-  float largest;
-  float inverse_temperature;
-
-  __device__ __forceinline__ u32 key(int token) const { return moe::order_key(__ldcg(logits + token)); }
-  __device__ __forceinline__ float weight(u32 key) const {
-    const float x = moe::key_value(key);
-    if (!is_finite(x)) return 0.0f;  // masked
-    return expf(fmaxf((x - largest) * inverse_temperature, kLowestExponent));
-  }
-  __device__ __forceinline__ u64 mass(u32 key) const { return static_cast<u64>(weight(key) * kUnit); }
-};
-
-// Goes down the bits of the keys, eight at a time from above, to where the tokens from the largest on reach `target`:
-// in number, or in mass. `within`: only tokens of this cut count. All threads; the result is theirs all.
-template <bool ByMass>
-__device__ __forceinline__ Cut search(const Row& row, const Cut& within, u64 target, Shared& shared) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / 32, lane = thread % 32;
-  const Segment segment = segment_of(warp, row.count);
-  if (thread == 0) {
-    shared.above = 0;
-    shared.prefix = 0;
-  }
-  // Ties of the cut that belong to warps before this one.
-  u32 ties_before = 0;
-  if (within.ties != ~0u) {
-    u32 mine = 0;
-    for (int at = segment.begin; at < segment.end; at += 32) {
-      mine += at + lane < segment.end && row.key(at + lane) == within.key ? 1u : 0u;
-    }
-    mine = warp_sum(mine);
-    if (lane == 0) shared.warp_ties[warp] = mine;
-    __syncthreads();
-    for (int w = 0; w < warp; ++w) ties_before += shared.warp_ties[w];
-  }
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    for (int i = thread; i < kBins; i += kSampleThreads) {
-      shared.mass[i] = 0;
-      shared.count[i] = 0;
-    }
-    __syncthreads();
-    const u32 prefix = shared.prefix;
-    u32 rank = ties_before;
-    for (int at = segment.begin; at < segment.end; at += 32) {
-      const bool there = at + lane < segment.end;
-      const u32 key = there ? row.key(at + lane) : 0u;
-      const bool tie = there && key == within.key;
-      const u32 votes = __ballot_sync(kAll, tie);
-      const bool in = there && (key > within.key ||
-                                (tie && rank + static_cast<u32>(__popc(votes & ((1u << lane) - 1u))) < within.ties));
-      rank += static_cast<u32>(__popc(votes));
-      if (!in || (shift < 24 && key >> (shift + 8) != prefix >> (shift + 8))) continue;
-      const u32 bin = key >> shift & 255u;
-      atomicAdd(&shared.count[bin], 1u);
-      if constexpr (ByMass) atomicAdd(&shared.mass[bin], row.mass(key));
-    }
-    __syncthreads();
-    if (thread == 0) {
-      u64 above = shared.above;
-      int bin = kBins - 1;
-      // The lowest bin that holds anything ends the search in any case: rounding may leave the target out of reach.
-      int last = kBins - 1;
-      for (; bin >= 0; --bin) {
-        if (shared.count[bin] == 0) continue;
-        last = bin;
-        const u64 size = ByMass ? shared.mass[bin] : shared.count[bin];
-        if (above + size >= target) break;
-        above += size;
-      }
-      if (bin < 0) {
-        bin = last;
-        above -= ByMass ? shared.mass[bin] : shared.count[bin];
-      }
-      shared.above = above;
-      shared.prefix = prefix | static_cast<u32>(bin) << shift;
-      shared.found = shared.count[bin];
-    }
-    __syncthreads();
-  }
-  // All that are left have one key: how many of them are needed.
-  const u32 key = shared.prefix;
-  const u64 each = ByMass ? row.mass(key) : 1;
-  const u64 missing = target > shared.above ? target - shared.above : 0;
-  u64 ties = each == 0 ? shared.found : (missing + each - 1) / each;
-  ties = ties < 1 ? 1 : ties;
-  const Cut cut = {key, ties < shared.found ? static_cast<u32>(ties) : shared.found};
-  __syncthreads();
-  return cut;
-}
-
-// Calls body(token, key) for every token of the cut that this lane has, in the order of tokens, all lanes together
-// (`in` false: none). ties_before: of the warps before.
-template <typename Body>
-__device__ __forceinline__ void for_cut(const Row& row, const Cut& cut, const Segment& segment, u32 ties_before,
-                                        const Body& body) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  u32 rank = ties_before;
-  for (int at = segment.begin; at < segment.end; at += 32) {
-    const bool there = at + lane < segment.end;
-    const u32 key = there ? row.key(at + lane) : 0u;
-    const bool tie = there && key == cut.key;
-    const u32 votes = __ballot_sync(kAll, tie);
-    const bool in =
-        there && (key > cut.key || (tie && rank + static_cast<u32>(__popc(votes & ((1u << lane) - 1u))) < cut.ties));
-    rank += static_cast<u32>(__popc(votes));
-    body(at + lane, key, in);
-  }
-}
-
-// Ties of the cut that belong to the warps before. All threads.
-__device__ __forceinline__ u32 ties_before_warp(const Row& row, const Cut& cut, const Segment& segment,
-                                                Shared& shared) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  u32 mine = 0;
-  for (int at = segment.begin; at < segment.end; at += 32) {
-    mine += at + lane < segment.end && row.key(at + lane) == cut.key ? 1u : 0u;
-  }
-  mine = warp_sum(mine);
-  if (lane == 0) shared.warp_ties[warp] = mine;
-  __syncthreads();
-  u32 before = 0;
-  for (int w = 0; w < warp; ++w) before += shared.warp_ties[w];
-  __syncthreads();
-  return before;
-}
-
-// The token that a number in [0, 1) draws from the cut: the first one at which the sum of masses exceeds its share.
-// Only weights of at least min_p count. All threads; -1 in those that do not have it.
-__device__ __forceinline__ int draw(const Row& row, const Cut& cut, float min_p, double uniform, Shared& shared) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const Segment segment = segment_of(warp, row.count);
-  const u32 before = ties_before_warp(row, cut, segment, shared);
-  const auto mass_of = [&](u32 key, bool in) {
-    if (!in) return u64{0};
-    const float weight = row.weight(key);
-    return weight >= min_p ? static_cast<u64>(weight * kUnit) : u64{0};
-  };
-  u64 sum = 0;
-  for_cut(row, cut, segment, before, [&](int, u32 key, bool in) { sum += mass_of(key, in); });
-  sum = warp_sum(sum);
-  if (lane == 0) shared.warp_mass[warp] = sum;
-  __syncthreads();
-  u64 total = 0, mine = 0;
-  for (int w = 0; w < kSampleWarps; ++w) {
-    if (w == warp) mine = total;
-    total += shared.warp_mass[w];
-  }
-  u64 left = static_cast<u64>(uniform * static_cast<double>(total));
-  if (left >= total) left = total - 1;
-  if (left < mine || left >= mine + sum) return -1;  // another warp's
-  int found = -1;
-  u64 done = mine;
-  for_cut(row, cut, segment, before, [&](int token, u32 key, bool in) {
-    const u64 own = mass_of(key, in);
-    u64 through = own;  // with the lanes before this one
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const u64 other = __shfl_up_sync(kAll, through, static_cast<u32>(d));
-      if (lane >= d) through += other;
-    }
-    if (own > 0 && left >= done + through - own && left < done + through) found = token;
-    done += __shfl_sync(kAll, through, 31);
-  });
-  return found;
-}
-
-// What a token may be chosen by: its logit with bias and penalties, minus infinity where it may not be. `args`: of
-// SampleArgs or RankSampleArgs.
-template <typename Args>
-__device__ __forceinline__ float adjusted(const Args& args, const SampleRow& s, int token, float x) {
-  for (int i = 0; i < s.bias_count; ++i) {
-    const Bias& b = args.biases[s.bias_first + i];
-    if (b.token == token) x = clamp_finite(x + b.value);
-  }
-  for (int i = 0; i < s.banned_count; ++i) {
-    if (args.banned[s.banned_first + i] == token) x = masked_logit();
-  }
-  if (s.mask >= 0 && (args.masks[s.mask * args.mask_words + token / 32] >> (token % 32) & 1u) == 0) {
-    x = masked_logit();
-  }
-  if (s.counts < 0 || !is_finite(x)) return x;
-  const int count = args.counts[s.counts * args.counts_stride + token];
-  int outputs = count > 1 ? count - 1 : 0;
-  for (int i = 0; i < s.draft_count; ++i) outputs += args.drafts[s.draft_first + i] == token ? 1 : 0;
-  if (count == 0 && outputs == 0) return x;
-  x = x > 0.0f ? x / s.repetition_penalty : x * s.repetition_penalty;
-  if (outputs > 0) x -= s.presence_penalty + s.frequency_penalty * static_cast<float>(outputs);
-  return clamp_finite(x);
-}
-
-}  // namespace sample_detail
 
 // A thread a lane: few tokens come to it in a step.
 __global__ void __launch_bounds__(kCountThreads) sample_count(const __grid_constant__ CountArgs args) {
@@ -291,137 +21,387 @@ __global__ void __launch_bounds__(kCountThreads) sample_count(const __grid_const
   if (token >= 0) counts[token] = counted_once_more(counts[token]);
 }
 
-// Grid: splits x rows.
-__global__ void __launch_bounds__(kSampleThreads) sample_prepare(const __grid_constant__ SampleArgs args) {
-  using namespace sample_detail;
-  __shared__ SamplePart parts[kSampleWarps];
-  ptx::grid_launch_dependents();
-  ptx::grid_dependency_wait();
-  const int thread = static_cast<int>(threadIdx.x);
-  const long long t = blockIdx.y;
-  const SampleRow& s = args.samples[t];
-  const int length = ((s.defined + args.splits - 1) / args.splits + 31) / 32 * 32;
-  const int begin = static_cast<int>(blockIdx.x) * length;
-  const int end = begin + length < s.defined ? begin + length : s.defined;
-  const float* logits = args.logits + s.row * args.stride;
-  float* to = args.adjusted + s.row * args.stride;
-  const bool adjust = adjusts(s);
-  SamplePart part = {masked_logit(), 0x7fffffff, masked_logit(), 0};
-  for (int token = begin + thread; token < end; token += kSampleThreads) {
-    float x = __ldcg(logits + token);
-    part.bad |= is_finite(x) ? 0 : 1;
-    part.raw = fmaxf(part.raw, x);
-    if (adjust) to[token] = x = sample_detail::adjusted(args, s, token, x);
-    take_better(part.largest, part.token, x, token);
-  }
-  const auto join = [&](const SamplePart& other) {
-    take_better(part.largest, part.token, other.largest, other.token);
-    part.raw = fmaxf(part.raw, other.raw);
-    part.bad |= other.bad;
-  };
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) {
-    join({__shfl_xor_sync(kAll, part.largest, d), __shfl_xor_sync(kAll, part.token, d),
-          __shfl_xor_sync(kAll, part.raw, d), __shfl_xor_sync(kAll, part.bad, d)});
-  }
-  if (thread % 32 == 0) parts[thread / 32] = part;
-  __syncthreads();
-  if (thread != 0) return;
-#pragma unroll 3  // all at once would be 60 registers
-  for (int w = 1; w < kSampleWarps; ++w) join(parts[w]);
-  args.parts[t * args.splits + blockIdx.x] = part;
+namespace sample_detail {
+
+// All that a CTA shares.
+struct Shared {
+  SearchScratch scratch;
+  u64 own_mass;    // of a row that reports and has one CTA: SampleState::mass
+  u64 drawn_mass;  // what a draw's top_p is of; 0: of what top_k leaves
+  u32 listed;
+  int token;
+  u32 keys[kSampleCandidates];  // in any order
+  int tokens[kSampleCandidates];
+  u32 sorted_keys[kSampleCandidates];  // the largest first, ties to the lower token
+  int sorted_tokens[kSampleCandidates];
+  u64 masses[kSampleCandidates];
+};
+static_assert(sizeof(Shared) <= kSampleSmem);
+
+// The tokens whose distance is at most `furthest`, to the row's list. There is room for them.
+__device__ __forceinline__ void list(const Team& team, const Row& row, int begin, int end, u32 largest, u32 furthest,
+                                     Shared& shared) {
+  for_keys(row, begin, end, [&](int token, u32 key) {
+    if (key <= kMaskedKey || largest - key > furthest) return;
+    const u32 at = atomicAdd(team.alone() ? &shared.listed : &team.state->listed, 1u);
+    if (team.alone()) {
+      shared.keys[at] = key;
+      shared.tokens[at] = token;
+    } else {
+      team.state->list[at] = {key, token};
+    }
+  });
 }
 
-// Grid: rows. Two CTAs per SM: for more, NVRTC would spill.
-__global__ void __launch_bounds__(kSampleThreads, 2) sample_choose(const __grid_constant__ SampleArgs args) {
-  using namespace sample_detail;
-  __shared__ Shared shared;
-  __shared__ int chosen;
-  ptx::grid_launch_dependents();
-  ptx::grid_dependency_wait();
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / 32, lane = thread % 32;
-  const long long t = blockIdx.x;
-  const SampleRow& s = args.samples[t];
-  SamplePart all = {masked_logit(), 0x7fffffff, masked_logit(), 0};
-  for (int i = 0; i < args.splits; ++i) {
-    const SamplePart& part = args.parts[t * args.splits + i];
-    take_better(all.largest, all.token, part.largest, part.token);
-    all.raw = fmaxf(all.raw, part.raw);
-    all.bad |= part.bad;
+// Of which mass top_p is reached.
+__device__ __forceinline__ u64 share_of(const SampleRow& s, u64 total) {
+  return static_cast<u64>(ceil(static_cast<double>(s.top_p) * static_cast<double>(total)));
+}
+
+// Where more tokens are left than can be sorted: the cut of both limits, the first of which is reached in `reached`;
+// and how often the CTAs have met then. Not inlined, as it is seldom called and would cost registers.
+struct FoundCut {
+  Cut cut;
+  int met;
+};
+__device__ inline __attribute__((noinline)) FoundCut find_cut(Team team, Row row, int begin, int end, u32 largest,
+                                                              Reached reached, const SampleRow& s, bool by_count,
+                                                              Shared& shared) {
+  const Cut all = {0, ~0u};
+  const u64 first = by_count ? static_cast<u64>(s.top_k) : share_of(s, shared.drawn_mass);
+  Cut cut = refine(team, row, begin, end, largest, reached, all, !by_count, first, shared.scratch);
+  if (by_count && s.top_p < 1.0f) {
+    const Scan left = scan(team, row, begin, end, largest, Range{}, cut, true, shared.scratch);
+    const u64 share = share_of(s, left.masses);
+    cut = refine(team, row, begin, end, largest, left.reach(true, share, shared.scratch), cut, true, share,
+                 shared.scratch);
   }
-  if (all.bad != 0 || !is_finite(all.largest)) {
-    if (thread == 0) args.tokens[t] = all.bad != 0 ? kNotFinite : kAllMasked;
-    return;
-  }
-  Row row = {(adjusts(s) ? args.adjusted : args.logits) + s.row * args.stride, s.defined, all.largest,
-             1.0f / fmaxf(s.temperature, 1e-30f)};
-  if (thread == 0) chosen = all.token;
+  return {cut, team.met};
+}
+
+// The first `count` tokens of all, the largest first, to the list of a CTA by itself.
+__device__ __forceinline__ void list_first(const Row& row, u32 largest, int count, Shared& shared) {
+  Team self = {nullptr, 1, 0, 0};
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const Cut all = {0, ~0u};
+  const u64 target = static_cast<u64>(count);
+  const Reached reached =
+      scan(self, row, 0, row.count, largest, Range{}, all, false, shared.scratch).reach(false, target, shared.scratch);
+  const Cut cut = refine(self, row, 0, row.count, largest, reached, all, false, target, shared.scratch);
+  if (threadIdx.x == 0) shared.listed = 0;
+  const Segment segment = segment_of(warp, row.count);
+  const u32 before = ties_before_warp(row, cut, segment, shared.scratch);
+  for_cut(row, cut, segment, before, [&](int token, u32 key, bool in) {
+    if (!in) return;
+    const u32 at = atomicAdd(&shared.listed, 1u);
+    shared.keys[at] = key;
+    shared.tokens[at] = token;
+  });
   __syncthreads();
-  if (s.temperature != 0.0f) {
-    Cut cut = {0, ~0u};  // all
-    if (s.top_k > 0 && s.top_k < s.defined) cut = search<false>(row, cut, static_cast<u64>(s.top_k), shared);
-    if (s.top_p < 1.0f) {
-      const Segment segment = segment_of(warp, row.count);
-      const u32 before = ties_before_warp(row, cut, segment, shared);
-      u64 sum = 0;
-      for_cut(row, cut, segment, before, [&](int, u32 key, bool in) { sum += in ? row.mass(key) : u64{0}; });
-      sum = warp_sum(sum);
-      if (lane == 0) shared.warp_mass[warp] = sum;
-      __syncthreads();
-      u64 total = 0;
-      for (int w = 0; w < kSampleWarps; ++w) total += shared.warp_mass[w];
-      const double target = ceil(static_cast<double>(s.top_p) * static_cast<double>(total));
-      __syncthreads();
-      cut = search<true>(row, cut, static_cast<u64>(target), shared);
+}
+
+// Sorts what is listed: each finds the places of its own. How many there are.
+__device__ __forceinline__ int sort(const Team& team, Shared& shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int count = static_cast<int>(team.alone() ? shared.listed : __ldcg(&team.state->listed));
+  if (!team.alone()) {
+    for (int i = thread; i < count; i += kSampleThreads) {
+      shared.keys[i] = __ldcg(&team.state->list[i].key);
+      shared.tokens[i] = __ldcg(&team.state->list[i].token);
     }
-    const int token = draw(row, cut, s.min_p, draw_at(s.seed, static_cast<u64>(s.index)), shared);
-    if (token >= 0) chosen = token;
     __syncthreads();
   }
-  if (thread == 0) args.tokens[t] = chosen;
-  if (s.logprobs < 0 || args.logprobs == nullptr) return;
-
-  // Of the model's own distribution.
-  Row raw = {args.logits + s.row * args.stride, s.defined, all.raw, 1.0f};
-  const Segment segment = segment_of(warp, raw.count);
-  u64 sum = 0;
-  for (int at = segment.begin + lane; at < segment.end; at += 32) sum += raw.mass(raw.key(at));
-  sum = warp_sum(sum);
-  if (lane == 0) shared.warp_mass[warp] = sum;
+  for (int i = thread; i < count; i += kSampleThreads) {
+    const u32 key = shared.keys[i];
+    const int token = shared.tokens[i];
+    int place = 0;
+    for (int k = 0; k < count; ++k) {
+      const u32 other = shared.keys[k];
+      place += other > key || (other == key && shared.tokens[k] < token) ? 1 : 0;
+    }
+    shared.sorted_keys[place] = key;
+    shared.sorted_tokens[place] = token;
+  }
   __syncthreads();
-  u64 total = 0;
-  for (int w = 0; w < kSampleWarps; ++w) total += shared.warp_mass[w];
-  const float log_total = static_cast<float>(log(static_cast<double>(total) / static_cast<double>(kUnit)));
-  const auto logprob = [&](float logit) { return logit - all.raw - log_total; };
+  return count;
+}
+
+// A draw among the sorted: the first top_k of them (0: all), then top_p of these, or of shared.drawn_mass, then min_p.
+// All threads; the token is in shared.token.
+__device__ __forceinline__ void draw_sorted(const Row& row, const SampleRow& s, int count, int top_k, Shared& shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (top_k > 0 && top_k < count) count = top_k;
+  u64 own[2] = {0, 0}, total;
+  const int first = 2 * thread;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (first + i < count) own[i] = row.mass(shared.sorted_keys[first + i]);
+  }
+  const u64 before = sum_through(own[0] + own[1], shared.scratch.sums, total) - own[0] - own[1];
+  u64 target = ~u64{0};
+  if (s.top_p < 1.0f) {
+    target = share_of(s, shared.drawn_mass > 0 ? shared.drawn_mass : total);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (first + i >= count) break;
+    const bool in = before + (i > 0 ? own[0] : 0) < target;  // those before it do not suffice
+    own[i] = in ? row.mass_from(shared.sorted_keys[first + i], s.min_p) : 0;
+    shared.masses[first + i] = own[i];
+  }
+  sum_through(own[0] + own[1], shared.scratch.sums, total);  // and a barrier behind what was stored
+  const u64 left = drawn_mass(s, total);
+  for (int i = thread; i < count; i += kSampleThreads) {
+    const u64 mine = shared.masses[i];
+    if (mine == 0) continue;
+    const int token = shared.sorted_tokens[i];
+    u64 below = 0;  // of tokens before it
+    for (int k = 0; k < count; ++k) below += shared.sorted_tokens[k] < token ? shared.masses[k] : u64{0};
+    if (left >= below && left < below + mine) shared.token = token;
+  }
+  __syncthreads();
+}
+
+// A draw from all tokens of the cut. Whoever comes last makes it (true; the token is in shared.token).
+__device__ inline __attribute__((noinline)) bool draw_cut(Team team, Row row, const SampleRow& s, int begin, int end,
+                                                          int length, Cut cut, Shared& shared) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  Scratch& scratch = shared.scratch;
+  u64 mass = 0;
+  u32 ties = 0;
+  for_keys(row, begin, end, [&](int, u32 key) {
+    if (key > cut.key) mass += row.mass_from(key, s.min_p);
+    ties += key == cut.key ? 1u : 0u;
+  });
+  mass = warp_sum(mass);
+  ties = warp_sum(ties);
+  if (lane == 0) {
+    scratch.sums[thread / 32] = mass;
+    scratch.ties[thread / 32] = ties;
+  }
+  __syncthreads();
+  if (thread == 0) {
+    for (int w = 1; w < kSampleWarps; ++w) {
+      mass += scratch.sums[w];
+      ties += scratch.ties[w];
+    }
+    scratch.values[0] = mass;
+    scratch.words[1] = ties;
+    if (!team.alone()) team.state->shares[team.cta] = {mass, ties, 0};
+  }
+  if (!team.last(scratch)) return false;
+  // A thread for each CTA, in the order of their columns.
+  SampleShare share = {};
+  if (team.alone()) {
+    if (thread == 0) share = {scratch.values[0], scratch.words[1], 0};
+  } else if (thread < team.ctas) {
+    share = {__ldcg(&team.state->shares[thread].mass), __ldcg(&team.state->shares[thread].ties), 0};
+  }
+  u64 total;
+  const u64 tied = sum_through(share.ties, scratch.sums, total) - share.ties;
+  const u64 left_ties = tied < cut.ties ? cut.ties - tied : 0;
+  const u64 own_ties = left_ties < share.ties ? left_ties : share.ties;
+  const u64 own = share.mass + (own_ties > 0 ? own_ties * row.mass_from(cut.key, s.min_p) : 0);
+  const u64 before = sum_through(own, scratch.sums, total) - own;
+  const u64 left = drawn_mass(s, total);
+  if (left >= before && left < before + own) {
+    scratch.words[0] = static_cast<u32>(thread);
+    scratch.words[1] = static_cast<u32>(own_ties);
+    scratch.values[0] = left - before;
+  }
+  __syncthreads();
+  // In whose columns it is.
+  const int from = static_cast<int>(scratch.words[0]) * length;
+  const int to = from + length < s.defined ? from + length : s.defined;
+  const Row part = {row.logits + from, to - from, row.largest, row.inverse_temperature};
+  const Cut part_cut = {cut.key, scratch.words[1]};
+  const u64 part_left = scratch.values[0];
+  __syncthreads();
+  take_from(part, part_cut, s.min_p, part_left, scratch, [&](int token) { shared.token = from + token; });
+  __syncthreads();
+  return true;
+}
+
+// Log-probabilities of the row's token and of the first `count` of all, of a distribution of that mass.
+__device__ inline __attribute__((noinline)) void report(const SampleArgs& args, long long t, int token, int count,
+                                                        u64 mass, u32 largest, bool sorted, Shared& shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const SampleRow& s = args.samples[t];
+  // The model's own: nothing is adjusted in such rows.
+  const Row row = {args.logits + s.row * args.stride, s.defined, moe::key_value(largest), 1.0f};
+  const float log_total = static_cast<float>(log(static_cast<double>(mass) / static_cast<double>(kUnit)));
+  const auto logprob = [&](float logit) { return logit - row.largest - log_total; };
   float* values = args.logprobs + t * (1 + kMostLogprobs);
   int* tokens = args.logprob_tokens + t * (1 + kMostLogprobs);
   if (thread == 0) {
-    tokens[0] = chosen;
-    values[0] = logprob(__ldcg(raw.logits + chosen));
-    shared.above_count = 0;
+    tokens[0] = token;
+    values[0] = logprob(__ldcg(row.logits + token));
   }
-  const int wanted = s.logprobs < s.defined ? s.logprobs : s.defined;
-  if (wanted == 0) return;
-  const Cut cut = search<false>(raw, {0, ~0u}, static_cast<u64>(wanted), shared);
-  const u32 before = ties_before_warp(raw, cut, segment, shared);
-  for_cut(raw, cut, segment, before, [&](int token, u32 key, bool in) {
-    if (!in) return;
-    const u32 place = atomicAdd(&shared.above_count, 1u);
-    shared.values[place] = moe::key_value(key);
-    shared.tokens[place] = token;
-  });
+  if (count > 0 && !sorted) {  // too many that are alike: this CTA looks for them by itself
+    list_first(row, largest, count, shared);
+    sort(Team{nullptr, 1, 0, 0}, shared);
+  }
+  if (thread < count) {
+    tokens[1 + thread] = shared.sorted_tokens[thread];
+    values[1 + thread] = logprob(moe::key_value(shared.sorted_keys[thread]));
+  }
+}
+
+}  // namespace sample_detail
+
+// Grid: splits x rows.
+//
+// The CTAs of a row have its columns. They meet where they have told each other the largest logit, and again behind
+// every round of the search for a limit (Range). The first round mostly suffices: where no more tokens are left than
+// can be sorted, all of them are listed, and the CTA that comes last does the rest.
+__global__ void __launch_bounds__(kSampleThreads, 1) sample_tokens(const __grid_constant__ SampleArgs args) {
+  using namespace sample_detail;
+  FOURFOLD_DYNAMIC_SHARED(smem);
+  Shared& shared = *reinterpret_cast<Shared*>(smem);
+  ptx::grid_launch_dependents();
+  ptx::grid_dependency_wait();
+  SearchScratch& scratch = shared.scratch;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const long long t = blockIdx.y;
+  const SampleRow& s = args.samples[t];
+  Team team = {args.splits > 1 ? args.states + t : nullptr, args.splits, static_cast<int>(blockIdx.x), 0};
+  const int length = ((s.defined + args.splits - 1) / args.splits + 3) / 4 * 4;
+  const int begin = team.cta * length < s.defined ? team.cta * length : s.defined;
+  const int end = begin + length < s.defined ? begin + length : s.defined;
+  const bool drawn = s.temperature != 0.0f, reported = s.logprobs >= 0 && args.logprobs != nullptr;
+
+  // ---- the largest, and what is wrong
+  const bool adjust = adjusts(s);
+  float* logits = args.logits + s.row * args.stride;
+  u64 best = 0;
+  u32 bad = 0;
+  const auto look = [&](int token, float x) {
+    const u64 candidate = static_cast<u64>(key_of(x)) << 32 | ~static_cast<u32>(token);
+    best = candidate > best ? candidate : best;
+  };
+  if (adjust) {
+    for (int token = begin + thread; token < end; token += kSampleThreads) {
+      const float x = __ldcg(logits + token);
+      bad |= is_finite(x) ? 0u : 1u;
+      const float other = adjusted(args, s, token, x);
+      if (drawn) logits[token] = other;
+      look(token, other);
+    }
+  } else {
+    for_logits(logits, begin, end, [&](int token, float x) {
+      bad |= is_finite(x) ? 0u : 1u;
+      look(token, x);
+    });
+  }
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) {
+    const u64 other = __shfl_xor_sync(kAll, best, d);
+    best = other > best ? other : best;
+    bad |= __shfl_xor_sync(kAll, bad, d);
+  }
+  if (lane == 0) {
+    scratch.sums[thread / 32] = best;
+    scratch.ties[thread / 32] = bad;
+  }
   __syncthreads();
-  if (thread >= wanted) return;
-  // Each finds the place of one of them.
-  int place = 0;
-  for (int i = 0; i < wanted; ++i) {
-    const bool first = shared.values[i] > shared.values[thread] ||
-                       (shared.values[i] == shared.values[thread] && shared.tokens[i] < shared.tokens[thread]);
-    place += first ? 1 : 0;
+#pragma unroll 4
+  for (int w = 0; w < kSampleWarps; ++w) {
+    best = scratch.sums[w] > best ? scratch.sums[w] : best;
+    bad |= scratch.ties[w];
   }
-  tokens[1 + place] = shared.tokens[thread];
-  values[1 + place] = logprob(shared.values[thread]);
+  if (!team.alone()) {
+    if (thread == 0) {
+      atomicMax(&team.state->best, best);
+      if (bad != 0) atomicOr(&team.state->bad, bad);
+    }
+    for (int i = team.cta * kSampleThreads + thread; i < kSampleBins; i += team.ctas * kSampleThreads) {
+      team.state->bins[1].count[i] = 0;
+      team.state->bins[1].mass[i] = 0;
+    }
+  }
+  if (thread == 0) {
+    shared.listed = 0;
+    shared.own_mass = shared.drawn_mass = 0;
+  }
+  bool last = false;
+  if (drawn || reported) {
+    team.meet();
+  } else {
+    last = team.last(scratch);
+    if (!last) return;
+  }
+  if (!team.alone()) {
+    best = __ldcg(&team.state->best);
+    bad = __ldcg(&team.state->bad);
+  }
+  const u32 largest = static_cast<u32>(best >> 32);
+  int token = static_cast<int>(~static_cast<u32>(best));
+  if (bad != 0 || largest <= kMaskedKey) token = bad != 0 ? kNotFinite : kAllMasked;
+  const Row row = {logits, s.defined, moe::key_value(largest), 1.0f / fmaxf(s.temperature, 1e-30f)};
+  const Row raw = {logits, s.defined, row.largest, 1.0f};  // the model's own
+
+  // ---- a draw
+  const int reports = reported ? (s.logprobs < s.defined ? s.logprobs : s.defined) : 0;
+  bool reports_sorted = false;
+  if (token >= 0 && (drawn || reported)) {
+    if (reported) {
+      u64 mass = 0;
+      for_keys(raw, begin, end, [&](int, u32 key) { mass += raw.mass(key); });
+      mass = warp_sum(mass);
+      if (lane == 0) atomicAdd(team.alone() ? &shared.own_mass : &team.state->mass, mass);
+    }
+    const bool by_count = drawn && s.top_k > 0 && s.top_k < s.defined, by_mass = drawn && s.top_p < 1.0f;
+    const Cut all = {0, ~0u};
+    Cut cut = all;
+    bool draws_sorted = false;
+    if (by_count || by_mass || reports > 0) {
+      const Scan first = scan(team, row, begin, end, largest, Range{}, all, by_mass && !by_count, scratch);
+      u32 furthest = 0;  // 1 + the last bin whose tokens are listed
+      const auto wants = [&](const Reached& reached) {
+        if (reached.count_before + reached.count > kSampleCandidates) return false;
+        furthest = reached.bin + 1 > furthest ? reached.bin + 1 : furthest;
+        return true;
+      };
+      if (reports > 0) reports_sorted = wants(first.reach(false, static_cast<u64>(reports), scratch));
+      if (by_count || by_mass) {
+        const u64 target = by_count ? static_cast<u64>(s.top_k) : share_of(s, first.masses);
+        if (!by_count && thread == 0) shared.drawn_mass = first.masses;
+        const Reached reached = first.reach(!by_count, target, scratch);  // behind barriers
+        draws_sorted = wants(reached);
+        if (!draws_sorted) {
+          const FoundCut found = find_cut(team, row, begin, end, largest, reached, s, by_count, shared);
+          cut = found.cut;
+          team.met = found.met;
+        }
+      }
+      if (furthest > 0) {
+        const Range range;
+        const u32 distance = furthest == kSampleBins ? ~0u : (furthest << range.shift) - 1;
+        list(team, row, begin, end, largest, distance, shared);
+      }
+    }
+    const bool from_cut = drawn && !draws_sorted;
+    last = from_cut ? draw_cut(team, row, s, begin, end, length, cut, shared) : team.last(scratch);
+    if (!last) return;
+    const int sorted = draws_sorted || reports_sorted ? sort(team, shared) : 0;
+    if (draws_sorted) draw_sorted(row, s, sorted, by_count ? s.top_k : 0, shared);
+    if (drawn) token = shared.token;
+  } else if (drawn || reported) {
+    if (!team.last(scratch)) return;
+  }
+
+  // ---- this CTA is the last one
+  if (thread == 0) args.tokens[t] = token;
+  if (reported && token >= 0) {
+    report(args, t, token, reports, team.alone() ? shared.own_mass : __ldcg(&team.state->mass), largest, reports_sorted,
+           shared);
+  }
+  if (team.alone()) return;
+  __syncthreads();  // all of it is read
+  if (thread != 0) return;
+  team.state->best = team.state->mass = 0;
+  team.state->bad = team.state->listed = 0;
+  team.state->arrived = 0;
 }
 
 }  // namespace fourfold::step

@@ -1,9 +1,9 @@
 // Choosing tokens from logits, as ops/sampling.h defines it: arguments and launch shapes. Host and device,
 // freestanding.
 //
-// Kernels of a step: sample_count counts the tokens of rows with penalties, where there are any; sample_prepare makes
-// of each row's logits what may be chosen from, and finds the largest; sample_choose draws. Weights are summed in fixed
-// point, so that no sum depends on its order: a row's token is a function of its logits and parameters alone.
+// Kernels of a step: sample_count counts the tokens of rows with penalties, where there are any; sample_tokens does
+// everything else. Weights are summed in fixed point, so that no sum depends on its order: a row's token is a function
+// of its logits and parameters alone.
 #pragma once
 
 #include "nvfp4/number.h"
@@ -62,21 +62,51 @@ inline constexpr int kCountThreads = 64;
 // A token of the output is counted.
 FOURFOLD_HD constexpr int counted_once_more(int count) { return count == 0 ? 2 : count + 1; }
 
-// What one CTA of sample_prepare found in its part of a row.
-struct SamplePart {
-  float largest;  // of what may be chosen
-  int token;      // its first one
-  float raw;      // the largest logit as the model gave it
-  int bad;        // 1: a logit is not finite
+// How tokens lie that a limit is looked for among: by the distance of a logit's key (moe::order_key) from the largest
+// one's. Their number and, where a mass is looked for, their mass.
+inline constexpr int kSampleBins = 1024;
+struct SampleBins {
+  unsigned long long mass[kSampleBins];
+  unsigned count[kSampleBins];
 };
 
+struct SampleCandidate {
+  unsigned key;
+  int token;
+};
+// As many tokens are sorted, where a limit leaves no more than that.
+inline constexpr int kSampleCandidates = 1024;
+
+// Of one CTA's columns: what a draw can take.
+struct SampleShare {
+  unsigned long long mass;  // of tokens above the last key
+  unsigned ties;            // tokens that have it
+  unsigned unused;
+};
+
+// What the CTAs of a row tell each other. Zero when a launch begins and when it has ended, but for bins, shares and the
+// list, which may hold anything.
+struct SampleState {
+  unsigned long long best;  // the key of what may be chosen first, and its token: key << 32 | ~token
+  unsigned long long mass;  // of the model's own distribution, of its largest logit
+  unsigned bad;             // a logit is not finite
+  int arrived;              // CTAs, once for each time that they meet
+  unsigned listed;
+  unsigned unused;
+  SampleShare shares[kSampleThreads];
+  SampleCandidate list[kSampleCandidates];
+  SampleBins bins[3];  // in turns
+};
+
+inline constexpr int kSampleSmem = 38 * 1024;  // of sample_tokens
+
 struct SampleArgs {
-  const float* logits;  // [rows][stride], as the model gave them
-  // Likewise; of rows with bias, masks or penalties. May be `logits` where none of these asks for log-probabilities.
-  float* adjusted;
+  // [rows][stride]. Those of drawn rows with bias, masks or penalties are adjusted in place; rows that ask for
+  // log-probabilities have none of these.
+  float* logits;
   long long stride;
   int rows;    // that are chosen from
-  int splits;  // CTAs of sample_prepare for a row
+  int splits;  // CTAs of a row, sample_splits(): all of them run at the same time
   const SampleRow* samples;
   const Bias* biases;
   const int* banned;
@@ -85,7 +115,7 @@ struct SampleArgs {
   const int* counts;  // [..][counts_stride]: 0 not seen, or 1 + occurrences in the output
   long long counts_stride;
   const int* drafts;
-  SamplePart* parts;    // [rows][splits]
+  SampleState* states;  // [rows] where there are several splits
   int* tokens;          // [rows]
   int* logprob_tokens;  // [rows][1 + kMostLogprobs]: the chosen one, then the most probable ones; null: nobody asks
   float* logprobs;      // likewise
@@ -96,11 +126,13 @@ FOURFOLD_HD constexpr bool adjusts(const SampleRow& s) {
   return s.bias_count > 0 || s.banned_count > 0 || s.mask >= 0 || s.counts >= 0;
 }
 
-// Grid of sample_prepare: splits x rows; of sample_choose: rows.
+// Grid of sample_tokens: splits x rows. Each CTA has an SM, since those of a row wait for each other; where there are
+// more rows than SMs a row has one, which waits for nobody.
 FOURFOLD_HD constexpr int sample_splits(int vocabulary, int rows, int sms) {
-  const int wanted = (sms + rows - 1) / rows;
+  const int room = sms / rows;
   const int most = (vocabulary + 4 * kSampleThreads - 1) / (4 * kSampleThreads);
-  return wanted < most ? wanted : most;
+  const int splits = room < most ? room : most;
+  return splits < 1 ? 1 : splits > kSampleThreads ? kSampleThreads : splits;
 }
 
 }  // namespace fourfold::step

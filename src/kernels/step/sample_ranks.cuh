@@ -1,6 +1,6 @@
-// Choosing tokens of rows whose logits are split among ranks, or among the SMs of one card, without bringing them
-// together. The tokens are those of sample_choose: a token is found by comparing, counting and sums in fixed point, of
-// which ranks tell each other what their columns come to.
+// Choosing tokens of rows whose logits are split among ranks, without bringing them together. The tokens are those of
+// sample_tokens: a token is found by comparing, counting and sums in fixed point, of which ranks tell each other what
+// their columns come to.
 //
 //   sample_own_columns, join   the largest of all, with which greedy rows are done
 //   sample_bins, settle        top_k, then top_p: four rounds each, eight bits of a key a round
@@ -10,8 +10,8 @@
 // Between the two of each line ranks exchange what the first has written.
 #pragma once
 
-#include "kernels/step/sample.cuh"
 #include "kernels/step/sample_ranks_args.h"
+#include "kernels/step/sample_search.cuh"
 
 namespace fourfold::step {
 
@@ -20,6 +20,7 @@ namespace rank_detail {
 using sample_detail::Cut;
 using sample_detail::kAll;
 using sample_detail::Row;
+using sample_detail::sum_through;
 using sample_detail::u32;
 using sample_detail::u64;
 
@@ -39,12 +40,6 @@ __device__ __forceinline__ Row row_of(const RankSampleArgs& args, const SampleRo
   return {args.logits + s.row * args.stride + first, count, draw.largest, 1.0f / fmaxf(s.temperature, 1e-30f)};
 }
 
-// Of a token of the cut: what a draw can take.
-__device__ __forceinline__ u64 mass_of(const Row& row, u32 key, float min_p) {
-  const float weight = row.weight(key);
-  return weight >= min_p ? static_cast<u64>(weight * sample_detail::kUnit) : u64{0};
-}
-
 __device__ __forceinline__ bool searched(const RankSampleArgs& args, const SampleRow& s, const RankDraw& draw) {
   return draw.drawn != 0 && (args.by_mass != 0 ? s.top_p < 1.0f : s.top_k > 0 && s.top_k < s.defined);
 }
@@ -52,29 +47,15 @@ __device__ __forceinline__ bool has_prefix(const RankSampleArgs& args, u32 key, 
   return args.shift == 24 || key >> (args.shift + 8) == prefix >> (args.shift + 8);
 }
 
-// The sum of what this thread and those before it have. All threads of the CTA; sums: a place for each warp.
-template <int Warps>
-__device__ __forceinline__ u64 sum_through(u64 x, u64* sums, u64& total) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const u64 other = __shfl_up_sync(kAll, x, static_cast<u32>(d));
-    if (lane >= d) x += other;
-  }
-  __syncthreads();  // what was there was read
-  if (lane == 31) sums[warp] = x;
-  __syncthreads();
-  total = 0;
-  u64 before = 0;
-  for (int w = 0; w < Warps; ++w) {
-    if (w == warp) before = total;
-    total += sums[w];
-  }
-  return before + x;
+// The better of two (value, token): the larger value, ties to the lower token.
+__device__ __forceinline__ void take_better(float& value, int& token, float other, int other_token) {
+  const bool better = other > value || (other == value && other_token < token);
+  value = better ? other : value;
+  token = better ? other_token : token;
 }
 
 __device__ __forceinline__ void join(SamplePart& part, const SamplePart& other) {
-  sample_detail::take_better(part.largest, part.token, other.largest, other.token);
+  take_better(part.largest, part.token, other.largest, other.token);
   part.raw = fmaxf(part.raw, other.raw);
   part.bad |= other.bad;
 }
@@ -107,13 +88,13 @@ __global__ void __launch_bounds__(kSampleThreads) sample_own_columns(const __gri
     part.raw = fmaxf(part.raw, x);
     x = adjusted(args, s, token, x);
     if (adjust) logits[token] = x;
-    take_better(part.largest, part.token, x, token);
+    rank_detail::take_better(part.largest, part.token, x, token);
   }
   rank_detail::join_lanes(part);
   if (thread % 32 == 0) parts[thread / 32] = part;
   __syncthreads();
   if (thread != 0) return;
-#pragma unroll 3  // as sample_prepare has it
+#pragma unroll 3  // all at once would be 60 registers
   for (int w = 1; w < kSampleWarps; ++w) rank_detail::join(part, parts[w]);
   args.parts[(t * args.ranks + args.rank) * args.splits + blockIdx.x] = part;
 }
@@ -172,7 +153,7 @@ __global__ void __launch_bounds__(kSampleThreads) sample_bins(const __grid_const
   if (own.mass[thread] > 0) atomicAdd(&bins.mass[thread], own.mass[thread]);
 }
 
-// Grid: drawn rows. The bin in which tokens from the largest on reach the target, as sample_detail::search finds it;
+// Grid: drawn rows. The bin in which tokens from the largest on reach the target, as sample_detail::refine finds it;
 // behind the last round the cut. Leaves this rank's bins at zero.
 __global__ void __launch_bounds__(kRankBins) sample_settle(const __grid_constant__ RankSampleArgs args) {
   using namespace rank_detail;
@@ -260,7 +241,7 @@ __global__ void __launch_bounds__(kSampleThreads) sample_shares(const __grid_con
   u32 tied = 0;
   for (int token = columns.begin + thread; token < columns.end; token += kSampleThreads) {
     const u32 key = row.key(token);
-    if (key > draw.key) mass += mass_of(row, key, s.min_p);
+    if (key > draw.key) mass += row.mass_from(key, s.min_p);
     tied += key == draw.key ? 1u : 0u;
   }
   mass = sample_detail::warp_sum(mass);
@@ -282,11 +263,11 @@ __global__ void __launch_bounds__(kSampleThreads) sample_shares(const __grid_con
 // Two CTAs per SM: for three it would spill.
 __global__ void __launch_bounds__(kSampleThreads, 2) sample_take(const __grid_constant__ RankSampleArgs args) {
   using namespace rank_detail;
-  __shared__ sample_detail::Shared shared;
+  __shared__ sample_detail::Scratch scratch;
   __shared__ u64 mine[3];  // of this CTA: the mass before it, its own, and ties that count
   ptx::grid_launch_dependents();
   ptx::grid_dependency_wait();
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x);
   const int t = args.drawn[blockIdx.y];
   const SampleRow& s = args.samples[t];
   const RankDraw draw = args.draws[t];
@@ -294,56 +275,32 @@ __global__ void __launch_bounds__(kSampleThreads, 2) sample_take(const __grid_co
   // All CTAs of all ranks, in the order of their columns: a thread each.
   const long long place = static_cast<long long>(blockIdx.y) * args.ranks;
   const int count = args.ranks * args.splits, own = args.rank * args.splits + static_cast<int>(blockIdx.x);
-  RankShare share = {};
+  SampleShare share = {};
   if (thread < count) {
-    const RankShare& there = args.shares[place * args.splits + thread];
+    const SampleShare& there = args.shares[place * args.splits + thread];
     share = {__ldcg(&there.mass), __ldcg(&there.ties), 0};
   }
   u64 total;
-  const u64 tied = sum_through<kSampleWarps>(share.ties, shared.warp_mass, total) - share.ties;
+  const u64 tied = sum_through(share.ties, scratch.sums, total) - share.ties;
   const u64 left_ties = tied < draw.ties ? draw.ties - tied : 0;
   const u64 ties = left_ties < share.ties ? left_ties : share.ties;
   const Columns columns = columns_of(args, s);
   const Row row = row_of(args, s, draw, columns.begin, columns.end > columns.begin ? columns.end - columns.begin : 0);
-  const u64 mass = share.mass + (ties > 0 ? ties * mass_of(row, draw.key, s.min_p) : 0);
-  const u64 before = sum_through<kSampleWarps>(mass, shared.warp_mass, total) - mass;
+  const u64 mass = share.mass + (ties > 0 ? ties * row.mass_from(draw.key, s.min_p) : 0);
+  const u64 before = sum_through(mass, scratch.sums, total) - mass;
   if (thread == own) {
     mine[0] = before;
     mine[1] = mass;
     mine[2] = ties;
   }
   __syncthreads();
-  u64 left = static_cast<u64>(sample_detail::draw_at(s.seed, static_cast<u64>(s.index)) * static_cast<double>(total));
-  if (left >= total) left = total - 1;
+  u64 left = sample_detail::drawn_mass(s, total);
   if (left < mine[0] || left >= mine[0] + mine[1]) return;  // another CTA's
   left -= mine[0];
 
-  // As sample_detail::draw, of these columns.
   const Cut cut = {draw.key, static_cast<u32>(mine[2])};
-  const sample_detail::Segment segment = sample_detail::segment_of(warp, row.count);
-  const u32 ties_before = sample_detail::ties_before_warp(row, cut, segment, shared);
-  u64 sum = 0;
-  sample_detail::for_cut(row, cut, segment, ties_before,
-                         [&](int, u32 key, bool in) { sum += in ? mass_of(row, key, s.min_p) : u64{0}; });
-  sum = sample_detail::warp_sum(sum);
-  if (lane == 0) shared.warp_mass[warp] = sum;
-  __syncthreads();
-  u64 done = 0;
-  for (int w = 0; w < warp; ++w) done += shared.warp_mass[w];
-  if (left < done || left >= done + sum) return;  // another warp's
-  sample_detail::for_cut(row, cut, segment, ties_before, [&](int token, u32 key, bool in) {
-    const u64 each = in ? mass_of(row, key, s.min_p) : u64{0};
-    u64 through = each;  // with the lanes before this one
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const u64 other = __shfl_up_sync(kAll, through, static_cast<u32>(d));
-      if (lane >= d) through += other;
-    }
-    if (each > 0 && left >= done + through - each && left < done + through) {
-      args.taken[place + args.rank].token = columns.begin + token;
-    }
-    done += __shfl_sync(kAll, through, 31);
-  });
+  sample_detail::take_from(row, cut, s.min_p, left, scratch,
+                           [&](int token) { args.taken[place + args.rank].token = columns.begin + token; });
 }
 
 // Grid: drawn rows.
@@ -357,10 +314,12 @@ __global__ void __launch_bounds__(kRankJoinThreads) sample_end(const __grid_cons
 }
 
 // Grid: splits x rows that ask for log-probabilities. As many tokens as the row wants, since all may be in one CTA's
-// columns. Two CTAs per SM, as sample_choose.
-__global__ void __launch_bounds__(kSampleThreads, 2) sample_report(const __grid_constant__ RankSampleArgs args) {
+// columns.
+__global__ void __launch_bounds__(kSampleThreads, 1) sample_report(const __grid_constant__ RankSampleArgs args) {
   using namespace rank_detail;
-  __shared__ sample_detail::Shared shared;
+  FOURFOLD_DYNAMIC_SHARED(smem);
+  auto& scratch = *reinterpret_cast<sample_detail::SearchScratch*>(smem);
+  u32& listed = scratch.words[3];
   ptx::grid_launch_dependents();
   ptx::grid_dependency_wait();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -374,27 +333,34 @@ __global__ void __launch_bounds__(kSampleThreads, 2) sample_report(const __grid_
   u64 sum = 0;
   for (int token = thread; token < count; token += kSampleThreads) sum += row.mass(row.key(token));
   sum = sample_detail::warp_sum(sum);
-  if (lane == 0) shared.warp_mass[warp] = sum;
-  if (thread == 0) shared.above_count = 0;
+  if (lane == 0) scratch.sums[warp] = sum;
+  if (thread == 0) listed = 0;
   __syncthreads();
   const long long place = static_cast<long long>(blockIdx.y) * args.ranks + args.rank;
   RankReport& report = args.reports[place * args.splits + blockIdx.x];
   const int wanted = s.logprobs < count ? s.logprobs : count;
   if (thread == 0) {
     u64 mass = 0;
-    for (int w = 0; w < kSampleWarps; ++w) mass += shared.warp_mass[w];
+    for (int w = 0; w < kSampleWarps; ++w) mass += scratch.sums[w];
     report.mass = mass;
     report.chosen = chosen >= columns.begin && chosen < columns.end ? __ldcg(row.logits + chosen - columns.begin)
                                                                     : sample_detail::masked_logit();
     report.count = wanted;
   }
   if (wanted == 0) return;
-  const Cut cut = sample_detail::search<false>(row, {0, ~0u}, static_cast<u64>(wanted), shared);
+  sample_detail::Team self = {nullptr, 1, 0, 0};
+  const Cut all = {0, ~0u};
+  const u32 largest = sample_detail::key_of(row.largest);
+  const u64 target = static_cast<u64>(wanted);
+  const sample_detail::Reached reached =
+      sample_detail::scan(self, row, 0, count, largest, sample_detail::Range{}, all, false, scratch)
+          .reach(false, target, scratch);
+  const Cut cut = sample_detail::refine(self, row, 0, count, largest, reached, all, false, target, scratch);
   const sample_detail::Segment segment = sample_detail::segment_of(warp, count);
-  const u32 before = sample_detail::ties_before_warp(row, cut, segment, shared);
+  const u32 before = sample_detail::ties_before_warp(row, cut, segment, scratch);
   sample_detail::for_cut(row, cut, segment, before, [&](int token, u32 key, bool in) {
     if (!in) return;
-    const u32 at = atomicAdd(&shared.above_count, 1u);
+    const u32 at = atomicAdd(&listed, 1u);
     report.values[at] = moe::key_value(key);
     report.tokens[at] = columns.begin + token;
   });

@@ -13,6 +13,14 @@ FOURFOLD_HD constexpr int rank_splits(int vocabulary, int ranks) {
   return wanted < 1 ? 1 : wanted < kMost ? wanted : kMost;
 }
 
+// What one CTA of sample_own_columns found in its part of a row.
+struct SamplePart {
+  float largest;  // of what may be chosen
+  int token;      // its first one
+  float raw;      // the largest logit as the model gave it
+  int bad;        // 1: a logit is not finite
+};
+
 // What ranks tell each other comes in words of 4 bytes, from each rank as many.
 inline constexpr int kWordsOfPart = sizeof(SamplePart) / 4;
 
@@ -25,13 +33,7 @@ struct RankBins {
 };
 inline constexpr int kWordsOfBins = sizeof(RankBins) / 4;
 
-// Of one CTA's columns: what a draw can take. As large as a SamplePart.
-struct RankShare {
-  unsigned long long mass;  // of tokens above the cut's key
-  unsigned ties;            // tokens that have it
-  unsigned unused;
-};
-static_assert(sizeof(RankShare) == sizeof(SamplePart));
+static_assert(sizeof(SampleShare) == sizeof(SamplePart));  // exchanged alike
 
 // The token that was drawn, on its own rank; -1 on others. Four words, so that rows stay aligned.
 struct RankTaken {
@@ -81,19 +83,20 @@ struct RankSampleArgs {
   SamplePart* parts;  // [rows][ranks][splits]
   int* tokens;        // [rows]
   // Of rows that are drawn: `drawn` has `rows` of them.
-  RankDraw* draws;    // [rows of `samples`]
-  const int* drawn;   // [CTAs of the grid] rows of `samples`
-  RankBins* bins;     // [drawn][ranks]; this rank's are zero in front of each sample_bins
-  RankShare* shares;  // [drawn][ranks][splits]
-  RankTaken* taken;   // [drawn][ranks]
-  int by_mass;        // the search: 0 for top_k, 1 for top_p
-  int shift;          // of the bits that it looks at: 24, 16, 8, 0
+  RankDraw* draws;      // [rows of `samples`]
+  const int* drawn;     // [CTAs of the grid] rows of `samples`
+  RankBins* bins;       // [drawn][ranks]; this rank's are zero in front of each sample_bins
+  SampleShare* shares;  // [drawn][ranks][splits]
+  RankTaken* taken;     // [drawn][ranks]
+  int by_mass;          // the search: 0 for top_k, 1 for top_p
+  int shift;            // of the bits that it looks at: 24, 16, 8, 0
   // Of rows that ask for log-probabilities: `reported` has `rows` of them.
   const int* reported;  // [CTAs of the grid] rows of `samples`
   RankReport* reports;  // [reported][ranks][splits]
   int* logprob_tokens;  // as SampleArgs has them
   float* logprobs;
 };
+inline constexpr int kReportSmem = 13 * 1024;  // of sample_report
 inline constexpr int kRankJoinThreads = 32;
 
 }  // namespace fourfold::step

@@ -77,7 +77,8 @@ struct DeviceSampler {
                  banned = upload(device, stream, p.banned, "banned"), masks = upload(device, stream, p.masks, "masks"),
                  counts = upload(device, stream, p.counts, "counts"),
                  drafts = upload(device, stream, p.drafts, "drafts"), tokens(device, n * 4, "tokens"),
-                 logprobs(device, n * 21 * 4, "logprobs"), ids(device, n * 21 * 4, "ids");
+                 told(device, n * 4, "tokens for the host"), logprobs(device, n * 21 * 4, "logprobs"),
+                 ids(device, n * 21 * 4, "ids");
     const int at_once = std::min(splits > 1 ? device.info().sms / splits : rows, rows);
     Buffer states(device, static_cast<size_t>(at_once) * sizeof(step::SampleState), "states");
     states.fill(stream, 0);
@@ -97,12 +98,14 @@ struct DeviceSampler {
       args.rows = std::min(at_once, rows - first);
       args.samples = samples.as<SampleRow>() + first;
       args.tokens = tokens.as<int>() + first;
+      args.told = told.as<int>() + first;
       args.logprob_tokens = ids.as<int>() + 21 * first;
       args.logprobs = logprobs.as<float>() + 21 * first;
       cuda::launch(stream, kernels[cuda::kSampleTokens],
                    {static_cast<unsigned>(splits), static_cast<unsigned>(args.rows)}, cuda::Overlap::kProgrammatic,
                    args);
     }
+    EXPECT_EQ(told.download<int>(stream, n), tokens.download<int>(stream, n));
     return {tokens.download<int>(stream, n), ids.download<int>(stream, n * 21),
             logprobs.download<float>(stream, n * 21)};
   }
@@ -140,7 +143,8 @@ std::vector<Chosen> choose_by_ranks(DeviceSampler& sampler, const Problem& p, co
                  drafts = upload(sampler.device, stream, p.drafts, "drafts"),
                  numbers = upload(sampler.device, stream, drawn, "drawn"),
                  asked = upload(sampler.device, stream, reported, "reported"), tokens(sampler.device, n * 4, "tokens"),
-                 logprobs(sampler.device, n * 21 * 4, "logprobs"), ids(sampler.device, n * 21 * 4, "ids");
+                 told(sampler.device, n * 4, "tokens for the host"), logprobs(sampler.device, n * 21 * 4, "logprobs"),
+                 ids(sampler.device, n * 21 * 4, "ids");
     step::SampleArgs args = {};
     args.logits = logits.as<float>();
     args.stride = p.vocabulary;
@@ -154,6 +158,7 @@ std::vector<Chosen> choose_by_ranks(DeviceSampler& sampler, const Problem& p, co
     args.counts_stride = p.vocabulary;
     args.drafts = drafts.as<int>();
     args.tokens = tokens.as<int>();
+    args.told = told.as<int>();
     args.logprob_tokens = ids.as<int>();
     args.logprobs = logprobs.as<float>();
     const auto exchange = [&](const ops::Tensor& part, const ops::Tensor& all) {
@@ -172,6 +177,7 @@ std::vector<Chosen> choose_by_ranks(DeviceSampler& sampler, const Problem& p, co
     };
     choice.choose(args, edges[rank], edges[rank + 1] - edges[rank],
                   {rows, drawn, numbers.as<int>(), reported, asked.as<int>()}, exchange, cuda::Overlap::kProgrammatic);
+    EXPECT_EQ(told.download<int>(stream, n), tokens.download<int>(stream, n));
     found[rank] = {tokens.download<int>(stream, n), ids.download<int>(stream, n * 21),
                    logprobs.download<float>(stream, n * 21)};
   };

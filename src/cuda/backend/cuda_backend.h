@@ -174,8 +174,10 @@ class CudaBackend : public ops::Backend {
   // A choice of tokens that is under way: tokens, and log-probabilities with their tokens, in page-locked memory that
   // the device writes and, for tokens that are carried, reads.
   struct Choices {
-    PinnedBuffer results;
+    cuda::Buffer tokens;   // for the device
+    PinnedBuffer results;  // for the host: tokens, then log-probabilities and their tokens
     std::unique_ptr<Event> there;
+    bool told = false;                   // the tokens in `results` themselves say when they are there, not the event
     std::vector<int> defined, logprobs;  // of each row, as SampleRow has them
     std::array<uint64_t, 6> taken = {};  // of uploads(), before `there`
   };
@@ -278,6 +280,8 @@ class CudaBackend : public ops::Backend {
   // Brings columns of logits together that were left where they are.
   void gather_open();
   void settle();  // the stream was waited for
+  // As the driver says it of events: whether the tokens, and what was launched before they were chosen, are there.
+  int query(const Choices& choices) const;
   // Before an operation between ranks is launched.
   void meet_ranks(int64_t columns);
   void check_sums();  // behind a step
@@ -289,7 +293,8 @@ class CudaBackend : public ops::Backend {
   // Launches from here on find their tables: at once, or when the part's graph is launched.
   void send_tables();
   void flush_tables() {
-    lanes_.waits() ? lanes_.flush(copies_, step_->at(kCopyTables)) : copies_.flush(step_->at(kCopyTables));
+    const Kernel& kernel = step_->at(kCopyTables);
+    lanes_.waits() ? lanes_.flush(copies_, kernel, overlap_) : copies_.flush(kernel, overlap_);
   }
   // The next part of a step's body.
   void begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried);

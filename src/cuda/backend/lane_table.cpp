@@ -91,9 +91,9 @@ void LaneTable::sample(int32_t lane, int row, DeviceAddress samples) {
   add({step::Carry::kSample, lane, -1, row, 1, 0, 0, 0});
 }
 
-void LaneTable::flush(TableCopies& copies, const Kernel& kernel) {
-  if (args_.move.count > 0 && copies.large()) launch_pending({});  // the copy engine must not be ahead of it
-  const step::TablesArgs tables = copies.take(kernel);
+void LaneTable::flush(TableCopies& copies, const Kernel& kernel, Overlap overlap) {
+  if (args_.move.count > 0 && copies.large()) launch_pending({}, overlap);  // the copy engine must not be ahead of it
+  const step::TablesArgs tables = copies.take(kernel, overlap);
   const size_t bytes = pending_.size() * sizeof(pending_[0]);
   if (bytes > 0) {
     std::memcpy(uploads_.prepare(bytes), pending_.data(), bytes);
@@ -101,12 +101,12 @@ void LaneTable::flush(TableCopies& copies, const Kernel& kernel) {
     args_.carry.count = static_cast<int>(pending_.size());
     pending_.clear();
   }
-  launch_pending(tables);
+  launch_pending(tables, overlap);
 }
 
-void LaneTable::launch_pending(const step::TablesArgs& tables) {
+void LaneTable::launch_pending(const step::TablesArgs& tables, Overlap overlap) {
   args_.tables = tables;
-  launch(card_.stream, *kernel_, {1}, Overlap::kNone, args_);
+  launch(card_.stream, *kernel_, {1}, overlap, args_);
   card_.stream.end_overlap();
   args_.move.count = args_.carry.count = 0;
 }

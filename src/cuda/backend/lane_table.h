@@ -34,7 +34,7 @@ class LaneTable {
   bool waits() const { return args_.move.count > 0 || !pending_.empty(); }
   // Copies the tables as well, behind the move: what is launched from here on finds them as they should be. `kernel`:
   // of TableCopies.
-  void flush(TableCopies& copies, const Kernel& kernel);
+  void flush(TableCopies& copies, const Kernel& kernel, Overlap overlap);
   void drop() {
     pending_.clear();
     args_.move.count = 0;
@@ -46,7 +46,7 @@ class LaneTable {
   // Two steps, each with a move and what it carries into a trunk, a feed and drafting passes.
   static constexpr size_t kUploadBlocks = 2 * (3 + ops::kMaxDrafts);
   void add(const step::CarryLane& carry) { pending_.push_back(carry); }
-  void launch_pending(const step::TablesArgs& tables);
+  void launch_pending(const step::TablesArgs& tables, Overlap overlap);
 
   Card& card_;
   Uploads uploads_;

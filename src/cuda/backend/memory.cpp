@@ -159,17 +159,17 @@ void TableCopies::copy_large() {
   large_.clear();
 }
 
-void TableCopies::flush(const Kernel& kernel) {
+void TableCopies::flush(const Kernel& kernel, Overlap overlap) {
   copy_large();
   if (args_.count == 0 && args_.carry.count == 0) return;
-  launch(card_.stream, kernel, {1}, Overlap::kNone, args_);
+  launch(card_.stream, kernel, {1}, overlap, args_);
   card_.stream.end_overlap();
   args_ = {};
 }
 
-step::TablesArgs TableCopies::take(const Kernel& kernel) {
+step::TablesArgs TableCopies::take(const Kernel& kernel, Overlap overlap) {
   copy_large();
-  if (args_.carry.count > 0) flush(kernel);
+  if (args_.carry.count > 0) flush(kernel, overlap);
   return std::exchange(args_, {});
 }
 

@@ -108,9 +108,9 @@ class TableCopies {
   void add(const step::TableCopy& table);
   void carry(const step::CarryArgs& carried);
   // What is launched from here on finds the tables in their places. `kernel`: step::copy_tables.
-  void flush(const Kernel& kernel);
+  void flush(const Kernel& kernel, Overlap overlap);
   // What a kernel is still to copy for that, instead: the rest is under way, and carried; `kernel` as above.
-  step::TablesArgs take(const Kernel& kernel);
+  step::TablesArgs take(const Kernel& kernel, Overlap overlap);
   // Whether some of it goes by the copy engine.
   bool large() const { return !large_.empty(); }
   void drop() {

@@ -71,6 +71,7 @@ void RankChoice::choose(const step::SampleArgs& args, int64_t first, int64_t col
   mine.splits = splits_;
   mine.parts = parts_.as<step::SamplePart>();
   mine.tokens = args.tokens;
+  mine.told = args.told;
   mine.draws = draws_.as<step::RankDraw>();
   mine.bins = bins_.as<step::RankBins>();
   mine.shares = shares_.as<step::SampleShare>();

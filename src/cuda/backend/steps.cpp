@@ -1,5 +1,6 @@
 // Steps: driven by the host, tokens chosen on the device.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -66,7 +67,11 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
       collect(chosen, errors);
     };
     if (rounds_ahead() && limits.drafts > 0) keep_lanes(limits, parts);
-    parts.collectable = [this] { return choices_[collected_ % choices_.size()].there->reached(); };
+    parts.collectable = [this] {
+      const int result = query(choices_[collected_ % choices_.size()]);
+      if (result != jit::kNotReady) card_->device.check(result, "waiting for the device");
+      return result != jit::kNotReady;
+    };
   }
   graphs_.clear();
   parts.bind = [this](const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried) {
@@ -141,6 +146,10 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   sample_states_.fill(card_->stream, 0);
   const uint64_t results = rows * (1 + 2 * (1 + step::kMostLogprobs)) * sizeof(int);
   for (Choices& choices : choices_) {
+    {
+      const MemoryScope scope(card_->device, MemoryKind::kTables);
+      choices.tokens = cuda::Buffer(card_->device, rows * sizeof(int), "chosen tokens");
+    }
     choices.results = PinnedBuffer(card_->device, results, "chosen tokens");
     choices.there = std::make_unique<Event>(card_->device);
   }
@@ -264,9 +273,11 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     args.drafts = device_pointer<const int>(tables_.tokens);
     FF_ASSERT(args.splits == 1 || count * sizeof(step::SampleState) <= sample_states_.bytes());
     args.states = sample_states_.as<step::SampleState>();
-    args.tokens = reinterpret_cast<int*>(choices.results.data());
-    args.logprob_tokens = asked ? args.tokens + count : nullptr;
-    args.logprobs = asked ? reinterpret_cast<float*>(args.tokens + count * (2 + step::kMostLogprobs)) : nullptr;
+    args.tokens = choices.tokens.as<int>();
+    args.told = reinterpret_cast<int*>(choices.results.data());
+    args.logprob_tokens = asked ? args.told + count : nullptr;
+    args.logprobs = asked ? reinterpret_cast<float*>(args.told + count * (2 + step::kMostLogprobs)) : nullptr;
+    std::fill_n(args.told, count, step::kNotTold);
     begin_counts(rows);
     if (!lanes.empty()) {
       const Choices& last = choices_[(chosen_ + choices_.size() - 1) % choices_.size()];
@@ -275,7 +286,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
                                           device_pointer<const step::CountedLane>(tables + at_lanes),
                                           static_cast<int>(lanes.size()),
                                           device_pointer<const int>(tables + at_counted),
-                                          reinterpret_cast<const int*>(last.results.data())};
+                                          last.tokens.as<int>()};
       launch(card_->stream, (*sample_)[kSampleCount],
              {static_cast<unsigned>(ceil_div(static_cast<int64_t>(lanes.size()), step::kCountThreads))}, overlap_,
              count_args);
@@ -292,10 +303,13 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
       launch(card_->stream, (*sample_)[kSampleTokens], {static_cast<unsigned>(args.splits), count}, overlap_, args);
     }
   }
-  choices.there->record(card_->stream);
+  // An event would keep the next step's tables from being asked for early. What is written beside tokens may come later
+  // than they do, and ranks write tokens twice.
+  choices.told = !rows.empty() && !by_parts && !asked;
+  if (!choices.told) choices.there->record(card_->stream);
   for (size_t i = 0; i < choices.taken.size(); ++i) choices.taken[i] = uploads()[i]->taken();
   ++chosen_;
-  if (rounds_ahead() && drafting_) lanes_.drafted(reinterpret_cast<const int*>(choices.results.data()));
+  if (rounds_ahead() && drafting_) lanes_.drafted(choices.tokens.as<int>());
   return true;
 }
 
@@ -314,7 +328,7 @@ void CudaBackend::keep_lanes(const ops::StepLimits& limits, cpu::HostStepParts& 
   lanes_.reserve(limits.lanes, limits.logit_rows, loaded(lanes_source()).front(), counts_, limits.vocabulary);
   parts.move_lanes = [this](std::span<const cpu::MovedLane> lanes) {
     const Choices& choices = choices_[(chosen_ - 1) % choices_.size()];
-    lanes_.move(lanes, tables_, reinterpret_cast<const int*>(choices.results.data()));
+    lanes_.move(lanes, tables_, choices.tokens.as<int>());
   };
   parts.carry_lanes = [this](std::span<const cpu::CarriedLane> lanes) {
     lanes_.carry(lanes, tables_);
@@ -335,11 +349,21 @@ void CudaBackend::gather_open() {
   ranks_->gather(open.part, open.out, overlap_);
 }
 
+int CudaBackend::query(const Choices& choices) const {
+  const jit::Driver::Functions& call = card_->device.driver().call();
+  if (!choices.told) return call.event_query(choices.there->handle());
+  const auto* told = reinterpret_cast<const int*>(choices.results.data());
+  const bool all = std::all_of(told, told + choices.defined.size(), [](const int& token) {
+    return std::atomic_ref<int>(const_cast<int&>(token)).load(std::memory_order_acquire) != step::kNotTold;
+  });
+  return all ? 0 : call.stream_query(card_->stream.handle());
+}
+
 void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> errors) {
   FF_ASSERT(collected_ < chosen_);
   const Choices& choices = choices_[collected_++ % choices_.size()];
   FF_ASSERT(chosen.size() == choices.defined.size());
-  choices.there->wait();
+  card_->device.wait([&] { return query(choices); }, "tokens were waited for");
   if (ranks_ != nullptr) ranks_->check();
   for (size_t i = 0; i < choices.taken.size(); ++i) uploads()[i]->settled(choices.taken[i]);
   constexpr size_t kEach = 1 + step::kMostLogprobs;
@@ -418,8 +442,8 @@ void CudaBackend::carry(std::span<const cpu::CarriedRow> carried) {
   const auto* at = static_cast<const uint8_t*>(carry_uploads_.take(row_bytes + stop_bytes).from);
   copies_.carry({reinterpret_cast<const step::CarriedToken*>(at), static_cast<int>(rows.size()),
                  reinterpret_cast<const int*>(at + row_bytes),
-                 reinterpret_cast<const int*>(choices_[(chosen_ - 1) % choices_.size()].results.data()),
-                 device_pointer<int>(tables_.tokens), device_pointer<SequenceRows>(tables_.sequences)});
+                 choices_[(chosen_ - 1) % choices_.size()].tokens.as<int>(), device_pointer<int>(tables_.tokens),
+                 device_pointer<SequenceRows>(tables_.sequences)});
 }
 
 std::optional<ops::OperationTimes> CudaBackend::time_operations(const std::function<void()>& forward) {

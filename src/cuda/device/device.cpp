@@ -138,13 +138,14 @@ Stream::~Stream() {
   if (!device_.lost()) device_.driver().call().stream_destroy(handle_);
 }
 void Stream::synchronize() const {
-  const int result =
-      wait_until_ready([&] { return device_.driver().call().stream_query(handle_); }, device_.deadline());
-  if (result == jit::kNotReady) {
-    const char* last = last_.data();
-    give_up(device_, fmt::format("what was launched last is {}", *last == 0 ? "a copy" : last));
-  }
-  device_.check(result, "waiting for the device");
+  const char* last = last_.data();
+  device_.wait([&] { return device_.driver().call().stream_query(handle_); },
+               fmt::format("what was launched last is {}", *last == 0 ? "a copy" : last));
+}
+void Device::wait(const std::function<int()>& query, const std::string& what) const {
+  const int result = wait_until_ready(query, deadline());
+  if (result == jit::kNotReady) give_up(*this, what);
+  check(result, "waiting for the device");
 }
 void Stream::launched(std::string_view name) const {
   const size_t count = std::min(name.size(), last_.size() - 1);
@@ -253,9 +254,7 @@ bool Event::reached() const {
   return true;
 }
 void Event::wait() const {
-  const int result = wait_until_ready([&] { return device_.driver().call().event_query(handle_); }, device_.deadline());
-  if (result == jit::kNotReady) give_up(device_, "an event was waited for");
-  device_.check(result, "waiting for the device");
+  device_.wait([&] { return device_.driver().call().event_query(handle_); }, "an event was waited for");
 }
 double Event::microseconds(const Event& start, const Event& stop) {
   const Device& device = stop.device_;

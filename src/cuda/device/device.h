@@ -69,6 +69,9 @@ class Device {
   // How long a wait may take before it is given up.
   std::chrono::milliseconds deadline() const { return deadline_; }
   void set_deadline(std::chrono::milliseconds deadline) const { deadline_ = deadline; }
+  // Asks until `query` answers something else than jit::kNotReady. Error when it is one, or when nothing comes within
+  // the deadline, with `what`; the device is lost then.
+  void wait(const std::function<int()>& query, const std::string& what) const;
   // A wait was given up: what the device still does is unknown. Nothing on it is freed any more, because freeing waits.
   bool lost() const { return lost_; }
   void lose() const { lost_ = true; }
@@ -219,6 +222,7 @@ class Event {
   bool reached() const;
   // Waits for that; an Error when it does not happen within the deadline, and the device is lost then.
   void wait() const;
+  void* handle() const { return handle_; }
   // Microseconds between two recorded events; waits for the later one.
   static double microseconds(const Event& start, const Event& stop);
 

@@ -1,15 +1,25 @@
 // Moving lanes on, and carrying them into the tables of what follows (lanes_args.h), with the copies of these tables:
-// all that lies between two graphs of a round, as one kernel. It runs alone: nothing starts before it has ended,
-// because mixers read their tables without a wait. What it reads lies in the host's memory for the most part, a
-// microsecond away: all of it is asked for before anything depends on it.
+// all that lies between two graphs of a round, as one kernel. Nothing starts before it has ended, because mixers read
+// their tables without a wait.
 #pragma once
 
 #include "kernels/step/lanes_args.h"
+#include "kernels/step/tables.cuh"
 
 namespace fourfold::step {
 
-__device__ __forceinline__ void move_lane(const MoveArgs& args, int at) {
+// A lane to be moved on, and its stop tokens.
+struct Moving {
+  MoveLane lane;
+  Stops stops;
+};
+__device__ __forceinline__ Moving moving_of(const MoveArgs& args, int at) {
   const MoveLane lane = args.lanes[at];
+  return {lane, stops_of(args.stops + lane.stop_first, lane.stop_count)};
+}
+
+__device__ __forceinline__ void move_lane(const MoveArgs& args, const Moving& moving) {
+  const MoveLane& lane = moving.lane;
   LaneState& state = args.states[lane.lane];
   const bool prompt = lane.place < 0;
   int start = lane.position;
@@ -24,24 +34,17 @@ __device__ __forceinline__ void move_lane(const MoveArgs& args, int at) {
     }
   }
   int tokens[kMostChosen], drafted[kMostChosen];
-  unsigned stops = 0;  // a bit for each token
 #pragma unroll
   for (int i = 0; i < kMostChosen; ++i) {
     tokens[i] = i < lane.count ? args.chosen[lane.choice + i] : -1;
     drafted[i] = i + 1 < lane.count ? args.row_tokens[lane.first + i + 1] : -1;
-  }
-#pragma unroll 4
-  for (int i = 0; i < lane.stop_count; ++i) {
-    const int stop = args.stops[lane.stop_first + i];
-#pragma unroll
-    for (int k = 0; k < kMostChosen; ++k) stops |= (tokens[k] == stop ? 1u : 0u) << k;
   }
   int kept = 0, last = 0;
   bool ended = false, more = true;
 #pragma unroll
   for (int i = 0; i < kMostChosen; ++i) {
     if (!more) continue;
-    ended = tokens[i] < 0 || (stops >> i & 1u) != 0;
+    ended = tokens[i] < 0 || moving.stops.have(tokens[i]);
     if (tokens[i] >= 0) {
       last = tokens[i];
       ++kept;
@@ -77,9 +80,8 @@ struct Carried {
   CarryLane lane;
   int from[kMostChosen];  // kGoesOn: drafts behind the first row; kFed: chosen tokens; kDrafts: [0] a draft
 };
-__device__ __forceinline__ Carried carried_of(const CarryLanesArgs& args, int at) {
+__device__ __forceinline__ Carried carried_of(const CarryLanesArgs& args, const CarryLane& carry) {
   Carried carried;
-  const CarryLane carry = args.lanes[at];
   carried.lane = carry;
 #pragma unroll
   for (int i = 0; i < kMostChosen; ++i) {
@@ -147,28 +149,22 @@ __device__ __forceinline__ void carry_lane(const CarryLanesArgs& args, const Car
 
 __global__ void __launch_bounds__(kTablesThreads) step_lanes(const __grid_constant__ LanesArgs args) {
   const int thread = static_cast<int>(threadIdx.x);
-  uint4 pieces[kMostTables] = {};  // each table's first one of this thread
-#pragma unroll
-  for (int t = 0; t < kMostTables; ++t) {
-    const TableCopy& table = args.tables.tables[t];
-    if (t < args.tables.count && thread < table.bytes / 16) pieces[t] = static_cast<const uint4*>(table.from)[thread];
-  }
+  const FirstPieces pieces = first_pieces(args.tables, thread);
+  Moving moving = {};
+  if (thread < args.move.count) moving = moving_of(args.move, thread);
+  CarryLane carry = {};
+  if (thread < args.carry.count) carry = args.carry.lanes[thread];
+  ptx::grid_dependency_wait();
   Carried first = {};
-  if (thread < args.carry.count) first = carried_of(args.carry, thread);
-  for (int i = thread; i < args.move.count; i += kTablesThreads) move_lane(args.move, i);
-  __syncthreads();  // lanes are where they are, and what they were moved on by may be written over
-#pragma unroll
-  for (int t = 0; t < kMostTables; ++t) {
-    if (t >= args.tables.count) break;
-    const TableCopy& table = args.tables.tables[t];
-    const uint4* from = static_cast<const uint4*>(table.from);
-    uint4* to = static_cast<uint4*>(table.to);
-    if (thread < table.bytes / 16) to[thread] = pieces[t];
-    for (long long i = thread + kTablesThreads; i < table.bytes / 16; i += kTablesThreads) to[i] = from[i];
+  if (thread < args.carry.count) first = carried_of(args.carry, carry);
+  for (int i = thread; i < args.move.count; i += kTablesThreads) {
+    move_lane(args.move, i == thread ? moving : moving_of(args.move, i));
   }
+  __syncthreads();  // lanes are where they are, and what they were moved on by may be written over
+  copy_pieces(args.tables, pieces, thread);
   __syncthreads();
   for (int i = thread; i < args.carry.count; i += kTablesThreads) {
-    carry_lane(args.carry, i == thread ? first : carried_of(args.carry, i));
+    carry_lane(args.carry, i == thread ? first : carried_of(args.carry, args.carry.lanes[i]));
   }
 }
 

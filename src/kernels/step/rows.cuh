@@ -1,8 +1,7 @@
 // What is left between products and mixers: rounding, sums, the gate of an MLP, the shared expert's share.
 #pragma once
 
-#include "kernels/ptx/sm90.cuh"
-#include "kernels/step/rows_args.h"
+#include "kernels/step/tables.cuh"
 #include "nvfp4/number.h"
 
 namespace fourfold::step {
@@ -119,22 +118,26 @@ __global__ void __launch_bounds__(kRowsThreads) add_shared(const __grid_constant
 // without a wait: nothing starts before this kernel has ended.
 __global__ void __launch_bounds__(kTablesThreads) copy_tables(const __grid_constant__ TablesArgs args) {
   const int thread = static_cast<int>(threadIdx.x);
-  for (int t = 0; t < args.count; ++t) {
-    const TableCopy& table = args.tables[t];
-    const uint4* from = static_cast<const uint4*>(table.from);
-    uint4* to = static_cast<uint4*>(table.to);
-    for (long long i = thread; i < table.bytes / 16; i += kTablesThreads) to[i] = from[i];
-  }
   const CarryArgs& carry = args.carry;
+  const FirstPieces first = first_pieces(args, thread);
+  CarriedToken carried = {};
+  Stops stops = {};
+  if (thread < carry.count) {
+    carried = carry.rows[thread];
+    stops = stops_of(carry.stops + carried.stop_first, carried.stop_count);
+  }
+  ptx::grid_dependency_wait();
+  copy_pieces(args, first, thread);
   if (carry.count == 0) return;
   __syncthreads();
   for (int i = thread; i < carry.count; i += kTablesThreads) {
-    const CarriedToken carried = carry.rows[i];
+    if (i != thread) {
+      carried = carry.rows[i];
+      stops = stops_of(carry.stops + carried.stop_first, carried.stop_count);
+    }
     const int token = carry.chosen[carried.choice];
-    bool ended = token < 0;
-    for (int k = 0; k < carried.stop_count; ++k) ended = ended || token == carry.stops[carried.stop_first + k];
     carry.tokens[carried.row] = token < 0 ? 0 : token;
-    if (ended) carry.sequences[carried.place].count = 0;
+    if (token < 0 || stops.have(token)) carry.sequences[carried.place].count = 0;
   }
 }
 

@@ -391,7 +391,7 @@ __global__ void __launch_bounds__(kSampleThreads, 1) sample_tokens(const __grid_
   }
 
   // ---- this CTA is the last one
-  if (thread == 0) args.tokens[t] = token;
+  if (thread == 0) args.tokens[t] = args.told[t] = token;
   if (reported && token >= 0) {
     report(args, t, token, reports, team.alone() ? shared.own_mass : __ldcg(&team.state->mass), largest, reports_sorted,
            shared);

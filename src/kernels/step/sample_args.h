@@ -15,6 +15,7 @@ inline constexpr int kSampleWarps = kSampleThreads / 32;
 inline constexpr int kMostLogprobs = 20;  // beside the chosen token's
 inline constexpr int kNotFinite = -1;     // instead of a token: a logit is NaN or infinite,
 inline constexpr int kAllMasked = -2;     // or none may be chosen
+inline constexpr int kNotTold = -3;       // what the host puts where it looks for a token
 
 struct Bias {
   int token;
@@ -116,7 +117,8 @@ struct SampleArgs {
   long long counts_stride;
   const int* drafts;
   SampleState* states;  // [rows] where there are several splits
-  int* tokens;          // [rows]
+  int* tokens;          // [rows], for the device
+  int* told;            // likewise, for the host, which may see it when the launch has ended
   int* logprob_tokens;  // [rows][1 + kMostLogprobs]: the chosen one, then the most probable ones; null: nobody asks
   float* logprobs;      // likewise
 };

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kRankJoinThreads) sample_join(const __grid_con
   rank_detail::join_lanes(all);
   if (lane != 0) return;
   const bool none = all.bad != 0 || !is_finite(all.largest);
-  args.tokens[t] = all.bad != 0 ? kNotFinite : none ? kAllMasked : all.token;
+  args.tokens[t] = args.told[t] = all.bad != 0 ? kNotFinite : none ? kAllMasked : all.token;
   RankDraw draw = {};
   draw.largest = all.largest;
   draw.drawn = !none && args.samples[t].temperature != 0.0f ? 1 : 0;
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(kRankJoinThreads) sample_end(const __grid_cons
   const int lane = static_cast<int>(threadIdx.x), t = args.drawn[blockIdx.x];
   if (lane >= args.ranks || args.draws[t].drawn == 0) return;
   const int token = __ldcg(&args.taken[static_cast<long long>(blockIdx.x) * args.ranks + lane].token);
-  if (token >= 0) args.tokens[t] = token;
+  if (token >= 0) args.tokens[t] = args.told[t] = token;
 }
 
 // Grid: splits x rows that ask for log-probabilities. As many tokens as the row wants, since all may be in one CTA's

@@ -81,7 +81,8 @@ struct RankSampleArgs {
   int rank, ranks;
   int splits;         // CTAs of a row on each rank: rank_splits()
   SamplePart* parts;  // [rows][ranks][splits]
-  int* tokens;        // [rows]
+  int* tokens;        // [rows], as SampleArgs has them
+  int* told;
   // Of rows that are drawn: `drawn` has `rows` of them.
   RankDraw* draws;      // [rows of `samples`]
   const int* drawn;     // [CTAs of the grid] rows of `samples`

@@ -283,10 +283,12 @@ TEST(HostRanksFaults, TokensAreTheSameWithoutGatheringLogits) {
   const engine::EngineOptions options = engine_options();
   std::vector<std::vector<int32_t>> want;
   std::vector<std::pair<int32_t, float>> want_logprobs;
-  for (const bool parts : {false, true}) {
+  // From all logits, without, and as it is by itself: few rows from all logits.
+  for (const auto& [parts, gathered] : {std::pair{false, 0}, {true, 0}, {true, 16}}) {
     install(two_cards());
     cuda::CudaOptions base = cuda_options();
     base.choose_by_parts = parts;
+    base.gathered_rows = gathered;
     {
       const auto engine = engine::make_engine(
           model::load_model(*weights, rank_backends(false, 100000, base), {.ranks = 2}, model_options(options)),

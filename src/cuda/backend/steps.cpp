@@ -217,7 +217,8 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   }
   const bool asked = !reported.empty();
   const bool open = open_gather_.out.data != nullptr && open_gather_.out.data == logits.data;
-  const bool by_parts = rank_choice_ != nullptr && open;
+  const bool few = static_cast<int64_t>(rows.size()) <= options_.gathered_rows && (!drawn.empty() || asked);
+  const bool by_parts = rank_choice_ != nullptr && open && !few;
   if (!by_parts) drawn.clear(), reported.clear();
   uint64_t total = 0;
   const auto place = [&total](const auto& values) {

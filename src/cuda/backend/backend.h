@@ -46,8 +46,8 @@ struct CudaOptions {
   // (log-probabilities of rows with biases, masks, banned tokens or penalties), columns are brought together as they
   // are without this.
   bool choose_by_parts = true;
-  // And of steps of so many rows at most of which one is drawn or asks for log-probabilities: bringing logits together
-  // takes less than the rounds of a search for limits.
+  // And in steps of so many rows at most where one is drawn or asks for log-probabilities, or where there are only one
+  // or two: bringing logits together takes less than the rounds of a search for limits. 0: never.
   int64_t gathered_rows = 16;
   // Steps of lanes with drafts begin before the host knows the tokens of the one before: the card verifies, feeds the
   // drafter and drafts without it. Of a model that is whole.

@@ -552,7 +552,8 @@ void CudaBackend::check_sums() {
 
 void CudaBackend::gather_columns(const ops::Tensor& part, const ops::Tensor& out) {
   if (ranks_ == nullptr) return Backend::gather_columns(part, out);
-  if (by_parts_ && stepping_ && !planning_) {
+  // Of one row or two it is recorded with what is in front of it.
+  if (by_parts_ && stepping_ && !planning_ && out.rows > std::min<int64_t>(2, options_.gathered_rows)) {
     open_gather_ = {part, out};
     return;
   }

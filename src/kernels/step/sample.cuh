@@ -280,10 +280,20 @@ __global__ void __launch_bounds__(kSampleThreads, 1) sample_tokens(const __grid_
     best = candidate > best ? candidate : best;
   };
   if (adjust) {
-    for (int token = begin + thread; token < end; token += kSampleThreads) {
-      const float x = __ldcg(logits + token);
+    // The next one's logit and count are under way.
+    const int first = begin + thread;
+    float next = first < end ? __ldcg(logits + first) : 0.0f;
+    int next_count = first < end ? count_of(args, s, first) : 0;
+#pragma unroll 1
+    for (int token = first; token < end; token += kSampleThreads) {
+      const float x = next;
+      const int count = next_count;
+      if (const int after = token + kSampleThreads; after < end) {
+        next = __ldcg(logits + after);
+        next_count = count_of(args, s, after);
+      }
       bad |= is_finite(x) ? 0u : 1u;
-      const float other = adjusted(args, s, token, x);
+      const float other = adjusted(args, s, token, x, count);
       if (drawn) logits[token] = other;
       look(token, other);
     }

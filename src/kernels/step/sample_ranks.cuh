@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kSampleThreads) sample_own_columns(const __gri
     float x = __ldcg(logits + token);
     part.bad |= is_finite(x) ? 0 : 1;
     part.raw = fmaxf(part.raw, x);
-    x = adjusted(args, s, token, x);
+    x = adjusted(args, s, token, x, count_of(args, s, token));
     if (adjust) logits[token] = x;
     rank_detail::take_better(part.largest, part.token, x, token);
   }

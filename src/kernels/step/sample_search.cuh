@@ -418,10 +418,15 @@ __device__ __forceinline__ u64 drawn_mass(const SampleRow& s, u64 total) {
   return at < total ? at : total - 1;
 }
 
-// What a token may be chosen by: its logit with bias and penalties, minus infinity where it may not be. `args`: of
-// SampleArgs or RankSampleArgs.
 template <typename Args>
-__device__ __forceinline__ float adjusted(const Args& args, const SampleRow& s, int token, float x) {
+__device__ __forceinline__ int count_of(const Args& args, const SampleRow& s, int token) {
+  return s.counts < 0 ? 0 : args.counts[s.counts * args.counts_stride + token];
+}
+
+// What a token may be chosen by: its logit with bias and penalties, minus infinity where it may not be. `count`: as
+// SampleArgs::counts has it. `args`: of SampleArgs or RankSampleArgs.
+template <typename Args>
+__device__ __forceinline__ float adjusted(const Args& args, const SampleRow& s, int token, float x, int count) {
   for (int i = 0; i < s.bias_count; ++i) {
     const Bias& b = args.biases[s.bias_first + i];
     if (b.token == token) x = clamp_finite(x + b.value);
@@ -433,7 +438,6 @@ __device__ __forceinline__ float adjusted(const Args& args, const SampleRow& s, 
     x = masked_logit();
   }
   if (s.counts < 0 || !is_finite(x)) return x;
-  const int count = args.counts[s.counts * args.counts_stride + token];
   int outputs = count > 1 ? count - 1 : 0;
   for (int i = 0; i < s.draft_count; ++i) outputs += args.drafts[s.draft_first + i] == token ? 1 : 0;
   if (count == 0 && outputs == 0) return x;

@@ -306,7 +306,7 @@ Op price(const Work& work, const Machine& machine) {
       op.us = choice_us(work, r, machine);
       break;
     case Kind::kSample:
-      op.us = nodes * (r.start + 1 * r.slower) + 2 * memory;
+      op.us = nodes * (r.start + 3.4 * r.slower) + 2 * memory;
       break;
     case Kind::kReduce:
       op.us = reduce_us(work, machine);

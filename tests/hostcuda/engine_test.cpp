@@ -134,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(Steps, HostEngine,
                                          EngineCase{"DraftsLaunchByLaunch", false, false, 2},
                                          EngineCase{"WideDrafts", true, true, 2},
                                          EngineCase{"DraftsAhead", true, true, 2, 1, true, 1024},
-                                         EngineCase{"RanksDrafts", true, true, 2, 2}),
+                                         EngineCase{"RanksDraftsAhead", true, true, 2, 2, true}),
                          [](const auto& parameter) { return parameter.param.name; });
 
 // ---- faults

@@ -299,7 +299,7 @@ class CudaBackend : public ops::Backend {
   // The next part of a step's body.
   void begin_part(const ops::Batch& batch, cpu::StepPart part, std::span<const cpu::CarriedRow> carried);
   void carry(std::span<const cpu::CarriedRow> carried);
-  bool rounds_ahead() const { return options_.rounds_ahead && options_.wide && ranks_ == nullptr; }
+  bool rounds_ahead() const { return options_.rounds_ahead && options_.wide; }
   // HostStepParts' parts of lanes that the card moves on.
   void keep_lanes(const ops::StepLimits& limits, cpu::HostStepParts& parts);
   // Operations are not to be launched: the graph of their part is there.

@@ -50,7 +50,7 @@ struct CudaOptions {
   // or two: bringing logits together takes less than the rounds of a search for limits. 0: never.
   int64_t gathered_rows = 16;
   // Steps of lanes with drafts begin before the host knows the tokens of the one before: the card verifies, feeds the
-  // drafter and drafts without it. Of a model that is whole.
+  // drafter and drafts without it.
   bool rounds_ahead = true;
   // Of a kernel, for another rank. Less than what the ranks' threads have for each other (ranks::kPatience), so that
   // who did not come is said by whom waited.

@@ -119,9 +119,7 @@ StepPlan add_up(std::span<const Work> works, const Shape& shape, const Gpu& gpu)
   plan.ops.push_back(between);
   // Parts of a step are graphs: the trunk; the drafter's feed, which is the first draft too, and each further draft.
   const double parts = 1 + number(shape.drafts > 0 ? shape.drafts + 1 : 0);
-  const bool waits = shape.drafts > 0 && shape.ranks > 1;  // otherwise rounds begin ahead of the host
-  plan.host_us = kPartStart * parts + (waits ? 2 * kHostTurn : kHostBetween);
-  if (waits && plan.card_us > kEagerWait) plan.host_us += kLateAnswer;
+  plan.host_us = kPartStart * parts + kHostBetween;
   plan.predicted_us = plan.card_us + plan.host_us;
   return plan;
 }

@@ -65,10 +65,9 @@ struct Op {
 // Of one operation, with count 1.
 Op price(const Work& work, const Machine& machine);
 
-// Microseconds that the card waits: for a graph to start; for the host between steps that begin before the tokens of
-// the one before are known; and where they have to be. A host that has waited for longer than kEagerWait asks every 50.
-inline constexpr double kPartStart = 7, kHostBetween = 3, kHostTurn = 59;
-inline constexpr double kEagerWait = 2000, kLateAnswer = 50;
+// Microseconds that the card waits: for a graph to start, and between steps, which begin before the tokens of the one
+// before are known.
+inline constexpr double kPartStart = 7, kHostBetween = 3;
 
 // A layer's experts on several ranks, both ways: the width of each cut, or whole experts shared out. Cut, all ranks do
 // the same; whole, the step waits for the rank with most of the picks.

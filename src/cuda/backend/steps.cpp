@@ -263,7 +263,9 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     args.logits = const_cast<float*>(logits.f32());
     args.stride = logits.stride;
     args.rows = static_cast<int>(count);
-    args.splits = step::sample_splits(vocabulary, args.rows, sms_);
+    // Several CTAs of a row wait for each other, and those of another rank on the card could have their room.
+    const bool alone = ranks_ == nullptr || !ranks_->shares_card();
+    args.splits = alone ? step::sample_splits(vocabulary, args.rows, sms_) : 1;
     args.samples = device_pointer<const step::SampleRow>(tables + at_samples);
     args.biases = device_pointer<const step::Bias>(tables + at_biases);
     args.banned = device_pointer<const int>(tables + at_banned);

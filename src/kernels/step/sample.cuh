@@ -333,12 +333,10 @@ __global__ void __launch_bounds__(kSampleThreads, 1) sample_tokens(const __grid_
     shared.listed = 0;
     shared.own_mass = shared.drawn_mass = 0;
   }
-  bool last = false;
   if (drawn || reported) {
     team.meet();
-  } else {
-    last = team.last(scratch);
-    if (!last) return;
+  } else if (!team.last(scratch)) {
+    return;
   }
   if (!team.alone()) {
     best = __ldcg(&team.state->best);
@@ -391,8 +389,7 @@ __global__ void __launch_bounds__(kSampleThreads, 1) sample_tokens(const __grid_
       }
     }
     const bool from_cut = drawn && !draws_sorted;
-    last = from_cut ? draw_cut(team, row, s, begin, end, length, cut, shared) : team.last(scratch);
-    if (!last) return;
+    if (!(from_cut ? draw_cut(team, row, s, begin, end, length, cut, shared) : team.last(scratch))) return;
     const int sorted = draws_sorted || reports_sorted ? sort(team, shared) : 0;
     if (draws_sorted) draw_sorted(row, s, sorted, by_count ? s.top_k : 0, shared);
     if (drawn) token = shared.token;

@@ -171,11 +171,10 @@ class CudaBackend : public ops::Backend {
 
   std::unique_ptr<Stack> noted(std::unique_ptr<Stack> stack);  // its kernels are to be loaded
   const std::vector<Kernel>& loaded(const plan::KernelSource& source);
-  // A choice of tokens that is under way: tokens, and log-probabilities with their tokens, in page-locked memory that
-  // the device writes and, for tokens that are carried, reads.
+  // A choice of tokens that is under way.
   struct Choices {
     cuda::Buffer tokens;   // for the device
-    PinnedBuffer results;  // for the host: tokens, then log-probabilities and their tokens
+    PinnedBuffer results;  // for the host: tokens, then the tokens of log-probabilities and these
     std::unique_ptr<Event> there;
     bool told = false;                   // the tokens in `results` themselves say when they are there, not the event
     std::vector<int> defined, logprobs;  // of each row, as SampleRow has them

@@ -11,7 +11,6 @@
 #include "cuda/backend/tensors.h"
 #include "cuda/gemm/packed_matrix.h"
 #include "cuda/moe/reference.h"
-#include "kernels/step/sample_args.h"
 #include "nvfp4/number.h"
 
 namespace fourfold::cuda {

@@ -56,14 +56,13 @@ __device__ __forceinline__ void take_better(float& value, int& token, float othe
 
 __device__ __forceinline__ void join(SamplePart& part, const SamplePart& other) {
   take_better(part.largest, part.token, other.largest, other.token);
-  part.raw = fmaxf(part.raw, other.raw);
   part.bad |= other.bad;
 }
 __device__ __forceinline__ void join_lanes(SamplePart& part) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) {
     join(part, {__shfl_xor_sync(kAll, part.largest, d), __shfl_xor_sync(kAll, part.token, d),
-                __shfl_xor_sync(kAll, part.raw, d), __shfl_xor_sync(kAll, part.bad, d)});
+                __shfl_xor_sync(kAll, part.bad, d), 0});
   }
 }
 
@@ -81,11 +80,10 @@ __global__ void __launch_bounds__(kSampleThreads) sample_own_columns(const __gri
   const rank_detail::Columns own = rank_detail::columns_of(args, s);
   float* logits = args.logits + s.row * args.stride;
   const bool adjust = adjusts(s) && s.temperature != 0.0f;  // for those that look at them again
-  SamplePart part = {masked_logit(), 0x7fffffff, masked_logit(), 0};
+  SamplePart part = {masked_logit(), 0x7fffffff, 0, 0};
   for (int token = own.begin + thread; token < own.end; token += kSampleThreads) {
     float x = __ldcg(logits + token);
     part.bad |= is_finite(x) ? 0 : 1;
-    part.raw = fmaxf(part.raw, x);
     x = adjusted(args, s, token, x, count_of(args, s, token));
     if (adjust) logits[token] = x;
     rank_detail::take_better(part.largest, part.token, x, token);
@@ -106,7 +104,7 @@ __global__ void __launch_bounds__(kRankJoinThreads) sample_join(const __grid_con
   ptx::grid_dependency_wait();
   const int lane = static_cast<int>(threadIdx.x), count = args.ranks * args.splits;
   const long long t = blockIdx.x;
-  SamplePart all = {masked_logit(), 0x7fffffff, masked_logit(), 0};
+  SamplePart all = {masked_logit(), 0x7fffffff, 0, 0};
   for (int i = lane; i < count; i += kRankJoinThreads) rank_detail::join(all, args.parts[t * count + i]);
   rank_detail::join_lanes(all);
   if (lane != 0) return;

@@ -17,8 +17,8 @@ FOURFOLD_HD constexpr int rank_splits(int vocabulary, int ranks) {
 struct SamplePart {
   float largest;  // of what may be chosen
   int token;      // its first one
-  float raw;      // the largest logit as the model gave it
   int bad;        // 1: a logit is not finite
+  int unused;
 };
 
 // What ranks tell each other comes in words of 4 bytes, from each rank as many.

@@ -376,7 +376,10 @@ void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> 
   for (size_t i = 0; i < count; ++i) {
     chosen[i].token = tokens[i];
     chosen[i].logprobs.clear();
-    if (tokens[i] == step::kNotTold) errors[i] = "the choice of tokens ended without one";
+    // A card that only counts has run nothing.
+    if (tokens[i] == step::kNotTold && !card_->device.only_counts()) {
+      errors[i] = "the choice of tokens ended without one";
+    }
     if (tokens[i] == step::kNotFinite) errors[i] = "a logit of the model is not finite, wanted finite numbers";
     if (tokens[i] == step::kAllMasked) {
       errors[i] = fmt::format("no token may be chosen: all {} defined tokens are masked", choices.defined[i]);

@@ -19,7 +19,7 @@ constexpr int64_t kStatesShare = 8;
 constexpr int64_t kLeastStates = 16, kMostStates = 4096;
 
 // Prompts whose log-probabilities are wanted have at least so many rows a step, however few sequences run.
-constexpr int64_t kReportedRows = 32;
+constexpr int64_t kReportedRows = 256;
 
 // The last token of each sequence, and its drafts.
 int64_t least_logit_rows(const EngineOptions& options) {

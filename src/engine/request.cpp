@@ -15,7 +15,6 @@ namespace {
 constexpr size_t kMaxStopTokens = 256;
 constexpr size_t kMaxBoundaries = 1024;
 constexpr size_t kMaxSalt = 1024;
-constexpr int32_t kMaxLogprobs = 20;
 constexpr float kMaxBias = 100.0f;
 
 template <typename... Args>
@@ -87,11 +86,11 @@ void check_request(const Request& request, const RequestLimits& limits) {
     }
     check_range("logit_bias", bias, -kMaxBias, false, kMaxBias, false);
   }
-  if (sampling.logprobs < -1 || sampling.logprobs > kMaxLogprobs) {
-    refuse("request: logprobs is {}, wanted -1 (off) to {}", sampling.logprobs, kMaxLogprobs);
+  if (sampling.logprobs < -1 || sampling.logprobs > ops::kMaxLogprobs) {
+    refuse("request: logprobs is {}, wanted -1 (off) to {}", sampling.logprobs, ops::kMaxLogprobs);
   }
-  if (request.prompt_logprobs < -1 || request.prompt_logprobs > kMaxLogprobs) {
-    refuse("request: prompt_logprobs is {}, wanted -1 (off) to {}", request.prompt_logprobs, kMaxLogprobs);
+  if (request.prompt_logprobs < -1 || request.prompt_logprobs > ops::kMaxLogprobs) {
+    refuse("request: prompt_logprobs is {}, wanted -1 (off) to {}", request.prompt_logprobs, ops::kMaxLogprobs);
   }
   if (request.drafts < -1 || request.drafts > limits.drafts) {
     refuse("request: drafts is {}, wanted -1 (as the engine) to {}", request.drafts, limits.drafts);

@@ -25,6 +25,8 @@
 
 namespace fourfold::ops {
 
+inline constexpr int32_t kMaxLogprobs = 20;
+
 struct SamplingParams {
   float temperature = 1.0f;         // 0 .. 10
   int32_t top_k = 0;                // 0: off
@@ -35,8 +37,8 @@ struct SamplingParams {
   float frequency_penalty = 0.0f;   // [-10, 10]: subtracted once per occurrence in the output
   std::vector<std::pair<int32_t, float>> logit_bias;  // added; each in [-100, 100]
   std::optional<uint64_t> seed;  // unset: a fresh one; the request's tokens depend on its seed alone, not on the batch
-  // >= 0: report the chosen token's log-probability and this many of the most probable tokens (at most 20), of the
-  // model's own distribution: before bias, penalties and temperature.
+  // >= 0: report the chosen token's log-probability and this many of the most probable tokens (at most
+  // kMaxLogprobs), of the model's own distribution: before bias, penalties and temperature.
   int32_t logprobs = -1;
 
   bool penalized() const { return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f; }

@@ -604,44 +604,47 @@ TEST(HostStepper, BadLogitsEndTheirLaneAlone) {
 }
 
 TEST(HostStepper, PromptLogprobsAreOfTheTokensThatFollow) {
-  ThreadPool pool(1);
-  World world(16, 4, 0);
-  const auto stepper = make_host_stepper(small_limits(), world.parts(pool, 1));
-  const std::vector<int32_t> prompt{1, 2, 3, 4, 5}, pages{0, 1, 2, 3}, slot{0};
-  ops::LaneStart start;
-  start.sampling.temperature = 0;
-  start.max_output = 2;
-  ops::LaneWork work;
-  work.lane = 0;
-  work.start = &start;
-  work.pages = pages;
-  work.state_out = slot;
-  work.prompt_logprobs = 2;
-  work.tokens = std::span(prompt).first(3);
-  work.next = prompt[3];
-  const ops::LaneOutcome first = stepper->wait(stepper->launch({{}, std::span(&work, 1)})).lanes[0];
-  work.start = nullptr;
-  work.pages = {};
-  work.tokens = std::span(prompt).subspan(3);
-  work.position = 3;
-  work.next = -1;
-  const ops::LaneOutcome second = stepper->wait(stepper->launch({{}, std::span(&work, 1)})).lanes[0];
-  ASSERT_EQ(first.prompt_logprobs.size(), 3u);
-  ASSERT_EQ(second.prompt_logprobs.size(), 1u);
-  ASSERT_EQ(second.tokens.size(), 1u);
-  std::vector<std::vector<ops::TokenLogprob>> all = first.prompt_logprobs;
-  all.push_back(second.prompt_logprobs[0]);
-  Sampler sampler(kVocabulary);
-  uint64_t hash = 0;
-  for (size_t i = 0; i < 4; ++i) {
-    hash = mix(hash, prompt[i]);
-    std::vector<float> logits(kVocabulary);
-    fill_logits(hash ^ (hash << 1), logits);
-    const auto wanted = sampler.logprobs(logits, 0, prompt[i + 1], 2);
-    ASSERT_EQ(all[i].size(), 3u);
-    for (size_t j = 0; j < 3; ++j) {
-      EXPECT_EQ(all[i][j].token, wanted[j].token);
-      EXPECT_EQ(all[i][j].logprob, wanted[j].logprob);
+  for (const bool tokens_later : {false, true}) {
+    ThreadPool pool(2);
+    World world(16, 4, 0);
+    DeferredChoices later(kVocabulary, 1);
+    const auto stepper = make_host_stepper(small_limits(), world.parts(pool, 1, tokens_later ? &later : nullptr));
+    const std::vector<int32_t> prompt{1, 2, 3, 4, 5}, pages{0, 1, 2, 3}, slot{0};
+    ops::LaneStart start;
+    start.sampling.temperature = 0;
+    start.max_output = 2;
+    ops::LaneWork work;
+    work.lane = 0;
+    work.start = &start;
+    work.pages = pages;
+    work.state_out = slot;
+    work.prompt_logprobs = 2;
+    work.tokens = std::span(prompt).first(3);
+    work.next = prompt[3];
+    const ops::LaneOutcome first = stepper->wait(stepper->launch({{}, std::span(&work, 1)})).lanes[0];
+    work.start = nullptr;
+    work.pages = {};
+    work.tokens = std::span(prompt).subspan(3);
+    work.position = 3;
+    work.next = -1;
+    const ops::LaneOutcome second = stepper->wait(stepper->launch({{}, std::span(&work, 1)})).lanes[0];
+    ASSERT_EQ(first.prompt_logprobs.size(), 3u);
+    ASSERT_EQ(second.prompt_logprobs.size(), 1u);
+    ASSERT_EQ(second.tokens.size(), 1u);
+    std::vector<std::vector<ops::TokenLogprob>> all = first.prompt_logprobs;
+    all.push_back(second.prompt_logprobs[0]);
+    Sampler sampler(kVocabulary);
+    uint64_t hash = 0;
+    for (size_t i = 0; i < 4; ++i) {
+      hash = mix(hash, prompt[i]);
+      std::vector<float> logits(kVocabulary);
+      fill_logits(hash ^ (hash << 1), logits);
+      const auto wanted = sampler.logprobs(logits, 0, prompt[i + 1], 2);
+      ASSERT_EQ(all[i].size(), 3u);
+      for (size_t j = 0; j < 3; ++j) {
+        EXPECT_EQ(all[i][j].token, wanted[j].token);
+        EXPECT_EQ(all[i][j].logprob, wanted[j].logprob);
+      }
     }
   }
 }

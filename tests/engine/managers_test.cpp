@@ -74,7 +74,7 @@ TEST(Slots, TakeAndRelease) {
   slots.check();
 }
 
-// A row for each sequence and each of its drafts; of a prompt whose log-probabilities are wanted 32 a step at least.
+// A row for each sequence and each of its drafts; of a prompt whose log-probabilities are wanted 256 a step at least.
 TEST(LogitRows, AreEnoughForSequencesDraftsAndPrompts) {
   const auto rows = [](int64_t sequences, int32_t drafts, int64_t step_tokens) {
     EngineOptions options;
@@ -83,10 +83,10 @@ TEST(LogitRows, AreEnoughForSequencesDraftsAndPrompts) {
     options.max_step_tokens = step_tokens;
     return logit_rows(options);
   };
-  EXPECT_EQ(rows(1, 0, 512), 32);
-  EXPECT_EQ(rows(1, kAutoDrafts, 512), 32);
-  EXPECT_EQ(rows(64, 0, 512), 64);
-  EXPECT_EQ(rows(64, 2, 512), 192);
+  EXPECT_EQ(rows(1, 0, 512), 256);
+  EXPECT_EQ(rows(1, kAutoDrafts, 512), 256);
+  EXPECT_EQ(rows(300, 0, 512), 300);
+  EXPECT_EQ(rows(64, 4, 512), 320);
   EXPECT_EQ(rows(1, 5, 16), 16);
   EXPECT_EQ(rows(64, 5, 256), 256);
 }

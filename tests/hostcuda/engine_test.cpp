@@ -42,7 +42,7 @@ model::ModelOptions model_options(const engine::EngineOptions& options) {
 
 struct Answer {
   std::vector<int32_t> tokens;
-  std::vector<std::pair<int32_t, float>> logprobs;  // of all tokens
+  std::vector<std::pair<int32_t, float>> logprobs;  // of all tokens, the prompt's first
   std::string error;
   int64_t accepted = 0;  // drafts
 };
@@ -52,6 +52,9 @@ Answer read(engine::EventStream& stream) {
   while (const auto event = stream.next(std::chrono::minutes(4))) {
     if (event->kind == Event::Kind::kToken) {
       answer.tokens.push_back(event->token);
+      for (const auto& of_token : event->prompt_logprobs) {
+        for (const auto& [token, logprob] : of_token) answer.logprobs.emplace_back(token, logprob);
+      }
       for (const auto& [token, logprob] : event->logprobs) answer.logprobs.emplace_back(token, logprob);
       continue;
     }
@@ -82,6 +85,8 @@ std::vector<Answer> answers(const model::BackendFactory& backends, int64_t ranks
       request.sampling.repetition_penalty = 1.3f;
       request.sampling.presence_penalty = 1.5f;
       request.sampling.frequency_penalty = 0.5f;
+      request.sampling.logprobs = 2;
+      request.prompt_logprobs = 2;
     }
     streams.push_back(engine->submit(std::move(request)));
   }
@@ -121,6 +126,11 @@ TEST_P(HostEngine, AnswersAsTheCpuDoes) {
     EXPECT_EQ(got[i].error, "");
     EXPECT_FALSE(got[i].tokens.empty());
     EXPECT_EQ(got[i].tokens, want[i].tokens) << "request " << i;
+    ASSERT_EQ(got[i].logprobs.size(), want[i].logprobs.size());
+    for (size_t k = 0; k < want[i].logprobs.size(); k += 3) {  // the tokens' own, each in front of two others
+      EXPECT_EQ(got[i].logprobs[k].first, want[i].logprobs[k].first) << k / 3;
+      EXPECT_NEAR(got[i].logprobs[k].second, want[i].logprobs[k].second, 0.1) << k / 3;
+    }
     accepted += got[i].accepted;
   }
   if (c.drafts > 0) {
@@ -201,7 +211,7 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
     Call call;
     int64_t nth;
     const char* cause;
-    bool on_host = false;  // tokens are chosen there, from logits that are copied
+    bool counted = false;  // with penalties: counts of the prompt's tokens are copied
   };
   for (const Fault& fault : {Fault{Call::kLaunch, 1, "launch of"},
                              {Call::kLaunch, 70, "launch of"},
@@ -215,12 +225,7 @@ TEST_F(HostFaults, AFailedCallEndsEveryRequestWithItsCause) {
         const auto held = hold();  // nothing fails before both are there: a failed engine takes no more
         fail_call(fault.call, fault.nth, kLaunchFailed);
         engine::Request one = request_of(20), other = request_of(3);
-        if (fault.on_host) {  // log-probabilities beside a bias
-          for (ops::SamplingParams* sampling : {&one.sampling, &other.sampling}) {
-            sampling->logprobs = 1;
-            sampling->logit_bias = {{7, 1.0f}};
-          }
-        }
+        if (fault.counted) one.sampling.presence_penalty = other.sampling.presence_penalty = 1;
         first = engine->submit(std::move(one));
         second = engine->submit(std::move(other));
       }
@@ -321,6 +326,8 @@ TEST(HostRanksFaults, TokensAreTheSameWithoutGatheringLogits) {
       narrow.sampling.top_k = 50;
       narrow.sampling.top_p = 0.9f;
       narrow.sampling.seed = 6;
+      narrow.sampling.logprobs = 1;
+      asked.prompt_logprobs = 1;
       counted.sampling.presence_penalty = 1;
       engine::Request greedy = request_of(2);
       greedy.sampling.logprobs = 3;
@@ -331,7 +338,7 @@ TEST(HostRanksFaults, TokensAreTheSameWithoutGatheringLogits) {
       ask({greedy});
       ask({request_of(3), biased});
       ask({counted});
-      EXPECT_EQ(logprobs.size(), 2u * (1 + 2) + 2 * (1 + 3));
+      EXPECT_EQ(logprobs.size(), 2u * (1 + 1) + (1 + 1) + 2 * (1 + 2) + 2 * (1 + 3));
       if (want.empty()) want = got, want_logprobs = logprobs;
       EXPECT_EQ(got, want);
       EXPECT_EQ(logprobs, want_logprobs);

@@ -39,6 +39,7 @@ struct Problem {
     s.repetition_penalty = 1;
     s.defined = vocabulary;
     s.mask = s.counts = s.logprobs = -1;
+    s.given = step::kToBeChosen;
     return s;
   }
 };
@@ -69,7 +70,10 @@ struct DeviceSampler {
   Chosen choose(const Problem& p, int splits = 3) {
     const auto rows = static_cast<int>(p.rows.size());
     std::vector<SampleRow> numbered = p.rows;
-    for (int i = 0; i < rows; ++i) numbered[static_cast<size_t>(i)].row = i;
+    for (int i = 0; i < rows; ++i) {
+      SampleRow& s = numbered[static_cast<size_t>(i)];
+      s.row = s.adjusted = s.place = i;
+    }
     const auto n = static_cast<size_t>(rows);
     Buffer logits = upload(device, stream, p.logits, "logits");
     const Buffer samples = upload(device, stream, numbered, "rows"),
@@ -94,13 +98,13 @@ struct DeviceSampler {
     args.counts_stride = p.vocabulary;
     args.drafts = drafts.as<int>();
     args.states = states.as<step::SampleState>();
+    args.tokens = tokens.as<int>();
+    args.told = told.as<int>();
+    args.logprob_tokens = ids.as<int>();
+    args.logprobs = logprobs.as<float>();
     for (int first = 0; first < rows; first += at_once) {
       args.rows = std::min(at_once, rows - first);
       args.samples = samples.as<SampleRow>() + first;
-      args.tokens = tokens.as<int>() + first;
-      args.told = told.as<int>() + first;
-      args.logprob_tokens = ids.as<int>() + 21 * first;
-      args.logprobs = logprobs.as<float>() + 21 * first;
       cuda::launch(stream, kernels[cuda::kSampleTokens],
                    {static_cast<unsigned>(splits), static_cast<unsigned>(args.rows)}, cuda::Overlap::kProgrammatic,
                    args);
@@ -125,7 +129,7 @@ std::vector<Chosen> choose_by_ranks(DeviceSampler& sampler, const Problem& p, co
     std::vector<SampleRow> rows = p.rows;
     std::vector<int> drawn, reported;
     for (size_t row = 0; row < n; ++row) {
-      rows[row].row = static_cast<int>(row);
+      rows[row].row = rows[row].adjusted = rows[row].place = static_cast<int>(row);
       if (rows[row].temperature != 0) drawn.push_back(static_cast<int>(row));
       if (rows[row].logprobs >= 0) reported.push_back(static_cast<int>(row));
       const auto at = static_cast<std::ptrdiff_t>(row) * p.vocabulary;
@@ -544,6 +548,35 @@ TEST_F(HostSampling, LogProbabilitiesAreOfTheModelsOwnDistribution) {
     for (size_t i = 0; i < static_cast<size_t>(s.logprobs) + 1; ++i) {
       EXPECT_EQ(got.logprob_tokens[row * 21 + i], order[i]) << row << ", " << i;
       EXPECT_NEAR(got.logprobs[row * 21 + i], x[order[i]] - std::log(sum), 1e-5);
+    }
+  }
+}
+
+// Tokens that are given, one of them no token that may be chosen, or that were chosen in another launch from what the
+// first one had adjusted elsewhere.
+TEST_F(HostSampling, LogProbabilitiesAreOfTokensThatAreGiven) {
+  DeviceSampler sampler;
+  Problem p = mixed_problem(10, 900, 12, true);
+  for (SampleRow& s : p.rows) {
+    s.defined = 880;
+    s.logprobs = 3;
+    s.bias_count = s.banned_count = 0;
+    s.mask = s.counts = -1;
+    s.temperature = 0;
+  }
+  const std::vector<int> chosen = sampler.choose(p).tokens;
+  for (size_t i = 0; i < p.rows.size(); ++i) p.rows[i].given = i == 0 ? 899 : static_cast<int>(70 * i);
+  for (const int splits : {1, 3}) {
+    const Chosen got = sampler.choose(p, splits);
+    for (size_t row = 0; row < p.rows.size(); ++row) {
+      const float* x = &p.logits[row * 900];
+      double sum = 0;
+      for (int t = 0; t < 880; ++t) sum += std::exp(static_cast<double>(x[t]));
+      const int given = p.rows[row].given;
+      EXPECT_EQ(got.tokens[row], given);
+      EXPECT_EQ(got.logprob_tokens[row * 21], given);
+      EXPECT_NEAR(got.logprobs[row * 21], x[given] - std::log(sum), 1e-5);
+      EXPECT_EQ(got.logprob_tokens[row * 21 + 1], chosen[row]);
     }
   }
 }

@@ -146,6 +146,9 @@ int32_t Sampler::most_probable(std::span<const float> logits, int32_t defined_to
 Chosen Sampler::choose(std::span<float> logits, const Choice& choice) {
   FF_ASSERT(static_cast<int64_t>(logits.size()) == vocabulary_);
   const ops::SamplingParams& params = choice.params;
+  if (choice.given >= 0) {
+    return {choice.given, logprobs(logits, choice.defined_tokens, choice.given, params.logprobs)};
+  }
   logits = defined(logits, choice.defined_tokens);
   const auto n = static_cast<int64_t>(logits.size());
   float largest = finite_largest(logits);

@@ -42,6 +42,7 @@ struct Choice {
   std::span<const int32_t> too_early = {};  // likewise: end tokens before min_output
   std::span<const uint32_t> mask = {};      // empty: any; otherwise bit t % 32 of word t / 32 allows token t
   std::span<const int32_t> counts = {};     // TokenCounts::counts()
+  int32_t given = -1;                       // not -1: this token stands there, and only log-probabilities are wanted
 };
 
 struct Chosen {

@@ -151,8 +151,8 @@ struct HostStepParts {
   // Logits, once they are computed, in host memory where they may be overwritten. Null: they are there.
   std::function<ops::Tensor(const ops::Tensor& logits)> fetch;
   // Chooses for rows where the logits are, as Sampler would, without waiting for it. False: it cannot, and has done
-  // nothing; the host then chooses from what fetch() gives, as where it is null. Logits of rows may be overwritten. At
-  // most kChoicesUnderWay are not collected.
+  // nothing; the host then chooses from what fetch() gives, as where it is null. Logits may be overwritten, and what
+  // lies behind them, up to StepLimits::logit_rows rows. At most kChoicesUnderWay are not collected.
   std::function<bool(const ops::Tensor& logits, std::span<const RowChoice> rows)> choose_later;
   // Waits for the first choose_later() that was not collected; for a row that has no answer, `errors` says why.
   std::function<void(std::span<Chosen> chosen, std::span<std::string> errors)> collect;

@@ -46,6 +46,7 @@ ops::StepShape HostStepper::lay_out(Run& run) {
       entry.chooses = work.plan.next < 0;
       run.row_tokens.insert(run.row_tokens.end(), tokens.begin(), tokens.end());
       entry.logits = work.plan.prompt_logprobs >= 0 ? entry.count : entry.chooses ? 1 : 0;
+      if (work.plan.prompt_logprobs >= 0) entry.reports = entry.count - (work.plan.next < 0 ? 1 : 0);
     }
     for (int32_t row = entry.count - entry.logits; row < entry.count; ++row)
       run.logit_rows.push_back(entry.first + row);
@@ -102,16 +103,16 @@ void HostStepper::choose(const Tensor& computed) {
   Run& run = *run_;
   bool reports = false, apart = false;
   for (const Entry& entry : run.entries) {
-    reports = reports || run.step->work[entry.work].plan.prompt_logprobs >= 0;
+    reports = reports || entry.reports > 0;
     apart = apart || (entry.chooses && entry.lane->request.constrained);
   }
-  if (apart) settle();  // what may be chosen depends on the tokens before
+  if (apart || reports) settle();  // what may be chosen depends on the tokens before
   if (open_ == nullptr) rebase(run);
   for (const Entry& entry : run.entries) {
     if (entry.chooses && entry.lane->request.constrained && !entry.lane->ended) wait_for_masks(entry);
   }
   run.ahead = keeps_lanes() && parts_.choose_later && !reports && !apart;
-  if (parts_.choose_later && !reports && choose_later(computed)) {
+  if (parts_.choose_later && choose_later(computed)) {
     if (run.ahead) {
       run.under_way = true;
       move_ahead();
@@ -120,7 +121,7 @@ void HostStepper::choose(const Tensor& computed) {
     // Without drafts every lane moves on by the rows that it has.
     const bool known = std::all_of(run.entries.begin(), run.entries.end(),
                                    [&](const Entry& entry) { return !entry.chooses || entry.verified == 0; });
-    run.under_way = known && !apart && !run.needs_tokens;
+    run.under_way = known && !apart && !reports && !run.needs_tokens;
     if (run.under_way) {
       leave_open(run);
     } else {
@@ -134,11 +135,11 @@ void HostStepper::choose(const Tensor& computed) {
   rebase(run);
   const Tensor logits = run.logit_rows.empty() ? computed : parts_.fetch(computed);
   FF_ASSERT(logits.cols == limits_.vocabulary && logits.rows >= static_cast<int64_t>(run.logit_rows.size()));
+  if (reports) report_prompts(logits);
   for_entries(run.entries.size(), [&](size_t i, Sampler& sampler) {
     Entry& entry = run.entries[i];
     if (entry.lane->ended) return;
     try {
-      if (run.step->work[entry.work].plan.prompt_logprobs >= 0) report_prompt(entry, logits, sampler);
       choose_for(*run.step, entry, false, [&](int32_t row) { return chosen_on_host(entry, row, logits, sampler); });
     } catch (const Error& error) {
       run.step->outcomes[entry.work].error = error.what();
@@ -154,7 +155,9 @@ bool HostStepper::choose_later(const Tensor& logits) {
   run.choices.clear();
   for (const Entry& entry : run.entries) {
     const Lane& lane = *entry.lane;
-    if (!entry.chooses || lane.ended) continue;
+    if (lane.ended) continue;
+    for (int32_t row = 0; row < entry.reports; ++row) run.choices.push_back(report_of(entry, row));
+    if (!entry.chooses) continue;
     const int64_t before = lane.outputs + lane.unknown;
     for (int32_t i = 0; i <= entry.verified; ++i) {
       if (lane.request.constrained && mask_of(*run.step, entry, i).empty()) break;
@@ -232,6 +235,8 @@ void HostStepper::take_choices(Run& run) {
   size_t first = 0;
   for (Entry& entry : run.entries) {
     Lane& lane = *entry.lane;
+    const size_t reports = lane.ended ? 0 : static_cast<size_t>(entry.reports), reported = first;
+    first += reports;
     size_t rows = 0;
     while (first + rows < run.choices.size() && &run.choices[first + rows].choice.params == &lane.request.sampling) {
       ++rows;
@@ -246,11 +251,16 @@ void HostStepper::take_choices(Run& run) {
       if (moves) entry.position = lane.position;
       lane.drafts_end = false;
     }
+    const auto take = [&](size_t choice) {
+      if (!run.errors[choice].empty()) fail("{}", run.errors[choice]);
+      return std::move(run.chosen[choice]);
+    };
     try {
-      choose_for(*run.step, entry, run.ahead || std::exchange(lane.open_counted, false), [&](int32_t i) {
-        if (!run.errors[at + static_cast<size_t>(i)].empty()) fail("{}", run.errors[at + static_cast<size_t>(i)]);
-        return std::move(run.chosen[at + static_cast<size_t>(i)]);
-      });
+      for (size_t i = 0; i < reports; ++i) {
+        run.step->outcomes[entry.work].prompt_logprobs.push_back(take(reported + i).logprobs);
+      }
+      choose_for(*run.step, entry, run.ahead || std::exchange(lane.open_counted, false),
+                 [&](int32_t i) { return take(at + static_cast<size_t>(i)); });
     } catch (const Error& error) {
       run.step->outcomes[entry.work].error = error.what();
       lane.ended = true;
@@ -286,19 +296,53 @@ void HostStepper::wait_for_masks(const Entry& entry) {
   supplied_.wait(lock, [&] { return stopping_ || run_->step->work[entry.work].masked; });
 }
 
-// Log-probabilities of the tokens that follow the rows of a prompt, where they are known.
-void HostStepper::report_prompt(const Entry& entry, const Tensor& logits, Sampler& sampler) {
-  Step& step = *run_->step;
-  const Step::Work& work = step.work[entry.work];
-  const std::span<const int32_t> tokens = step.tokens_of(work);
-  LaneOutcome& outcome = step.outcomes[entry.work];
-  for (int32_t row = 0; row < entry.count; ++row) {
-    const bool last = row + 1 == entry.count;
-    if (last && work.plan.next < 0) break;
-    const int32_t next = last ? work.plan.next : tokens[static_cast<size_t>(row) + 1];
-    const std::span<const float> values(logits.f32(entry.first_logit + row), static_cast<size_t>(logits.cols));
-    outcome.prompt_logprobs.push_back(
-        sampler.logprobs(values, entry.lane->request.defined_tokens, next, work.plan.prompt_logprobs));
+// The token that follows a row of a prompt whose log-probabilities are asked for.
+RowChoice HostStepper::report_of(const Entry& entry, int32_t row) const {
+  static const std::vector<ops::SamplingParams> kReports = [] {
+    std::vector<ops::SamplingParams> all(ops::kMaxLogprobs + 1);
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i].temperature = 0;
+      all[i].logprobs = static_cast<int32_t>(i);
+    }
+    return all;
+  }();
+  const Step::Work& work = run_->step->work[entry.work];
+  const std::span<const int32_t> tokens = run_->step->tokens_of(work);
+  const auto after = static_cast<size_t>(row) + 1;
+  return {entry.first_logit + row,
+          {.params = kReports.at(static_cast<size_t>(work.plan.prompt_logprobs)),
+           .defined_tokens = entry.lane->request.defined_tokens,
+           .given = after < tokens.size() ? tokens[after] : work.plan.next}};
+}
+
+// On the host, rows side by side.
+void HostStepper::report_prompts(const Tensor& logits) {
+  struct Report {
+    const Entry* entry;
+    int32_t row;
+    std::string error;
+  };
+  std::vector<Report> reports;
+  for (const Entry& entry : run_->entries) {
+    if (entry.lane->ended) continue;
+    run_->step->outcomes[entry.work].prompt_logprobs.resize(static_cast<size_t>(entry.reports));
+    for (int32_t row = 0; row < entry.reports; ++row) reports.push_back({&entry, row, {}});
+  }
+  for_entries(reports.size(), [&](size_t i, Sampler& sampler) {
+    Report& report = reports[i];
+    const RowChoice row = report_of(*report.entry, report.row);
+    std::vector<ops::TokenLogprob>& out =
+        run_->step->outcomes[report.entry->work].prompt_logprobs[static_cast<size_t>(report.row)];
+    try {
+      out = sampler.choose({logits.f32(row.row), static_cast<size_t>(logits.cols)}, row.choice).logprobs;
+    } catch (const Error& error) {
+      report.error = error.what();
+    }
+  });
+  for (const Report& report : reports) {
+    if (report.error.empty() || report.entry->lane->ended) continue;
+    run_->step->outcomes[report.entry->work].error = report.error;
+    report.entry->lane->ended = true;
   }
 }
 

@@ -66,6 +66,7 @@ struct Entry {
   bool carried = false;   // it begins where the backend's lane is: `position` is the furthest that this may be
   int32_t verified = 0;   // drafts on its rows
   int32_t drafts = 0;     // passes made for it, where they are made before its tokens are known
+  int32_t reports = 0;  // rows of a prompt whose log-probabilities are asked for: in front of its own among the choices
   int32_t end_position = 0, end_state = 0;  // of the lane, after the step
   ops::StateUpdates end_updates;
 };
@@ -138,7 +139,8 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   void look_at_ends(Run& run);
   void take_choices(Run& run);
   void move_on(const Step& step, Entry& entry);
-  void report_prompt(const Entry& entry, const Tensor& logits, Sampler& sampler);
+  RowChoice report_of(const Entry& entry, int32_t row) const;
+  void report_prompts(const Tensor& logits);
   bool keeps_lanes() const { return parts_.move_lanes != nullptr; }
   bool may_run_ahead(const Step& step) const;
   bool may_carry(const Step::Work& work) const;

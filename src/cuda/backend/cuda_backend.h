@@ -387,7 +387,8 @@ class CudaBackend : public ops::Backend {
   bool routing_dirty_ = false;  // a part was given up
   cuda::Buffer shadow_;
   const float* shadowed_ = nullptr;  // the residual that is in shadow_ and not in its own place
-  PinnedBuffer fetched_;
+  std::unique_ptr<float[]> fetched_;
+  int64_t fetched_room_ = 0;
   std::array<Choices, cpu::kChoicesUnderWay> choices_;
   uint64_t chosen_ = 0, collected_ = 0;  // how many choices were begun, and how many are known
   cuda::Buffer sample_states_, counts_;
@@ -399,6 +400,7 @@ class CudaBackend : public ops::Backend {
   OpenGather open_gather_;
   std::unique_ptr<RankChoice> rank_choice_;  // with by_parts_, of the stepper
   uint64_t sample_bytes_ = 0;                // of the tables of a step's choices
+  int64_t choice_rows_ = 0;                  // that logits have room for
 };
 
 }  // namespace fourfold::cuda

@@ -216,6 +216,7 @@ struct ChoiceCase {
   std::vector<int32_t> banned, too_early;
   std::vector<uint32_t> mask;
   std::vector<int32_t> counts;
+  int32_t given = -1;
   bool ties = false, bad = false;  // among its logits; a logit is NaN
 };
 
@@ -233,11 +234,16 @@ std::vector<ChoiceCase> choice_cases(Random& random, int vocabulary) {
     return words;
   };
   add(0.8f).params.logprobs = 5;
+  cases.back().mask = mask(true);  // two launches
+  add(0.8f).params.logprobs = 5;
+  add(0).params.logprobs = 3;
+  cases.back().given = 17;
   add(0).ties = true;
   add(0).mask = mask(true);
   add(1.3f);
   add(1).params.top_k = 7;
   cases.back().ties = true;
+  for (int i = 0; i < 4; ++i) add(4).params.top_k = 90;  // a wrong draw hits the right token once in a while
   add(0.7f).params.top_p = 0.6f;
   add(1).params.min_p = 0.2f;
   ChoiceCase& all = add(1.1f);
@@ -270,7 +276,7 @@ void KernelTests::choices() {
     int vocabulary;
     size_t rows;  // the first ones; few are chosen by several CTAs a row
   };
-  for (const Shape& shape : {Shape{5003, 1}, Shape{1501, 13}}) {
+  for (const Shape& shape : {Shape{5003, 1}, Shape{1501, 19}}) {
     std::vector<ChoiceCase> cases = choice_cases(random, shape.vocabulary);
     cases.resize(shape.rows);
     const auto vocabulary = static_cast<size_t>(shape.vocabulary);
@@ -285,19 +291,23 @@ void KernelTests::choices() {
     std::vector<cpu::RowChoice> rows;
     for (size_t i = 0; i < cases.size(); ++i) {
       const ChoiceCase& c = cases[i];
-      rows.push_back(
-          {static_cast<int64_t>(i),
-           {c.params, random.next(), static_cast<int64_t>(i), c.defined, c.banned, c.too_early, c.mask, c.counts}});
+      rows.push_back({static_cast<int64_t>(i),
+                      {c.params, random.next(), static_cast<int64_t>(i), c.defined, c.banned, c.too_early, c.mask,
+                       c.counts, c.given}});
       if (!c.counts.empty()) rows.back().counted = {.lane = static_cast<int32_t>(i), .begins = true};
     }
     CudaBackend& backend = on();
     ops::StepLimits limits;
-    limits.lanes = limits.rows = limits.logit_rows = static_cast<int64_t>(shape.rows);
+    limits.lanes = limits.rows = static_cast<int64_t>(shape.rows);
+    limits.logit_rows = limits.rows + 1;
     limits.vocabulary = shape.vocabulary;
     backend.reserve_choices(limits);
-    const TestRows in = rows_of(backend, stream, logits, shape.vocabulary, true);
+    std::vector<float> room = logits;  // and a row more
+    room.insert(room.end(), vocabulary, 0.0f);
+    const TestRows in = rows_of(backend, stream, room, shape.vocabulary, true);
     launched_.clear();
-    if (!backend.choose_later(in.tensor, rows)) fail("the choice of tokens has no room for its self-test");
+    if (!backend.choose_later(in.tensor.slice_rows(0, limits.rows), rows))
+      fail("the choice of tokens has no room for its self-test");
     std::vector<cpu::Chosen> got(rows.size());
     std::vector<std::string> errors(rows.size());
     backend.collect(got, errors);

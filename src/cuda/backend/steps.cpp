@@ -50,8 +50,9 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     throw;
   }
   planning_ = false;
-  const auto logit_bytes = static_cast<uint64_t>(limits.logit_rows * limits.vocabulary * 4);
-  if (fetched_.bytes() < logit_bytes) fetched_ = PinnedBuffer(card_->device, logit_bytes, "logits");
+  // Not page-locked: hardly any choice is the host's, and memory that nobody touches is none.
+  fetched_room_ = limits.logit_rows * limits.vocabulary;
+  fetched_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(fetched_room_));
   if (options_.wide) reserve_choices(limits);
   if (options_.wide && by_parts_) reserve_parts(limits);
   card_->stream.synchronize();
@@ -100,15 +101,16 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     const HostSpan span("logits to the host");
     end_part();
     gather_open();
-    const auto bytes = static_cast<uint64_t>(logits.rows * logits.cols * 4);
-    FF_ASSERT(is_float(logits) && logits.stride == logits.cols && bytes <= fetched_.bytes());
-    card_->device.check(card_->device.driver().call().copy_to_host(fetched_.data(), address_of(logits.data), bytes,
+    const int64_t count = logits.rows * logits.cols;
+    FF_ASSERT(is_float(logits) && logits.stride == logits.cols && count <= fetched_room_);
+    card_->device.check(card_->device.driver().call().copy_to_host(fetched_.get(), address_of(logits.data),
+                                                                   static_cast<uint64_t>(count) * sizeof(float),
                                                                    card_->stream.handle()),
                         "copy from the device");
     card_->stream.synchronize();
     settle();
     ops::Tensor host = logits;
-    host.data = fetched_.data();
+    host.data = fetched_.get();
     return host;
   };
   card_->device.set_deadline(options_.step_deadline);
@@ -129,8 +131,9 @@ void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   const auto rows = static_cast<uint64_t>(limits.logit_rows);
   const auto words = static_cast<uint64_t>(ceil_div(limits.vocabulary, 32));
   // Masks for every row; lists of biases and banned tokens beyond that room go the host's way.
-  sample_bytes_ = rows * (sizeof(step::SampleRow) + words * sizeof(uint32_t)) + (uint64_t{1} << 16);
+  sample_bytes_ = rows * (2 * sizeof(step::SampleRow) + words * sizeof(uint32_t)) + (uint64_t{1} << 16);
   if (by_parts_) sample_bytes_ += 2 * rows * sizeof(int);
+  choice_rows_ = limits.logit_rows;
   sample_uploads_.prepare(sample_bytes_);
   carry_uploads_.prepare(static_cast<uint64_t>(limits.lanes) * (sizeof(step::CarriedToken) + 8 * sizeof(int)));
   // And tokens that come to counts: those of each lane that the device did not know.
@@ -169,17 +172,21 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   Choices& choices = choices_[chosen_ % choices_.size()];
   choices.defined.clear();
   choices.logprobs.clear();
-  std::vector<step::SampleRow> samples;
+  std::vector<step::SampleRow> samples, reports;  // reports: of rows that are adjusted, once they have their tokens
+  int64_t spare = logits.rows;                    // the next row that nothing was computed for
   std::vector<step::Bias> biases;
   std::vector<int> banned, drawn, reported, counted;
   std::vector<uint32_t> masks;
   std::vector<step::CountedLane> lanes;
+  bool given = false;
   for (const cpu::RowChoice& row : rows) {
     const cpu::Choice& c = row.choice;
     const ops::SamplingParams& p = c.params;
-    if (p.logprobs > step::kMostLogprobs) return false;
+    static_assert(step::kMostLogprobs == ops::kMaxLogprobs);
     step::SampleRow s = {};
-    s.row = static_cast<int>(row.row);
+    s.row = s.adjusted = static_cast<int>(row.row);
+    s.place = static_cast<int>(samples.size());
+    s.given = c.given >= 0 ? c.given : step::kToBeChosen;
     s.temperature = p.temperature;
     s.top_p = p.top_p;
     s.min_p = p.min_p;
@@ -208,17 +215,30 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
       counted.insert(counted.end(), more.begin(), more.end());
     }
     s.logprobs = p.logprobs;
-    if (p.logprobs >= 0 && step::adjusts(s)) return false;
     choices.defined.push_back(s.defined);
     choices.logprobs.push_back(s.logprobs);
+    given = given || s.given >= 0;
+    if (p.logprobs >= 0 && step::adjusts(s)) {
+      step::SampleRow report = s;
+      report.given = step::kChosenBefore;
+      report.temperature = 0;
+      report.bias_count = report.banned_count = 0;
+      report.mask = report.counts = -1;
+      reports.push_back(report);
+      s.logprobs = -1;
+      if (s.temperature != 0.0f) {
+        if (spare == choice_rows_) return false;
+        s.adjusted = static_cast<int>(spare++);
+      }
+    }
     if (s.temperature != 0.0f) drawn.push_back(static_cast<int>(samples.size()));
     if (s.logprobs >= 0) reported.push_back(static_cast<int>(samples.size()));
     samples.push_back(s);
   }
-  const bool asked = !reported.empty();
+  const bool asked = !reported.empty() || !reports.empty();
   const bool open = open_gather_.out.data != nullptr && open_gather_.out.data == logits.data;
   const bool few = static_cast<int64_t>(rows.size()) <= options_.gathered_rows && (!drawn.empty() || asked);
-  const bool by_parts = rank_choice_ != nullptr && open && !few;
+  const bool by_parts = rank_choice_ != nullptr && open && !few && !given && reports.empty();
   if (!by_parts) drawn.clear(), reported.clear();
   uint64_t total = 0;
   const auto place = [&total](const auto& values) {
@@ -228,7 +248,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   };
   const uint64_t at_samples = place(samples), at_biases = place(biases), at_banned = place(banned),
                  at_masks = place(masks), at_drawn = place(drawn), at_reported = place(reported),
-                 at_lanes = place(lanes), at_counted = place(counted);
+                 at_lanes = place(lanes), at_counted = place(counted), at_reports = place(reports);
   if (total > sample_bytes_) return false;
   if (!rows.empty()) {
     uint8_t* to = sample_uploads_.prepare(total);
@@ -243,6 +263,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     write(at_reported, reported);
     write(at_lanes, lanes);
     write(at_counted, counted);
+    write(at_reports, reports);
     copies_.add(sample_uploads_.take(total));
     for (size_t i = 0; i < rows.size(); ++i) {
       if (rows[i].lane >= 0) lanes_.sample(rows[i].lane, static_cast<int>(i), sample_uploads_.place() + at_samples);
@@ -262,10 +283,9 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     step::SampleArgs args = {};
     args.logits = const_cast<float*>(logits.f32());
     args.stride = logits.stride;
-    args.rows = static_cast<int>(count);
+    args.rows = static_cast<int>(count);  // of ranks that choose by parts
     // Several CTAs of a row wait for each other, and those of another rank on the card could have their room.
     const bool alone = ranks_ == nullptr || !ranks_->shares_card();
-    args.splits = alone ? step::sample_splits(vocabulary, args.rows, sms_) : 1;
     args.samples = device_pointer<const step::SampleRow>(tables + at_samples);
     args.biases = device_pointer<const step::Bias>(tables + at_biases);
     args.banned = device_pointer<const int>(tables + at_banned);
@@ -274,7 +294,6 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
     args.counts = counts_.as<int>();
     args.counts_stride = vocabulary;
     args.drafts = device_pointer<const int>(tables_.tokens);
-    FF_ASSERT(args.splits == 1 || count * sizeof(step::SampleState) <= sample_states_.bytes());
     args.states = sample_states_.as<step::SampleState>();
     args.tokens = choices.tokens.as<int>();
     args.told = reinterpret_cast<int*>(choices.results.data());
@@ -303,7 +322,17 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
                             device_pointer<const int>(tables + at_reported)},
                            exchange, overlap_);
     } else {
-      launch(card_->stream, (*sample_)[kSampleTokens], {static_cast<unsigned>(args.splits), count}, overlap_, args);
+      const auto choose = [&](const std::vector<step::SampleRow>& of, uint64_t at) {
+        if (of.empty()) return;
+        args.rows = static_cast<int>(of.size());
+        args.splits = alone ? step::sample_splits(vocabulary, args.rows, sms_) : 1;
+        args.samples = device_pointer<const step::SampleRow>(tables + at);
+        FF_ASSERT(args.splits == 1 || of.size() * sizeof(step::SampleState) <= sample_states_.bytes());
+        launch(card_->stream, (*sample_)[kSampleTokens],
+               {static_cast<unsigned>(args.splits), static_cast<unsigned>(of.size())}, overlap_, args);
+      };
+      choose(samples, at_samples);
+      choose(reports, at_reports);
     }
   }
   // An event would keep the next step's tables from being asked for early. What is written beside tokens may come later

@@ -231,8 +231,8 @@ __device__ inline __attribute__((noinline)) void report(const SampleArgs& args, 
   const Row row = {args.logits + s.row * args.stride, s.defined, moe::key_value(largest), 1.0f};
   const float log_total = static_cast<float>(log(static_cast<double>(mass) / static_cast<double>(kUnit)));
   const auto logprob = [&](float logit) { return logit - row.largest - log_total; };
-  float* values = args.logprobs + t * (1 + kMostLogprobs);
-  int* tokens = args.logprob_tokens + t * (1 + kMostLogprobs);
+  float* values = args.logprobs + s.place * (1 + kMostLogprobs);
+  int* tokens = args.logprob_tokens + s.place * (1 + kMostLogprobs);
   if (thread == 0) {
     tokens[0] = token;
     values[0] = logprob(__ldcg(row.logits + token));
@@ -273,6 +273,7 @@ __global__ void __launch_bounds__(kSampleThreads, 1) sample_tokens(const __grid_
   // ---- the largest, and what is wrong
   const bool adjust = adjusts(s);
   float* logits = args.logits + s.row * args.stride;
+  float* left = adjust ? args.logits + s.adjusted * args.stride : logits;  // what is drawn from
   u64 best = 0;
   u32 bad = 0;
   const auto look = [&](int token, float x) {
@@ -294,7 +295,7 @@ __global__ void __launch_bounds__(kSampleThreads, 1) sample_tokens(const __grid_
       }
       bad |= is_finite(x) ? 0u : 1u;
       const float other = adjusted(args, s, token, x, count);
-      if (drawn) logits[token] = other;
+      if (drawn) left[token] = other;
       look(token, other);
     }
   } else {
@@ -344,8 +345,10 @@ __global__ void __launch_bounds__(kSampleThreads, 1) sample_tokens(const __grid_
   }
   const u32 largest = static_cast<u32>(best >> 32);
   int token = static_cast<int>(~static_cast<u32>(best));
+  if (s.given >= 0) token = s.given;
+  if (s.given == kChosenBefore) token = args.tokens[s.place];
   if (bad != 0 || largest <= kMaskedKey) token = bad != 0 ? kNotFinite : kAllMasked;
-  const Row row = {logits, s.defined, moe::key_value(largest), 1.0f / fmaxf(s.temperature, 1e-30f)};
+  const Row row = {left, s.defined, moe::key_value(largest), 1.0f / fmaxf(s.temperature, 1e-30f)};
   const Row raw = {logits, s.defined, row.largest, 1.0f};  // the model's own
 
   // ---- a draw
@@ -398,7 +401,7 @@ __global__ void __launch_bounds__(kSampleThreads, 1) sample_tokens(const __grid_
   }
 
   // ---- this CTA is the last one
-  if (thread == 0) args.tokens[t] = args.told[t] = token;
+  if (thread == 0 && s.given != kChosenBefore) args.tokens[s.place] = args.told[s.place] = token;
   if (reported && token >= 0) {
     report(args, t, token, reports, team.alone() ? shared.own_mass : __ldcg(&team.state->mass), largest, reports_sorted,
            shared);

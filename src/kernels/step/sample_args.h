@@ -16,6 +16,8 @@ inline constexpr int kMostLogprobs = 20;  // beside the chosen token's
 inline constexpr int kNotFinite = -1;     // instead of a token: a logit is NaN or infinite,
 inline constexpr int kAllMasked = -2;     // or none may be chosen
 inline constexpr int kNotTold = -3;       // what the host puts where it looks for a token
+// SampleRow::given: its token is chosen; or was, by the launch before.
+inline constexpr int kToBeChosen = -1, kChosenBefore = -2;
 
 struct Bias {
   int token;
@@ -24,7 +26,10 @@ struct Bias {
 
 // How a row's token is chosen. Ranges are of the tables in SampleArgs; -1 for a row of a table: none.
 struct SampleRow {
-  int row;  // of the logits
+  int row;       // of the logits
+  int adjusted;  // likewise: where they are put as bias, masks and penalties leave them, if the row is drawn
+  int place;     // in tokens, told and log-probabilities
+  int given;     // 0 and more: its token, of which log-probabilities are wanted
   float temperature;
   float top_p;
   float min_p;
@@ -102,8 +107,8 @@ struct SampleState {
 inline constexpr int kSampleSmem = 38 * 1024;  // of sample_tokens
 
 struct SampleArgs {
-  // [rows][stride]. Those of drawn rows with bias, masks or penalties are adjusted in place; rows that ask for
-  // log-probabilities have none of these.
+  // [..][stride]. Rows with bias, masks or penalties have no log-probabilities: a second launch makes them, from what
+  // was not adjusted (kChosenBefore).
   float* logits;
   long long stride;
   int rows;    // that are chosen from
@@ -117,9 +122,9 @@ struct SampleArgs {
   long long counts_stride;
   const int* drafts;
   SampleState* states;  // [rows] where there are several splits
-  int* tokens;          // [rows], for the device
+  int* tokens;          // [places], for the device
   int* told;            // likewise, for the host, which may see it when the launch has ended
-  int* logprob_tokens;  // [rows][1 + kMostLogprobs]: the chosen one, then the most probable ones; null: nobody asks
+  int* logprob_tokens;  // [places][1 + kMostLogprobs]: the row's own, then the most probable ones; null: nobody asks
   float* logprobs;      // likewise
 };
 

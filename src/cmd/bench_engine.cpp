@@ -44,6 +44,7 @@ struct Options {
   int64_t requests = 32, concurrency = 8, prompt = 512, generate = 64, shared_prefix = 0, chunk = 0, context = 0;
   double arrival = 0;
   chat::SamplingChoice sampling;
+  int logprobs = -1, prompt_logprobs = -1;
   uint64_t seed = 1;
   bool json = false, thinking = false, pairs = false;
 };
@@ -51,22 +52,35 @@ struct Options {
 // Greedy, unless drawn tokens are asked for: then `recommended` holds for what is not asked for.
 engine::SamplingParams sampling_of(const Options& options, engine::SamplingParams recommended) {
   const chat::SamplingChoice& choice = options.sampling;
-  if (!choice.temperature && !choice.top_k && !choice.top_p) recommended.temperature = 0;
+  if (!choice.temperature && !choice.top_k && !choice.top_p && !choice.min_p) recommended.temperature = 0;
+  recommended.logprobs = options.logprobs;
   return choice.over(std::move(recommended));
 }
 
 std::string describe(const engine::SamplingParams& sampling) {
-  if (sampling.temperature == 0) return "greedy";
-  std::string text = fmt::format("drawn at temperature {:g}", sampling.temperature);
-  if (sampling.top_k > 0) text += fmt::format(", top-k {}", sampling.top_k);
-  if (sampling.top_p < 1) text += fmt::format(", top-p {:g}", sampling.top_p);
-  if (sampling.min_p > 0) text += fmt::format(", min-p {:g}", sampling.min_p);
+  std::string text = "greedy";
+  if (sampling.temperature > 0) {
+    text = fmt::format("drawn at temperature {:g}", sampling.temperature);
+    if (sampling.top_k > 0) text += fmt::format(", top-k {}", sampling.top_k);
+    if (sampling.top_p < 1) text += fmt::format(", top-p {:g}", sampling.top_p);
+    if (sampling.min_p > 0) text += fmt::format(", min-p {:g}", sampling.min_p);
+  }
+  const auto add_penalty = [&](const char* name, float value, float none) {
+    if (value != none) text += fmt::format(", {} penalty {:g}", name, value);
+  };
+  add_penalty("repetition", sampling.repetition_penalty, 1);
+  add_penalty("presence", sampling.presence_penalty, 0);
+  add_penalty("frequency", sampling.frequency_penalty, 0);
+  if (sampling.logprobs >= 0) text += fmt::format(", log-probabilities with {} others", sampling.logprobs);
   return text;
 }
 
 // Each request draws numbers of its own, which are the same whatever runs beside it.
-void take_seeds(const Options& options, std::vector<engine::Request>& requests) {
-  for (size_t i = 0; i < requests.size(); ++i) requests[i].sampling.seed = options.seed + i;
+void finish(const Options& options, std::vector<engine::Request>& requests) {
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].sampling.seed = options.seed + i;
+    requests[i].prompt_logprobs = options.prompt_logprobs;
+  }
 }
 
 // Random prompts with a shared beginning; every answer has its full length.
@@ -86,7 +100,7 @@ std::vector<engine::Request> random_requests(const Options& options, int64_t voc
     if (options.shared_prefix > 0) request.cache.boundaries = {options.shared_prefix};
     all.push_back(std::move(request));
   }
-  take_seeds(options, all);
+  finish(options, all);
   return all;
 }
 
@@ -119,7 +133,7 @@ std::vector<engine::Request> real_requests(const Options& options, const model::
   while (static_cast<int64_t>(conversations.size()) < options.requests) {
     conversations.push_back(conversations[conversations.size() % distinct]);
   }
-  take_seeds(options, conversations);
+  finish(options, conversations);
   return conversations;
 }
 
@@ -359,6 +373,9 @@ void run(const Options& options) {
   const int32_t drafts = parse_drafts(options.draft);
   model::ModelOptions model_options;
   model_options.max_logit_rows = options.concurrency * (1 + (drafts == 0 ? 0 : ops::kMaxDrafts));
+  if (options.prompt_logprobs >= 0) {  // as many as a server has
+    model_options.max_logit_rows = std::max(model_options.max_logit_rows, engine::logit_rows({}));
+  }
   const auto take_steps_of = [&](int64_t tokens) {
     model_options.max_step_tokens = std::max(tokens, model_options.max_logit_rows);
   };
@@ -440,6 +457,11 @@ void run(const Options& options) {
                        {"top_k", result.sampling.top_k},
                        {"top_p", result.sampling.top_p},
                        {"min_p", result.sampling.min_p},
+                       {"repetition_penalty", result.sampling.repetition_penalty},
+                       {"presence_penalty", result.sampling.presence_penalty},
+                       {"frequency_penalty", result.sampling.frequency_penalty},
+                       {"logprobs", result.sampling.logprobs},
+                       {"prompt_logprobs", options.prompt_logprobs},
                        {"seed", options.seed}};
     out["arrival_per_s"] = options.arrival;
     out["seconds"] = load.seconds;
@@ -533,11 +555,13 @@ void add_bench_engine(Command& bench_app) {
       .range(1, 65536);
   command.add_option("--context", options->context, "Positions of the cache in all; 0: twice what the requests need")
       .range(0, int64_t{1} << 30);
-  command.add_option("--temperature", options->sampling.temperature, "Of drawn tokens (default: 0, greedy)")
-      .real_range(0, 10);
-  command.add_option("--top-k", options->sampling.top_k, "Of the k most probable tokens (0: all)").range(0, 1 << 24);
-  command.add_option("--top-p", options->sampling.top_p, "Of the most probable tokens up to this probability, (0, 1]")
-      .real_range(0, 1);
+  add_sampling_options(command, options->sampling);
+  command
+      .add_option("--logprobs", options->logprobs,
+                  "Log-probabilities of the answer's tokens, and of so many others each (-1: none)")
+      .range(-1, ops::kMaxLogprobs);
+  command.add_option("--prompt-logprobs", options->prompt_logprobs, "The same of the prompt's tokens")
+      .range(-1, ops::kMaxLogprobs);
   command.add_option("--seed", options->seed, "Of prompts, arrivals and drawn tokens");
   command.add_flag("--json", options->json, "Print one JSON object");
   command.callback([options] {

@@ -211,6 +211,21 @@ model::BackendFactory rank_backends(const BackendArgs& args, uint64_t weight_byt
 
 model::RankOptions rank_options(const BackendArgs& args) { return {.ranks = args.ranks, .by_expert = args.by_expert}; }
 
+void add_sampling_options(Command& command, chat::SamplingChoice& sampling) {
+  command.add_option("--temperature", sampling.temperature, "0 is greedy").real_range(0, 10);
+  command.add_option("--top-k", sampling.top_k, "Keep the k most probable tokens (0: all)").range(0, 1 << 24);
+  command.add_option("--top-p", sampling.top_p, "Keep the most probable tokens up to this probability, (0, 1]")
+      .real_range(0, 1);
+  command.add_option("--min-p", sampling.min_p, "Drop tokens below this share of the most probable one, [0, 1)")
+      .real_range(0, 1);
+  command
+      .add_option("--repetition-penalty", sampling.repetition_penalty, "Of tokens that came before, above 0; 1: none")
+      .real_range(0, 10);
+  command.add_option("--presence-penalty", sampling.presence_penalty, "Of tokens that the answer has")
+      .real_range(-10, 10);
+  command.add_option("--frequency-penalty", sampling.frequency_penalty, "The same, for each time").real_range(-10, 10);
+}
+
 void add_dummy_options(Command& command, DummyArgs& args) {
   command.add_option("--dummy", args.shape, "Random weights of a published shape: 35B-A3B, 122B-A10B, 397B-A17B, 27B");
   command.add_option("--layers", args.layers, "With --dummy: number of layers").range(1, model::kMaxLayers);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "chat/model_directory.h"
+#include "chat/sampling.h"
 #include "cmd/arguments.h"
 #include "cpu/backend.h"
 #include "cuda/backend/backend.h"
@@ -50,6 +51,9 @@ int64_t library_rows();
 cuda::SumTable sum_table();
 cpu::Isa chosen_isa(const BackendArgs& args);
 int chosen_threads(const BackendArgs& args);
+
+// --temperature, --top-k, --top-p, --min-p, --repetition-penalty, --presence-penalty, --frequency-penalty
+void add_sampling_options(Command& command, chat::SamplingChoice& sampling);
 
 // A published shape with random weights, instead of a checkpoint.
 struct DummyArgs {

@@ -605,21 +605,7 @@ void add_run(Command& app) {
     command.exclude("--raw", other);
   }
   command.add_flag("--hide-thinking", options->hide_thinking, "Do not show the thinking");
-  command.add_option("--temperature", options->sampling.temperature, "0 is greedy").real_range(0.0, 10.0);
-  command.add_option("--top-k", options->sampling.top_k, "Keep the k most probable tokens (0: all)").range(0, 1 << 24);
-  command.add_option("--top-p", options->sampling.top_p, "Keep the most probable tokens up to this probability, (0, 1]")
-      .real_range(0.0, 1.0);
-  command
-      .add_option("--min-p", options->sampling.min_p, "Drop tokens below this share of the most probable one, [0, 1)")
-      .real_range(0.0, 1.0);
-  command
-      .add_option("--repetition-penalty", options->sampling.repetition_penalty,
-                  "Of tokens that came before, above 0; 1: none")
-      .real_range(0.0, 10.0);
-  command.add_option("--presence-penalty", options->sampling.presence_penalty, "Of tokens that the answer has")
-      .real_range(-10.0, 10.0);
-  command.add_option("--frequency-penalty", options->sampling.frequency_penalty, "The same, for each time")
-      .real_range(-10.0, 10.0);
+  add_sampling_options(command, options->sampling);
   command.add_option("--seed", options->sampling.seed, "Same seed, same answer (default: a fresh one)");
   command.add_option("--max-tokens", options->max_tokens, "Tokens of an answer (default: what the context leaves)")
       .range(1, int64_t{1} << 40);

@@ -350,7 +350,13 @@ TEST_F(Cmd, BenchEngineDrawsTokens) {
   EXPECT_EQ(asked.at("seed"), 5);
   EXPECT_EQ(tokens("--temperature 8 --top-p 0.999 --seed 5 --concurrency 2").first, drawn);
   EXPECT_GT(tokens("--top-p 1").second.at("temperature"), 0);
+  const auto [penalized, penalties] = tokens("--frequency-penalty -10 --logprobs 3 --prompt-logprobs 0");
+  EXPECT_NE(penalized, greedy);
+  EXPECT_EQ(penalties.at("temperature"), 0);
+  EXPECT_EQ(penalties.at("frequency_penalty"), -10);
+  EXPECT_EQ(penalties.at("logprobs"), 3);
   expect_refused("bench engine " + demo_ + " --device cpu --temperature 11", {"--temperature", "11"});
+  expect_refused("bench engine " + demo_ + " --device cpu --logprobs 21", {"--logprobs", "21"});
 }
 
 TEST_F(Cmd, PlanNeedsNoCard) {

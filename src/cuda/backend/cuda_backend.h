@@ -16,6 +16,7 @@
 #include "base/threads.h"
 #include "cpu/step/host_stepper.h"
 #include "cuda/backend/backend.h"
+#include "cuda/backend/choice_tables.h"
 #include "cuda/backend/lane_table.h"
 #include "cuda/backend/library_products.h"
 #include "cuda/backend/memory.h"
@@ -273,6 +274,7 @@ class CudaBackend : public ops::Backend {
   // The stepper's choice of tokens on the device: of HostStepParts.
   bool choose_later(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows);
   void collect(std::span<cpu::Chosen> chosen, std::span<std::string> errors);
+  void choose_rows(step::SampleArgs args, int64_t vocabulary);
   void begin_counts(std::span<const cpu::RowChoice> rows);
   void reserve_choices(const ops::StepLimits& limits);
   void reserve_parts(const ops::StepLimits& limits);
@@ -399,7 +401,8 @@ class CudaBackend : public ops::Backend {
   };
   OpenGather open_gather_;
   std::unique_ptr<RankChoice> rank_choice_;  // with by_parts_, of the stepper
-  uint64_t sample_bytes_ = 0;                // of the tables of a step's choices
+  ChoiceTables asked_;                       // what the choice that was begun last is made by
+  uint64_t sample_bytes_ = 0;                // of such tables
   int64_t choice_rows_ = 0;                  // that logits have room for
 };
 

@@ -129,15 +129,10 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
 
 void CudaBackend::reserve_choices(const ops::StepLimits& limits) {
   const auto rows = static_cast<uint64_t>(limits.logit_rows);
-  const auto words = static_cast<uint64_t>(ceil_div(limits.vocabulary, 32));
-  // Masks for every row; lists of biases and banned tokens beyond that room go the host's way.
-  sample_bytes_ = rows * (2 * sizeof(step::SampleRow) + words * sizeof(uint32_t)) + (uint64_t{1} << 16);
-  if (by_parts_) sample_bytes_ += 2 * rows * sizeof(int);
   choice_rows_ = limits.logit_rows;
+  sample_bytes_ = ChoiceTables::most_bytes(limits.logit_rows, limits.lanes, limits.vocabulary);
   sample_uploads_.prepare(sample_bytes_);
   carry_uploads_.prepare(static_cast<uint64_t>(limits.lanes) * (sizeof(step::CarriedToken) + 8 * sizeof(int)));
-  // And tokens that come to counts: those of each lane that the device did not know.
-  sample_bytes_ += static_cast<uint64_t>(limits.lanes) * (sizeof(step::CountedLane) + 32 * sizeof(int));
   {
     const MemoryScope scope(card_->device, MemoryKind::kTables);
     counts_ = cuda::Buffer(card_->device, static_cast<uint64_t>(limits.lanes * limits.vocabulary) * sizeof(int),
@@ -167,106 +162,22 @@ void CudaBackend::reserve_parts(const ops::StepLimits& limits) {
 
 bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::RowChoice> rows) {
   FF_ASSERT(is_float(logits) && logits.stride == logits.cols && chosen_ - collected_ < choices_.size());
-  const auto vocabulary = static_cast<int>(logits.cols);
-  const size_t words = static_cast<size_t>(ceil_div(logits.cols, 32));
+  if (!asked_.lay_out(rows, logits.cols, logits.rows, choice_rows_) || asked_.bytes() > sample_bytes_) return false;
   Choices& choices = choices_[chosen_ % choices_.size()];
   choices.defined.clear();
   choices.logprobs.clear();
-  std::vector<step::SampleRow> samples, reports;  // reports: of rows that are adjusted, once they have their tokens
-  int64_t spare = logits.rows;                    // the next row that nothing was computed for
-  std::vector<step::Bias> biases;
-  std::vector<int> banned, drawn, reported, counted;
-  std::vector<uint32_t> masks;
-  std::vector<step::CountedLane> lanes;
-  bool given = false;
-  for (const cpu::RowChoice& row : rows) {
-    const cpu::Choice& c = row.choice;
-    const ops::SamplingParams& p = c.params;
-    static_assert(step::kMostLogprobs == ops::kMaxLogprobs);
-    step::SampleRow s = {};
-    s.row = s.adjusted = static_cast<int>(row.row);
-    s.place = static_cast<int>(samples.size());
-    s.given = c.given >= 0 ? c.given : step::kToBeChosen;
-    s.temperature = p.temperature;
-    s.top_p = p.top_p;
-    s.min_p = p.min_p;
-    s.top_k = p.top_k;
-    s.defined = c.defined_tokens > 0 ? c.defined_tokens : vocabulary;
-    s.seed = c.seed;
-    s.index = c.index;
-    s.bias_first = static_cast<int>(biases.size());
-    for (const auto& [token, value] : p.logit_bias) biases.push_back({token, value});
-    s.bias_count = static_cast<int>(biases.size()) - s.bias_first;
-    s.banned_first = static_cast<int>(banned.size());
-    banned.insert(banned.end(), c.banned.begin(), c.banned.end());
-    banned.insert(banned.end(), c.too_early.begin(), c.too_early.end());
-    s.banned_count = static_cast<int>(banned.size()) - s.banned_first;
-    s.mask = c.mask.empty() ? -1 : static_cast<int>(masks.size() / words);
-    masks.insert(masks.end(), c.mask.begin(), c.mask.end());
-    s.counts = row.counted.lane;
-    s.repetition_penalty = p.repetition_penalty;
-    s.presence_penalty = p.presence_penalty;
-    s.frequency_penalty = p.frequency_penalty;
-    s.draft_first = row.counted.draft_row;
-    s.draft_count = row.counted.drafts;
-    if (const auto& more = row.counted.more; !more.empty() || row.counted.choice >= 0) {
-      lanes.push_back(
-          {row.counted.lane, static_cast<int>(counted.size()), static_cast<int>(more.size()), row.counted.choice});
-      counted.insert(counted.end(), more.begin(), more.end());
-    }
-    s.logprobs = p.logprobs;
-    choices.defined.push_back(s.defined);
-    choices.logprobs.push_back(s.logprobs);
-    given = given || s.given >= 0;
-    if (p.logprobs >= 0 && step::adjusts(s)) {
-      step::SampleRow report = s;
-      report.given = step::kChosenBefore;
-      report.temperature = 0;
-      report.bias_count = report.banned_count = 0;
-      report.mask = report.counts = -1;
-      reports.push_back(report);
-      s.logprobs = -1;
-      if (s.temperature != 0.0f) {
-        if (spare == choice_rows_) return false;
-        s.adjusted = static_cast<int>(spare++);
-      }
-    }
-    if (s.temperature != 0.0f) drawn.push_back(static_cast<int>(samples.size()));
-    if (s.logprobs >= 0) reported.push_back(static_cast<int>(samples.size()));
-    samples.push_back(s);
-  }
-  const bool asked = !reported.empty() || !reports.empty();
+  for (const step::SampleRow& s : asked_.samples()) choices.defined.push_back(s.defined);
+  for (const cpu::RowChoice& row : rows) choices.logprobs.push_back(row.choice.params.logprobs);
+  const bool reports = asked_.reports_any();
   const bool open = open_gather_.out.data != nullptr && open_gather_.out.data == logits.data;
-  const bool few = static_cast<int64_t>(rows.size()) <= options_.gathered_rows && (!drawn.empty() || asked);
-  const bool by_parts = rank_choice_ != nullptr && open && !few && !given && reports.empty();
-  if (!by_parts) drawn.clear(), reported.clear();
-  uint64_t total = 0;
-  const auto place = [&total](const auto& values) {
-    const uint64_t at = total;
-    total += (values.size() * sizeof(values[0]) + 15) / 16 * 16;
-    return at;
-  };
-  const uint64_t at_samples = place(samples), at_biases = place(biases), at_banned = place(banned),
-                 at_masks = place(masks), at_drawn = place(drawn), at_reported = place(reported),
-                 at_lanes = place(lanes), at_counted = place(counted), at_reports = place(reports);
-  if (total > sample_bytes_) return false;
+  const bool few = static_cast<int64_t>(rows.size()) <= options_.gathered_rows && (!asked_.drawn().empty() || reports);
+  const bool by_parts = rank_choice_ != nullptr && open && !few && asked_.by_parts();
   if (!rows.empty()) {
-    uint8_t* to = sample_uploads_.prepare(total);
-    const auto write = [&](uint64_t at, const auto& values) {
-      if (!values.empty()) std::memcpy(to + at, values.data(), values.size() * sizeof(values[0]));
-    };
-    write(at_samples, samples);
-    write(at_biases, biases);
-    write(at_banned, banned);
-    write(at_masks, masks);
-    write(at_drawn, drawn);
-    write(at_reported, reported);
-    write(at_lanes, lanes);
-    write(at_counted, counted);
-    write(at_reports, reports);
-    copies_.add(sample_uploads_.take(total));
+    asked_.write(sample_uploads_.prepare(asked_.bytes()));
+    copies_.add(sample_uploads_.take(asked_.bytes()));
+    const DeviceAddress samples = asked_.samples_at(sample_uploads_.place());
     for (size_t i = 0; i < rows.size(); ++i) {
-      if (rows[i].lane >= 0) lanes_.sample(rows[i].lane, static_cast<int>(i), sample_uploads_.place() + at_samples);
+      if (rows[i].lane >= 0) lanes_.sample(rows[i].lane, static_cast<int>(i), samples);
     }
   }
   const ops::Tensor own = open ? open_gather_.part : logits;
@@ -274,75 +185,68 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   flush_tables();
   if (!by_parts) gather_open();
   open_gather_ = {};
-  if (const auto count = static_cast<unsigned>(rows.size()); count > 0) {
+  if (!rows.empty()) {
+    const auto count = static_cast<int>(rows.size());
     if (works_ != nullptr) {
-      note_work("choice of tokens", {4.0 * count * vocabulary, 0},
-                {.kind = plan::step::Kind::kSample, .rows = count, .inputs = vocabulary});
+      note_work("choice of tokens", {4.0 * count * static_cast<double>(logits.cols), 0},
+                {.kind = plan::step::Kind::kSample, .rows = count, .inputs = logits.cols});
     }
     const DeviceAddress tables = sample_uploads_.place();
     step::SampleArgs args = {};
     args.logits = const_cast<float*>(logits.f32());
     args.stride = logits.stride;
-    args.rows = static_cast<int>(count);  // of ranks that choose by parts
-    // Several CTAs of a row wait for each other, and those of another rank on the card could have their room.
-    const bool alone = ranks_ == nullptr || !ranks_->shares_card();
-    args.samples = device_pointer<const step::SampleRow>(tables + at_samples);
-    args.biases = device_pointer<const step::Bias>(tables + at_biases);
-    args.banned = device_pointer<const int>(tables + at_banned);
-    args.masks = device_pointer<const uint32_t>(tables + at_masks);
-    args.mask_words = static_cast<long long>(words);
+    args.rows = count;
+    asked_.point(args, tables);
     args.counts = counts_.as<int>();
-    args.counts_stride = vocabulary;
+    args.counts_stride = logits.cols;
     args.drafts = device_pointer<const int>(tables_.tokens);
     args.states = sample_states_.as<step::SampleState>();
     args.tokens = choices.tokens.as<int>();
     args.told = reinterpret_cast<int*>(choices.results.data());
-    args.logprob_tokens = asked ? args.told + count : nullptr;
-    args.logprobs = asked ? reinterpret_cast<float*>(args.told + count * (2 + step::kMostLogprobs)) : nullptr;
+    args.logprob_tokens = reports ? args.told + count : nullptr;
+    args.logprobs = reports ? reinterpret_cast<float*>(args.told + count * (2 + step::kMostLogprobs)) : nullptr;
     std::fill_n(args.told, count, step::kNotTold);
     begin_counts(rows);
-    if (!lanes.empty()) {
-      const Choices& last = choices_[(chosen_ + choices_.size() - 1) % choices_.size()];
-      const step::CountArgs count_args = {counts_.as<int>(),
-                                          vocabulary,
-                                          device_pointer<const step::CountedLane>(tables + at_lanes),
-                                          static_cast<int>(lanes.size()),
-                                          device_pointer<const int>(tables + at_counted),
-                                          last.tokens.as<int>()};
+    if (asked_.counted_lanes() > 0) {
+      step::CountArgs counted = asked_.counted(tables);
+      counted.counts = counts_.as<int>();
+      counted.counts_stride = args.counts_stride;
+      counted.chosen = choices_[(chosen_ + choices_.size() - 1) % choices_.size()].tokens.as<int>();
       launch(card_->stream, (*sample_)[kSampleCount],
-             {static_cast<unsigned>(ceil_div(static_cast<int64_t>(lanes.size()), step::kCountThreads))}, overlap_,
-             count_args);
+             {static_cast<unsigned>(ceil_div(counted.count, step::kCountThreads))}, overlap_, counted);
     }
     if (by_parts) {
       const auto exchange = [this](const ops::Tensor& part, const ops::Tensor& all) {
         ranks_->gather(part, all, overlap_);
       };
       rank_choice_->choose(args, own.f32() - logits.f32(), own.cols,
-                           {samples, drawn, device_pointer<const int>(tables + at_drawn), reported,
-                            device_pointer<const int>(tables + at_reported)},
+                           {asked_.samples(), asked_.drawn(), device_pointer<const int>(asked_.drawn_at(tables)),
+                            asked_.reported(), device_pointer<const int>(asked_.reported_at(tables))},
                            exchange, overlap_);
     } else {
-      const auto choose = [&](const std::vector<step::SampleRow>& of, uint64_t at) {
-        if (of.empty()) return;
-        args.rows = static_cast<int>(of.size());
-        args.splits = alone ? step::sample_splits(vocabulary, args.rows, sms_) : 1;
-        args.samples = device_pointer<const step::SampleRow>(tables + at);
-        FF_ASSERT(args.splits == 1 || of.size() * sizeof(step::SampleState) <= sample_states_.bytes());
-        launch(card_->stream, (*sample_)[kSampleTokens],
-               {static_cast<unsigned>(args.splits), static_cast<unsigned>(of.size())}, overlap_, args);
-      };
-      choose(samples, at_samples);
-      choose(reports, at_reports);
+      choose_rows(args, logits.cols);
+      args.rows = static_cast<int>(asked_.reports().size());
+      args.samples = device_pointer<const step::SampleRow>(asked_.reports_at(tables));
+      if (args.rows > 0) choose_rows(args, logits.cols);
     }
   }
   // An event would keep the next step's tables from being asked for early. What is written beside tokens may come later
   // than they do, and ranks write tokens twice.
-  choices.told = !rows.empty() && !by_parts && !asked;
+  choices.told = !rows.empty() && !by_parts && !reports;
   if (!choices.told) choices.there->record(card_->stream);
   for (size_t i = 0; i < choices.taken.size(); ++i) choices.taken[i] = uploads()[i]->taken();
   ++chosen_;
   if (rounds_ahead() && drafting_) lanes_.drafted(choices.tokens.as<int>());
   return true;
+}
+
+void CudaBackend::choose_rows(step::SampleArgs args, int64_t vocabulary) {
+  // Several CTAs of a row wait for each other, and those of another rank on the card could have their room.
+  const bool alone = ranks_ == nullptr || !ranks_->shares_card();
+  args.splits = alone ? step::sample_splits(static_cast<int>(vocabulary), args.rows, sms_) : 1;
+  FF_ASSERT(args.splits == 1 || static_cast<uint64_t>(args.rows) * sizeof(step::SampleState) <= sample_states_.bytes());
+  launch(card_->stream, (*sample_)[kSampleTokens],
+         {static_cast<unsigned>(args.splits), static_cast<unsigned>(args.rows)}, overlap_, args);
 }
 
 // Once for each request with penalties, and again where it was preempted.

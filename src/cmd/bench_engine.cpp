@@ -437,6 +437,8 @@ void run(const Options& options) {
   const int64_t hits = load.after.prefix.hit_tokens - load.before.prefix.hit_tokens;
   const int64_t possible = options.shared_prefix * (options.requests - 1);
   const int64_t preemptions = load.after.preemptions - load.before.preemptions;
+  const int64_t steps = load.after.steps - load.before.steps;
+  const int64_t prepared = load.after.prepared_steps - load.before.prepared_steps;
   const std::string prompts = !options.prompts.empty()    ? options.prompts
                               : options.shared_prefix > 0 ? fmt::format("random, {} tokens, {} of them shared",
                                                                         options.prompt, options.shared_prefix)
@@ -485,6 +487,8 @@ void run(const Options& options) {
       out["draft"]["median_speedup"] = result.median_speedup ? Json(*result.median_speedup) : Json(nullptr);
     }
     out["preemptions"] = preemptions;
+    out["steps"] = steps;
+    out["prepared_steps"] = prepared;
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return;
   }
@@ -522,6 +526,10 @@ void run(const Options& options) {
                load.decode_tokens_per_s() / *result.plain_decode_tokens_per_s, result.median_speedup.value_or(0));
   }
   fmt::print("{:<24}{:10}\n", "preemptions", preemptions);
+  if (prepared > 0) {
+    fmt::print("{:<24}{:10}, {} of which launched kernel by kernel or recorded for the next of their kind\n", "steps",
+               steps, prepared);
+  }
 }
 
 }  // namespace

@@ -551,6 +551,7 @@ void EngineImpl::measure(const Flight& flight, const ops::StepOutcome& outcome) 
   }
   ++counters_.steps;
   counters_.step_seconds += outcome.seconds;
+  if (outcome.prepared) ++counters_.prepared_steps;
   if (!outcome.prepared) draft_policy_.measure(step, outcome.seconds);
 }
 

@@ -191,7 +191,8 @@ struct EngineStats {
   int64_t pages_total = 0, pages_free = 0;  // free: nobody's, or only the prefix cache's
   int64_t slots_total = 0, slots_free = 0;  // free: nobody's; prefix.states of the others may be given up
   int64_t steps = 0, prefill_tokens = 0, decode_tokens = 0;
-  double step_seconds = 0;  // spent in steps, by the backend's clock
+  int64_t prepared_steps = 0;  // of `steps`: ops::StepOutcome::prepared
+  double step_seconds = 0;     // spent in steps, by the backend's clock
   int64_t preemptions = 0;
   int64_t finished[5] = {};  // by FinishReason
   PrefixStats prefix;

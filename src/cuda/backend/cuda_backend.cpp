@@ -46,7 +46,7 @@ CudaBackend::CudaBackend(const CudaOptions& options, std::shared_ptr<Card> card,
       carry_uploads_(*card_, table_blocks(options)),
       lanes_(*card_),
       copies_(*card_),
-      graphs_(*card_, kMostGraphs) {
+      graphs_(card_->stream, kMostGraphs) {
   card_->loading_threads = options.threads;
   if (options.measured_ways && options.emulate.empty() && card_->load.emulate == nullptr) {
     arch_.measured = ways_on(card_->device, card_->store.directory(), arch_);

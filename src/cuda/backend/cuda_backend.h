@@ -180,6 +180,7 @@ class CudaBackend : public ops::Backend {
     bool told = false;                   // the tokens in `results` themselves say when they are there, not the event
     std::vector<int> defined, logprobs;  // of each row, as SampleRow has them
     std::array<uint64_t, 6> taken = {};  // of uploads(), before `there`
+    uint64_t part = 0;                   // the last one of graphs_ before it
   };
 
   // Loads what can be known of the model's kernels, at once.

@@ -18,7 +18,7 @@ void PartGraphs::begin(const Key& key) {
     replaying_ = entry.graph.get();
   } else {
     open_ = &entry;
-    recording_.emplace(card_.stream);
+    recording_.emplace(stream_);
   }
 }
 
@@ -34,7 +34,7 @@ void PartGraphs::end(const std::function<void()>& tables) {
   const Graph* graph = replaying_;
   replaying_ = nullptr;
   tables();
-  graph->launch(card_.stream);
+  graph->launch(stream_);
 }
 
 void PartGraphs::abandon() {
@@ -51,8 +51,8 @@ void PartGraphs::clear() {
 void PartGraphs::drop_oldest() {
   const auto oldest = std::min_element(graphs_.begin(), graphs_.end(),
                                        [](const auto& a, const auto& b) { return a.second.used < b.second.used; });
-  // One that is still running ends first.
-  if (oldest->second.graph != nullptr) card_.stream.synchronize();
+  // One that may still be running ends first.
+  if (oldest->second.graph != nullptr && oldest->second.used > ended_) stream_.synchronize();
   graphs_.erase(oldest);
 }
 

@@ -6,6 +6,7 @@
 // that are copied there before the launch; the key holds everything else that launches depend on.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -14,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/backend/memory.h"
+#include "cuda/device/device.h"
 
 namespace fourfold::cuda {
 
@@ -23,7 +24,7 @@ class PartGraphs {
   using Key = std::vector<int64_t>;
 
   // Keeps the `most` graphs used last.
-  PartGraphs(Card& card, size_t most) : card_(card), most_(most) {}
+  PartGraphs(const Stream& stream, size_t most) : stream_(stream), most_(most) {}
 
   // A part begins. Its launches are recorded, or replayed (then they must not be made again), or neither.
   void begin(const Key& key);
@@ -34,6 +35,9 @@ class PartGraphs {
   void end(const std::function<void()>& tables);
   // After an error: what was recorded is dropped.
   void abandon();
+  // How many parts have begun; and that those up to this one, counted so, have ended on the device.
+  uint64_t begun() const { return now_; }
+  void ended(uint64_t part) { ended_ = std::max(ended_, part); }
   // Whether a part since the last call was the first or the second with its key: launched one by one, or recorded.
   bool take_fresh() { return std::exchange(fresh_, false); }
   // Nothing recorded so far is valid any more.
@@ -46,10 +50,10 @@ class PartGraphs {
   };
   void drop_oldest();
 
-  Card& card_;
+  const Stream& stream_;
   const size_t most_;
   std::map<Key, Entry> graphs_;
-  uint64_t now_ = 0;
+  uint64_t now_ = 0, ended_ = 0;
   bool fresh_ = false;
   Entry* open_ = nullptr;  // of the part that is recorded
   std::optional<Recording> recording_;

@@ -235,6 +235,7 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   choices.told = !rows.empty() && !by_parts && !reports;
   if (!choices.told) choices.there->record(card_->stream);
   for (size_t i = 0; i < choices.taken.size(); ++i) choices.taken[i] = uploads()[i]->taken();
+  choices.part = graphs_.begun();
   ++chosen_;
   if (rounds_ahead() && drafting_) lanes_.drafted(choices.tokens.as<int>());
   return true;
@@ -301,6 +302,7 @@ void CudaBackend::collect(std::span<cpu::Chosen> chosen, std::span<std::string> 
   FF_ASSERT(chosen.size() == choices.defined.size());
   card_->device.wait([&] { return query(choices); }, "tokens were waited for");
   if (ranks_ != nullptr) ranks_->check();
+  graphs_.ended(choices.part);
   for (size_t i = 0; i < choices.taken.size(); ++i) uploads()[i]->settled(choices.taken[i]);
   constexpr size_t kEach = 1 + step::kMostLogprobs;
   const size_t count = chosen.size();

@@ -18,9 +18,6 @@ void check_limit(const char* field, int64_t value, int64_t low, int64_t high) {
 constexpr int64_t kStatesShare = 8;
 constexpr int64_t kLeastStates = 16, kMostStates = 4096;
 
-// Prompts whose log-probabilities are wanted have at least so many rows a step, however few sequences run.
-constexpr int64_t kReportedRows = 256;
-
 // The last token of each sequence, and its drafts.
 int64_t least_logit_rows(const EngineOptions& options) {
   const int64_t drafts = options.drafts == kAutoDrafts ? ops::kMaxDrafts : options.drafts;
@@ -30,13 +27,14 @@ int64_t least_logit_rows(const EngineOptions& options) {
 }  // namespace
 
 int64_t logit_rows(const EngineOptions& options) {
-  return std::max(least_logit_rows(options), std::min(kReportedRows, options.max_step_tokens));
+  return std::max(least_logit_rows(options), std::min(options.reported_rows, options.max_step_tokens));
 }
 
 EngineOptions resolve(EngineOptions options, const model::Model& model) {
   check_limit("max_context", options.max_context, 2, model.config().max_positions);
   check_limit("max_sequences", options.max_sequences, 1, std::min<int64_t>(4096, model.options().max_logit_rows));
   check_limit("max_step_tokens", options.max_step_tokens, options.max_sequences, model.options().max_step_tokens);
+  check_limit("reported_rows", options.reported_rows, 0, 65536);
   check_limit("page_size", options.page_size, 1, 65536);
   check_limit("max_queued", options.max_queued, 1, 1 << 20);
   check_limit("max_queued_tokens", options.max_queued_tokens, 1, int64_t{1} << 40);

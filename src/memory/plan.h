@@ -116,8 +116,10 @@ struct Wishes {
 // The largest sensible sizes: as many sequences as `usual_sequences` (halved until they fit), a context of all
 // positions of the model (halved until it fits), steps of `most_step_tokens` (halved until they take an eighth at most
 // of what those of the demand's engine leave, and the longest half of the time after which a step is given up), up to
-// kCardSequences (doubled while they and the least cache for them take a third at most of what is left), and a cache
-// that fills the rest, at most a full context for each sequence. What was asked for is kept or refused as by require().
+// kCardSequences (doubled while they and the least cache for them take a third at most of what is left), as many rows
+// for prompts that report as the demand's engine has, where they take an eighth at most of what is left (otherwise 32),
+// and a cache that fills the rest, at most a full context for each sequence. What was asked for is kept or refused as
+// by require().
 Plan largest(Demand demand, const Wishes& wishes, int64_t usual_sequences, int64_t positions, const Cards& cards,
              double utilization = kUtilization);
 

@@ -89,6 +89,7 @@ TEST(LogitRows, AreEnoughForSequencesDraftsAndPrompts) {
   EXPECT_EQ(rows(64, 4, 512), 320);
   EXPECT_EQ(rows(1, 5, 16), 16);
   EXPECT_EQ(rows(64, 5, 256), 256);
+  EXPECT_EQ(logit_rows({.max_sequences = 3, .reported_rows = 0}), 3);
 }
 
 }  // namespace

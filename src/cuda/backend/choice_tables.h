@@ -37,10 +37,9 @@ class ChoiceTables {
   const std::vector<int>& drawn() const { return drawn_.values; }
   const std::vector<int>& reported() const { return reported_.values; }
   int counted_lanes() const { return static_cast<int>(lanes_.values.size()); }
-  // Log-probabilities are asked for.
-  bool reports_any() const { return !reported_.values.empty() || !reports_.values.empty(); }
-  // By kernels for ranks that have columns of their own: these have no tokens that are given, and no second launch.
-  bool by_parts() const { return !given_ && reports_.values.empty(); }
+  bool asks_for_logprobs() const { return !reported_.values.empty() || !reports_.values.empty(); }
+  // Ranks can choose from columns of their own: that way has no tokens that are given, and no second launch.
+  bool can_go_by_parts() const { return !given_ && reports_.values.empty(); }
 
  private:
   template <typename T>

@@ -168,10 +168,10 @@ bool CudaBackend::choose_later(const ops::Tensor& logits, std::span<const cpu::R
   choices.logprobs.clear();
   for (const step::SampleRow& s : asked_.samples()) choices.defined.push_back(s.defined);
   for (const cpu::RowChoice& row : rows) choices.logprobs.push_back(row.choice.params.logprobs);
-  const bool reports = asked_.reports_any();
+  const bool reports = asked_.asks_for_logprobs();
   const bool open = open_gather_.out.data != nullptr && open_gather_.out.data == logits.data;
   const bool few = static_cast<int64_t>(rows.size()) <= options_.gathered_rows && (!asked_.drawn().empty() || reports);
-  const bool by_parts = rank_choice_ != nullptr && open && !few && asked_.by_parts();
+  const bool by_parts = rank_choice_ != nullptr && open && !few && asked_.can_go_by_parts();
   if (!rows.empty()) {
     asked_.write(sample_uploads_.prepare(asked_.bytes()));
     copies_.add(sample_uploads_.take(asked_.bytes()));

@@ -373,8 +373,8 @@ void run(const Options& options) {
   const int32_t drafts = parse_drafts(options.draft);
   model::ModelOptions model_options;
   model_options.max_logit_rows = options.concurrency * (1 + (drafts == 0 ? 0 : ops::kMaxDrafts));
-  if (options.prompt_logprobs >= 0) {  // as many as a server has
-    model_options.max_logit_rows = std::max(model_options.max_logit_rows, engine::logit_rows({}));
+  if (options.prompt_logprobs >= 0 || options.logprobs >= 0) {  // as a server has them
+    model_options.max_logit_rows += engine::EngineOptions().spare_logit_rows;
   }
   const auto take_steps_of = [&](int64_t tokens) {
     model_options.max_step_tokens = std::max(tokens, model_options.max_logit_rows);

@@ -420,7 +420,7 @@ std::unique_ptr<engine::Engine> start_engine(const Work& work, const Options& op
   engine_options.max_context = work.context;
   engine_options.max_sequences = options.parallel;
   engine_options.max_step_tokens = 512;
-  engine_options.reported_rows = 0;
+  engine_options.spare_logit_rows = 0;
   engine_options.drafts = parse_drafts(options.draft);
   model::ModelOptions model_options;
   model_options.max_step_tokens = engine_options.max_step_tokens;

@@ -95,7 +95,7 @@ memory::Plan memory_of_step(const Options& o, const Shapes& shapes) {
   engine.max_step_tokens = rows;
   engine.cache_tokens = engine.max_sequences * round_up(engine.max_context, engine.page_size);
   engine.prefix_cache = false;
-  engine.reported_rows = 0;
+  engine.spare_logit_rows = 0;
   return memory::plan(demand, {memory::published_card(o.shape.card())},
                       o.memory_args.utilization.value_or(memory::kUtilization));
 }

@@ -353,7 +353,7 @@ void converse(Chat& chat, const WeightsIn& weights) {
 engine::EngineOptions engine_options(const Options& options) {
   engine::EngineOptions engine;
   engine.max_sequences = 1;
-  engine.reported_rows = 0;
+  engine.spare_logit_rows = 0;
   engine.drafts = parse_drafts(options.draft);
   engine.draft_tokens = parse_draft_tokens(options.draft_tokens);
   return engine;

@@ -51,6 +51,8 @@ void FastBackend::begin_step(const ops::Batch& batch) {
   products_.begin_step(batch);
 }
 
+void FastBackend::begin_logits(std::span<const ops::LogitRows> sequences) { products_.begin_logits(sequences); }
+
 std::unique_ptr<HostStateCache> FastBackend::make_states(const ops::StateCacheShape& shape) {
   return delta_net_.make_states(shape);
 }

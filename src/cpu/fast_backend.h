@@ -21,6 +21,7 @@ class FastBackend : public CpuBackend {
                                              const std::function<void(int64_t)>& done) override;
   void reserve(const ops::ReserveLimits& limits) override;
   void begin_step(const ops::Batch& batch) override;
+  void begin_logits(std::span<const ops::LogitRows> sequences) override;
   void linear(const ops::Tensor& x, const ops::Matrix& weight, const ops::Tensor& out) override;
   void attention(const ops::AttentionParams& params, const ops::Tensor& q, const ops::Tensor& k, const ops::Tensor& v,
                  ops::KvCache& cache, int64_t layer, const ops::Tensor& out) override;

@@ -145,8 +145,9 @@ struct EngineOptions {
   // Positions of the key/value cache in all, at least one full context; 0: enough for max_sequences of 1/2 max_context.
   // When it is used up the newest request gives its pages back and is computed again later, from its tokens.
   int64_t cache_tokens = 0;
-  // Rows of a step, at least, that prompts may have whose log-probabilities are wanted: a row of logits each.
-  int64_t reported_rows = 256;
+  // Rows of logits beside those of each sequence's last token and drafts: log-probabilities of prompts are computed for
+  // so many rows at a time, and those of drawn tokens beside penalties take a second row.
+  int64_t spare_logit_rows = 128;
   int64_t page_size = 64;    // positions in a page of the cache
   int64_t max_queued = 256;  // waiting requests; more are refused
   // Of the prompts of waiting requests; more are refused, except that one longer prompt may wait alone.

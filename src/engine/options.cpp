@@ -27,14 +27,14 @@ int64_t least_logit_rows(const EngineOptions& options) {
 }  // namespace
 
 int64_t logit_rows(const EngineOptions& options) {
-  return std::max(least_logit_rows(options), std::min(options.reported_rows, options.max_step_tokens));
+  return std::min(least_logit_rows(options) + options.spare_logit_rows, options.max_step_tokens);
 }
 
 EngineOptions resolve(EngineOptions options, const model::Model& model) {
   check_limit("max_context", options.max_context, 2, model.config().max_positions);
   check_limit("max_sequences", options.max_sequences, 1, std::min<int64_t>(4096, model.options().max_logit_rows));
   check_limit("max_step_tokens", options.max_step_tokens, options.max_sequences, model.options().max_step_tokens);
-  check_limit("reported_rows", options.reported_rows, 0, 65536);
+  check_limit("spare_logit_rows", options.spare_logit_rows, 0, 65536);
   check_limit("page_size", options.page_size, 1, 65536);
   check_limit("max_queued", options.max_queued, 1, 1 << 20);
   check_limit("max_queued_tokens", options.max_queued_tokens, 1, int64_t{1} << 40);

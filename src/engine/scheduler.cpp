@@ -195,8 +195,6 @@ void Scheduler::plan_token(Active* request, Flight& flight) {
 bool Scheduler::plan_chunk(Active* request) {
   Lane& lane = request->lane;
   int64_t count = std::min(request->length() - lane.fed, rows_left_);
-  const bool reports = request->request.prompt_logprobs >= 0 && request->output_tokens() == 0;
-  if (reports) count = std::min(count, 1 + logits_left_);  // a row of logits for each
   if (lane.next_boundary < lane.boundaries.size()) {
     count = std::min(count, lane.boundaries[lane.next_boundary].position - lane.fed);
   }
@@ -225,7 +223,6 @@ bool Scheduler::plan_chunk(Active* request) {
     lane.hit_page = -1;
   }
   rows_left_ -= count;
-  if (reports) logits_left_ -= count - 1;
   lane.fed += count;
   add_work(work, chunks_);
   return true;

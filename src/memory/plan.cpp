@@ -39,7 +39,6 @@ int64_t greatest(int64_t low, int64_t high, F&& fits) {
 
 constexpr int64_t kLeastContext = 64;
 constexpr int64_t kSensibleContext = 8192;
-constexpr int64_t kLeastReportedRows = 32;
 constexpr std::chrono::duration<double> kLongestStep = cuda::kStepDeadline / 2;
 
 int64_t least_cache(const engine::EngineOptions& engine) {
@@ -280,8 +279,6 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t usual_sequences, int64
   engine.cached_states = engine.prefix_cache ? 1 : 0;  // as many as there is room for, below
   engine.cache_tokens = wishes.cache_tokens;
   if (wishes.step_tokens > 0) engine.max_step_tokens = wishes.step_tokens;
-  const int64_t reported_rows = engine.reported_rows;
-  engine.reported_rows = std::min(reported_rows, kLeastReportedRows);
   demand.least_cache = wishes.cache_tokens == 0;
   Plan found = plan(demand, cards, utilization);
   while (!found.fits()) {
@@ -323,7 +320,6 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t usual_sequences, int64
       room -= left - std::min(left, found.left());
     }
   }
-  if (engine.reported_rows < reported_rows) takes(engine.reported_rows, reported_rows, found.left() / 8);
   // The rest: a quarter to states that prompts begin with, the others to keys and values.
   uint64_t rest = found.left();
   engine.cache_tokens = found.engine.cache_tokens;

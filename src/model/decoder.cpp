@@ -280,6 +280,12 @@ std::unique_ptr<ops::Stepper> DecoderModel::make_stepper(const ops::StepLimits& 
 void DecoderModel::step(const ops::StepShape& shape, ops::StepScope& scope, Caches& caches) {
   scope.begin_trunk();
   run_trunk(shape.rows, caches, {});
+  while (const int64_t reported = scope.begin_report()) {
+    const ops::Tensor rows = gathered_.slice_rows(0, reported), of_rows = logits_.slice_rows(0, reported);
+    scope.gather_reported(hidden(), rows);
+    score(rows, of_rows);
+    scope.report(of_rows);
+  }
   const ops::Tensor logits = logits_.slice_rows(0, shape.logit_rows);
   if (shape.logit_rows > 0) {
     const ops::Tensor rows = gathered_.slice_rows(0, shape.logit_rows);

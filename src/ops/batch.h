@@ -48,4 +48,9 @@ struct Batch {
   int64_t rows() const { return sequences.empty() ? 0 : sequences.back().first + sequences.back().count; }
 };
 
+// Consecutive rows of logits that are of one sequence, and how many of that sequence's a step has in all.
+struct LogitRows {
+  int64_t rows = 0, of = 0;
+};
+
 }  // namespace fourfold::ops

@@ -41,7 +41,7 @@ inline constexpr size_t kDraftLists = 2;
 struct StepLimits {
   int64_t lanes = 0;       // lanes [0, lanes)
   int64_t rows = 0;        // of one step
-  int64_t logit_rows = 0;  // rows of one step whose logits are computed
+  int64_t logit_rows = 0;  // rows whose logits are computed at a time; of one step, those that tokens are chosen from
   int64_t drafts = 0;      // of a lane in one step, 0 .. kMaxDrafts; more than 0 needs a model with an MTP head
   int64_t context = 0;     // positions of one lane
   int64_t page_size = 0;
@@ -171,7 +171,13 @@ class StepScope {
   virtual ~StepScope() = default;
   // The rows of the plan.
   virtual void begin_trunk() = 0;
-  // out[i] = x[row i of those whose logits are wanted]
+  // Rows of prompts whose log-probabilities are asked for, as many as may have logits at a time; 0: there are no more.
+  virtual int64_t begin_report() = 0;
+  // After begin_report(): out[i] = x[the i-th of them]
+  virtual void gather_reported(const Tensor& x, const Tensor& out) = 0;
+  // Their log-probabilities, from logits [these rows, vocabulary] (fp32; overwritten).
+  virtual void report(const Tensor& logits) = 0;
+  // out[i] = x[row i of those that tokens are chosen from]
   virtual void gather_logit_rows(const Tensor& x, const Tensor& out) = 0;
   // Chooses tokens from logits [logit rows, vocabulary] (fp32; overwritten), verifies drafts, moves the lanes on.
   virtual void choose(const Tensor& logits) = 0;

@@ -10,6 +10,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <thread>
@@ -60,7 +61,7 @@ class World {
   std::function<void()> before_step;
   std::set<int32_t> poison;                  // tokens after which logits are not finite
   int64_t bodies = 0, rows = 0, passes = 0;  // passes that drafted
-  std::vector<int64_t> rows_of_bodies;
+  std::vector<int64_t> rows_of_bodies, reported_at_once;
 
  private:
   int32_t& token(int32_t page, int32_t offset) { return tokens_.at(static_cast<size_t>(page * kPageSize + offset)); }
@@ -99,14 +100,32 @@ class World {
       EXPECT_TRUE(written.insert(slot).second) << "slot " << slot << " is written twice";
       slots_.at(static_cast<size_t>(slot)) = state;
     }
-    std::vector<float> logits(static_cast<size_t>(shape.logit_rows * kVocabulary));
-    for (size_t i = 0; i < batch_.logit_rows.size(); ++i) {
-      const auto row = static_cast<size_t>(batch_.logit_rows[i]);
-      const std::span out = std::span(logits).subspan(i * kVocabulary, kVocabulary);
-      fill_logits(hash[row], out);
-      if (poison.contains(last[row])) out[5] = std::numeric_limits<float>::quiet_NaN();
+    // Rows are gathered by their numbers.
+    std::vector<float> numbers(hash.size()), gathered, logits;
+    std::iota(numbers.begin(), numbers.end(), 0.0f);
+    const ops::Tensor all = {numbers.data(), ops::DType::kF32, shape.rows, 1, 1};
+    const auto gather_to = [&](int64_t count) {
+      gathered.resize(static_cast<size_t>(count));
+      return ops::Tensor{gathered.data(), ops::DType::kF32, count, 1, 1};
+    };
+    const auto score = [&] {
+      logits.resize(gathered.size() * kVocabulary);
+      for (size_t i = 0; i < gathered.size(); ++i) {
+        const auto row = static_cast<size_t>(gathered[i]);
+        const std::span out = std::span(logits).subspan(i * kVocabulary, kVocabulary);
+        fill_logits(hash[row], out);
+        if (poison.contains(last[row])) out[5] = std::numeric_limits<float>::quiet_NaN();
+      }
+      const auto count = static_cast<int64_t>(gathered.size());
+      return ops::Tensor{logits.data(), ops::DType::kF32, count, kVocabulary, kVocabulary};
+    };
+    while (const int64_t reported = scope.begin_report()) {
+      reported_at_once.push_back(reported);
+      scope.gather_reported(all, gather_to(reported));
+      scope.report(score());
     }
-    scope.choose({logits.data(), ops::DType::kF32, shape.logit_rows, kVocabulary, kVocabulary});
+    scope.gather_logit_rows(all, gather_to(shape.logit_rows));
+    scope.choose(score());
     if (!shape.feed_drafter) return;
     scope.begin_feed();
     ASSERT_EQ(batch_.size(), shape.rows);
@@ -608,7 +627,9 @@ TEST(HostStepper, PromptLogprobsAreOfTheTokensThatFollow) {
     ThreadPool pool(2);
     World world(16, 4, 0);
     DeferredChoices later(kVocabulary, 1);
-    const auto stepper = make_host_stepper(small_limits(), world.parts(pool, 1, tokens_later ? &later : nullptr));
+    ops::StepLimits limits = small_limits();
+    limits.logit_rows = 2;  // fewer than a step reports
+    const auto stepper = make_host_stepper(limits, world.parts(pool, 1, tokens_later ? &later : nullptr));
     const std::vector<int32_t> prompt{1, 2, 3, 4, 5}, pages{0, 1, 2, 3}, slot{0};
     ops::LaneStart start;
     start.sampling.temperature = 0;
@@ -631,6 +652,7 @@ TEST(HostStepper, PromptLogprobsAreOfTheTokensThatFollow) {
     ASSERT_EQ(first.prompt_logprobs.size(), 3u);
     ASSERT_EQ(second.prompt_logprobs.size(), 1u);
     ASSERT_EQ(second.tokens.size(), 1u);
+    EXPECT_EQ(world.reported_at_once, (std::vector<int64_t>{2, 1, 1}));
     std::vector<std::vector<ops::TokenLogprob>> all = first.prompt_logprobs;
     all.push_back(second.prompt_logprobs[0]);
     Sampler sampler(kVocabulary);

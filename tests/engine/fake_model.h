@@ -112,6 +112,7 @@ struct FakeOptions {
   int64_t vocabulary = 40;
   int64_t max_positions = 4096;
   int64_t max_step_tokens = 4096;
+  int64_t max_logit_rows = 4096;
   bool mtp = false;
   bool recurrent = true;
   double draft_accuracy = 0.7;  // how often a draft is the most probable token
@@ -134,7 +135,7 @@ class FakeModel final : public model::Model {
     config_.vocabulary = options_.vocabulary;
     config_.max_positions = options_.max_positions;
     model_options_.max_step_tokens = options_.max_step_tokens;
-    model_options_.max_logit_rows = options_.max_step_tokens;
+    model_options_.max_logit_rows = std::min(options_.max_logit_rows, options_.max_step_tokens);
   }
 
   const model::ModelConfig& config() const override { return config_; }
@@ -225,20 +226,30 @@ class FakeModel final : public model::Model {
     for (const ops::Sequence& sequence : batch_.sequences) {
       if (!gone(sequence)) run_trunk(sequence);
     }
-    for (size_t i = 0; i < batch_.logit_rows.size(); ++i) {
-      const int32_t row = batch_.logit_rows[i];
-      fake_logits(hash_shift(get(hidden_, row)), logit_row(static_cast<int64_t>(i)));
-      if (options_.poison.contains(batch_.tokens[static_cast<size_t>(row)])) {
-        logit_row(static_cast<int64_t>(i))[static_cast<size_t>(options_.vocabulary / 2)] =
-            std::numeric_limits<float>::quiet_NaN();
-      }
+    std::set<uint64_t> poisoned;
+    for (int64_t row = 0; row < batch_.rows(); ++row) {
+      if (options_.poison.contains(batch_.tokens[static_cast<size_t>(row)])) poisoned.insert(get(hidden_, row));
     }
-    // Its own way round: what it gathers must be the same hashes.
-    scope.gather_logit_rows(tensor(hidden_, shape.rows, kHidden), tensor(gathered_, shape.logit_rows, kHidden));
+    const auto score = [&](int64_t rows) {
+      for (int64_t i = 0; i < rows; ++i) {
+        const uint64_t hash = get(gathered_, i);
+        fake_logits(hash_shift(hash), logit_row(i));
+        if (poisoned.contains(hash)) {
+          logit_row(i)[static_cast<size_t>(options_.vocabulary / 2)] = std::numeric_limits<float>::quiet_NaN();
+        }
+      }
+      return tensor(logits_, rows, options_.vocabulary);
+    };
+    const ops::Tensor hidden = tensor(hidden_, shape.rows, kHidden);
+    while (const int64_t reported = scope.begin_report()) {
+      scope.gather_reported(hidden, tensor(gathered_, reported, kHidden));
+      scope.report(score(reported));
+    }
+    scope.gather_logit_rows(hidden, tensor(gathered_, shape.logit_rows, kHidden));
     for (size_t i = 0; i < batch_.logit_rows.size(); ++i) {
       require(get(gathered_, static_cast<int64_t>(i)) == get(hidden_, batch_.logit_rows[i]), "rows gathered");
     }
-    scope.choose(tensor(logits_, shape.logit_rows, options_.vocabulary));
+    scope.choose(score(shape.logit_rows));
     if (!shape.feed_drafter) return;
     scope.begin_feed();
     for (const ops::Sequence& sequence : batch_.sequences) {

@@ -74,8 +74,8 @@ TEST(Slots, TakeAndRelease) {
   slots.check();
 }
 
-// A row for each sequence and each of its drafts; of a prompt whose log-probabilities are wanted 256 a step at least.
-TEST(LogitRows, AreEnoughForSequencesDraftsAndPrompts) {
+// A row for each sequence and each of its drafts; and some beside them, as far as a step goes.
+TEST(LogitRows, AreEnoughForSequencesAndDrafts) {
   const auto rows = [](int64_t sequences, int32_t drafts, int64_t step_tokens) {
     EngineOptions options;
     options.max_sequences = sequences;
@@ -83,13 +83,13 @@ TEST(LogitRows, AreEnoughForSequencesDraftsAndPrompts) {
     options.max_step_tokens = step_tokens;
     return logit_rows(options);
   };
-  EXPECT_EQ(rows(1, 0, 512), 256);
-  EXPECT_EQ(rows(1, kAutoDrafts, 512), 256);
-  EXPECT_EQ(rows(300, 0, 512), 300);
-  EXPECT_EQ(rows(64, 4, 512), 320);
+  EXPECT_EQ(rows(1, 0, 512), 129);
+  EXPECT_EQ(rows(1, kAutoDrafts, 512), 134);
+  EXPECT_EQ(rows(300, 0, 512), 428);
+  EXPECT_EQ(rows(64, 4, 512), 448);
   EXPECT_EQ(rows(1, 5, 16), 16);
   EXPECT_EQ(rows(64, 5, 256), 256);
-  EXPECT_EQ(logit_rows({.max_sequences = 3, .reported_rows = 0}), 3);
+  EXPECT_EQ(logit_rows({.max_sequences = 3, .spare_logit_rows = 0}), 3);
 }
 
 }  // namespace

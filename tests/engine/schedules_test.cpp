@@ -112,6 +112,8 @@ class Schedule {
       options_.draft_tokens = 100;
       vocabulary_ = kLargeVocabulary;
     }
+    options_.spare_logit_rows = one_in(random_, 2) ? between(random_, 0, 3) : 4096;
+    fake.max_logit_rows = logit_rows(options_);
     fake.vocabulary = vocabulary_;
     fake.draft_accuracy = one_in(random_, 3) ? 1.0 : random_.uniform();
     fake.row_bucket = one_in(random_, 3) ? between(random_, 2, 8) : 1;

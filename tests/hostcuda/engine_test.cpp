@@ -25,6 +25,7 @@ engine::EngineOptions engine_options(int32_t drafts = 0, int64_t draft_tokens = 
   options.max_context = 128;
   options.max_sequences = 2;
   options.max_step_tokens = 64;
+  options.spare_logit_rows = 4;  // a prompt's log-probabilities take several turns
   options.page_size = 16;
   options.prefix_cache = false;
   options.drafts = drafts;

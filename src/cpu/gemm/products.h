@@ -42,6 +42,7 @@ class Products {
   Products(const Tables& tables, ThreadPool& pool, const CpuOptions& options);
 
   void begin_step(const ops::Batch& batch) { step_rows_.begin_step(batch); }
+  void begin_logits(std::span<const ops::LogitRows> sequences) { step_rows_.begin_logits(sequences); }
   // What the weights that come through here need in a step of so many rows.
   void add(const PackedMatrix& weight);
   void add(const PackedExperts& experts);

@@ -195,6 +195,7 @@ std::unique_ptr<ops::Stepper> CpuBackend::make_stepper(const ops::StepLimits& li
   reserve({round_up(limits.rows, options_.row_bucket), limits.lanes, limits.context, limits.page_size});
   HostStepParts parts;
   parts.bind = [this](const ops::Batch& batch, StepPart, std::span<const CarriedRow>) { begin_step(batch); };
+  parts.bind_logits = [this](std::span<const ops::LogitRows> sequences) { begin_logits(sequences); };
   parts.copy_page = [kv](int32_t from, int32_t to) {
     if (kv != nullptr) kv->copy_page(from, to);
   };

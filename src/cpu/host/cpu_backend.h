@@ -71,6 +71,8 @@ class CpuBackend : public ops::Backend {
   // Of the caches that were made; 0: none yet.
   const ops::KvCacheShape& kv_shape() const { return kv_shape_; }
   const ops::StateCacheShape& state_shape() const { return state_shape_; }
+  // Logits that are computed next are of these rows, not of those that the batch says.
+  virtual void begin_logits(std::span<const ops::LogitRows>) {}
   // HostStateCache::begin_step, once a step.
   void begin_states(HostStateCache& states, int64_t put_off_rows);
   // The rows behind those of sequences.

@@ -38,6 +38,15 @@ void StepRows::begin_step(const ops::Batch& batch) {
   for (; logit < batch.logit_rows.size(); ++logit) logits_.none.push_back(static_cast<int32_t>(logit));
 }
 
+void StepRows::begin_logits(std::span<const ops::LogitRows> sequences) {
+  logit_rows_ = 0;
+  logits_.clear();
+  for (const ops::LogitRows& sequence : sequences) {
+    logits_.append(logit_rows_, sequence.rows, sequence.of);
+    logit_rows_ += sequence.rows;
+  }
+}
+
 const RowWays& StepRows::of(int64_t rows) {
   if (rows == rows_) return batch_;
   if (rows == logit_rows_) return logits_;

@@ -30,6 +30,8 @@ struct RowWays {
 class StepRows {
  public:
   void begin_step(const ops::Batch& batch);
+  // Of logits that are not the batch's.
+  void begin_logits(std::span<const ops::LogitRows> sequences);
   void reserve(int64_t rows);
   // The ways of a tensor with so many rows: those of the batch, or its logit rows, or else of a sequence of its own.
   const RowWays& of(int64_t rows);

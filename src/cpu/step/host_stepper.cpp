@@ -24,6 +24,7 @@ void copy_rows(const Tensor& x, std::span<const int32_t> rows, const Tensor& out
 
 HostStepParts with_defaults(HostStepParts parts) {
   if (!parts.gather) parts.gather = copy_rows;
+  if (!parts.bind_logits) parts.bind_logits = [](std::span<const ops::LogitRows>) {};
   if (!parts.end) parts.end = [](bool) {};
   if (!parts.fetch) parts.fetch = [](const Tensor& logits) { return logits; };
   return parts;
@@ -68,6 +69,9 @@ HostStepper::HostStepper(const ops::StepLimits& limits, HostStepParts parts)
   end_rows_.reserve(lanes);
   carried_drafts_.reserve(lanes);
   draft_choices_.reserve(lanes);
+  report_choices_.reserve(static_cast<size_t>(limits_.logit_rows));
+  reported_rows_.reserve(static_cast<size_t>(limits_.logit_rows));
+  reported_of_.reserve(lanes);
   moved_.reserve(lanes);
   carried_lanes_.reserve(lanes);
   uncollected_.reserve(kChoicesUnderWay);

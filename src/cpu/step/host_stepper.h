@@ -134,6 +134,9 @@ struct HostStepParts {
   // The rows that the operations of the body work on from here on. What the batch points to stays valid until the next
   // call; sequences have their pages, positions and slots. Tokens of carried rows are to be put in their places.
   std::function<void(const ops::Batch&, StepPart, std::span<const CarriedRow> carried)> bind;
+  // Of a step with rows of prompts that report: whose logits are computed next, in turns, instead of those that the
+  // batch says. Null: nothing to do.
+  std::function<void(std::span<const ops::LogitRows>)> bind_logits;
   // The body has returned, or was left by an error. Null: nothing to do.
   std::function<void(bool failed)> end;
   // After end(): whether the body's operations were prepared on the way (recorded), which takes time once. Null: no.

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "base/check.h"
@@ -12,6 +11,8 @@ ops::StepShape HostStepper::lay_out(Run& run) {
   const Step& step = *run.step;
   run.row_tokens.clear();
   run.logit_rows.clear();
+  run.reported.clear();
+  run.reports = run.reports_known = 0;
   run.carried.clear();
   ops::StepShape shape;
   for (size_t i = 0; i < step.works; ++i) {
@@ -45,8 +46,9 @@ ops::StepShape HostStepper::lay_out(Run& run) {
       entry.position = work.plan.position;
       entry.chooses = work.plan.next < 0;
       run.row_tokens.insert(run.row_tokens.end(), tokens.begin(), tokens.end());
-      entry.logits = work.plan.prompt_logprobs >= 0 ? entry.count : entry.chooses ? 1 : 0;
-      if (work.plan.prompt_logprobs >= 0) entry.reports = entry.count - (work.plan.next < 0 ? 1 : 0);
+      entry.logits = entry.chooses ? 1 : 0;
+      const int32_t reports = work.plan.prompt_logprobs < 0 ? 0 : entry.count - entry.logits;
+      for (int32_t row = 0; row < reports; ++row) run.reported.push_back({run.entries.size(), row});
     }
     for (int32_t row = entry.count - entry.logits; row < entry.count; ++row)
       run.logit_rows.push_back(entry.first + row);
@@ -80,33 +82,29 @@ void HostStepper::begin_trunk() {
     sequences_.push_back({entry.first, entry.count, entry.position, entry.state_in, slots_of(*run_, entry),
                           entry.lane->pages, updates, entry.puts_off});
   }
-  parts_.bind({run_->row_tokens, sequences_, run_->logit_rows}, StepPart::kTrunk, run_->carried);
+  const bool reports = !run_->reported.empty();  // those are bound one group after the other
+  parts_.bind({run_->row_tokens, sequences_, reports ? std::span<const int32_t>{} : run_->logit_rows}, StepPart::kTrunk,
+              run_->carried);
   carry_trunk();
 }
 
-void HostStepper::gather_logit_rows(const Tensor& x, const Tensor& out) { parts_.gather(x, run_->logit_rows, out); }
-
-// fn(index, sampler) for each of `count` entries, on the pool's threads where there are several.
-template <typename F>
-void HostStepper::for_entries(size_t count, F&& fn) {
-  if (count <= 1) {
-    if (count == 1) fn(size_t{0}, samplers_[0]);
-    return;
+void HostStepper::gather_logit_rows(const Tensor& x, const Tensor& out) {
+  if (!run_->reported.empty()) {
+    reported_of_.clear();
+    for (const Entry& entry : run_->entries) {
+      if (entry.logits > 0) reported_of_.push_back({entry.logits, entry.logits});
+    }
+    parts_.bind_logits(reported_of_);
   }
-  std::atomic<size_t> next{0};
-  parts_.pool->share([&](int thread) {
-    for (size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) fn(i, samplers_[static_cast<size_t>(thread)]);
-  });
+  parts_.gather(x, run_->logit_rows, out);
 }
 
 void HostStepper::choose(const Tensor& computed) {
   Run& run = *run_;
-  bool reports = false, apart = false;
-  for (const Entry& entry : run.entries) {
-    reports = reports || entry.reports > 0;
-    apart = apart || (entry.chooses && entry.lane->request.constrained);
-  }
-  if (apart || reports) settle();  // what may be chosen depends on the tokens before
+  const bool reports = !run.reported.empty();  // the steps before are settled
+  bool apart = false;
+  for (const Entry& entry : run.entries) apart = apart || (entry.chooses && entry.lane->request.constrained);
+  if (apart) settle();  // what may be chosen depends on the tokens before
   if (open_ == nullptr) rebase(run);
   for (const Entry& entry : run.entries) {
     if (entry.chooses && entry.lane->request.constrained && !entry.lane->ended) wait_for_masks(entry);
@@ -135,7 +133,6 @@ void HostStepper::choose(const Tensor& computed) {
   rebase(run);
   const Tensor logits = run.logit_rows.empty() ? computed : parts_.fetch(computed);
   FF_ASSERT(logits.cols == limits_.vocabulary && logits.rows >= static_cast<int64_t>(run.logit_rows.size()));
-  if (reports) report_prompts(logits);
   for_entries(run.entries.size(), [&](size_t i, Sampler& sampler) {
     Entry& entry = run.entries[i];
     if (entry.lane->ended) return;
@@ -156,7 +153,6 @@ bool HostStepper::choose_later(const Tensor& logits) {
   for (const Entry& entry : run.entries) {
     const Lane& lane = *entry.lane;
     if (lane.ended) continue;
-    for (int32_t row = 0; row < entry.reports; ++row) run.choices.push_back(report_of(entry, row));
     if (!entry.chooses) continue;
     const int64_t before = lane.outputs + lane.unknown;
     for (int32_t i = 0; i <= entry.verified; ++i) {
@@ -235,8 +231,6 @@ void HostStepper::take_choices(Run& run) {
   size_t first = 0;
   for (Entry& entry : run.entries) {
     Lane& lane = *entry.lane;
-    const size_t reports = lane.ended ? 0 : static_cast<size_t>(entry.reports), reported = first;
-    first += reports;
     size_t rows = 0;
     while (first + rows < run.choices.size() && &run.choices[first + rows].choice.params == &lane.request.sampling) {
       ++rows;
@@ -256,9 +250,6 @@ void HostStepper::take_choices(Run& run) {
       return std::move(run.chosen[choice]);
     };
     try {
-      for (size_t i = 0; i < reports; ++i) {
-        run.step->outcomes[entry.work].prompt_logprobs.push_back(take(reported + i).logprobs);
-      }
       choose_for(*run.step, entry, run.ahead || std::exchange(lane.open_counted, false),
                  [&](int32_t i) { return take(at + static_cast<size_t>(i)); });
     } catch (const Error& error) {
@@ -294,56 +285,6 @@ void HostStepper::move_on(const Step& step, Entry& entry) {
 void HostStepper::wait_for_masks(const Entry& entry) {
   std::unique_lock lock(mutex_);
   supplied_.wait(lock, [&] { return stopping_ || run_->step->work[entry.work].masked; });
-}
-
-// The token that follows a row of a prompt whose log-probabilities are asked for.
-RowChoice HostStepper::report_of(const Entry& entry, int32_t row) const {
-  static const std::vector<ops::SamplingParams> kReports = [] {
-    std::vector<ops::SamplingParams> all(ops::kMaxLogprobs + 1);
-    for (size_t i = 0; i < all.size(); ++i) {
-      all[i].temperature = 0;
-      all[i].logprobs = static_cast<int32_t>(i);
-    }
-    return all;
-  }();
-  const Step::Work& work = run_->step->work[entry.work];
-  const std::span<const int32_t> tokens = run_->step->tokens_of(work);
-  const auto after = static_cast<size_t>(row) + 1;
-  return {entry.first_logit + row,
-          {.params = kReports.at(static_cast<size_t>(work.plan.prompt_logprobs)),
-           .defined_tokens = entry.lane->request.defined_tokens,
-           .given = after < tokens.size() ? tokens[after] : work.plan.next}};
-}
-
-// On the host, rows side by side.
-void HostStepper::report_prompts(const Tensor& logits) {
-  struct Report {
-    const Entry* entry;
-    int32_t row;
-    std::string error;
-  };
-  std::vector<Report> reports;
-  for (const Entry& entry : run_->entries) {
-    if (entry.lane->ended) continue;
-    run_->step->outcomes[entry.work].prompt_logprobs.resize(static_cast<size_t>(entry.reports));
-    for (int32_t row = 0; row < entry.reports; ++row) reports.push_back({&entry, row, {}});
-  }
-  for_entries(reports.size(), [&](size_t i, Sampler& sampler) {
-    Report& report = reports[i];
-    const RowChoice row = report_of(*report.entry, report.row);
-    std::vector<ops::TokenLogprob>& out =
-        run_->step->outcomes[report.entry->work].prompt_logprobs[static_cast<size_t>(report.row)];
-    try {
-      out = sampler.choose({logits.f32(row.row), static_cast<size_t>(logits.cols)}, row.choice).logprobs;
-    } catch (const Error& error) {
-      report.error = error.what();
-    }
-  });
-  for (const Report& report : reports) {
-    if (report.error.empty() || report.entry->lane->ended) continue;
-    run_->step->outcomes[report.entry->work].error = report.error;
-    report.entry->lane->ended = true;
-  }
 }
 
 // Of a constrained lane's i-th row; empty where none was supplied.

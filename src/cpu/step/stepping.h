@@ -66,15 +66,23 @@ struct Entry {
   bool carried = false;   // it begins where the backend's lane is: `position` is the furthest that this may be
   int32_t verified = 0;   // drafts on its rows
   int32_t drafts = 0;     // passes made for it, where they are made before its tokens are known
-  int32_t reports = 0;  // rows of a prompt whose log-probabilities are asked for: in front of its own among the choices
   int32_t end_position = 0, end_state = 0;  // of the lane, after the step
   ops::StateUpdates end_updates;
+};
+
+// A row of a prompt whose log-probabilities are asked for.
+struct Reported {
+  size_t entry = 0;  // index into Run::entries
+  int32_t row = 0;   // of the entry
 };
 
 // A step that was begun.
 struct Run {
   Step* step = nullptr;
   std::vector<Entry> entries;
+  std::vector<Reported> reported;  // in the order of rows
+  size_t reports = 0;              // of them, whose logits were asked for,
+  size_t reports_known = 0;        // and which the host knows: all but the last group
   std::vector<int32_t> row_tokens, logit_rows;
   std::vector<CarriedRow> carried;
   std::vector<RowChoice> choices;  // what the backend was asked to choose
@@ -104,6 +112,9 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
 
   // ---- of the body, on the stepper's thread
   void begin_trunk() override;
+  int64_t begin_report() override;
+  void gather_reported(const Tensor& x, const Tensor& out) override;
+  void report(const Tensor& logits) override;
   void gather_logit_rows(const Tensor& x, const Tensor& out) override;
   void choose(const Tensor& logits) override;
   void begin_feed() override;
@@ -139,8 +150,10 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   void look_at_ends(Run& run);
   void take_choices(Run& run);
   void move_on(const Step& step, Entry& entry);
-  RowChoice report_of(const Entry& entry, int32_t row) const;
-  void report_prompts(const Tensor& logits);
+  RowChoice report_of(const Reported& reported, int64_t row) const;
+  void bind_reported(std::span<const Reported> reported);
+  void take_reports(std::span<Chosen> chosen);
+  void report_on_host(const Tensor& logits);
   bool keeps_lanes() const { return parts_.move_lanes != nullptr; }
   bool may_run_ahead(const Step& step) const;
   bool may_carry(const Step::Work& work) const;
@@ -157,8 +170,19 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   void take_drafts(Run& run);
   void drop_draft(Run& run);
   int64_t drafting_rows(int64_t lanes) const { return std::min(round_up(lanes, parts_.row_bucket), limits_.lanes); }
+  // fn(index, sampler) for each of `count` entries, on the pool's threads where there are several.
   template <typename F>
-  void for_entries(size_t count, F&& fn);
+  void for_entries(size_t count, F&& fn) {
+    if (count <= 1) {
+      if (count == 1) fn(size_t{0}, samplers_[0]);
+      return;
+    }
+    std::atomic<size_t> next{0};
+    parts_.pool->share([&](int thread) {
+      for (size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1))
+        fn(i, samplers_[static_cast<size_t>(thread)]);
+    });
+  }
 
   const ops::StepLimits limits_;
   const HostStepParts parts_;
@@ -175,7 +199,9 @@ class HostStepper final : public ops::Stepper, public ops::StepScope {
   std::vector<MovedLane> moved_;
   std::vector<CarriedLane> carried_lanes_;
   std::vector<size_t> uncollected_;  // of the choose_later() that were not collected: choices of each
-  std::vector<RowChoice> draft_choices_;
+  std::vector<RowChoice> draft_choices_, report_choices_;
+  std::vector<int32_t> reported_rows_;
+  std::vector<ops::LogitRows> reported_of_;
   std::vector<Chosen> chosen_;
   std::vector<std::string> errors_;
   std::vector<ops::Sequence> sequences_;

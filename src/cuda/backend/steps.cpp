@@ -18,6 +18,9 @@ struct CudaBackend::Rehearsal : ops::StepScope {
   explicit Rehearsal(int64_t lanes_) : lanes(lanes_) {}
   int64_t lanes;
   void begin_trunk() override {}
+  int64_t begin_report() override { return 0; }  // the same as for rows that tokens are chosen from
+  void gather_reported(const ops::Tensor&, const ops::Tensor&) override {}
+  void report(const ops::Tensor&) override {}
   void gather_logit_rows(const ops::Tensor&, const ops::Tensor&) override {}
   void choose(const ops::Tensor&) override {}
   void begin_feed() override {}
@@ -79,6 +82,8 @@ std::unique_ptr<ops::Stepper> CudaBackend::make_stepper(const ops::StepLimits& l
     const HostSpan span("tables of a part");
     begin_part(batch, part, carried);
   };
+  // How many rows these are is not in the part's key.
+  parts.bind_logits = [this](std::span<const ops::LogitRows>) { end_part(); };
   parts.end = [this](bool failed) {
     const HostSpan span("end of a part");
     failed ? abandon_part() : end_part();

@@ -8,6 +8,7 @@ in another order and with another number of them at a time, must say the same as
 """
 import array
 import concurrent.futures
+import contextlib
 import fcntl
 import json
 import math
@@ -154,10 +155,13 @@ class Off:
 
     def __init__(self):
         self.squares = {}  # of each row, by request
+        self.beyond = {}  # by request: rows that are beyond what one may be off by, where that is known
         self.rows, self.worst = 0, (0.0, 0, 0)
 
-    def add(self, request, row, off):
+    def add(self, request, row, off, limit=math.inf):
         square = sum(x * x for x in off) / len(off)
+        if not math.sqrt(square) <= off_at_most(limit, 1):
+            self.beyond.setdefault(request, []).append((row, math.sqrt(square)))
         self.squares.setdefault(request, []).append(square)
         self.rows += 1
         self.worst = max(self.worst, (math.sqrt(square), request, row))
@@ -165,13 +169,15 @@ class Off:
     def mean(self):
         return math.sqrt(sum(map(sum, self.squares.values())) / max(1, self.rows))
 
-    def wrong(self, limit, one_by_one):
-        """What is beyond the limit; `one_by_one`: the worst request and the worst row as well."""
+    def wrong(self, limit, one_by_one, worst_row=True):
+        """What is beyond the limit; `one_by_one`: the worst request and, unless `worst_row` is false, the worst row as
+        well."""
         found = [(self.mean(), self.rows, f"{self.rows} rows are")]
         if one_by_one:
             found.append(max(((math.sqrt(sum(x) / len(x)), len(x), f"{len(x)} rows of request {i} are")
                               for i, x in self.squares.items()), key=lambda r: r[0] / off_at_most(limit, r[1])))
-            found.append((self.worst[0], 1, f"row {self.worst[2]} of request {self.worst[1]} is"))
+            if worst_row:
+                found.append((self.worst[0], 1, f"row {self.worst[2]} of request {self.worst[1]} is"))
         return [f"{what} off by {mean:.4f}, wanted at most {off_at_most(limit, rows):.4f}" for mean, rows, what in found
                 if not mean <= off_at_most(limit, rows)]
 
@@ -191,20 +197,42 @@ def off(want, got):
     return rms(difference) / size, max(map(abs, difference)) / size
 
 
-def read_embeddings(folder, tokens):
+def find_embeddings(folder):
+    """The shard, its bytes, where the matrix begins, its columns and their type."""
     for shard in sorted(folder.glob("*.safetensors")):
         data = shard.read_bytes()
         header, base = read_header(data)
         for name, entry in header.items():
-            if not name.endswith("embed_tokens.weight"):
-                continue
-            columns, dtype, begin = entry["shape"][1], entry["dtype"], base + entry["data_offsets"][0]
-            if dtype == "BF16":
-                words = [struct.unpack_from(f"<{columns}H", data, begin + t * columns * 2) for t in tokens]
-                return [struct.unpack(f"<{columns}f", struct.pack(f"<{columns}I", *(w << 16 for w in row))) for row in words]
-            code, size = ("e", 2) if dtype == "F16" else ("f", 4)
-            return [struct.unpack_from(f"<{columns}{code}", data, begin + t * columns * size) for t in tokens]
+            if name.endswith("embed_tokens.weight"):
+                return shard, data, base + entry["data_offsets"][0], entry["shape"][1], entry["dtype"]
     raise Failure("no embedding in the checkpoint")
+
+
+def read_embeddings(folder, tokens):
+    _, data, begin, columns, dtype = find_embeddings(folder)
+    if dtype == "BF16":
+        words = [struct.unpack_from(f"<{columns}H", data, begin + t * columns * 2) for t in tokens]
+        return [struct.unpack(f"<{columns}f", struct.pack(f"<{columns}I", *(w << 16 for w in row))) for row in words]
+    code, size = ("e", 2) if dtype == "F16" else ("f", 4)
+    return [struct.unpack_from(f"<{columns}{code}", data, begin + t * columns * size) for t in tokens]
+
+
+@contextlib.contextmanager
+def rounded_embeddings(folder, tokens, rng):
+    """The checkpoint while each element of these tokens' rows is a unit of bf16 more, less, or what it was."""
+    shard, data, begin, columns, dtype = find_embeddings(folder)
+    size, high, unit = {"BF16": (2, 0, 1), "F16": (2, 0, 8), "F32": (4, 2, 1)}[dtype]
+    moved = bytearray(data)
+    for t in set(tokens):
+        for at in range(begin + t * columns * size + high, begin + (t + 1) * columns * size, size):
+            word = struct.unpack_from("<H", data, at)[0]
+            if word & 0x7fff > unit:
+                struct.pack_into("<H", moved, at, word + unit * rng.choice((-1, 0, 1)))
+    shard.write_bytes(moved)
+    try:
+        yield
+    finally:
+        shard.write_bytes(data)
 
 
 class Model:
@@ -352,6 +380,19 @@ class Model:
         (self.folder / "answer.json").write_text(json.dumps(tokens))
         return self.logits("answer", "--device", "cpu", "--isa", "reference")["logits"]
 
+    def stretched(self, tokens):
+        """Of each row after these tokens: how many times as much as all of them in the mean rounding moves it, by the
+        reference with other embeddings. Where a query is at right angles to all keys so far, for one, little is left of
+        a sum before it is normed."""
+        rng, squares = random.Random(SEED), [0.0] * len(tokens)
+        want = self.reference_of(tokens)
+        for _ in range(4):
+            with rounded_embeddings(self.folder, tokens, rng):
+                got = self.reference_of(tokens)
+            squares = [s + off(x, y)[0] ** 2 for s, x, y in zip(squares, want, got)]
+        mean = sum(squares) / len(squares)
+        return [max(1.0, math.sqrt(s / mean)) for s in squares]
+
     def answer(self, prompt, draft, device):
         printed = self.command("run", self.folder, "--raw", "--prompt", "".join(map(spell, prompt)), "--temperature", 0,
                                "--max-tokens", ANSWER, "--context", 256, "--json", "--draft", draft, "--threads", THREADS,
@@ -441,7 +482,7 @@ class Model:
                 reference = next((rows[row] for whole, rows in sequences if whole[:row + 1] == answer.all[:row + 1]), None)
                 if reference is None:
                     continue
-                off.add(i, row, reference.off(found))
+                off.add(i, row, reference.off(found), limit)
                 if row >= answer.begin:
                     gaps.append((gap_of(reference.row, answer.all[row + 1]), i, row - answer.begin))
         # How far off a wrong row or state would be: each answer with what the reference says in another's place.
@@ -456,8 +497,16 @@ class Model:
         gap, i, step = max(gaps)
         self.note(f"{name}: {off}; token {step} of request {i} is {gap:.3g} below the reference's best; "
                   f"with another request's reference it would be {apart:.1f} times what is allowed, or more")
-        self.problems += [f"{name}: {text}" for text in off.wrong(limit, limit <= LIMIT)]
+        self.problems += [f"{name}: {text}" for text in off.wrong(limit, limit <= LIMIT, worst_row=False)]
         if limit <= LIMIT:
+            for i, rows in off.beyond.items():
+                stretched = self.stretched(answers[i].all)
+                for row, found in rows:
+                    text = (f"{name}: row {row} of request {i} is off by {found:.4f}, wanted at most "
+                            f"{off_at_most(limit, 1):.4f}; rounding moves it {stretched[row]:.1f} times as much as others")
+                    self.note(text)
+                    if found > off_at_most(limit, 1) * stretched[row]:
+                        self.problems.append(text)
             self.answers_off, self.told_apart = max(self.answers_off, off.mean()), min(self.told_apart, apart)
             if gap > GAP + self.slack:
                 self.problems.append(f"{name}: token {step} of request {i} is {gap:.3g} below the reference's best, wanted at "

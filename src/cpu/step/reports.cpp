@@ -5,6 +5,11 @@
 #include "cpu/step/stepping.h"
 
 namespace fourfold::cpu::stepping {
+namespace {
+
+constexpr int64_t kRowBlock = 64;
+
+}  // namespace
 
 int64_t HostStepper::begin_report() {
   Run& run = *run_;
@@ -20,7 +25,9 @@ int64_t HostStepper::begin_report() {
       run.step->outcomes[entry.work].prompt_logprobs.resize(static_cast<size_t>(reported.row) + 1);
     }
   }
-  const size_t count = std::min(run.reported.size() - run.reports, static_cast<size_t>(limits_.logit_rows));
+  // A few rows more than what a product's blocks are multiples of would be another block.
+  const int64_t room = limits_.logit_rows < kRowBlock ? limits_.logit_rows : limits_.logit_rows / kRowBlock * kRowBlock;
+  const size_t count = std::min(run.reported.size() - run.reports, static_cast<size_t>(room));
   bind_reported(std::span(run.reported).subspan(run.reports, count));
   run.reports += count;
   return static_cast<int64_t>(count);

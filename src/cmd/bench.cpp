@@ -340,7 +340,7 @@ void run_on_card(const Options& options, int device, Driver& driver, chat::Loade
     return;
   }
   print_card(figures);
-  if (plan) fmt::print("\n{}  {:<20}{:>10.3f} GB\n", memory::text(*plan), "taken", static_cast<double>(taken) * 1e-9);
+  if (plan) fmt::print("\n{}{}", memory::text(*plan), taken_text(*plan, taken));
   fmt::print("\n");
   print_engine(options, engine, drafted);
 }

@@ -200,7 +200,7 @@ struct Result {
   std::optional<double> ttft_ratio;  // a request whose shared prefix is cached over one that is not
   // With --pairs: what the same requests got without drafts, and the median of what drafts gave, turn by turn.
   std::optional<double> plain_decode_tokens_per_s, median_speedup;
-  uint64_t taken = 0;  // of the card's memory, while the engine was there
+  uint64_t taken = 0;  // of the cards' memory, at most
   engine::SamplingParams sampling;
 };
 
@@ -310,6 +310,9 @@ Result measure(const Options& options, std::shared_ptr<model::Model> model, int3
 
   Result result;
   result.sampling = requests.front().sampling;
+  const auto note_taken = [&] {
+    if (plan) result.taken = std::max(result.taken, taken_since(*plan));
+  };
   if (room.bare) {
     const int64_t first = std::min(options.prompt, engine_options.max_context - kOverheadSteps - 1);
     const int64_t steps = std::min(kOverheadSteps, engine_options.max_context - first);
@@ -328,6 +331,7 @@ Result measure(const Options& options, std::shared_ptr<model::Model> model, int3
       const double decoding = decoding_step_seconds(load);
       if (decoding > 0) ratios.push_back(decoding / ((before + after) / 2));
     }
+    note_taken();
     std::sort(ratios.begin(), ratios.end());
     if (!ratios.empty()) result.overhead = ratios[ratios.size() / 2] - 1;
   }
@@ -355,7 +359,7 @@ Result measure(const Options& options, std::shared_ptr<model::Model> model, int3
   result.load = run_load(*engine, std::move(requests), options.concurrency, arrivals,
                          [&](int64_t done) { progress.set(static_cast<uint64_t>(done)); });
   progress.finish();
-  if (plan) result.taken = taken_since(*plan);
+  note_taken();
   return result;
 }
 
@@ -493,8 +497,7 @@ void run(const Options& options) {
     return;
   }
   fmt::print("{}\n{}\n\n", loaded.name, backend);
-  if (plan)
-    fmt::print("{}  {:<20}{:>10.3f} GB\n\n", memory::text(*plan), "taken", static_cast<double>(result.taken) * 1e-9);
+  if (plan) fmt::print("{}{}\n", memory::text(*plan), taken_text(*plan, result.taken));
   fmt::print("{} requests, {}; prompts: {}; {} tokens each at most, {}\n", options.requests,
              options.arrival > 0 ? fmt::format("{} a second (Poisson)", options.arrival)
                                  : fmt::format("{} at a time", options.concurrency),

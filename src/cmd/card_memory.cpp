@@ -110,12 +110,12 @@ uint64_t taken_since(const memory::Plan& plan) {
   return taken;
 }
 
-std::string taken_text(const memory::Plan& plan) {
+std::string taken_text(const memory::Plan& plan, uint64_t taken) {
   uint64_t planned = 0;
   for (const memory::Plan::Share& share : plan.ranks) planned += share.planned;
   const std::string ranks = plan.ranks.size() > 1 ? fmt::format(", {} ranks", plan.ranks.size()) : "";
   return fmt::format("memory of {}{}: {:.3f} of {:.3f} GB planned are taken\n", plan.ranks[0].card, ranks,
-                     static_cast<double>(taken_since(plan)) * 1e-9, static_cast<double>(planned) * 1e-9);
+                     static_cast<double>(taken) * 1e-9, static_cast<double>(planned) * 1e-9);
 }
 
 }  // namespace fourfold::cmd

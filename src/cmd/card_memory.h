@@ -42,8 +42,9 @@ std::optional<memory::Plan> require_memory(const BackendArgs& backend, const Mem
 std::optional<memory::Plan> largest_memory(const BackendArgs& backend, const MemoryArgs& args, const Planned& planned,
                                            const memory::Wishes& wishes, int64_t usual_sequences, int64_t positions);
 
-// What the plan's cards have in use now beyond what they had then: "31.20 of 31.80 GB planned".
+// What the plan's cards have in use now beyond what they had then, in bytes.
 uint64_t taken_since(const memory::Plan& plan);
-std::string taken_text(const memory::Plan& plan);
+// "31.20 of 31.80 GB planned are taken", of all cards.
+std::string taken_text(const memory::Plan& plan, uint64_t taken);
 
 }  // namespace fourfold::cmd

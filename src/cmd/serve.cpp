@@ -121,7 +121,7 @@ void run(const Options& options) {
   const std::optional<memory::Plan> plan = plan_served_model(service, options.model);
   if (plan) {
     eprint("{}", memory::text(*plan));
-    server.ready = [plan] { eprint("fourfold: {}", taken_text(*plan)); };
+    server.ready = [plan] { eprint("fourfold: {}", taken_text(*plan, taken_since(*plan))); };
   }
   service.log_requests = !options.no_log_requests;
   const int64_t usual = plan ? kStuckOnCard : kStuckOnCpu;

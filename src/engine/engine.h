@@ -169,9 +169,11 @@ struct EngineOptions {
   std::function<void()> notified = nullptr;
 };
 
-// Rows of logits that a model should be built for (ModelOptions::max_logit_rows). With fewer, prompts whose
-// log-probabilities are wanted take more steps; one for each sequence and each of its drafts is the least.
+// Rows of logits that a model should be built for (ModelOptions::max_logit_rows). With fewer, log-probabilities
+// take longer; one for each sequence and each of its drafts is the least.
 int64_t logit_rows(const EngineOptions& options);
+// Tokens of a step: EngineOptions::max_step_tokens, but no more than there are positions of all sequences.
+int64_t step_tokens(const EngineOptions& options);
 
 // Where prompts were not taken from the prefix cache, in tokens of prompts.
 struct PrefixStats {

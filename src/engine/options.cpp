@@ -27,13 +27,19 @@ int64_t least_logit_rows(const EngineOptions& options) {
 }  // namespace
 
 int64_t logit_rows(const EngineOptions& options) {
-  return std::min(least_logit_rows(options) + options.spare_logit_rows, options.max_step_tokens);
+  return std::min(least_logit_rows(options) + options.spare_logit_rows, step_tokens(options));
+}
+
+int64_t step_tokens(const EngineOptions& options) {
+  const int64_t most = std::min(options.max_context, options.max_step_tokens) * options.max_sequences;
+  return std::max(std::min(options.max_step_tokens, most), options.max_sequences);
 }
 
 EngineOptions resolve(EngineOptions options, const model::Model& model) {
   check_limit("max_context", options.max_context, 2, model.config().max_positions);
   check_limit("max_sequences", options.max_sequences, 1, std::min<int64_t>(4096, model.options().max_logit_rows));
   check_limit("max_step_tokens", options.max_step_tokens, options.max_sequences, model.options().max_step_tokens);
+  options.max_step_tokens = step_tokens(options);
   check_limit("spare_logit_rows", options.spare_logit_rows, 0, 65536);
   check_limit("page_size", options.page_size, 1, 65536);
   check_limit("max_queued", options.max_queued, 1, 1 << 20);

@@ -17,11 +17,6 @@ namespace {
 
 double gb(uint64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
 
-engine::EngineOptions with_rows(engine::EngineOptions options) {
-  options.max_step_tokens = std::max(std::min(options.max_step_tokens, options.max_context), options.max_sequences);
-  return options;
-}
-
 // The greatest value of [low, high] that `fits`, which a smaller one does if a greater one does; low - 1: none does.
 template <typename F>
 int64_t greatest(int64_t low, int64_t high, F&& fits) {
@@ -111,7 +106,8 @@ Plan plan(const Demand& demand, const Cards& cards, double utilization) {
     const cuda::CardMemory& card = card_of(rank);
     return backends[rank] = cuda::make_counting_backend(options, card.info, card.memory.total);
   };
-  engine::EngineOptions engine = with_rows(demand.engine);
+  engine::EngineOptions engine = demand.engine;
+  engine.max_step_tokens = engine::step_tokens(engine);
   if (demand.least_cache) engine.cache_tokens = least_cache(engine);
   model::ModelOptions options = demand.model;
   options.progress = {};
@@ -128,7 +124,8 @@ Plan plan(const Demand& demand, const Cards& cards, double utilization) {
   model::Caches caches = model->make_caches(pages, sizes.step.page_size, slots);
   const std::unique_ptr<ops::Stepper> stepper = model->make_stepper(sizes.step, caches);
   const int64_t tokens = std::min(sizes.step.rows, out.engine.max_context);
-  const double flops = model->cost(tokens, out.engine.max_context - tokens, 1).flops;
+  const double flops = model->cost(tokens, out.engine.max_context - tokens, 1).flops *
+                       (static_cast<double>(sizes.step.rows) / static_cast<double>(tokens));
   for (const cuda::CardMemory& card : cards) {
     const plan::Gpu gpu = cuda::gpu_row_of(card.info);
     const bool wgmma = plan::arch_of(gpu).wgmma;
@@ -307,7 +304,8 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t usual_sequences, int64
   };
   if (wishes.step_tokens == 0) {
     const int64_t least = engine.max_step_tokens;
-    for (int64_t tokens = std::min(wishes.most_step_tokens, engine.max_context); tokens > least; tokens /= 2) {
+    const int64_t most = engine.max_context * engine.max_sequences;
+    for (int64_t tokens = std::min(wishes.most_step_tokens, most); tokens > least; tokens /= 2) {
       if (takes(engine.max_step_tokens, tokens, found.left() / 8)) break;
     }
   }

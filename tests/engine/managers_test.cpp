@@ -74,6 +74,12 @@ TEST(Slots, TakeAndRelease) {
   slots.check();
 }
 
+TEST(StepTokens, AreNoMoreThanThereArePositions) {
+  EXPECT_EQ(step_tokens({.max_context = 100, .max_sequences = 3, .max_step_tokens = 8192}), 300);
+  EXPECT_EQ(step_tokens({.max_context = int64_t{1} << 62, .max_sequences = 64, .max_step_tokens = 8192}), 8192);
+  EXPECT_EQ(step_tokens({.max_context = 2, .max_sequences = 3, .max_step_tokens = 1}), 3);
+}
+
 // A row for each sequence and each of its drafts; and some beside them, as far as a step goes.
 TEST(LogitRows, AreEnoughForSequencesAndDrafts) {
   const auto rows = [](int64_t sequences, int32_t drafts, int64_t step_tokens) {

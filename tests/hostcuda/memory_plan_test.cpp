@@ -48,6 +48,7 @@ struct PlanCase {
   int32_t drafts;
   bool fp8;
   int64_t library_rows = 0;
+  int64_t step_tokens = 64;
 };
 void PrintTo(const PlanCase& c, std::ostream* out) { *out << c.name; }
 
@@ -64,9 +65,11 @@ TEST_P(HostMemoryPlan, IsWhatIsAllocated) {
   const PlanCase& c = GetParam();
   {
     model::Checkpoint checkpoint(demo());
-    const engine::EngineOptions options = engine_options(c.context, c.sequences, c.drafts);
+    engine::EngineOptions options = engine_options(c.context, c.sequences, c.drafts);
+    options.max_step_tokens = c.step_tokens;
     memory::Demand demand = demand_of(checkpoint, options);
     demand.cuda = cuda_options(c.fp8, c.library_rows);
+    demand.model.max_step_tokens = c.step_tokens;
     const memory::Plan plan = memory::plan(demand, {cuda::card_memory(0)});
     EXPECT_EQ(live(), Live{}) << "planning takes no memory";
     EXPECT_EQ(calls(Call::kAllocate), 0);
@@ -112,6 +115,7 @@ TEST_P(HostMemoryPlan, IsWhatIsAllocated) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, HostMemoryPlan,
                          testing::Values(PlanCase{"Small", 128, 2, 0, false}, PlanCase{"Drafts", 256, 2, 2, false},
+                                         PlanCase{"StepsBeyondTheContexts", 64, 2, 0, true, 0, 512},
                                          PlanCase{"Fp8ManyLibrary", 2048, 8, 0, true, 18}),
                          [](const auto& parameter) { return parameter.param.name; });
 
@@ -230,7 +234,7 @@ TEST_F(HostMemoryLimits, TheLargestSizesFillTheCardAndAreKeptWhereTheyWereAskedF
     EXPECT_LE(plan.engine.max_sequences, memory::kCardSequences);
     EXPECT_LE(memory::largest(demand, {.step_tokens = 100}, 64, positions, {memory}, 0.95).engine.max_sequences, 64);
     if (gigabytes == 8.0) {
-      EXPECT_EQ(plan.engine.max_step_tokens, std::min(memory::kCardStepTokens, positions));
+      EXPECT_EQ(plan.engine.max_step_tokens, memory::kCardStepTokens);
       EXPECT_EQ(plan.engine.max_sequences, memory::kCardSequences);
     }
     const memory::Plan kept = memory::largest(demand, {.context = 512, .sequences = 3}, 64, positions, {memory}, 0.95);
@@ -255,7 +259,7 @@ TEST_F(HostMemoryLimits, TheLongestStepOfASlowCardEndsInTime) {
   ++slow.info.sms;  // not a card of the table, whose rate is known
   slow.info.clock_ghz = 1;
   const memory::Plan fast = memory::largest(demand, {}, 64, positions, {slow}, 0.95);
-  EXPECT_EQ(fast.engine.max_step_tokens, std::min(memory::kCardStepTokens, positions));
+  EXPECT_EQ(fast.engine.max_step_tokens, memory::kCardStepTokens);
   const double limit = std::chrono::duration<double>(cuda::kStepDeadline).count() / 2;
   slow.info.clock_ghz = fast.longest_step_seconds / limit / 1.5;
   const memory::Plan plan = memory::largest(demand, {}, 64, positions, {slow}, 0.95);

@@ -114,8 +114,8 @@ TEST_P(HostMemoryPlan, IsWhatIsAllocated) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, HostMemoryPlan,
-                         testing::Values(PlanCase{"Small", 128, 2, 0, false}, PlanCase{"Drafts", 256, 2, 2, false},
-                                         PlanCase{"StepsBeyondTheContexts", 64, 2, 0, true, 0, 512},
+                         testing::Values(PlanCase{"Small", 128, 2, 0, false},
+                                         PlanCase{"DraftsAndStepsBeyondTheContexts", 64, 2, 2, false, 0, 512},
                                          PlanCase{"Fp8ManyLibrary", 2048, 8, 0, true, 18}),
                          [](const auto& parameter) { return parameter.param.name; });
 

@@ -66,6 +66,7 @@ std::optional<memory::Plan> plan_served_model(serve::ServiceOptions& service, co
   service.context = plan->engine.max_context;
   service.engine.max_sequences = plan->engine.max_sequences;
   service.engine.max_step_tokens = plan->engine.max_step_tokens;
+  service.engine.spare_logit_rows = plan->engine.spare_logit_rows;
   service.engine.cache_tokens = plan->engine.cache_tokens;
   service.engine.cached_states = plan->engine.cached_states;
   return plan;

@@ -34,6 +34,7 @@ int64_t greatest(int64_t low, int64_t high, F&& fits) {
 
 constexpr int64_t kLeastContext = 64;
 constexpr int64_t kSensibleContext = 8192;
+constexpr int64_t kLeastSpareLogitRows = 32;
 constexpr std::chrono::duration<double> kLongestStep = cuda::kStepDeadline / 2;
 
 int64_t least_cache(const engine::EngineOptions& engine) {
@@ -276,6 +277,8 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t usual_sequences, int64
   engine.cached_states = engine.prefix_cache ? 1 : 0;  // as many as there is room for, below
   engine.cache_tokens = wishes.cache_tokens;
   if (wishes.step_tokens > 0) engine.max_step_tokens = wishes.step_tokens;
+  const int64_t spare_rows = engine.spare_logit_rows;
+  engine.spare_logit_rows = std::min(spare_rows, kLeastSpareLogitRows);
   demand.least_cache = wishes.cache_tokens == 0;
   Plan found = plan(demand, cards, utilization);
   while (!found.fits()) {
@@ -318,6 +321,7 @@ Plan largest(Demand demand, const Wishes& wishes, int64_t usual_sequences, int64
       room -= left - std::min(left, found.left());
     }
   }
+  if (engine.spare_logit_rows < spare_rows) takes(engine.spare_logit_rows, spare_rows, found.left() / 8);
   // The rest: a quarter to states that prompts begin with, the others to keys and values.
   uint64_t rest = found.left();
   engine.cache_tokens = found.engine.cache_tokens;

@@ -250,6 +250,26 @@ TEST_F(HostMemoryLimits, TheLargestSizesFillTheCardAndAreKeptWhereTheyWereAskedF
       memory::NotEnough);
 }
 
+// Spare rows of logits where there is room for them, fewer where they would keep a model from running.
+TEST_F(HostMemoryLimits, SpareRowsOfLogitsAreGivenUpFirst) {
+  model::Checkpoint checkpoint(demo());
+  memory::Demand demand = demand_of(checkpoint, engine_options(512, 1, 0));
+  demand.engine.prefix_cache = false;
+  demand.engine.max_step_tokens = 512;
+  const memory::Wishes wishes = {.context = 512, .sequences = 1, .step_tokens = 512};
+  const auto rows_with = [&](uint64_t bytes) {
+    const memory::Plan plan = memory::largest(demand, wishes, 1, 512, {card(bytes)}, 1.0);
+    EXPECT_TRUE(plan.fits());
+    return plan.engine.spare_logit_rows;
+  };
+  EXPECT_EQ(rows_with(uint64_t{8} << 30), 128);
+  demand.engine.spare_logit_rows = 32;
+  const uint64_t least = memory::plan(demand, {card(uint64_t{8} << 30)}, 1.0).planned();
+  demand.engine.spare_logit_rows = 128;
+  EXPECT_FALSE(memory::plan(demand, {card(least)}, 1.0).fits());
+  EXPECT_EQ(rows_with(least), 32);
+}
+
 // On a slow card steps are shorter, so that none is given up for its length.
 TEST_F(HostMemoryLimits, TheLongestStepOfASlowCardEndsInTime) {
   model::Checkpoint checkpoint(demo());

@@ -57,6 +57,7 @@ HostStepper::HostStepper(const ops::StepLimits& limits, HostStepParts parts)
     run.entries.reserve(lanes);
     run.carried.reserve(lanes);
     run.row_tokens.reserve(rows);
+    run.reported.reserve(rows);
     run.logit_rows.reserve(static_cast<size_t>(limits_.logit_rows));
     run.choices.reserve(static_cast<size_t>(limits_.logit_rows));
     run.chosen.resize(static_cast<size_t>(limits_.logit_rows));

@@ -20,10 +20,6 @@ int64_t HostStepper::begin_report() {
   if (run.reports == 0) {  // what is chosen of it is collected in the order of steps
     settle();
     rebase(run);
-    for (const Reported& reported : run.reported) {
-      const Entry& entry = run.entries[reported.entry];
-      run.step->outcomes[entry.work].prompt_logprobs.resize(static_cast<size_t>(reported.row) + 1);
-    }
   }
   // A few rows more than what a product's blocks are multiples of would be another block.
   const int64_t room = limits_.logit_rows < kRowBlock ? limits_.logit_rows : limits_.logit_rows / kRowBlock * kRowBlock;
@@ -86,12 +82,13 @@ void HostStepper::report(const Tensor& logits) {
 void HostStepper::take_reports(std::span<Chosen> chosen) {
   Run& run = *run_;
   for (size_t i = 0; i < chosen.size(); ++i) {
-    const Reported& reported = run.reported[run.reports_known++];
-    const Entry& entry = run.entries[reported.entry];
+    const Entry& entry = run.entries[run.reported[run.reports_known++].entry];
     LaneOutcome& outcome = run.step->outcomes[entry.work];
     if (entry.lane->ended) continue;
-    outcome.prompt_logprobs[static_cast<size_t>(reported.row)] = std::move(chosen[i].logprobs);
-    if (errors_[i].empty()) continue;
+    if (errors_[i].empty()) {
+      outcome.prompt_logprobs.push_back(std::move(chosen[i].logprobs));
+      continue;
+    }
     outcome.error = errors_[i];
     entry.lane->ended = true;
   }

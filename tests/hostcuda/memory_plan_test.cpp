@@ -48,7 +48,6 @@ struct PlanCase {
   int32_t drafts;
   bool fp8;
   int64_t library_rows = 0;
-  int64_t step_tokens = 64;
 };
 void PrintTo(const PlanCase& c, std::ostream* out) { *out << c.name; }
 
@@ -65,11 +64,10 @@ TEST_P(HostMemoryPlan, IsWhatIsAllocated) {
   const PlanCase& c = GetParam();
   {
     model::Checkpoint checkpoint(demo());
-    engine::EngineOptions options = engine_options(c.context, c.sequences, c.drafts);
-    options.max_step_tokens = c.step_tokens;
+    const engine::EngineOptions options = engine_options(c.context, c.sequences, c.drafts);
     memory::Demand demand = demand_of(checkpoint, options);
     demand.cuda = cuda_options(c.fp8, c.library_rows);
-    demand.model.max_step_tokens = c.step_tokens;
+    demand.model.max_step_tokens = options.max_step_tokens;
     const memory::Plan plan = memory::plan(demand, {cuda::card_memory(0)});
     EXPECT_EQ(live(), Live{}) << "planning takes no memory";
     EXPECT_EQ(calls(Call::kAllocate), 0);
@@ -114,8 +112,8 @@ TEST_P(HostMemoryPlan, IsWhatIsAllocated) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, HostMemoryPlan,
-                         testing::Values(PlanCase{"Small", 128, 2, 0, false},
-                                         PlanCase{"DraftsAndStepsBeyondTheContexts", 64, 2, 2, false, 0, 512},
+                         testing::Values(PlanCase{"Small", 128, 2, 0, false}, PlanCase{"Drafts", 256, 2, 2, false},
+                                         PlanCase{"StepsBeyondTheContext", 32, 1, 0, true},
                                          PlanCase{"Fp8ManyLibrary", 2048, 8, 0, true, 18}),
                          [](const auto& parameter) { return parameter.param.name; });
 
